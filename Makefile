@@ -1,0 +1,44 @@
+# Every target sets up what it needs: the first one that runs makes .venv from constraints.txt.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.installed
+
+.PHONY: demo test test-slow check format bench clean
+.DEFAULT_GOAL := help
+
+help:            ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: kway needs Python >= 3.11, $(PYTHON) is {v.major}.{v.minor}; name another with PYTHON=") if v < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,tensorboard]'
+	touch $@
+
+install: $(READY)  ## create .venv with everything, as constrained
+demo: $(READY)   ## the main job: glyph pictures -> shards -> training -> bundle -> server -> answers
+	$(BIN)/kway demo
+
+test: $(READY)   ## the default test suite
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY)  ## the long tests
+	$(BIN)/python -m pytest -m slow
+
+check: $(READY)  ## lint, format, types, direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## rewrite the sources in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## side-by-side measurements, printed as ratios
+	$(BIN)/python -m benchmarks.head_step
+
+clean:           ## remove the virtual environment and what the demo made
+	rm -rf $(VENV) demo

@@ -1,0 +1,152 @@
+"""The offset index beside a shard: where each sample's bytes lie, so that a loader can `pread` them.
+
+30 bytes a sample, mapped into memory. The key is not repeated here: it stands in the tar header
+just before the bytes. The index is no archive; the shard alone is enough for any webdataset reader.
+"""
+
+import json
+import os
+import struct
+import tarfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import serialize
+
+from data.manifest import ShardInfo
+
+BLOCK = tarfile.BLOCKSIZE  # 512: everything in a tar starts at a multiple of it
+LABEL_EXTENSION = "cls"
+_COLUMNS = {"blocks": "U32", "sizes": "U32", "crc32": "U32", "extension": "U8", "labels": "I32"}
+_MAX_HEADER = 1 << 20
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """Members of N samples. Column 0 is the sample itself, column 1 its `.cls` file.
+
+    blocks: first byte over 512, uint32 [N, 2]; sizes: bytes, uint32 [N, 2]; crc32: uint32 [N, 2];
+    extension: position in `extensions`, uint8 [N, 2]; labels: int32 [N].
+    """
+
+    info: ShardInfo
+    extensions: tuple[str, ...]
+    blocks: np.ndarray
+    sizes: np.ndarray
+    crc32: np.ndarray
+    extension: np.ndarray
+    labels: np.ndarray
+
+
+class IndexBuilder:
+    """Collects the entries of one shard while it is written."""
+
+    def __init__(self) -> None:
+        self._extensions: list[str] = []
+        self._rows: list[tuple[int, ...]] = []
+
+    def add(self, members: dict[str, bytes], *, offset: int, sample: str, label: int) -> None:
+        """Note `members` (extension -> bytes), written in sorted order from tar `offset` on."""
+        entries = {}
+        for extension in sorted(members):
+            data = members[extension]
+            entries[extension] = (offset // BLOCK + 1, len(data), zlib.crc32(data))
+            offset += BLOCK + -(-len(data) // BLOCK) * BLOCK
+        row: list[int] = []
+        for extension in (sample, LABEL_EXTENSION):
+            if extension not in self._extensions:
+                self._extensions.append(extension)
+            row += (*entries[extension], self._extensions.index(extension))
+        self._rows.append((*row, label))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def to_bytes(self, info: ShardInfo) -> bytes:
+        """The file's content; `info` travels along, so that a resumed run need not hash again."""
+        table = np.array(self._rows, dtype=np.int64)
+        arrays = {
+            "blocks": table[:, [0, 4]].astype(np.uint32),
+            "sizes": table[:, [1, 5]].astype(np.uint32),
+            "crc32": table[:, [2, 6]].astype(np.uint32),
+            "extension": table[:, [3, 7]].astype(np.uint8),
+            "labels": table[:, 8].astype(np.int32),
+        }
+        # One metadata key: safetensors writes several in a random order.
+        about = {"shard": info.model_dump(), "extensions": self._extensions}
+        return serialize(arrays, metadata={"kway": json.dumps(about)})
+
+
+def index_path(shard: Path) -> Path:
+    """`train-000000.tar` -> `train-000000.index.safetensors`, in the same folder."""
+    return shard.with_name(shard.name.removesuffix(".tar") + ".index.safetensors")
+
+
+def open_index(shard: Path) -> ShardIndex:
+    """Map the index of `shard`; ValueError where it is damaged."""
+    path = index_path(shard)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
+    try:
+        return _map(path)
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise ValueError(
+            f"{path} is damaged ({str(error).splitlines()[0]}): copy it again, "
+            "or delete the folder and run kway shard again"
+        ) from error
+
+
+def _map(path: Path) -> ShardIndex:
+    """Map a safetensors file by its published layout; its own numpy reader copies every tensor."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > min(_MAX_HEADER, size - 8):
+            raise ValueError(f"its header claims {length} bytes")
+        header = json.loads(file.read(length))
+    about = json.loads(header["__metadata__"]["kway"])
+    info = ShardInfo.model_validate(about["shard"])
+    extensions = tuple(str(extension) for extension in about["extensions"])
+    arrays = {}
+    for name, dtype in _COLUMNS.items():
+        entry = header[name]
+        shape = (info.samples,) if name == "labels" else (info.samples, 2)
+        if entry["dtype"] != dtype or tuple(entry["shape"]) != shape:
+            raise ValueError(f"{name} is {entry['dtype']} {entry['shape']}")
+        start, stop = entry["data_offsets"]
+        kind = {"U32": "<u4", "U8": "u1", "I32": "<i4"}[dtype]
+        if stop - start != np.dtype(kind).itemsize * int(np.prod(shape)) or start < 0:
+            raise ValueError(f"{name} has the wrong length")
+        arrays[name] = np.memmap(path, kind, "r", offset=8 + length + start, shape=shape)
+    return ShardIndex(info, extensions, **arrays)
+
+
+def read_member(descriptor: int, index: ShardIndex, row: int, column: int = 0) -> bytes | None:
+    """Bytes of one member, or None where they are not those that were written."""
+    size = int(index.sizes[row, column])
+    data = os.pread(descriptor, size, int(index.blocks[row, column]) * BLOCK)
+    return data if zlib.crc32(data) == int(index.crc32[row, column]) else None
+
+
+def read_key(descriptor: int, index: ShardIndex, row: int) -> str:
+    """The sample's webdataset key, from its tar header; ValueError where the header is damaged."""
+    header = os.pread(descriptor, BLOCK, (int(index.blocks[row, 0]) - 1) * BLOCK)
+    try:
+        name = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").name
+    except tarfile.HeaderError as error:
+        raise ValueError(f"the tar header of sample {row} is damaged ({error})") from error
+    return name.removesuffix("." + index.extensions[int(index.extension[row, 0])])
+
+
+def check_labels(labels: Sequence[int] | np.ndarray, num_classes: int, shard: Path) -> None:
+    """Raise ValueError where a label has no class."""
+    array = np.asarray(labels)
+    bad = np.flatnonzero((array < 0) | (array >= num_classes))
+    if len(bad):
+        raise ValueError(
+            f"{shard}: sample {bad[0]} has label {array[bad[0]]} and the manifest lists "
+            f"{num_classes} classes: run kway shard again into an empty folder"
+        )

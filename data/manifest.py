@@ -1,0 +1,167 @@
+"""`manifest.json`: what a folder of shards holds, and whether it is whole.
+
+It is written last, so a folder without it is not finished. It holds nothing per sample: that is
+the offset index beside each shard (`data/index.py`).
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from safetensors import SafetensorError, safe_open
+
+MANIFEST = "manifest.json"
+LABEL_VECTORS = "label_vectors.safetensors"
+FORMAT_VERSION = 1
+
+# A name inside the folder: a manifest from somewhere else must not reach outside it.
+FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$", max_length=255)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ClassInfo(_Record):
+    """A class: a name that no other class of the list has, and what its source knows about it."""
+
+    name: str = Field(min_length=1)
+    attributes: dict[str, str] = {}
+
+
+class ShardInfo(_Record):
+    file: FileName
+    split: str = Field(min_length=1)
+    samples: int = Field(gt=0)
+    bytes: int = Field(gt=0)
+    sha256: Digest
+
+
+class SourceInfo(_Record):
+    """Where the shards come from; equal descriptions give equal bytes."""
+
+    kind: str
+    parameters: dict[str, str | int | float | bool | None] = {}
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(f'{k}={v}' for k, v in self.parameters.items())})"
+
+
+class Manifest(_Record):
+    """The table of contents of a folder of shards. The position in `classes` is the label."""
+
+    format_version: Literal[1] = 1
+    modality: Literal["image"] = "image"
+    source: SourceInfo
+    classes: tuple[ClassInfo, ...]
+    shards: tuple[ShardInfo, ...]
+    label_vectors: FileName | None = None
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "Manifest":
+        for what, names in (
+            ("class", [c.name for c in self.classes]),
+            ("shard", [s.file for s in self.shards]),
+        ):
+            if (twice := _first_repeated(names)) is not None:
+                raise ValueError(f"{what} {twice!r} is listed twice")
+        return self
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits, in the order of their first shard."""
+        return tuple(dict.fromkeys(shard.split for shard in self.shards))
+
+    def of_split(self, split: str) -> tuple[ShardInfo, ...]:
+        """The shards of `split`; ValueError names the splits that there are."""
+        shards = tuple(shard for shard in self.shards if shard.split == split)
+        if not shards:
+            raise ValueError(f"no split {split!r} here: there are {', '.join(self.splits)}")
+        return shards
+
+    @classmethod
+    def load(cls, folder: Path) -> "Manifest":
+        """Read `folder/manifest.json` and check that every shard is there at its full size.
+
+        Raises FileNotFoundError where there is no manifest or a shard is missing, ValueError for
+        damaged JSON, a newer format or a shard of another size.
+        """
+        manifest = cls.read(folder)
+        for shard in manifest.shards:
+            path = folder / shard.file
+            if not path.is_file():
+                raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
+            if (size := path.stat().st_size) != shard.bytes:
+                raise ValueError(
+                    f"{path} has {size} bytes and the manifest says {shard.bytes}: "
+                    "copy it again, or delete the folder and run kway shard again"
+                )
+        return manifest
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """`load` without a look at the shards."""
+        path = folder / MANIFEST
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no {MANIFEST}: make the shards with kway shard, "
+                "or run it again to finish them"
+            )
+        content = path.read_bytes()
+        try:
+            version = _Version.model_validate_json(content).format_version
+            if version > FORMAT_VERSION:
+                raise ValueError(
+                    f"{path} has format version {version} and this kway reads up to "
+                    f"{FORMAT_VERSION}: install a newer kway"
+                )
+            return cls.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            raise ValueError(
+                f"{path} is damaged ({where}: {first['msg']}): run kway shard again "
+                "into an empty folder"
+            ) from error
+
+
+class _Version(BaseModel):
+    format_version: int
+
+
+def _first_repeated(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def load_label_vectors(folder: Path, manifest: Manifest) -> np.ndarray:
+    """One vector a class, float32 [K, D], in class-list order.
+
+    Raises ValueError where the source gives none, or the file does not fit the manifest.
+    """
+    if manifest.label_vectors is None:
+        raise ValueError(
+            f"{folder} has no label vectors: source {manifest.source.kind} gives none; "
+            "choose dense class weights"
+        )
+    path = folder / manifest.label_vectors
+    try:
+        with safe_open(path, framework="numpy") as file:
+            vectors: np.ndarray = file.get_tensor("vectors")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): run kway shard again") from error
+    if vectors.ndim != 2 or len(vectors) != len(manifest.classes):
+        raise ValueError(
+            f"{path} has shape {list(vectors.shape)} and the manifest {len(manifest.classes)} "
+            "classes: run kway shard again"
+        )
+    if vectors.dtype != np.float32 or not np.isfinite(vectors).all():
+        raise ValueError(f"{path} is not finite float32: run kway shard again")
+    return vectors

@@ -1,0 +1,273 @@
+"""The exact, memory-bounded, class-sharded loss of a head: one autograd Function for every loss.
+
+Forward walks this rank's classes in blocks and keeps only their statistics, merged over blocks, then
+over ranks. Backward differentiates the value of the total with respect to each block's statistics
+(tiny tensors) and walks the blocks again to turn those into gradients of features and weights.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heads.collectives import (
+    all_gather_equal,
+    all_gather_rows,
+    all_reduce_sum,
+    group_rank,
+    reduce_scatter_rows,
+)
+from heads.losses import Block, Loss, Rows, Stats
+from heads.weights import ClassWeights, NodeBlock
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How one head computes: its weights' plan, its loss and its process groups.
+
+    `class_group` shares the classes, `data_group` holds the same classes on other rows; None is one
+    process. `memory_bytes` bounds the logits that a block may hold at one time.
+    """
+
+    weights: ClassWeights
+    loss: Loss
+    class_group: ProcessGroup | None
+    data_group: ProcessGroup | None
+    memory_bytes: int
+
+    def __call__(self, features: Tensor, labels: Tensor, held: Tensor) -> Tensor:
+        """The loss of the global batch, the same scalar on every rank.
+
+        `features` [b, d] and `labels` [b] are this rank's rows, b may differ and be 0; `held` are
+        this rank's node vectors [n, d]. The gradients of both are those of the global-mean loss:
+        that of `held` is complete, that of `features` is complete for these rows.
+
+        Raises ValueError on every rank where a label of any rank is outside the classes.
+        """
+        sizes, num_rows = self._exchange_sizes(labels)
+        loss: Tensor = _HeadLoss.apply(features, held, labels, self, sizes, num_rows)
+        return loss
+
+    def nodes_at_once(self, num_rows: int, dim: int, itemsize: int) -> int:
+        """Nodes a block, for logits, their gradient, a temporary, and two copies of the rows.
+
+        A power of two, so that a batch that is a row longer does not cut the classes anew.
+        """
+        bytes_a_node = itemsize * (3 * num_rows + 2 * dim)
+        return 1 << max(6, (self.memory_bytes // bytes_a_node).bit_length() - 1)
+
+    def _exchange_sizes(self, labels: Tensor) -> tuple[list[int], list[int]]:
+        """Rows of each rank of the class group, and of each class group along `data`."""
+        num_classes = self.weights.tree.num_classes
+        outside = int(((labels < 0) | (labels >= num_classes)).sum())
+        mine = torch.tensor([len(labels), outside], device=self.weights.device)
+        group = torch.stack(all_gather_equal(mine, self.class_group))
+        world = torch.stack(all_gather_equal(group.sum(0), self.data_group)).tolist()
+        if any(bad for _, bad in world):
+            raise ValueError(
+                f"{sum(bad for _, bad in world)} labels are outside 0..{num_classes - 1}, "
+                f"{outside} of them on this rank: the data and the head disagree on the classes"
+            )
+        if not any(rows for rows, _ in world):
+            raise ValueError("the global batch has no rows: give the head at least one")
+        return group[:, 0].tolist(), [rows for rows, _ in world]
+
+
+@dataclass
+class _Step:
+    """What one call of the engine computes with, on every row of the class group (G of them)."""
+
+    engine: Engine
+    features_Gd: Tensor
+    held: Tensor
+    boundary: Tensor
+    label_positions_G: Tensor
+    compute_dtype: torch.dtype
+    stats_dtype: torch.dtype
+
+    @cached_property
+    def blocks(self) -> tuple[NodeBlock, ...]:
+        rows, dim = self.features_Gd.shape
+        size = self.engine.nodes_at_once(rows, dim, self.stats_dtype.itemsize)
+        return self.engine.weights.blocks(size)
+
+    def work(self, block: NodeBlock, *, with_graph: bool) -> "_BlockWork":
+        rows = self.engine.weights.rows(block, self.held, self.boundary).to(self.compute_dtype)
+        logits = (self.features_Gd @ rows.T).to(self.stats_dtype).requires_grad_(with_graph)
+        column = self.label_positions_G - block.first_position
+        here = (column >= 0) & (column < len(block.class_ids))
+        view = Block(block.class_ids, torch.where(here, column, -1))
+        with torch.set_grad_enabled(with_graph):
+            stats = self.engine.loss.statistics(logits, view)
+        return _BlockWork(rows, logits, stats)
+
+    def identity(self) -> Stats:
+        like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
+        return self.engine.loss.identity(like)
+
+
+@dataclass(frozen=True)
+class _BlockWork:
+    """A block of classes computed: its rows, its logits (a leaf) and their statistics."""
+
+    rows_Cd: Tensor
+    logits_GC: Tensor
+    stats: Stats
+
+    def gradient_of_logits(self, grad_stats: Stats) -> Tensor:
+        (grad,) = torch.autograd.grad(self.stats, self.logits_GC, grad_stats, retain_graph=True)
+        return grad
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        held: Tensor,
+        labels: Tensor,
+        engine: Engine,
+        sizes: list[int],
+        world_rows: list[int],
+    ) -> Tensor:
+        step = _gathered_step(engine, features, held, labels, sizes)
+        # Where all of this rank's classes fit the budget, backward need not compute them again.
+        keep = len(step.blocks) == 1 and any(ctx.needs_input_grad)
+        with torch.autocast(features.device.type, enabled=False):
+            worked = [step.work(block, with_graph=keep) for block in step.blocks]
+            parts = [tuple(stat.detach() for stat in work.stats) for work in worked]
+            mine = engine.loss.merge(parts) if parts else step.identity()
+            others = _Others.gather(engine, mine, world_rows)
+        ctx.step, ctx.parts, ctx.others = step, parts, others
+        ctx.kept = worked[0] if keep else None
+        ctx.sizes, ctx.feature_dtype, ctx.held_dtype = sizes, features.dtype, held.dtype
+        # Kept for their version counters: a weight changed in place before backward is an error.
+        ctx.save_for_backward(features, held)
+        return others.value(mine)
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        step: _Step = ctx.step
+        engine, weights = step.engine, step.engine.weights
+        ctx.saved_tensors  # noqa: B018  raises where a saved tensor was changed in place
+        grad_parts = _gradient_of_parts(engine.loss, ctx.parts, ctx.others, grad_loss)
+        # Weight gradients are accumulated in at least float32 whatever the products are made in.
+        grad_held = torch.zeros_like(step.held, dtype=step.stats_dtype)
+        grad_boundary = torch.zeros_like(step.boundary, dtype=step.stats_dtype)
+        grad_features = torch.zeros_like(step.features_Gd, dtype=step.stats_dtype)
+        for block, grad_stats in zip(step.blocks, grad_parts, strict=True):
+            work = ctx.kept or step.work(block, with_graph=True)
+            grad_logits = work.gradient_of_logits(grad_stats).to(step.compute_dtype)
+            grad_features += grad_logits @ work.rows_Cd
+            grad_rows = (grad_logits.T @ step.features_Gd).to(step.stats_dtype)
+            weights.add_gradient(block, grad_rows, grad_held, grad_boundary)
+        weights.return_boundary(grad_boundary, grad_held, engine.class_group)
+        all_reduce_sum(grad_held, engine.data_group)
+        grad_features = reduce_scatter_rows(grad_features, ctx.sizes, engine.class_group)
+        return (
+            grad_features.to(ctx.feature_dtype),
+            grad_held.to(ctx.held_dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+@dataclass(frozen=True)
+class _Others:
+    """Statistics of the other ranks, constants to this one, and where its own fit among them."""
+
+    loss: Loss
+    class_parts: list[Stats]
+    class_rank: int
+    data_totals: list[Stats]
+    data_rank: int
+    rows: Rows
+
+    @classmethod
+    def gather(cls, engine: Engine, mine: Stats, world_rows: list[int]) -> "_Others":
+        class_parts = _gather_stats(mine, all_gather_equal, engine.class_group)
+        total = engine.loss.merge(class_parts)
+        data_totals = _gather_stats(total, _uneven(world_rows), engine.data_group)
+        return cls(
+            loss=engine.loss,
+            class_parts=class_parts,
+            class_rank=group_rank(engine.class_group),
+            data_totals=data_totals,
+            data_rank=group_rank(engine.data_group),
+            rows=Rows(sum(world_rows), engine.weights.tree.num_classes),
+        )
+
+    def value(self, mine: Stats) -> Tensor:
+        """The loss of the global batch as a function of this rank's own statistics."""
+        class_parts = [*self.class_parts]
+        class_parts[self.class_rank] = mine
+        data_totals = [*self.data_totals]
+        data_totals[self.data_rank] = self.loss.merge(class_parts)
+        total = tuple(torch.cat(column) for column in zip(*data_totals, strict=True))
+        return self.loss.value(total, self.rows)
+
+
+def _gathered_step(
+    engine: Engine, features: Tensor, held: Tensor, labels: Tensor, sizes: list[int]
+) -> _Step:
+    device = features.device.type
+    autocast = torch.is_autocast_enabled(device)
+    compute_dtype = torch.get_autocast_dtype(device) if autocast else features.dtype
+    return _Step(
+        engine=engine,
+        features_Gd=all_gather_rows(features.to(compute_dtype), sizes, engine.class_group),
+        held=held,
+        boundary=engine.weights.fetch_boundary(held, engine.class_group),
+        label_positions_G=all_gather_rows(
+            engine.weights.class_position[labels], sizes, engine.class_group
+        ),
+        compute_dtype=compute_dtype,
+        stats_dtype=torch.promote_types(compute_dtype, torch.float32),
+    )
+
+
+def _gradient_of_parts(
+    loss: Loss, parts: Sequence[Stats], others: _Others, grad_loss: Tensor
+) -> list[Stats]:
+    """The gradient of the loss with respect to the statistics of each of this rank's blocks."""
+    if not parts:
+        return []
+    leaves = [tuple(stat.detach().requires_grad_() for stat in part) for part in parts]
+    with torch.enable_grad():
+        value = others.value(loss.merge(leaves))
+    flat = [stat for part in leaves for stat in part]
+    grads = torch.autograd.grad(
+        value, flat, grad_loss.to(value.dtype), allow_unused=True, materialize_grads=True
+    )
+    width = len(leaves[0])
+    return [tuple(grads[i : i + width]) for i in range(0, len(grads), width)]
+
+
+def _gather_stats(
+    stats: Stats, gather: Callable[[Tensor, ProcessGroup | None], list[Tensor]], group: Any
+) -> list[Stats]:
+    """All ranks' statistics, sent as one [rows, width] tensor."""
+    widths = [math.prod(stat.shape[1:]) for stat in stats]
+    columns = [stat.reshape(-1, width) for stat, width in zip(stats, widths, strict=True)]
+    packed = torch.cat(columns, dim=1)
+    return [
+        tuple(
+            part.reshape(len(part), *stat.shape[1:])
+            for part, stat in zip(gathered.split(widths, dim=1), stats, strict=True)
+        )
+        for gathered in gather(packed, group)
+    ]
+
+
+def _uneven(sizes: list[int]) -> Callable[[Tensor, ProcessGroup | None], list[Tensor]]:
+    def gather(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
+        return list(all_gather_rows(tensor, sizes, group).split(sizes))
+
+    return gather

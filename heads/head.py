@@ -1,0 +1,184 @@
+"""The class head: class weights x a loss, as one module on top of any features.
+
+`ClassHead(features, labels)` returns the loss of the global batch; `class_rows` hands out the rows
+of the classifier for evaluation and export. Training loops, checkpoints and files are not here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from heads.collectives import group_rank, group_size
+from heads.config import CoverTreeConfig, HeadConfig
+from heads.engine import Engine
+from heads.init import normal_rows
+from heads.losses import Loss, build_loss
+from heads.tree import LabelTree, build_cover_tree
+from heads.weights import ClassWeights
+
+
+@dataclass(frozen=True)
+class ClassRows:
+    """Rows of some classes: `class_ids` [C] and `rows` [C, dim (+ 1, the bias)]."""
+
+    class_ids: Tensor
+    rows: Tensor
+
+
+class ClassHead(nn.Module):
+    """Class weights x a loss over `num_classes` classes, sharded over a mesh's `class` axis.
+
+    `tree` is a number of classes (dense weights) or a `LabelTree`. `mesh` is a 2-D `DeviceMesh`
+    with axes `data` and `class`; None is one process. Every rank holds `weight`, its contiguous rows
+    of the node matrix. Leaves start normal with `init_std`, keyed by (seed, class); inner nodes and
+    biases start at zero.
+
+    >>> head = ClassHead(512, 1_000_000, CrossEntropy())
+    >>> loss = head(features, labels)   # features [b, 512], labels [b]; the global-mean loss
+    >>> loss.backward()
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        tree: LabelTree | int,
+        loss: Loss,
+        *,
+        bias: bool = True,
+        mesh: DeviceMesh | None = None,
+        seed: int = 0,
+        init_std: float = 0.01,
+        memory_mib: int = 256,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.dim, self.bias, self.loss, self.mesh = dim, bias, loss, mesh
+        self.tree = LabelTree.dense(tree) if isinstance(tree, int) else tree
+        class_group, data_group = _group(mesh, "class"), _group(mesh, "data")
+        weights = ClassWeights(
+            self.tree,
+            group_rank=group_rank(class_group),
+            group_size=group_size(class_group),
+            device=torch.device(device),
+        )
+        self.engine = Engine(weights, loss, class_group, data_group, memory_mib << 20)
+        rows = self._initial_rows(seed, init_std)
+        self.weight = nn.Parameter(torch.from_numpy(rows).to(device, dtype))
+
+    @property
+    def num_classes(self) -> int:
+        return self.tree.num_classes
+
+    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the global batch, a scalar that is the same on every rank (collective).
+
+        `features` [b, dim] and `labels` [b] are this rank's rows; b may differ over ranks and be 0.
+
+        Raises ValueError, on every rank, for labels outside the classes.
+        """
+        return self.engine(self._with_bias(features), labels, self.weight)
+
+    def logits(self, features: Tensor, rows: Tensor) -> Tensor:
+        """[b, dim] x [C, dim (+ 1)] -> [b, C], in the rows' precision."""
+        return self._with_bias(features).to(rows.dtype) @ rows.T
+
+    def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
+        """This rank's rows of the classifier, in blocks of node order (collective when it starts).
+
+        Over the ranks of the `class` axis every class comes exactly once.
+        """
+        weights, held = self.engine.weights, self.weight.detach()
+        boundary = weights.fetch_boundary(held, self.engine.class_group)
+        for block in weights.blocks(classes_at_once):
+            yield ClassRows(block.class_ids, weights.rows(block, held, boundary))
+
+    def sharded(self, rows: Tensor) -> Tensor:
+        """A tensor laid out as this rank's `weight` (or an optimizer's moment of it), as the
+        `Shard(0)` DTensor that a checkpoint reshards; unchanged in one process."""
+        if self.mesh is None:
+            return rows
+        shape = torch.Size((self.tree.num_nodes, *rows.shape[1:]))
+        # Shape and stride are given: from uneven shards alone they are inferred wrongly.
+        return DTensor.from_local(
+            rows,
+            self.mesh["class"],
+            [Shard(0)],
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
+        )
+
+    def _with_bias(self, features: Tensor) -> Tensor:
+        if not self.bias:
+            return features
+        return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+
+    def _initial_rows(self, seed: int, std: float) -> np.ndarray:
+        weights, tree = self.engine.weights, self.tree
+        nodes = np.arange(weights.start, weights.stop)
+        leaves = np.flatnonzero((tree.class_of_node[nodes] >= 0) & ~tree.has_children[nodes])
+        rows = np.zeros((len(nodes), self.dim + self.bias), dtype=np.float32)
+        class_ids = tree.class_of_node[nodes[leaves]]
+        rows[leaves, : self.dim] = normal_rows(class_ids, self.dim, seed=seed, std=std)
+        return rows
+
+
+def build_head(
+    config: HeadConfig,
+    *,
+    dim: int,
+    num_classes: int,
+    label_vectors: np.ndarray | None,
+    mesh: DeviceMesh | None,
+    seed: int,
+    device: torch.device | str,
+) -> ClassHead:
+    """The head of a recipe; trees are built from `label_vectors` [K, D] by every rank alike."""
+    return ClassHead(
+        dim,
+        build_tree(config, num_classes=num_classes, label_vectors=label_vectors),
+        build_loss(config.loss),
+        bias=config.bias,
+        mesh=mesh,
+        seed=seed,
+        init_std=config.init_std,
+        memory_mib=config.memory_mib,
+        device=device,
+    )
+
+
+def build_tree(
+    config: HeadConfig, *, num_classes: int, label_vectors: np.ndarray | None
+) -> LabelTree:
+    """The label tree behind a recipe's class weights."""
+    match config.weights.kind:
+        case "dense":
+            return LabelTree.dense(num_classes)
+        case "utree":
+            return _cover_tree(config.weights.tree, num_classes, label_vectors).utree()
+        case "vtree":
+            return _cover_tree(config.weights.tree, num_classes, label_vectors).vtree()
+
+
+def _cover_tree(config: CoverTreeConfig, num_classes: int, label_vectors: np.ndarray | None):
+    if label_vectors is None:
+        raise ValueError(
+            "head.weights needs label vectors and the shards carry none: "
+            "choose head.weights.kind=dense, or shards whose source gives label vectors"
+        )
+    if len(label_vectors) != num_classes:
+        raise ValueError(
+            f"there are {len(label_vectors)} label vectors and {num_classes} classes: "
+            "shard the data again"
+        )
+    return build_cover_tree(label_vectors, base=config.base)
+
+
+def _group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:
+    return None if mesh is None else mesh.get_group(axis)

@@ -1,0 +1,61 @@
+"""Similarity of classes by their label vectors, and similarity accuracy (SA): a prediction earns
+the similarity of the predicted class to the true one. The K x K matrix is never formed."""
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 16  # pairs whose vectors are gathered together
+
+
+def similarity(vectors: Tensor, a: Tensor, b: Tensor, lower: float = 0.0) -> Tensor:
+    """Similarity [n] of the classes `a` [n] and `b` [n] with label vectors [K, d].
+
+    max(0, (cos - lower) / (1 - lower)), as SimLoss has it; exactly 1 for a class and itself, and 0
+    between a class without direction (a zero vector) and any other. ValueError for a `lower`
+    outside [-1, 1), for classes outside 0..K-1 and for vectors that are not finite.
+    """
+    if not -1 <= lower < 1:
+        raise ValueError(f"lower is {lower}: give a cosine from -1 to below 1")
+    if a.shape != b.shape or a.dim() != 1:
+        raise ValueError(
+            f"classes to compare are {tuple(a.shape)} and {tuple(b.shape)}: give pairs"
+        )
+    for ids in (a, b):
+        outside = ids[(ids < 0) | (ids >= len(vectors))]
+        if len(outside):
+            raise ValueError(
+                f"class {int(outside[0])} has no label vector: there are {len(vectors)}"
+            )
+    pairs = zip(a.split(_CHUNK), b.split(_CHUNK), strict=True)
+    return torch.cat([_of_pairs(vectors, left, right, lower) for left, right in pairs])
+
+
+def similarity_accuracy(
+    vectors: Tensor, labels: Tensor, predicted: Tensor, lower: float = 0.0
+) -> Tensor:
+    """Mean similarity of `predicted` [n] to `labels` [n], a scalar; arguments as `similarity`."""
+    if len(labels) == 0:
+        raise ValueError("no samples: similarity accuracy has nothing to average")
+    return similarity(vectors, labels, predicted, lower).mean()
+
+
+def _of_pairs(vectors: Tensor, a: Tensor, b: Tensor, lower: float) -> Tensor:
+    left, right = _unit(vectors[a], a), _unit(vectors[b], b)
+    cosine = (left * right).sum(1)
+    has_direction = left.any(1) & right.any(1)
+    scaled = ((cosine - lower) / (1 - lower)).clamp(0, 1).where(has_direction, 0)
+    return scaled.where(a != b, 1)
+
+
+def _unit(rows: Tensor, ids: Tensor) -> Tensor:
+    broken = (~rows.isfinite().all(1)).nonzero()
+    if len(broken):
+        raise ValueError(f"the label vector of class {int(ids[broken[0, 0]])} is not finite")
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    # Twice, because the squares of very large or small entries leave the range of the type.
+    rows = _divide(rows, rows.abs().amax(1, keepdim=True))
+    return _divide(rows, rows.norm(dim=1, keepdim=True))
+
+
+def _divide(rows: Tensor, by: Tensor) -> Tensor:
+    return rows / by.where(by > 0, 1)

@@ -1,0 +1,167 @@
+"""How well one logit alone tells whether a sample is of its class (paper 002, section 6.1).
+
+Average precision, precision at a wanted recall and the threshold that reaches it, for one block of
+classes at a time. Where the scores come from, and which rank holds them, is not its business.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Shape legend: N samples, C classes of a block, P most positives of a class, R recalls.
+
+_CHUNK = 1 << 22  # scores looked at together; bounds what is held beside the block
+
+
+@dataclass(frozen=True)
+class ClassMeasures:
+    """Measures of C classes at the R `recalls`; NaN for a class without positives.
+
+    `positives` [C] counts samples, `average_precision` [C] is the area under the precision-recall
+    curve, `threshold` [C, R] the largest score at which `score >= threshold` reaches the recall,
+    `precision_at` [C, R] the precision there.
+    """
+
+    class_ids: Tensor
+    positives: Tensor
+    average_precision: Tensor
+    precision_at: Tensor
+    threshold: Tensor
+    recalls: tuple[float, ...]
+
+    @staticmethod
+    def concatenate(blocks: Sequence["ClassMeasures"]) -> "ClassMeasures":
+        """Join the measures of disjoint blocks, in ascending order of class id."""
+        if not blocks or any(block.recalls != blocks[0].recalls for block in blocks):
+            raise ValueError("blocks of SLC measures need the same recalls, and at least one block")
+        ids, order = torch.cat([block.class_ids for block in blocks]).sort()
+        _check_distinct(ids)
+
+        def joined(name: str) -> Tensor:
+            return torch.cat([getattr(block, name) for block in blocks])[order]
+
+        return ClassMeasures(
+            class_ids=ids,
+            positives=joined("positives"),
+            average_precision=joined("average_precision"),
+            precision_at=joined("precision_at"),
+            threshold=joined("threshold"),
+            recalls=blocks[0].recalls,
+        )
+
+    def summary(self) -> dict[str, float]:
+        """Means over the classes that have positives: `auprc`, `precision_at_recall_0.9`, ..."""
+        present = self.positives > 0
+        if not present.any():
+            raise ValueError("no class has a sample: SLC measures have nothing to average")
+        means = {"auprc": self.average_precision[present].mean().item()}
+        for recall, mean in zip(self.recalls, self.precision_at[present].mean(0), strict=True):
+            means[f"precision_at_recall_{recall:g}"] = mean.item()
+        return means
+
+
+def block_measures(
+    scores: Tensor, labels: Tensor, class_ids: Tensor, recalls: Sequence[float] = (0.9, 0.99)
+) -> ClassMeasures:
+    """Measure the classes `class_ids` [C] from `scores` [N, C] of samples with `labels` [N].
+
+    Average precision is the mean over the positives of the precision at their own score, all
+    samples of an equal score counted together. Holds about twice the block beside it. Precisions
+    are float64, thresholds of the scores' type. ValueError for NaN, shapes that do not fit, a class
+    given twice or a recall outside (0, 1].
+    """
+    recalls = _checked_recalls(recalls)
+    if scores.shape != (len(labels), len(class_ids)):
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)}: give [{len(labels)}, {len(class_ids)}], "
+            "samples x classes"
+        )
+    if scores.isnan().any():
+        column = int(scores.isnan().any(0).nonzero()[0])
+        raise ValueError(f"a score of class {int(class_ids[column])} is NaN: nothing to rank by")
+    true_CP, positives = _true_scores(scores, labels, class_ids)
+    places = torch.arange(true_CP.shape[1], device=scores.device)
+    is_positive = places < positives[:, None]
+    # Ascending, so the positives at or above a score are those from its leftmost equal onwards.
+    true_above = positives[:, None] - torch.searchsorted(true_CP, true_CP)
+    precision_CP = true_above.double() / _num_at_or_above(true_CP, scores).clamp(min=1)
+    average = precision_CP.where(is_positive, 0).sum(1) / positives
+    rank_CR = torch.stack([_needed(positives, recall) for recall in recalls], 1)
+    place_CR = (positives[:, None] - rank_CR).clamp(min=0)
+    empty = (positives == 0)[:, None]
+    return ClassMeasures(
+        class_ids=class_ids,
+        positives=positives,
+        average_precision=average,
+        precision_at=precision_CP.gather(1, place_CR).masked_fill(empty, math.nan),
+        threshold=true_CP.gather(1, place_CR).masked_fill(empty, math.nan),
+        recalls=recalls,
+    )
+
+
+def pooled_thresholds(true_scores: Tensor, recalls: Sequence[float] = (0.9, 0.99)) -> Tensor:
+    """One threshold [R] for all classes: the largest that reaches each recall over all of
+    `true_scores` [N], every sample's score of its own class."""
+    recalls = _checked_recalls(recalls)
+    if true_scores.numel() == 0:
+        raise ValueError("no true scores: a threshold needs at least one sample")
+    if true_scores.isnan().any():
+        raise ValueError("a true score is NaN: nothing to rank by")
+    ascending = true_scores.flatten().sort().values
+    total = torch.tensor(len(ascending), device=true_scores.device)
+    return torch.stack([ascending[total - _needed(total, recall)] for recall in recalls])
+
+
+def _true_scores(scores: Tensor, labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Each class's true scores, ascending, +inf behind them [C, P]; and how many they are [C]."""
+    ids, order = class_ids.sort()
+    _check_distinct(ids)
+    found = torch.searchsorted(ids, labels).clamp(max=len(ids) - 1)
+    rows = (ids[found] == labels).nonzero().squeeze(1)
+    columns, by_column = order[found[rows]].sort(stable=True)
+    positives = torch.bincount(columns, minlength=len(ids))
+    first = positives.cumsum(0) - positives
+    place = torch.arange(len(columns), device=scores.device) - first[columns]
+    most = max(1, int(positives.max()))
+    true_CP = scores.new_full((len(ids), most), math.inf)
+    true_CP[columns, place] = scores[rows[by_column], columns]
+    return true_CP.sort(dim=1).values, positives
+
+
+def _num_at_or_above(true_CP: Tensor, scores: Tensor) -> Tensor:
+    """How many of a class's N scores are at or above each of its true scores [C, P].
+
+    Every score falls into the gap between two true scores: one pass of binary searches, and no
+    comparison of all scores with all true scores.
+    """
+    num_classes, most = true_CP.shape
+    bins = torch.zeros(num_classes * (most + 1), dtype=torch.int64, device=scores.device)
+    offset = torch.arange(num_classes, device=scores.device)[:, None] * (most + 1)
+    for rows in scores.split(max(1, _CHUNK // num_classes)):
+        reached = torch.searchsorted(true_CP, rows.T.contiguous(), right=True)
+        bins += torch.bincount((reached + offset).flatten(), minlength=len(bins))
+    reached_CP = bins.view(num_classes, most + 1)[:, 1:]
+    return reached_CP.flip(1).cumsum(1).flip(1)
+
+
+def _needed(positives: Tensor, recall: float) -> Tensor:
+    """ceil(recall * positives), not pushed up one by the rounding of a product like 0.55 * 100."""
+    return (positives.double() * recall * (1 - 1e-12)).ceil().long()
+
+
+def _checked_recalls(recalls: Sequence[float]) -> tuple[float, ...]:
+    for recall in recalls:
+        if not 0 < recall <= 1:
+            raise ValueError(f"recall is {recall}: give one above 0 and at most 1")
+    if not recalls:
+        raise ValueError("no recalls: give at least one above 0 and at most 1")
+    return tuple(float(recall) for recall in recalls)
+
+
+def _check_distinct(ascending_ids: Tensor) -> None:
+    twice = (ascending_ids.diff() == 0).nonzero()
+    if len(twice):
+        raise ValueError(f"class {int(ascending_ids[twice[0, 0]])} is measured twice")

@@ -1,0 +1,226 @@
+"""The label tree: which nodes there are, who is whose parent, and which class sits where.
+
+It knows nothing of weights or losses. Nodes are numbered in depth-first pre-order, so a contiguous
+range of nodes needs, besides itself, only the ancestors of its first node.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelTree:
+    """A forest whose nodes carry at most one class each; every class 0..K-1 sits at one node.
+
+    `parent` [N] is -1 for a root and otherwise smaller than the node's own number;
+    `class_of_node` [N] is -1 for a pseudoclass. Make one with `dense`, `from_parents` or
+    `from_arrays`: the bare constructor trusts its arrays. All arrays are int64 and read-only.
+    """
+
+    parent: IntArray
+    class_of_node: IntArray
+
+    def __post_init__(self) -> None:
+        for name in ("parent", "class_of_node"):
+            object.__setattr__(self, name, _read_only(getattr(self, name)))
+
+    @classmethod
+    def dense(cls, num_classes: int) -> "LabelTree":
+        """The forest without edges: node i is class i and a root."""
+        if num_classes < 1:
+            raise ValueError(f"num_classes is {num_classes}: a label tree needs at least one class")
+        return cls(np.full(num_classes, -1, np.int64), np.arange(num_classes, dtype=np.int64))
+
+    @classmethod
+    def from_parents(cls, parent: ArrayLike, class_of_node: ArrayLike) -> "LabelTree":
+        """Check a tree in any numbering and number it in pre-order.
+
+        `parent` [N] and `class_of_node` [N] as in the class, without the demand on the numbering.
+        Siblings, roots included, stand in the order of the smallest class id at or below them:
+        the result does not depend on the numbering that came in. ValueError for what is no tree.
+        """
+        parents, classes = _checked(parent, class_of_node)
+        least, size = _subtree_least_and_size(parents, classes)
+        position = _preorder(parents, size, sibling_key=least)
+        order = np.empty_like(position)
+        order[position] = np.arange(len(order))
+        parents = parents[order]
+        return cls(np.where(parents < 0, -1, position[parents]), classes[order])
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, ArrayLike]) -> "LabelTree":
+        """The tree that `arrays()` described, number for number; ValueError if it is none."""
+        missing = {"parent", "class_of_node"} - set(arrays)
+        if missing:
+            raise ValueError(f"label tree: array {min(missing)!r} is missing")
+        parents, classes = _checked(arrays["parent"], arrays["class_of_node"])
+        nodes = np.arange(len(parents))
+        _, size = _subtree_least_and_size(parents, classes)
+        wrong = np.flatnonzero(_preorder(parents, size, sibling_key=nodes) != nodes)
+        if wrong.size:
+            raise ValueError(
+                f"label tree: node {wrong[0]} breaks the pre-order: use LabelTree.from_parents"
+            )
+        return cls(parents, classes)
+
+    def arrays(self) -> dict[str, IntArray]:
+        """What `from_arrays` needs: `parent` [N] and `class_of_node` [N]."""
+        return {"parent": self.parent, "class_of_node": self.class_of_node}
+
+    @cached_property
+    def num_nodes(self) -> int:
+        return len(self.parent)
+
+    @cached_property
+    def num_classes(self) -> int:
+        return len(self.class_order)
+
+    @cached_property
+    def class_order(self) -> IntArray:
+        """Class ids [K] in the order of their nodes."""
+        return _read_only(self.class_of_node[self.class_of_node >= 0])
+
+    @cached_property
+    def node_of_class(self) -> IntArray:
+        """The node [K] of each class."""
+        nodes = np.empty(self.num_classes, np.int64)
+        nodes[self.class_order] = np.flatnonzero(self.class_of_node >= 0)
+        return _read_only(nodes)
+
+    @cached_property
+    def depth(self) -> IntArray:
+        """Edges [N] between each node and its root."""
+        return _read_only(_sums_to_root(self.parent, self.parent >= 0))
+
+    @cached_property
+    def num_children(self) -> IntArray:
+        """Children [N] of each node."""
+        counts = np.bincount(self.parent[self.parent >= 0], minlength=self.num_nodes)
+        return _read_only(counts)
+
+    @cached_property
+    def has_children(self) -> BoolArray:
+        """Whether each node [N] is an inner one."""
+        inner: BoolArray = self.num_children > 0
+        inner.flags.writeable = False
+        return inner
+
+    def ancestors(self, node: int) -> IntArray:
+        """The nodes above `node`, root first, without `node` itself."""
+        if not 0 <= node < self.num_nodes:
+            raise ValueError(f"node {node} is not in a label tree of {self.num_nodes} nodes")
+        path: list[int] = []
+        while (node := int(self.parent[node])) >= 0:
+            path.append(node)
+        return np.array(path[::-1], np.int64)
+
+    def digest(self) -> str:
+        """16 hexadecimal digits of a SHA-256 over both arrays; equal on every platform."""
+        sha = hashlib.sha256(b"kway label tree 1\0")
+        for array in (self.parent, self.class_of_node):
+            sha.update(np.ascontiguousarray(array, "<i8").data)
+        return sha.hexdigest()[:16]
+
+
+def _read_only(values: IntArray) -> IntArray:
+    copy = np.array(values, np.int64)
+    copy.flags.writeable = False
+    return copy
+
+
+def _checked(parent: ArrayLike, class_of_node: ArrayLike) -> tuple[IntArray, IntArray]:
+    parents, classes = _indices(parent, "parent"), _indices(class_of_node, "class_of_node")
+    num_nodes = len(parents)
+    if len(classes) != num_nodes or num_nodes == 0:
+        raise ValueError(
+            f"label tree: parent has {num_nodes} nodes and class_of_node {len(classes)}: "
+            "give one entry a node, and at least one node"
+        )
+    for name, values, end in (
+        ("parent", parents, num_nodes),
+        ("class", classes, int(np.count_nonzero(classes >= 0))),
+    ):
+        wrong = np.flatnonzero((values < -1) | (values >= end))
+        if wrong.size:
+            raise ValueError(
+                f"label tree: node {wrong[0]} has {name} {values[wrong[0]]}, outside -1..{end - 1}"
+            )
+    _check_classes(classes)
+    childless = np.bincount(parents[parents >= 0], minlength=num_nodes) == 0
+    barren = np.flatnonzero(childless & (classes < 0))
+    if barren.size:
+        raise ValueError(f"label tree: node {barren[0]} has neither a class nor a child: drop it")
+    _sums_to_root(parents, parents >= 0)
+    return parents, classes
+
+
+def _indices(values: ArrayLike, name: str) -> IntArray:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(
+            f"label tree: {name} has shape {array.shape} and type {array.dtype}: "
+            "give integers, one a node"
+        )
+    return array.astype(np.int64)
+
+
+def _check_classes(classes: IntArray) -> None:
+    nodes = np.flatnonzero(classes >= 0)
+    order = nodes[np.argsort(classes[nodes], kind="stable")]
+    twice = np.flatnonzero(np.diff(classes[order]) == 0)
+    if twice.size:
+        first, second = order[twice[0]], order[twice[0] + 1]
+        raise ValueError(
+            f"label tree: nodes {first} and {second} both have class {classes[first]}: "
+            "each class sits at one node"
+        )
+
+
+def _sums_to_root(parents: IntArray, values: NDArray) -> IntArray:
+    """Sum [N] of `values` over each node and its ancestors, by pointer doubling: O(N log depth)."""
+    num_nodes = len(parents)
+    jump = np.append(np.where(parents < 0, num_nodes, parents), num_nodes)
+    sums = np.append(values.astype(np.int64), 0)
+    for _ in range(num_nodes.bit_length()):
+        if (jump == num_nodes).all():
+            break
+        sums += sums[jump]
+        jump = jump[jump]
+    lost = np.flatnonzero(jump != num_nodes)
+    if lost.size:
+        raise ValueError(f"label tree: node {lost[0]} never reaches a root: parents form a cycle")
+    return sums[:-1]
+
+
+def _subtree_least_and_size(parents: IntArray, classes: IntArray) -> tuple[IntArray, IntArray]:
+    """Smallest class id and number of nodes at or below each node, both [N]."""
+    num_nodes = len(parents)
+    least = np.where(classes < 0, num_nodes, classes)
+    size = np.ones(num_nodes, np.int64)
+    depth = _sums_to_root(parents, parents >= 0)
+    by_depth = np.argsort(depth, kind="stable")
+    ends = np.cumsum(np.bincount(depth))
+    for start, end in zip(ends[-2::-1], ends[:0:-1], strict=True):
+        nodes = by_depth[start:end]
+        np.minimum.at(least, parents[nodes], least[nodes])
+        np.add.at(size, parents[nodes], size[nodes])
+    return least, size
+
+
+def _preorder(parents: IntArray, size: IntArray, *, sibling_key: IntArray) -> IntArray:
+    """Pre-order number [N] of each node, siblings in the order of `sibling_key`."""
+    order = np.lexsort((sibling_key, parents))
+    before = np.cumsum(size[order]) - size[order]
+    first = np.flatnonzero(np.diff(parents[order], prepend=-2))
+    family = np.diff(np.append(first, len(order)))
+    offset = np.empty_like(size)
+    offset[order] = before - np.repeat(before[first], family)
+    return _sums_to_root(parents, offset + (parents >= 0))

@@ -1,0 +1,116 @@
+"""From features and a question to verdicts: the one place where a model's answer is made.
+
+The server, `kway query` on a folder and the tests all come through here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from trainer.bundle import Bundle, score
+
+NOT_ALIGNED = (
+    "this model was trained with {kind}, which is not aligned with the Principle of Logit "
+    "Separation: the logit of one class says little on its own, take these verdicts with care"
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Is each input of these classes? By the threshold of a recall, by a given one, or by none."""
+
+    class_ids: tuple[int, ...]
+    recall: float | None = None
+    threshold: float | None = None
+
+
+class Verdict(BaseModel):
+    """One class for one input."""
+
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
+
+    class_name: str = Field(alias="class")
+    class_id: int
+    logit: float
+    threshold: float | None
+    threshold_source: Literal["class", "pooled", "request"] | None = Field(
+        description="the class's own threshold, the pooled one of all classes, or the request's"
+    )
+    match: bool | None = Field(description="logit >= threshold; null without a threshold")
+
+
+class InputVerdicts(BaseModel):
+    """What the model says of one input, in the order of the classes asked for."""
+
+    input: int = Field(description="position of the input in the request")
+    verdicts: list[Verdict]
+
+
+class Answer(BaseModel):
+    """`aligned`: the loss follows the Principle of Logit Separation, so one logit says enough."""
+
+    aligned: bool
+    notice: str | None
+    results: list[InputVerdicts]
+
+
+def ask(
+    bundle: Bundle,
+    classes: Sequence[str | int],
+    *,
+    recall: float | None = None,
+    threshold: float | None = None,
+) -> Question:
+    """Make a question of class names or ids.
+
+    Raises ValueError for an unknown class, a recall without thresholds, or both given.
+    """
+    if recall is not None and threshold is not None:
+        raise ValueError("give recall or threshold, not both")
+    class_ids = tuple(bundle.class_id(wanted) for wanted in classes)
+    if recall is not None and class_ids:
+        bundle.threshold(class_ids[0], recall)  # an unknown recall is refused before any work
+    return Question(class_ids, recall, threshold)
+
+
+def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
+    """Features [B, dim] -> verdicts for B inputs, reading only the rows of the classes asked."""
+    logits = score(features, bundle.rows(question.class_ids)).tolist()
+    bars = [_threshold(bundle, class_id, question) for class_id in question.class_ids]
+    loss = bundle.spec.loss
+    return Answer(
+        aligned=loss.aligned,
+        notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
+        results=[
+            InputVerdicts(
+                input=place,
+                verdicts=[
+                    Verdict(
+                        class_name=bundle.names.names[class_id],
+                        class_id=class_id,
+                        logit=logit,
+                        threshold=bar,
+                        threshold_source=source,
+                        match=None if bar is None else logit >= bar,
+                    )
+                    for class_id, logit, (bar, source) in zip(
+                        question.class_ids, row, bars, strict=True
+                    )
+                ],
+            )
+            for place, row in enumerate(logits)
+        ],
+    )
+
+
+def _threshold(
+    bundle: Bundle, class_id: int, question: Question
+) -> tuple[float | None, Literal["class", "pooled", "request"] | None]:
+    if question.threshold is not None:
+        return question.threshold, "request"
+    if question.recall is not None:
+        return bundle.threshold(class_id, question.recall)
+    return None, None

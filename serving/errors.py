@@ -1,0 +1,69 @@
+"""Errors as clients see them: one JSON shape, `{"error": {"code", "message"}}`."""
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+_log = logging.getLogger("kway.serving")
+
+
+class ErrorDetail(BaseModel):
+    code: str
+    message: str
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer whose status is 4xx or 5xx."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """A refusal: HTTP status, a code for programs, a message for people, extra headers."""
+
+    def __init__(
+        self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.headers = status, code, headers
+
+
+def error_response(
+    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    body = ErrorBody(error=ErrorDetail(code=code, message=message))
+    return JSONResponse(body.model_dump(), status_code=status, headers=headers)
+
+
+def describe_invalid(errors: list) -> str:
+    """The first of pydantic's errors, as one line."""
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("query", "body"))
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
+
+
+def install_handlers(api: FastAPI) -> None:
+    """Give every error of `api` the one shape, those of the framework included."""
+
+    @api.exception_handler(ApiError)
+    async def refused(_: Request, error: ApiError) -> JSONResponse:
+        return error_response(error.status, error.code, str(error), error.headers)
+
+    @api.exception_handler(HTTPException)
+    async def no_such_route(_: Request, error: HTTPException) -> JSONResponse:
+        code = {404: "no_such_path", 405: "wrong_method"}.get(error.status_code, "refused")
+        return error_response(error.status_code, code, str(error.detail), error.headers)
+
+    @api.exception_handler(RequestValidationError)
+    async def invalid_parameters(_: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(422, "invalid_parameter", describe_invalid(list(error.errors())))
+
+    @api.exception_handler(Exception)
+    async def fault_of_ours(_: Request, error: Exception) -> JSONResponse:
+        _log.exception("a request failed", exc_info=error)
+        return error_response(500, "internal", "the server failed; its log says why")

@@ -1,0 +1,247 @@
+"""Loss and gradients of every loss x weighting equal their definitions, sharded or not."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from heads import ClassHead
+from heads.collectives import group_rank
+from heads.losses import LOSSES
+from heads.weights import shard_range
+from tests.heads.cases import (
+    LOSS_KINDS,
+    WEIGHTINGS,
+    label_tree,
+    naive_loss_and_gradients,
+    problem,
+)
+from tests.ranks import RankError, run_on_ranks
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def make_head(kind: str, weighting: str, num_classes: int, dim: int, mesh=None) -> ClassHead:
+    tree = label_tree(weighting, num_classes)
+    return ClassHead(dim, tree, LOSSES[kind](), mesh=mesh, dtype=torch.float64)
+
+
+def set_nodes(head: ClassHead, nodes: Tensor) -> None:
+    weights = head.engine.weights
+    with torch.no_grad():
+        head.weight.copy_(nodes[weights.start : weights.stop])
+
+
+def loss_and_gradients(head: ClassHead, features: Tensor, labels: Tensor):
+    features = features.clone().requires_grad_()
+    loss = head(features, labels)
+    loss.backward()
+    return float(loss.detach()), features.grad.numpy(), head.weight.grad.numpy()
+
+
+@pytest.mark.parametrize("memory", ["one block, kept", "blocks of 64 nodes, recomputed"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_loss_and_gradients_equal_the_definition(kind, weighting, memory):
+    head = make_head(kind, weighting, num_classes=201, dim=7)
+    if memory != "one block, kept":
+        object.__setattr__(head.engine, "memory_bytes", 1)
+    features, labels, nodes = problem(head.tree, num_rows=9, dim=7)
+    set_nodes(head, nodes)
+    expected = naive_loss_and_gradients(kind, head.tree, features, labels, nodes)
+    for got, want in zip(loss_and_gradients(head, features, labels), expected, strict=True):
+        np.testing.assert_allclose(got, want, **EXACT)
+
+
+def sharded_case(kind: str, weighting: str, num_classes: int, data_axis: int, blocks: bool):
+    """This rank's loss, feature gradient and weight gradient, and where they belong."""
+    world = torch.distributed.get_world_size()
+    mesh = init_device_mesh(
+        "cpu", (data_axis, world // data_axis), mesh_dim_names=("data", "class")
+    )
+    head = make_head(kind, weighting, num_classes, 5, mesh)
+    if blocks:
+        object.__setattr__(head.engine, "memory_bytes", 1)
+    # 11 rows over the ranks: uneven shares, and with more than 11 ranks there would be empty ones.
+    features, labels, nodes = problem(head.tree, num_rows=11, dim=5)
+    set_nodes(head, nodes)
+    rank = torch.distributed.get_rank()
+    begin, end = 11 * rank // world, 11 * (rank + 1) // world
+    results = loss_and_gradients(head, features[begin:end], labels[begin:end])
+    return results, (begin, end), (head.engine.weights.start, head.engine.weights.stop)
+
+
+def all_sharded_cases(num_classes: int, data_axis: int, blocks: bool):
+    return {
+        (kind, weighting): sharded_case(kind, weighting, num_classes, data_axis, blocks)
+        for kind in LOSS_KINDS
+        for weighting in WEIGHTINGS
+    }
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_classes", "data_axis"),
+    [
+        (1, 13, 1),
+        (2, 13, 1),
+        (3, 13, 1),
+        (4, 13, 1),
+        (4, 5, 1),  # chunks of 2: the last rank of the dense head holds no class
+        (4, 2, 1),
+        (4, 13, 2),  # two class groups of two
+        (4, 13, 4),  # every rank holds all classes
+        (3, 1, 1),
+    ],
+)
+def test_sharded_equals_the_definition(world_size, num_classes, data_axis):
+    ranks = run_on_ranks(world_size, all_sharded_cases, num_classes, data_axis, False)
+    check_against_definition(ranks, num_classes)
+
+
+def test_sharded_in_many_blocks_equals_the_definition():
+    check_against_definition(run_on_ranks(2, all_sharded_cases, 300, 1, True), 300)
+
+
+def check_against_definition(ranks, num_classes: int) -> None:
+    for (kind, weighting), _ in ranks[0].items():
+        tree = label_tree(weighting, num_classes)
+        features, labels, nodes = problem(tree, num_rows=11, dim=5)
+        loss, by_features, by_nodes = naive_loss_and_gradients(kind, tree, features, labels, nodes)
+        held = np.zeros(tree.num_nodes, dtype=bool)
+        for answers in ranks:
+            got, (begin, end), (start, stop) = answers[kind, weighting]
+            held[start:stop] = True
+            np.testing.assert_allclose(got[0], loss, **EXACT)
+            np.testing.assert_allclose(got[1], by_features[begin:end], **EXACT)
+            np.testing.assert_allclose(got[2], by_nodes[start:stop], **EXACT)
+        assert held.all()
+
+
+def empty_share_case(kind: str):
+    """Two rows on four ranks: two of the ranks bring none."""
+    mesh = init_device_mesh("cpu", (1, 4), mesh_dim_names=("data", "class"))
+    head = make_head(kind, "vtree", 13, 5, mesh)
+    features, labels, nodes = problem(head.tree, num_rows=2, dim=5)
+    set_nodes(head, nodes)
+    rank = group_rank(mesh.get_group("class"))
+    begin, end = shard_range(2, rank, 4)
+    return (*loss_and_gradients(head, features[begin:end], labels[begin:end]), (begin, end))
+
+
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_ranks_without_rows_take_part(kind):
+    tree = label_tree("vtree", 13)
+    features, labels, nodes = problem(tree, num_rows=2, dim=5)
+    loss, by_features, _ = naive_loss_and_gradients(kind, tree, features, labels, nodes)
+    for got_loss, got_features, _, (begin, end) in run_on_ranks(4, empty_share_case, kind):
+        np.testing.assert_allclose(got_loss, loss, **EXACT)
+        np.testing.assert_allclose(got_features, by_features[begin:end], **EXACT)
+
+
+def label_outside_on_one_rank():
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
+    head = make_head("ce", "dense", 4, 3, mesh)
+    label = 4 if group_rank(mesh.get_group("class")) == 1 else 0
+    head(torch.zeros(1, 3, dtype=torch.float64), torch.tensor([label]))
+
+
+def test_a_label_outside_on_one_rank_stops_every_rank_with_one_line():
+    with pytest.raises(RankError, match=r"rank 0:(.|\n)*1 labels are outside 0..3, 0 of them on"):
+        run_on_ranks(2, label_outside_on_one_rank)
+
+
+def test_batch_loss_refuses_a_single_row():
+    head = make_head("batch_ce", "dense", 4, 3)
+    with pytest.raises(ValueError, match="at least 2 rows, got 1"):
+        head(torch.zeros(1, 3, dtype=torch.float64), torch.tensor([0]))
+
+
+def test_an_empty_batch_is_an_error():
+    head = make_head("ce", "dense", 4, 3)
+    with pytest.raises(ValueError, match="no rows"):
+        head(torch.zeros(0, 3, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_a_scaled_loss_scales_its_gradients_and_two_uses_add_up(kind):
+    head = make_head(kind, "vtree", 13, 5)
+    features, labels, nodes = problem(head.tree, num_rows=6, dim=5)
+    set_nodes(head, nodes)
+    _, _, once = loss_and_gradients(head, features, labels)
+    once = once.copy()
+    head.weight.grad = None
+    (head(features, labels) * 3 + head(features, labels)).backward()
+    np.testing.assert_allclose(head.weight.grad.numpy(), 4 * once, **EXACT)
+
+
+def test_a_weight_changed_between_forward_and_backward_is_an_error():
+    head = make_head("ce", "dense", 13, 5)
+    features, labels, _ = problem(head.tree, num_rows=6, dim=5)
+    loss = head(features, labels)
+    with torch.no_grad():
+        head.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_autocast_computes_in_bf16_and_keeps_float32_weights_and_gradients():
+    head = ClassHead(64, 50, LOSSES["ce"]())
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(32, 64, generator=generator)
+    labels = torch.randint(50, (32,), generator=generator)
+    exact = head(features, labels)
+    exact.backward()
+    want = head.weight.grad.clone()
+    head.weight.grad = None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = head(features, labels)
+    rounded.backward()
+    assert rounded.dtype == head.weight.grad.dtype == torch.float32
+    assert head.weight.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=1e-2, atol=0)
+    torch.testing.assert_close(head.weight.grad, want, rtol=0, atol=2e-2 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_a_class_that_is_impossible_gets_no_gradient_and_no_nan(kind):
+    loss = LOSSES[kind]()
+    head = ClassHead(2, 200, loss, bias=True, dtype=torch.float64)
+    object.__setattr__(head.engine, "memory_bytes", 1)  # blocks of 64: the last is all -inf
+    with torch.no_grad():
+        head.weight[128:, -1] = -torch.inf
+    features = torch.randn(3, 2, dtype=torch.float64).abs().requires_grad_()
+    value = head(features, torch.tensor([0, 1, 2]))
+    assert torch.isfinite(value)
+    value.backward()
+    assert (head.weight.grad[128:] == 0).all()
+    assert torch.isfinite(head.weight.grad).all()
+
+
+def initial_rows(world_class_axis: int, weighting: str):
+    mesh = init_device_mesh("cpu", (1, world_class_axis), mesh_dim_names=("data", "class"))
+    head = ClassHead(6, label_tree(weighting, 11), LOSSES["ce"](), mesh=mesh, seed=3)
+    return head.weight.detach().numpy()
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_initial_rows_do_not_depend_on_the_world_size(weighting):
+    alone = ClassHead(6, label_tree(weighting, 11), LOSSES["ce"](), seed=3).weight.detach().numpy()
+    parts = run_on_ranks(3, partial(initial_rows, 3, weighting))
+    np.testing.assert_array_equal(np.concatenate(parts), alone)
+
+
+def test_a_vtree_starts_at_the_same_classifier_as_dense_weights():
+    dense, vtree = (
+        ClassHead(6, label_tree(weighting, 40), LOSSES["ce"](), seed=3, init_std=0.5)
+        for weighting in ("dense", "vtree")
+    )
+    rows = {
+        name: torch.cat([block.rows[block.class_ids.argsort()] for block in head.class_rows()])
+        for name, head in (("dense", dense), ("vtree", vtree))
+    }
+    torch.testing.assert_close(rows["dense"], rows["vtree"], rtol=0, atol=0)
+    assert 0.4 < float(rows["dense"][:, :-1].std()) < 0.6
+    assert (rows["dense"][:, -1] == 0).all()

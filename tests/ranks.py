@@ -1,0 +1,87 @@
+"""Runs a function on W gloo ranks, each a process of its own, and gives back their results.
+
+The ranks are forked from a server that has torch imported already, so a start costs little.
+"""
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+_TIMEOUT_SECONDS = 120
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed.tensor", "trainer.backbone", "heads"])
+
+
+class RankError(Exception):
+    """A rank raised: its number and its traceback."""
+
+
+def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """`function(*args)` inside a process group of `world_size`; the ranks' results in order.
+
+    `function` is importable by name; results are numpy arrays or plain values, not tensors. Raises
+    RankError with the first failing rank's traceback; no process is left behind.
+    """
+    with TemporaryDirectory() as folder:
+        ranks = [
+            _start(rank, world_size, Path(folder), function, args) for rank in range(world_size)
+        ]
+        try:
+            answers = [_receive(rank, pipe) for rank, (_, pipe) in enumerate(ranks)]
+        finally:
+            for process, _ in ranks:
+                process.kill()
+                process.join()
+    return answers
+
+
+def _start(rank: int, world_size: int, folder: Path, function: Any, args: Any) -> Any:
+    ours, theirs = _context.Pipe()
+    process = _context.Process(
+        target=_rank_main, args=(rank, world_size, folder / "store", theirs, function, args)
+    )
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _receive(rank: int, pipe: Connection) -> Any:
+    if not pipe.poll(_TIMEOUT_SECONDS):
+        raise RankError(f"rank {rank} said nothing for {_TIMEOUT_SECONDS} s")
+    try:
+        failed, answer = pipe.recv()
+    except EOFError:
+        raise RankError(f"rank {rank} died") from None
+    if failed:
+        raise RankError(f"rank {rank}:\n{answer}")
+    return answer
+
+
+def _rank_main(
+    rank: int, world_size: int, store: Path, pipe: Connection, function: Any, args: Any
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=_TIMEOUT_SECONDS / 2),
+    )
+    try:
+        pipe.send((False, function(*args)))
+    except Exception:
+        pipe.send((True, traceback.format_exc()))
+    pipe.close()
+    # The parent kills what waits here: gloo's own teardown races (SIGABRT) once a peer is gone.
+    multiprocessing.Event().wait()

@@ -1,0 +1,158 @@
+"""The recipe: everything a run is, checked before anything starts. Free of torch.
+
+Loading YAML and overrides is `trainer/recipe.py`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from data.config import DataConfig
+from heads.config import HeadConfig
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Duration(_Config):
+    """A length of training, in exactly one unit."""
+
+    steps: int | None = Field(None, ge=0)
+    epochs: float | None = Field(None, ge=0)
+    samples: int | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_unit(self) -> "Duration":
+        if sum(v is not None for v in (self.steps, self.epochs, self.samples)) != 1:
+            raise ValueError("give exactly one of steps, epochs, samples")
+        return self
+
+    def in_steps(self, *, num_samples: int, global_batch: int) -> int:
+        """Optimizer steps this lasts, for an epoch of `num_samples`; never less than it says."""
+        if self.steps is not None:
+            return self.steps
+        samples = self.samples if self.samples is not None else self.epochs * num_samples  # type: ignore[operator]
+        return -(-int(samples) // global_batch)
+
+
+class BackboneConfig(_Config):
+    """A transformers encoder: `name` (hub id or local folder) or `config` (its fields, random weights).
+
+    `config` takes `model_type` and any field of that type's transformers configuration:
+    `{model_type: resnet}` is ResNet-50, `{model_type: bert, vocab_size: 119547}` multilingual BERT.
+    """
+
+    name: str | None = None
+    config: dict[str, Any] | None = None
+    weights: Literal["random", "pretrained"] = "random"
+    pooling: Literal["auto", "cls", "mean"] = Field(
+        "auto",
+        description="auto: the pooled output of a vision model, the first token of a text one",
+    )
+    batch_norm: Literal["sync", "local", "frozen"] = "sync"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "BackboneConfig":
+        if (self.name is None) == (self.config is None):
+            raise ValueError("give exactly one of name, config")
+        if self.config is not None and "model_type" not in self.config:
+            raise ValueError("config needs model_type, for example resnet or bert")
+        if self.weights == "pretrained" and self.name is None:
+            raise ValueError("pretrained weights need name")
+        return self
+
+
+class SGDConfig(_Config):
+    kind: Literal["sgd"] = "sgd"
+    lr: float = Field(0.1, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    nesterov: bool = False
+    weight_decay: float = Field(5e-4, ge=0)
+
+
+class AdamWConfig(_Config):
+    kind: Literal["adamw"] = "adamw"
+    lr: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+
+
+class CosineConfig(_Config):
+    """Linear warm-up, then half a cosine from the full rate down to `final` times it."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup: Duration = Duration(steps=0)
+    final: float = Field(0.0, ge=0, le=1)
+
+
+class StepConfig(_Config):
+    """Linear warm-up, then the rate is multiplied by `factor` at each milestone."""
+
+    kind: Literal["step"] = "step"
+    warmup: Duration = Duration(steps=0)
+    milestones: tuple[Duration, ...]
+    factor: float = Field(0.1, gt=0, lt=1)
+
+
+OptimizerConfig = Annotated[SGDConfig | AdamWConfig, Field(discriminator="kind")]
+ScheduleConfig = Annotated[CosineConfig | StepConfig, Field(discriminator="kind")]
+
+
+class TrainConfig(_Config):
+    duration: Duration = Duration(epochs=1)
+    global_batch: int = Field(256, gt=0, description="samples an optimizer step, over all ranks")
+    micro_batches: int = Field(1, gt=0, description="parts that a rank's share is computed in")
+    precision: Literal["fp32", "bf16"] = "fp32"
+    clip_norm: float | None = Field(None, gt=0, description="bound on the global gradient norm")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class EvalConfig(_Config):
+    every: Duration | None = Field(
+        None, description="also evaluate during training; always at the end"
+    )
+    batch: int = Field(512, gt=0, description="samples a rank and forward pass")
+    topk: tuple[int, ...] = (1, 5)
+    recalls: tuple[float, ...] = (0.9, 0.99)
+
+
+class CheckpointConfig(_Config):
+    every: Duration = Duration(epochs=1)
+    keep: int = Field(2, gt=0, description="newest checkpoints kept")
+
+
+class TelemetryConfig(_Config):
+    log_every: int = Field(10, gt=0, description="steps between log lines")
+    port: int | None = Field(
+        None, ge=0, le=65535, description="Prometheus endpoint; 0: any free port"
+    )
+    host: str = "127.0.0.1"
+
+
+class Recipe(_Config):
+    """One run. `run` is the folder that logs, checkpoints and the resolved recipe go to."""
+
+    run: Path
+    seed: int = Field(0, ge=0)
+    resume: Literal["auto", "never"] = "auto"
+    data: DataConfig
+    backbone: BackboneConfig
+    head: HeadConfig = HeadConfig()
+    optimizer: OptimizerConfig = SGDConfig()
+    schedule: ScheduleConfig = CosineConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _micro_batches_fit(self) -> "Recipe":
+        if self.train.micro_batches > self.train.global_batch:
+            raise ValueError(
+                f"train.micro_batches {self.train.micro_batches} is more than "
+                f"train.global_batch {self.train.global_batch}"
+            )
+        return self
