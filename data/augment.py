@@ -31,7 +31,7 @@ def for_training(
     if augment.crop_area is None:
         result = for_evaluation(picture, image)
     else:
-        top, left, height, width = random_box(*picture.shape[:2], augment, rng)
+        top, left, height, width = random_box(picture.shape[0], picture.shape[1], augment, rng)
         crop = picture[top : top + height, left : left + width]
         result = resize(crop, image.size, image.size).transpose(2, 0, 1)
     if rng.random() < augment.flip:
@@ -42,7 +42,7 @@ def for_training(
 def random_box(
     height: int, width: int, augment: AugmentConfig, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a box with a random area and aspect ratio (Szegedy et al. 2015).
+    """(top, left, height, width) of a box of random area and shape (Szegedy et al. 2015).
 
     After ten misses: the largest centred box whose aspect ratio is allowed.
     """

@@ -1,4 +1,4 @@
-"""What a recipe may say about data. Free of torch and of image libraries, so that it loads at once."""
+"""What a recipe may say about data. Free of torch and image libraries: it loads at once."""
 
 from pathlib import Path
 from typing import Literal
@@ -11,7 +11,7 @@ class _Config(BaseModel):
 
 
 class ImageConfig(_Config):
-    """How a picture becomes a tensor; travels in the bundle, so that serving sees what training saw.
+    """How a picture becomes a tensor; travels in the bundle: serving sees what training saw.
 
     Evaluation resizes the short side to `resize`, crops the centre `size` x `size`, and the
     device computes `(x / 255 - mean) / std`.
@@ -33,12 +33,15 @@ class ImageConfig(_Config):
 
 
 class AugmentConfig(_Config):
-    """Random crop and flip; each draw is keyed by (seed, epoch, sample), never by rank or worker."""
+    """Random crop and flip; draws are keyed by (seed, epoch, sample), never by rank or worker."""
 
     crop_area: tuple[float, float] | None = Field(
-        (0.08, 1.0), description="share of the picture's area that a random crop keeps; null: centre"
+        (0.08, 1.0),
+        description="share of the picture's area that a random crop keeps; null: centre",
     )
-    crop_ratio: tuple[float, float] = Field((3 / 4, 4 / 3), description="width / height of the crop")
+    crop_ratio: tuple[float, float] = Field(
+        (3 / 4, 4 / 3), description="width / height of the crop"
+    )
     flip: float = Field(0.5, ge=0, le=1, description="probability of a left-right flip")
 
 
@@ -48,4 +51,6 @@ class DataConfig(_Config):
     eval_split: str = "test"
     image: ImageConfig = ImageConfig()
     augment: AugmentConfig = AugmentConfig()
-    workers: int = Field(0, ge=0, description="loader processes a rank; 0 loads in the trainer itself")
+    workers: int = Field(
+        0, ge=0, description="loader processes a rank; 0 loads in the trainer itself"
+    )

@@ -1,4 +1,4 @@
-"""Bytes of a picture -> uint8 pixels, with limits; and the one resize that evaluation and serving use.
+"""Bytes of a picture -> uint8 pixels, with limits; and the crop that evaluation and serving use.
 
 Training's random crops are `data/augment.py`. Normalising happens on the device.
 """
@@ -7,13 +7,21 @@ import io
 
 import cv2
 import numpy as np
-from PIL import BmpImagePlugin, GifImagePlugin, ImageFile, JpegImagePlugin, PngImagePlugin
-from PIL import WebPImagePlugin
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    ImageFile,
+    JpegImagePlugin,
+    PngImagePlugin,
+    WebPImagePlugin,
+)
 
 from data.config import ImageConfig
 
 # Loader processes are the parallelism here; OpenCV's own threads would fight them, and hang a fork.
 cv2.setNumThreads(0)
+# What cannot be decoded is an error of ours with the sample's name; OpenCV would print its own.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 MAX_PIXELS = 50_000_000
 
@@ -33,11 +41,10 @@ def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
 
     Raises ValueError for anything else, for a damaged header and for more than `max_pixels`.
     """
-    for magic, (extension, plugin) in _FORMATS.items():
-        if data.startswith(magic):
-            break
-    else:
+    found = [entry for magic, entry in _FORMATS.items() if data.startswith(magic)]
+    if not found:
         raise ValueError("not a picture: JPEG, PNG, WebP, BMP and GIF are read")
+    extension, plugin = found[0]
     try:
         with plugin(io.BytesIO(data)) as header:
             width, height = header.size

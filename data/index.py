@@ -1,4 +1,4 @@
-"""The offset index beside a shard: where each sample's bytes lie, so that a loader can `pread` them.
+"""The offset index beside a shard: where each sample's bytes lie, for a loader to `pread`.
 
 30 bytes a sample, mapped into memory. The key is not repeated here: it stands in the tar header
 just before the bytes. The index is no archive; the shard alone is enough for any webdataset reader.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import serialize
+from safetensors.numpy import save
 
 from data.manifest import ShardInfo
 
@@ -48,8 +48,11 @@ class IndexBuilder:
         self._extensions: list[str] = []
         self._rows: list[tuple[int, ...]] = []
 
-    def add(self, members: dict[str, bytes], *, offset: int, sample: str, label: int) -> None:
-        """Note `members` (extension -> bytes), written in sorted order from tar `offset` on."""
+    def add(self, members: dict[str, bytes], *, offset: int, sample: str, label: int) -> int:
+        """Note `members` (extension -> bytes), written in sorted order from tar `offset` on.
+
+        Returns the offset after them.
+        """
         entries = {}
         for extension in sorted(members):
             data = members[extension]
@@ -61,6 +64,7 @@ class IndexBuilder:
                 self._extensions.append(extension)
             row += (*entries[extension], self._extensions.index(extension))
         self._rows.append((*row, label))
+        return offset
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -77,7 +81,9 @@ class IndexBuilder:
         }
         # One metadata key: safetensors writes several in a random order.
         about = {"shard": info.model_dump(), "extensions": self._extensions}
-        return serialize(arrays, metadata={"kway": json.dumps(about)})
+        # safetensors writes a transposed view as if it were not one.
+        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        return save(whole, metadata={"kway": json.dumps(about)})
 
 
 def index_path(shard: Path) -> Path:

@@ -80,11 +80,17 @@ class Split:
         data = read_member(self._file(shard), index, row)
         if data is None:
             raise ValueError(
-                f"{self.folder / self._shards[shard].file}: the bytes of sample {self.name}[{i}] "
-                "are not those that were written: find the damage with "
-                f"kway shard verify {self.folder}"
+                f"{self.folder / self._shards[shard].file}: the bytes of {self._name(i)} are not "
+                f"those that were written: see kway shard verify {self.folder}"
             )
         return data, index.extensions[int(index.extension[row, 0])], int(index.labels[row])
+
+    def _name(self, i: int) -> str:
+        """The key, or the position where the damage reaches the header that holds the key."""
+        try:
+            return self.key(i)
+        except ValueError:
+            return f"sample {i} of split {self.name}"
 
     def _place(self, i: int) -> tuple[int, int]:
         if not 0 <= i < len(self):

@@ -1,8 +1,15 @@
-"""What is learned on top of features: losses, class weights, label trees, the sharded engine."""
+"""What is learned on top of features: losses, class weights, label trees, the sharded engine.
 
-from heads.head import ClassHead, ClassRows, build_head
-from heads.losses import LOSSES, BatchCrossEntropy, BinaryCrossEntropy, CrossEntropy, Loss
-from heads.tree import CoverTree, LabelTree, build_cover_tree
+Names load on first use, so that `heads.config` stays free of torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heads.head import ClassHead, ClassRows, build_head, build_tree
+    from heads.losses import LOSSES, BatchCrossEntropy, BinaryCrossEntropy, CrossEntropy, Loss
+    from heads.tree import CoverTree, LabelTree, build_cover_tree
 
 __all__ = [
     "LOSSES",
@@ -16,4 +23,26 @@ __all__ = [
     "Loss",
     "build_cover_tree",
     "build_head",
+    "build_tree",
 ]
+
+_HOME = {
+    "LOSSES": "heads.losses",
+    "BatchCrossEntropy": "heads.losses",
+    "BinaryCrossEntropy": "heads.losses",
+    "ClassHead": "heads.head",
+    "ClassRows": "heads.head",
+    "CoverTree": "heads.tree",
+    "CrossEntropy": "heads.losses",
+    "LabelTree": "heads.tree",
+    "Loss": "heads.losses",
+    "build_cover_tree": "heads.tree",
+    "build_head": "heads.head",
+    "build_tree": "heads.head",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'heads' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

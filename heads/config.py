@@ -1,4 +1,4 @@
-"""What a recipe may say about the head: class weights and loss. Free of torch, so that it loads at once."""
+"""What a recipe may say about the head: class weights and loss. Free of torch: it loads at once."""
 
 from typing import Annotated, Literal
 
@@ -59,6 +59,7 @@ class HeadConfig(_Config):
 
     weights: WeightsConfig = DenseConfig()
     loss: LossConfig = CrossEntropyConfig()
+    num_classes: int | None = Field(None, gt=0, description="if given, the data must have as many")
     bias: bool = Field(True, description="a constant-1 feature column")
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int = Field(256, gt=0, description="budget for the logits held at one time, a rank")

@@ -1,8 +1,9 @@
 """The exact, memory-bounded, class-sharded loss of a head: one autograd Function for every loss.
 
-Forward walks this rank's classes in blocks and keeps only their statistics, merged over blocks, then
-over ranks. Backward differentiates the value of the total with respect to each block's statistics
-(tiny tensors) and walks the blocks again to turn those into gradients of features and weights.
+Forward walks this rank's classes in blocks and keeps only their statistics, merged over blocks,
+then over ranks. Backward differentiates the value of the total with respect to each block's
+statistics (tiny tensors) and walks the blocks again to turn those into gradients of features and
+weights.
 """
 
 import math

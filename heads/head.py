@@ -35,9 +35,9 @@ class ClassHead(nn.Module):
     """Class weights x a loss over `num_classes` classes, sharded over a mesh's `class` axis.
 
     `tree` is a number of classes (dense weights) or a `LabelTree`. `mesh` is a 2-D `DeviceMesh`
-    with axes `data` and `class`; None is one process. Every rank holds `weight`, its contiguous rows
-    of the node matrix. Leaves start normal with `init_std`, keyed by (seed, class); inner nodes and
-    biases start at zero.
+    with axes `data` and `class`; None is one process. Every rank holds `weight`, its contiguous
+    rows of the node matrix. Leaves start normal with `init_std`, keyed by (seed, class); inner
+    nodes and biases start at zero.
 
     >>> head = ClassHead(512, 1_000_000, CrossEntropy())
     >>> loss = head(features, labels)   # features [b, 512], labels [b]; the global-mean loss
@@ -139,7 +139,15 @@ def build_head(
     seed: int,
     device: torch.device | str,
 ) -> ClassHead:
-    """The head of a recipe; trees are built from `label_vectors` [K, D] by every rank alike."""
+    """The head of a recipe; trees are built from `label_vectors` [K, D] by every rank alike.
+
+    Raises ValueError where `config.num_classes` or the label vectors do not fit `num_classes`.
+    """
+    if config.num_classes not in (None, num_classes):
+        raise ValueError(
+            f"head.num_classes is {config.num_classes} and the shards have {num_classes} classes: "
+            "correct it, leave it out, or point data.shards at the other shards"
+        )
     return ClassHead(
         dim,
         build_tree(config, num_classes=num_classes, label_vectors=label_vectors),

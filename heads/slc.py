@@ -6,14 +6,15 @@ classes at a time. Where the scores come from, and which rank holds them, is not
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 # Shape legend: N samples, C classes of a block, P most positives of a class, R recalls.
 
-_CHUNK = 1 << 22  # scores looked at together; bounds what is held beside the block
+_CHUNK = 1 << 22  # numbers worked on together; bounds what is held beside the block
+_PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "threshold")
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,10 @@ class ClassMeasures:
         """Join the measures of disjoint blocks, in ascending order of class id."""
         if not blocks or any(block.recalls != blocks[0].recalls for block in blocks):
             raise ValueError("blocks of SLC measures need the same recalls, and at least one block")
-        ids, order = torch.cat([block.class_ids for block in blocks]).sort()
+        joined = _joined(blocks)
+        ids, order = joined.class_ids.sort()
         _check_distinct(ids)
-
-        def joined(name: str) -> Tensor:
-            return torch.cat([getattr(block, name) for block in blocks])[order]
-
-        return ClassMeasures(
-            class_ids=ids,
-            positives=joined("positives"),
-            average_precision=joined("average_precision"),
-            precision_at=joined("precision_at"),
-            threshold=joined("threshold"),
-            recalls=blocks[0].recalls,
-        )
+        return replace(joined, **{name: getattr(joined, name)[order] for name in _PER_CLASS})
 
     def summary(self) -> dict[str, float]:
         """Means over the classes that have positives: `auprc`, `precision_at_recall_0.9`, ..."""
@@ -69,25 +60,46 @@ def block_measures(
     """Measure the classes `class_ids` [C] from `scores` [N, C] of samples with `labels` [N].
 
     Average precision is the mean over the positives of the precision at their own score, all
-    samples of an equal score counted together. Holds about twice the block beside it. Precisions
-    are float64, thresholds of the scores' type. ValueError for NaN, shapes that do not fit, a class
+    samples of an equal score counted together. Labels outside the block are negatives; a block may
+    have no class. Precisions are float64, thresholds of the scores' type. Beside the scores it
+    holds little, except for their NaN mask. ValueError for NaN, shapes that do not fit, a class
     given twice or a recall outside (0, 1].
     """
     recalls = _checked_recalls(recalls)
-    if scores.shape != (len(labels), len(class_ids)):
+    scores, num_classes = scores.detach(), len(class_ids)
+    if scores.shape != (len(labels), num_classes):
         raise ValueError(
-            f"scores have shape {tuple(scores.shape)}: give [{len(labels)}, {len(class_ids)}], "
+            f"scores have shape {tuple(scores.shape)}: give [{len(labels)}, {num_classes}], "
             "samples x classes"
         )
     if scores.isnan().any():
         column = int(scores.isnan().any(0).nonzero()[0])
         raise ValueError(f"a score of class {int(class_ids[column])} is NaN: nothing to rank by")
-    true_CP, positives = _true_scores(scores, labels, class_ids)
+    rows, columns, positives = _positives(labels, class_ids)
+    ends = [0, *positives.cumsum(0).tolist()]
+    # A frequent class makes C x P large: then fewer classes are measured together.
+    width = max(1, _CHUNK // max([1, *positives.tolist()]))
+    parts = []
+    for start in range(0, max(1, num_classes), width):
+        part = slice(start, min(start + width, num_classes))
+        own = slice(ends[part.start], ends[part.stop])
+        true_CP = _true_scores(scores[:, part], rows[own], columns[own] - start, positives[part])
+        parts.append(_measures(true_CP, scores[:, part], class_ids[part], positives[part], recalls))
+    return _joined(parts)
+
+
+def _measures(
+    true_CP: Tensor,
+    scores: Tensor,
+    class_ids: Tensor,
+    positives: Tensor,
+    recalls: tuple[float, ...],
+) -> ClassMeasures:
     places = torch.arange(true_CP.shape[1], device=scores.device)
-    is_positive = places < positives[:, None]
     # Ascending, so the positives at or above a score are those from its leftmost equal onwards.
     true_above = positives[:, None] - torch.searchsorted(true_CP, true_CP)
-    precision_CP = true_above.double() / _num_at_or_above(true_CP, scores).clamp(min=1)
+    precision_CP = true_above.double() / _num_at_or_above(true_CP, scores)
+    is_positive = places < positives[:, None]
     average = precision_CP.where(is_positive, 0).sum(1) / positives
     rank_CR = torch.stack([_needed(positives, recall) for recall in recalls], 1)
     place_CR = (positives[:, None] - rank_CR).clamp(min=0)
@@ -115,20 +127,24 @@ def pooled_thresholds(true_scores: Tensor, recalls: Sequence[float] = (0.9, 0.99
     return torch.stack([ascending[total - _needed(total, recall)] for recall in recalls])
 
 
-def _true_scores(scores: Tensor, labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Each class's true scores, ascending, +inf behind them [C, P]; and how many they are [C]."""
+def _positives(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of the true scores, in the order of columns; and each class's count [C]."""
     ids, order = class_ids.sort()
     _check_distinct(ids)
-    found = torch.searchsorted(ids, labels).clamp(max=len(ids) - 1)
-    rows = (ids[found] == labels).nonzero().squeeze(1)
-    columns, by_column = order[found[rows]].sort(stable=True)
-    positives = torch.bincount(columns, minlength=len(ids))
+    labels = labels.to(ids.dtype)
+    rows = torch.isin(labels, ids).nonzero().squeeze(1)
+    columns, by_column = order[torch.searchsorted(ids, labels[rows])].sort(stable=True)
+    return rows[by_column], columns, torch.bincount(columns, minlength=len(ids))
+
+
+def _true_scores(scores: Tensor, rows: Tensor, columns: Tensor, positives: Tensor) -> Tensor:
+    """Each class's true scores, ascending, with +inf behind them [C, P]; P is at least 1."""
     first = positives.cumsum(0) - positives
     place = torch.arange(len(columns), device=scores.device) - first[columns]
-    most = max(1, int(positives.max()))
-    true_CP = scores.new_full((len(ids), most), math.inf)
-    true_CP[columns, place] = scores[rows[by_column], columns]
-    return true_CP.sort(dim=1).values, positives
+    most = max([1, *positives.tolist()])
+    true_CP = scores.new_full((len(positives), most), math.inf)
+    true_CP[columns, place] = scores[rows, columns]
+    return true_CP.sort(dim=1).values
 
 
 def _num_at_or_above(true_CP: Tensor, scores: Tensor) -> Tensor:
@@ -140,11 +156,16 @@ def _num_at_or_above(true_CP: Tensor, scores: Tensor) -> Tensor:
     num_classes, most = true_CP.shape
     bins = torch.zeros(num_classes * (most + 1), dtype=torch.int64, device=scores.device)
     offset = torch.arange(num_classes, device=scores.device)[:, None] * (most + 1)
-    for rows in scores.split(max(1, _CHUNK // num_classes)):
+    for rows in scores.split(max(1, _CHUNK // max(1, num_classes))):
         reached = torch.searchsorted(true_CP, rows.T.contiguous(), right=True)
         bins += torch.bincount((reached + offset).flatten(), minlength=len(bins))
     reached_CP = bins.view(num_classes, most + 1)[:, 1:]
     return reached_CP.flip(1).cumsum(1).flip(1)
+
+
+def _joined(blocks: Sequence[ClassMeasures]) -> ClassMeasures:
+    joined = {name: torch.cat([getattr(block, name) for block in blocks]) for name in _PER_CLASS}
+    return ClassMeasures(**joined, recalls=blocks[0].recalls)
 
 
 def _needed(positives: Tensor, recall: float) -> Tensor:

@@ -92,4 +92,6 @@ def _check_channels(
 
 def save_encoder_config(backbone: Backbone, folder: Path) -> None:
     """Write the encoder's transformers `config.json` into `folder`."""
-    backbone.encoder.config.save_pretrained(folder)
+    config = backbone.encoder.config
+    assert isinstance(config, PretrainedConfig)
+    config.save_pretrained(folder)

@@ -21,9 +21,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from data.config import ImageConfig
-from trainer.backbone import Backbone, build_backbone, save_encoder_config
+from trainer.backbone import Backbone, build_backbone
 from trainer.class_names import ClassNames
 from trainer.config import BackboneConfig
 from trainer.row_file import RowFile, write_rows
@@ -115,7 +116,7 @@ class _File(_Spec):
 class _Manifest(_Spec):
     """`bundle.json` as it lies on disk."""
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1] = 1
     model: BundleSpec
     files: dict[Annotated[str, AfterValidator(_inside)], _File]
 
@@ -159,8 +160,7 @@ def write_bundle(
             width=spec.width,
         )
         save_model(backbone, str(aside / _BACKBONE))
-        (aside / _ENCODER).mkdir()
-        save_encoder_config(backbone, aside / _ENCODER)
+        _encoder_config(backbone).save_pretrained(aside / _ENCODER)
         (aside / _CARD).write_text(model_card, encoding="utf-8")
         manifest = _Manifest(model=spec, files=_describe_files(aside))
         (aside / _SPEC).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -169,6 +169,12 @@ def write_bundle(
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def _encoder_config(backbone: Backbone) -> PretrainedConfig:
+    config = backbone.encoder.config
+    assert isinstance(config, PretrainedConfig)
+    return config
 
 
 def _describe_files(folder: Path) -> dict[str, _File]:

@@ -38,7 +38,7 @@ class Duration(_Config):
 
 
 class BackboneConfig(_Config):
-    """A transformers encoder: `name` (hub id or local folder) or `config` (its fields, random weights).
+    """A transformers encoder: `name` (hub id or local folder) or `config` (its fields).
 
     `config` takes `model_type` and any field of that type's transformers configuration:
     `{model_type: resnet}` is ResNet-50, `{model_type: bert, vocab_size: 119547}` multilingual BERT.
@@ -130,6 +130,9 @@ class TelemetryConfig(_Config):
         None, ge=0, le=65535, description="Prometheus endpoint; 0: any free port"
     )
     host: str = "127.0.0.1"
+    sample_ids: bool = Field(
+        False, description="write the ids of every step's samples to samples-rank*.jsonl"
+    )
 
 
 class Recipe(_Config):

@@ -1,0 +1,233 @@
+"""Characters drawn from the fonts that matplotlib ships: thousands of classes, no download.
+
+One class a character (or a group of characters that look the same), faces and mild distortions as
+samples, whole styles held out for the test split. Drawing itself is `fonts.py`.
+"""
+
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any, Literal, NamedTuple
+from zlib import crc32
+
+import cv2
+import matplotlib
+import numpy as np
+
+from data.manifest import ClassInfo, SourceInfo
+from data.sources.fonts import PLAIN, Distortion, Pen, face_characters
+from data.sources.name_vectors import name_vectors, split_words
+from data.sources.source import Sample
+from data.sources.unicode_blocks import block_name
+
+MIN_FACES = 8
+# One style of each family is never trained on. Every class stands in at least one of these faces.
+TEST_FACES = (
+    "DejaVuSans-BoldOblique",
+    "DejaVuSerif-Italic",
+    "DejaVuSansMono-Bold",
+    "STIXGeneralBol",
+    "cmtt10",
+)
+_LOOK = 32  # pixels at which characters are compared, whatever `size` is
+_PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
+
+Pictures = dict[int, dict[str, bytes]]  # code point -> face -> its picture
+
+
+class _Task(NamedTuple):
+    label: int
+    code: int
+    face: str
+    variant: int  # -1: undistorted
+
+
+class _GlyphClass(NamedTuple):
+    codes: tuple[int, ...]
+    faces: dict[str, int]  # face -> the first of `codes` that stands in it
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """The source `glyphs`.
+
+    classes_limit: keep the first N classes, most faces first, then by code point; None keeps all.
+    samples: distorted training pictures a class and face. Test pictures are undistorted, one a
+    class and held-out face; those equal to a training face's are left out where a class has others.
+    confusables: "merge" makes characters one class whose pictures are equal in more than half of
+    the faces where both stand; "keep" keeps them apart.
+    """
+
+    classes_limit: int | None = None
+    samples: int = 3
+    size: int = 32
+    seed: int = 0
+    confusables: Literal["merge", "keep"] = "merge"
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("classes", self.classes_limit, 2, 1_000_000),
+            ("samples", self.samples, 1, 10_000),
+            ("size", self.size, 8, 512),
+            ("seed", self.seed, 0, 2**63),
+        ):
+            if value is not None and not low <= value <= high:
+                raise ValueError(f"glyphs: {name} is {value}: choose {low} to {high}")
+
+    def describe(self) -> SourceInfo:
+        parameters: dict[str, Any] = {
+            "classes": self.classes_limit,
+            "samples": self.samples,
+            "size": self.size,
+            "seed": self.seed,
+            "confusables": self.confusables,
+            # It brings the fonts.
+            "matplotlib": matplotlib.__version__,
+        }
+        return SourceInfo(kind="glyphs", parameters=parameters)
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return tuple(
+            ClassInfo(
+                name=unicodedata.name(chr(group.codes[0])),
+                attributes={
+                    "characters": "".join(map(chr, group.codes)),
+                    "unicode_name": " / ".join(unicodedata.name(chr(c)) for c in group.codes),
+                    "block": block_name(group.codes[0]),
+                },
+            )
+            for group in self._groups
+        )
+
+    def label_vectors(self) -> np.ndarray:
+        words = []
+        for group in self._groups:
+            words.append(
+                [word for code in group.codes for word in split_words(unicodedata.name(chr(code)))]
+                + sorted({f"block {block_name(code)}" for code in group.codes})
+            )
+        return name_vectors(words)
+
+    def splits(self) -> dict[str, Sequence[_Task]]:
+        train = [
+            _Task(label, code, face, variant)
+            for label, group in enumerate(self._groups)
+            for face, code in group.faces.items()
+            if face not in TEST_FACES
+            for variant in range(self.samples)
+        ]
+        test = [
+            _Task(label, group.faces[face], face, -1)
+            for label, group in enumerate(self._groups)
+            for face in self._test_faces(group)
+        ]
+        return {"train": train, "test": test}
+
+    def render(self, task: _Task) -> Sample:
+        glyph = self._pen.glyph(task.face, task.code)
+        assert glyph is not None
+        change = PLAIN
+        key = f"{task.code:04x}-{task.face}"
+        if task.variant >= 0:
+            change = Distortion.draw(self._rng(task))
+            key = f"{key}-{task.variant}"
+        written, png = cv2.imencode(".png", self._pen.picture(glyph, change), _PNG)
+        assert written
+        return Sample(key, png.tobytes(), "png", task.label)
+
+    def _rng(self, task: _Task) -> np.random.Generator:
+        """Keyed by the character itself: a picture is the same among 10 or 3,000 classes."""
+        counter = np.array([0, task.code, crc32(task.face.encode()), task.variant], dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
+
+    def _test_faces(self, group: _GlyphClass) -> list[str]:
+        pictures = self._pictures
+        trained = {pictures[c][f] for f, c in group.faces.items() if f not in TEST_FACES}
+        held_out = [face for face in group.faces if face in TEST_FACES]
+        new = [face for face in held_out if pictures[group.faces[face]][face] not in trained]
+        return new or held_out[:1]
+
+    @cached_property
+    def _pen(self) -> Pen:
+        return Pen(self.size)
+
+    @cached_property
+    def _pictures(self) -> Pictures:
+        return _draw_characters(face_characters())
+
+    @cached_property
+    def _groups(self) -> list[_GlyphClass]:
+        pictures = self._pictures
+        groups: Iterable[Sequence[int]] = [(code,) for code in sorted(pictures)]
+        if self.confusables == "merge":
+            groups = look_alikes(pictures)
+        classes = [_glyph_class(group, pictures) for group in groups]
+        classes.sort(key=lambda group: (-len(group.faces), group.codes[0]))
+        return classes[: self.classes_limit]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers draw; they need neither the class list nor open fonts.
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
+
+def _draw_characters(faces: dict[str, frozenset[int]]) -> Pictures:
+    """Every character of at least `MIN_FACES` faces in each face that has ink for it.
+
+    Left out: control, format, private-use and unassigned code points, and spaces.
+    """
+    count = Counter(code for codes in faces.values() for code in codes)
+    wanted = [
+        code
+        for code in sorted(count)
+        if count[code] >= MIN_FACES and unicodedata.category(chr(code))[0] not in "CZ"
+    ]
+    pen = Pen(_LOOK)
+    pictures: Pictures = {}
+    for code in wanted:
+        drawn = {
+            face: pen.picture(glyph).tobytes()
+            for face, codes in faces.items()
+            if code in codes and (glyph := pen.glyph(face, code)) is not None
+        }
+        if len(drawn) >= MIN_FACES:
+            pictures[code] = drawn
+    return pictures
+
+
+def look_alikes(pictures: Pictures) -> list[list[int]]:
+    """Groups of characters that cannot be told apart, each sorted; most groups have one member.
+
+    Two characters join when their pictures are equal in more than half of the faces where both
+    stand: a few faces draw the Cyrillic A a hair wider than the Latin one.
+    """
+    twins: Counter[tuple[int, int]] = Counter()
+    same: defaultdict[tuple[str, bytes], list[int]] = defaultdict(list)
+    for code, drawn in sorted(pictures.items()):
+        for face, picture in drawn.items():
+            same[face, picture].append(code)
+    for codes in same.values():
+        twins.update(combinations(codes, 2))
+    first = {code: code for code in pictures}
+
+    def root(code: int) -> int:
+        while first[code] != code:
+            code = first[code]
+        return code
+
+    for (a, b), equal in sorted(twins.items()):
+        if 2 * equal > len(pictures[a].keys() & pictures[b].keys()):
+            low, high = sorted((root(a), root(b)))
+            first[high] = low
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for code in sorted(pictures):
+        groups[root(code)].append(code)
+    return list(groups.values())
+
+
+def _glyph_class(codes: Sequence[int], pictures: Pictures) -> _GlyphClass:
+    faces = sorted({face for code in codes for face in pictures[code]})
+    chosen = {face: next(c for c in codes if face in pictures[c]) for face in faces}
+    return _GlyphClass(tuple(codes), chosen)

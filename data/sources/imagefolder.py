@@ -1,0 +1,232 @@
+"""A folder of class folders of pictures, or a folder of pictures and a label file.
+
+Pictures larger than needed are packed smaller, as JPEG; the others keep their bytes.
+"""
+
+import csv
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+
+from data.images import MAX_PIXELS, decode, inspect, resize_short_side
+from data.manifest import ClassInfo, SourceInfo
+from data.sources.source import Sample
+
+ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
+_EVALUATION_FOLDERS = ("test", "val", "validation")
+# A tar header holds a name of 100 bytes; the extension needs a few.
+_MAX_KEY_BYTES = 90
+
+
+class _File(NamedTuple):
+    path: str  # inside the folder
+    class_name: str
+    split: str | None  # None: by hash
+
+
+class _Task(NamedTuple):
+    path: str
+    label: int
+    key: str
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The source `imagefolder`.
+
+    Class folders stand in `folder` itself, and a hash of each path sends `test_fraction` of the
+    pictures to the split "test"; or in `train/` and `test/` (or `val/`, `validation/`, which
+    becomes "test" where there is no `test/`). `labels` is a file of lines `file,class` used instead
+    of class folders. short_side: pixels, for pictures that are larger; None keeps all bytes.
+    """
+
+    folder: Path
+    labels: Path | None = None
+    short_side: int | None = 256
+    quality: int = 90
+    test_fraction: float = 0.1
+    skip_bad: bool = False
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"{self.folder} is no folder: name a folder of class folders")
+        if self.short_side is not None and self.short_side < 1:
+            raise ValueError(f"imagefolder: short side is {self.short_side}: give 1 or more")
+        if not 1 <= self.quality <= 100:
+            raise ValueError(f"imagefolder: quality is {self.quality}: choose 1 to 100")
+        if not 0 <= self.test_fraction < 1:
+            raise ValueError(
+                f"imagefolder: test fraction is {self.test_fraction}: choose 0 up to, not with, 1"
+            )
+
+    def describe(self) -> SourceInfo:
+        listing = hashlib.sha256()
+        for file in self._files:
+            size = (self.folder / file.path).stat().st_size
+            listing.update(repr((*file, size)).encode())
+        parameters: dict[str, Any] = {
+            "folder": self.folder.resolve().name,
+            "listing": listing.hexdigest()[:16],
+            "labels": self.labels.name if self.labels else None,
+            "short_side": self.short_side,
+            "quality": self.quality,
+            "test_fraction": self.test_fraction,
+            "skip_bad": self.skip_bad,
+        }
+        return SourceInfo(kind="imagefolder", parameters=parameters)
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return tuple(ClassInfo(name=name) for name in self._class_names)
+
+    def label_vectors(self) -> None:
+        return None
+
+    def splits(self) -> dict[str, Sequence[_Task]]:
+        label = {name: i for i, name in enumerate(self._class_names)}
+        splits: dict[str, list[_Task]] = {"train": []}
+        by_hash = _split_by_hash(self._files, self.test_fraction)
+        for file, split, key in zip(self._files, by_hash, _keys(self._files), strict=True):
+            task = _Task(file.path, label[file.class_name], key)
+            splits.setdefault(split, []).append(task)
+        return {split: tasks for split, tasks in splits.items() if tasks}
+
+    def render(self, task: _Task) -> Sample | None:
+        path = self.folder / task.path
+        data = path.read_bytes()
+        try:
+            extension = inspect(data, self.max_pixels)
+            picture = decode(data, 3, self.max_pixels)
+        except ValueError as error:
+            if self.skip_bad:
+                return None
+            raise ValueError(f"{path}: {error}; remove it, or give --skip-bad") from error
+        if self.short_side is not None and min(picture.shape[:2]) > self.short_side:
+            picture = cv2.cvtColor(resize_short_side(picture, self.short_side), cv2.COLOR_RGB2BGR)
+            written, jpeg = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, self.quality])
+            assert written
+            data, extension = jpeg.tobytes(), "jpg"
+        return Sample(task.key, data, extension, task.label)
+
+    @property
+    def ignored(self) -> int:
+        """Files in class folders whose names do not end like a picture's."""
+        if self.labels is not None:
+            return 0
+        everything = sum(path.is_file() for path in self.folder.glob("**/*"))
+        return everything - len(self._files)
+
+    @cached_property
+    def _files(self) -> list[_File]:
+        if self.labels is not None:
+            files = list(_labelled(self.folder, self.labels))
+        elif splits := _split_folders(self.folder):
+            files = [f for name, split in splits.items() for f in _tree(self.folder, name, split)]
+        else:
+            files = list(_tree(self.folder, "", None))
+        return sorted(files)
+
+    @cached_property
+    def _class_names(self) -> list[str]:
+        names = sorted({file.class_name for file in self._files})
+        if len(names) < 2:
+            raise ValueError(
+                f"{self.folder} has {len(names)} class folders with pictures "
+                f"({', '.join(sorted(ENDINGS))}): at least 2 are needed"
+            )
+        trained = {file.class_name for file in self._files if file.split in (None, "train")}
+        if untrained := [name for name in names if name not in trained]:
+            raise ValueError(
+                f"{self.folder / 'train'} has no pictures of class {untrained[0]!r}, "
+                "which a test folder has: add some, or remove that class"
+            )
+        return names
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers read; they need no listing.
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
+
+def _split_folders(folder: Path) -> dict[str, str]:
+    """Sub-folder -> split, where `folder` holds `train/` and something to evaluate on."""
+    held_out = [name for name in _EVALUATION_FOLDERS if (folder / name).is_dir()]
+    if not held_out or not (folder / "train").is_dir():
+        return {}
+    names = {name: "test" if name == held_out[0] else "validation" for name in held_out}
+    if len(held_out) > 2:
+        raise ValueError(f"{folder} holds both val/ and validation/: remove one")
+    return {"train": "train", **names}
+
+
+def _tree(folder: Path, part: str, split: str | None) -> Iterator[_File]:
+    for class_folder in (folder / part).iterdir():
+        if not class_folder.is_dir() or class_folder.name.startswith("."):
+            continue
+        for path in class_folder.rglob("*"):
+            if path.suffix.lower() in ENDINGS and path.is_file():
+                yield _File(path.relative_to(folder).as_posix(), class_folder.name, split)
+
+
+def _labelled(folder: Path, labels: Path) -> Iterator[_File]:
+    """Lines `file,class` of a label file; a first line that says just that is skipped."""
+    seen: dict[str, int] = {}
+    root = folder.resolve()
+    with labels.open(newline="", encoding="utf-8-sig") as lines:
+        reader = csv.reader(lines)
+        for row in reader:
+            where = f"{labels}, line {reader.line_num}"
+            if not row or (reader.line_num == 1 and row == ["file", "class"]):
+                continue
+            if len(row) != 2 or not all(cell.strip() for cell in row):
+                raise ValueError(f"{where}: {','.join(row)!r} is not file,class: correct it")
+            path = (root / row[0].strip()).resolve()
+            if not path.is_relative_to(root):
+                raise ValueError(f"{where}: {row[0]!r} is outside {folder}: name files inside it")
+            name = path.relative_to(root).as_posix()
+            if name in seen:
+                raise ValueError(
+                    f"{where}: {row[0]!r} is listed before, in line {seen[name]}: keep one of them"
+                )
+            if not path.is_file():
+                raise FileNotFoundError(f"{where}: {path} is missing: add it or remove the line")
+            seen[name] = reader.line_num
+            yield _File(name, row[1].strip(), None)
+
+
+def _split_by_hash(files: Sequence[_File], test_fraction: float) -> list[str]:
+    """A split for each file; a class keeps the picture whose hash is largest for training."""
+    hashes = [
+        int.from_bytes(hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).digest()[:8])
+        for file in files
+    ]
+    kept: defaultdict[str, int] = defaultdict(int)
+    for file, value in zip(files, hashes, strict=True):
+        kept[file.class_name] = max(kept[file.class_name], value)
+    return [
+        file.split
+        or ("test" if value < test_fraction * 2**64 and value < kept[file.class_name] else "train")
+        for file, value in zip(files, hashes, strict=True)
+    ]
+
+
+def _keys(files: Sequence[_File]) -> Iterator[str]:
+    """A webdataset key a file: its path without ending; made unique, and short enough for tar."""
+    seen: set[str] = set()
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
+        stem = name.rpartition(".")[0].replace(".", "_") or "_"
+        key = f"{folder}/{stem}" if folder else stem
+        encoded = key.encode("utf-8", "surrogateescape")
+        if len(encoded) > _MAX_KEY_BYTES or not key.isprintable():
+            key = hashlib.sha256(encoded).hexdigest()[:32]
+        if key in seen:
+            suffix = hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).hexdigest()
+            key = f"{key}~{suffix[:8]}"
+        seen.add(key)
+        yield key

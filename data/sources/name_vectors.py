@@ -1,0 +1,52 @@
+"""Vectors of classes from the words of their names, so that similar names lie close."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+_SHARED_DIM = 48
+_REST_DIM = 16
+
+
+def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
+    """Words of each of K classes -> float32 [K, D] with rows of length 1, D <= 64.
+
+    Counts weighted by inverse document frequency. The strongest directions of the words that
+    classes share (latent semantic analysis, Deerwester et al. 1990) make most of the dimensions; a
+    random projection of what they leave out makes the rest, so that names that differ in rare words
+    only stay apart. Equal words give equal vectors.
+    """
+    frequency = Counter(word for row in words for word in set(row))
+    # Shared words first: only they need the eigenvectors, and most words are not among them.
+    vocabulary = sorted(frequency, key=lambda word: (frequency[word] == 1, word))
+    num_shared = sum(count > 1 for count in frequency.values())
+    column = {word: i for i, word in enumerate(vocabulary)}
+    table = np.zeros((len(words), len(vocabulary)))
+    for row, names in enumerate(words):
+        for word, count in Counter(names).items():
+            table[row, column[word]] = count * (np.log(len(words) / frequency[word]) + 1)
+    table /= np.linalg.norm(table, axis=1, keepdims=True)
+    shared = table[:, :num_shared]
+    basis = _strongest_directions(shared)
+    rest = np.hstack([shared - (shared @ basis) @ basis.T, table[:, num_shared:]])
+    noise = np.random.Generator(np.random.Philox(key=0)).standard_normal((len(column), _REST_DIM))
+    vectors = np.hstack([shared @ basis, rest @ noise / _REST_DIM**0.5])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors.round(6).astype(np.float32)
+
+
+def _strongest_directions(table: np.ndarray) -> np.ndarray:
+    """Eigenvectors [V, D] of the D largest eigenvalues; the largest entry of each is positive."""
+    _, directions = np.linalg.eigh(table.T @ table)
+    basis = directions[:, ::-1][:, :_SHARED_DIM]
+    if not basis.size:
+        return basis
+    largest = np.abs(basis).argmax(axis=0)
+    return basis * np.sign(basis[largest, np.arange(basis.shape[1])])
+
+
+def split_words(name: str) -> list[str]:
+    """LATIN SMALL LETTER E-BAR -> latin, small, letter, e, bar."""
+    return re.findall(r"[a-z0-9]+", name.lower())

@@ -1,0 +1,1 @@
+"""The `kway` command, the recipes it ships, and how it starts processes."""

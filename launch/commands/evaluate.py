@@ -1,0 +1,35 @@
+"""`kway eval`: measures the newest model of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+
+def evaluate(run: Annotated[Path, typer.Argument(help="a run's folder")]) -> None:
+    """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
+    from data import open_split
+    from trainer.evaluation import evaluate_split, save_evaluation
+    from trainer.trained import open_trained
+    from trainer.world import open_world
+
+    with open_world() as world, Progress(console=Console(stderr=True)) as bar:
+        trained = open_trained(run, world)
+        recipe = trained.recipe
+        with open_split(recipe.data.shards, recipe.data.eval_split) as split:
+            task = bar.add_task("evaluating", total=len(split))
+        result = evaluate_split(
+            trained.task,
+            recipe,
+            world,
+            label_vectors=trained.label_vectors,
+            progress=lambda samples: bar.advance(task, samples),
+        )
+        save_evaluation(trained.folder.evaluations, result, step=trained.step)
+    table = Table("measure", "value", title=f"{run} at step {trained.step}")
+    for name, value in result.metrics.items():
+        table.add_row(name, f"{value:.4f}")
+    Console().print(table, f"{result.num_samples} samples of split {recipe.data.eval_split}")

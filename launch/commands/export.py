@@ -1,0 +1,20 @@
+"""`kway export`: a run's newest model as a bundle that `kway serve` and `kway query` open."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="a run's folder")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="the bundle's folder")],
+    force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
+) -> None:
+    """Write a run's newest model as a bundle."""
+    from trainer.export import export_run
+    from trainer.world import open_world
+
+    with open_world("cpu") as world:
+        export_run(run, out, world, force=force)
+    print(f"{out} is ready: kway serve {out}")

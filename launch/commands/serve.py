@@ -1,0 +1,77 @@
+"""`kway serve`: a bundle behind HTTP on this machine, until a signal ends it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serving.config import ServingConfig
+
+_DEFAULTS = ServingConfig()
+
+
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="bundle folder, made by `kway export`")],
+    host: Annotated[str, typer.Option(help="address to listen on")] = _DEFAULTS.host,
+    port: Annotated[
+        int, typer.Option(help="port to listen on; 0: any free one", min=0, max=65535)
+    ] = _DEFAULTS.port,
+    replicas: Annotated[
+        int, typer.Option(help="processes that each hold the model", min=1)
+    ] = _DEFAULTS.replicas,
+    threads: Annotated[
+        int | None, typer.Option(help="torch threads a replica; default: share the cores", min=1)
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(help="pictures in one forward pass", min=1)
+    ] = _DEFAULTS.batch_size,
+    batch_wait: Annotated[
+        float, typer.Option(help="seconds an idle replica waits for a batch to fill", min=0)
+    ] = _DEFAULTS.batch_wait_seconds,
+    max_requests: Annotated[
+        int, typer.Option(help="requests in progress a replica; beyond it: 429", min=1)
+    ] = _DEFAULTS.max_requests,
+    max_inputs: Annotated[
+        int, typer.Option(help="pictures in one request", min=1)
+    ] = _DEFAULTS.max_inputs,
+    max_body_mib: Annotated[float, typer.Option(help="MiB of one request's body", min=0.001)] = (
+        _DEFAULTS.max_body_bytes / 2**20
+    ),
+    timeout: Annotated[
+        float, typer.Option(help="seconds that one request may take", min=0.1)
+    ] = _DEFAULTS.request_timeout_seconds,
+) -> None:
+    """Serve a bundle with Ray: POST /v1/query, GET /v1/classes, /v1/model, /health, /metrics."""
+    # Heavy imports wait for the command that needs them.
+    from serving.model import picture_settings
+    from serving.server import StopSignal, free_port, running
+    from trainer.bundle import Bundle
+
+    config = ServingConfig(
+        host=host,
+        port=port,
+        replicas=replicas,
+        threads=threads,
+        batch_size=batch_size,
+        batch_wait_seconds=batch_wait,
+        max_requests=max_requests,
+        max_inputs=max_inputs,
+        max_body_bytes=int(max_body_mib * 2**20),
+        request_timeout_seconds=timeout,
+    )
+    free_port(host, port)
+    with Bundle.open(bundle) as opened:  # a bad bundle is an error now, not after Ray's start
+        first = opened.names.names[0]
+        picture_settings(opened)
+    stop = StopSignal()
+    with running(bundle, config) as url:
+        typer.echo(f"ready: {url}  (documentation at {url}/docs, Ctrl-C ends it)")
+        typer.echo(_curl(url, first))
+        stop.hold(url)
+        typer.echo("stopping")
+
+
+def _curl(url: str, name: str) -> str:
+    """A line to paste into a shell, whatever characters the class name has."""
+    quoted = "'" + name.replace("'", "'\\''") + "'"
+    return f"curl {url}/v1/query --form-string classes={quoted} -F images=@picture.png"

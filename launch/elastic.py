@@ -1,0 +1,44 @@
+"""Starts the ranks of a training run on this machine through torch's elastic API.
+
+torchrun turns every worker's exit code into 1; this returns the code that counts.
+"""
+
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+EXIT_FAILED = 1
+
+
+def run_ranks(module: str, arguments: Sequence[str], *, num_processes: int) -> int:
+    """Run `python -m module arguments…` as `num_processes` ranks; the first failure's exit code."""
+    # The ranks' own line says what is wrong; the agent's report would bury it.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logging.getLogger("torch.distributed.launcher").setLevel(logging.CRITICAL)
+    # As torchrun does: without it each rank starts a thread a core in every library.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.2,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
+    except ChildFailedError as failure:
+        code: int = failure.get_first_failure()[1].exitcode
+        return code if code > 0 else EXIT_FAILED
+    except SignalException as stopped:
+        return 128 + int(stopped.sigval)
+    return 0

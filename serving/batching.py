@@ -1,0 +1,100 @@
+"""Batches formed across requests: pictures that arrive while the model works make the next one.
+
+The forward pass runs in a thread of its own, so that the event loop stays free.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class QueueFullError(Exception):
+    """More inputs wait for the model than its owner allows."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    picture: Tensor
+    result: asyncio.Future[Tensor]
+
+
+class Batcher:
+    """Collects single inputs into batches for `forward`: sequence of inputs -> tensor [B, ...].
+
+    Used from one event loop. An idle batcher starts at once, or after `wait_seconds`.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Sequence[Tensor]], Tensor],
+        *,
+        batch_size: int,
+        wait_seconds: float,
+        max_queued: int,
+    ) -> None:
+        self._forward = forward
+        self._batch_size, self._wait_seconds, self._max_queued = (
+            batch_size,
+            wait_seconds,
+            max_queued,
+        )
+        self._queue: deque[_Waiting] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="forward")
+        self._worker: asyncio.Task[None] | None = None
+        self._started: float | None = None
+
+    async def submit(self, pictures: Sequence[Tensor]) -> Tensor:
+        """Inputs -> their rows of `forward`'s result [len(pictures), ...].
+
+        Raises QueueFullError when they do not fit the queue; what `forward` raises comes out here.
+        """
+        if len(self._queue) + len(pictures) > self._max_queued:
+            raise QueueFullError
+        loop = asyncio.get_running_loop()
+        waiting = [_Waiting(picture, loop.create_future()) for picture in pictures]
+        self._queue.extend(waiting)
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work())
+        try:
+            return torch.stack(await asyncio.gather(*(one.result for one in waiting)))
+        finally:
+            for one in waiting:  # a client that left must not cost a forward pass
+                one.result.cancel()
+
+    def seconds_in_forward(self) -> float:
+        """How long the batch in progress has taken so far; 0 when idle."""
+        return 0.0 if self._started is None else time.monotonic() - self._started
+
+    async def _work(self) -> None:
+        if self._wait_seconds and len(self._queue) < self._batch_size:
+            await asyncio.sleep(self._wait_seconds)
+        while batch := self._next_batch():
+            self._started = time.monotonic()
+            try:
+                rows = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, self._forward, [one.picture for one in batch]
+                )
+            except Exception as error:  # belongs to the requests of this batch; the next goes on
+                for one in batch:
+                    if not one.result.done():
+                        one.result.set_exception(error)
+            else:
+                for one, row in zip(batch, rows, strict=True):
+                    if not one.result.done():
+                        one.result.set_result(row)
+            finally:
+                self._started = None
+
+    def _next_batch(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        while self._queue and len(batch) < self._batch_size:
+            one = self._queue.popleft()
+            if not one.result.done():
+                batch.append(one)
+        return batch

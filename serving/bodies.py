@@ -1,0 +1,176 @@
+"""What a client sent -> a checked query. Nothing is read beyond the limits of the server.
+
+Bodies are parsed here and not by the framework: bad UTF-8, deep JSON and endless bodies then get
+an answer of 4xx, each with its reason.
+"""
+
+import base64
+import binascii
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from serving.config import ServingConfig
+from serving.errors import ApiError, describe_invalid
+
+
+class QueryBody(BaseModel):
+    """Is each picture of these classes?"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    classes: list[StrictStr | StrictInt] = Field(min_length=1, description="class names, or ids")
+    images: list[StrictStr] | None = Field(
+        None, description="picture files (JPEG, PNG, WebP, BMP, GIF) in base64"
+    )
+    texts: list[StrictStr] | None = Field(None, description="for models of texts")
+    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="decide by the threshold that reached this recall in validation"
+    )
+    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        None, description="decide by this logit; not together with recall"
+    )
+
+
+@dataclass(frozen=True)
+class Query:
+    """A request whose form is right; classes and pictures are not looked at yet."""
+
+    classes: list[str | int]
+    pictures: list[bytes]
+    recall: float | None
+    threshold: float | None
+
+
+async def read_query(request: Request, limits: ServingConfig) -> Query:
+    """Read and check the body of `POST /v1/query`, JSON or multipart.
+
+    Raises ApiError (400, 413, 415, 422) with the reason.
+    """
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    body = _bounded(request, limits.max_body_bytes)
+    match kind:
+        case "multipart/form-data":
+            query = await _from_form(request, body, limits)
+        case "application/json" | "":
+            query = _from_json(b"".join([part async for part in body]))
+        case _:
+            raise ApiError(
+                415,
+                "unknown_content_type",
+                f"send application/json or multipart/form-data, not {kind[:80]!r}",
+            )
+    _check_counts(query, limits)
+    return query
+
+
+async def _bounded(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
+    """The body's parts; too long a body is refused by its stated length, or where it exceeds it."""
+    too_large = ApiError(
+        413, "body_too_large", f"the body is over {limit} bytes: send fewer or smaller pictures"
+    )
+    stated = request.headers.get("content-length", "0")
+    if not stated.isdecimal() or int(stated[:20]) > limit:
+        raise too_large
+    received = 0
+    async for part in request.stream():
+        received += len(part)
+        if received > limit:
+            raise too_large
+        yield part
+
+
+def _from_json(raw: bytes) -> Query:
+    if not raw.strip():
+        raise ApiError(
+            400, "empty_body", 'the body is empty: send {"classes": […], "images": ["<base64>", …]}'
+        )
+    try:
+        body = QueryBody.model_validate_json(raw)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False)
+        if errors[0]["type"] == "json_invalid":
+            raise ApiError(400, "invalid_json", describe_invalid(errors)) from error
+        raise ApiError(422, "invalid_query", describe_invalid(errors)) from error
+    if body.texts is not None:
+        raise ApiError(422, "not_a_text_model", "this model reads pictures: send images, not texts")
+    pictures = [_from_base64(text, place) for place, text in enumerate(body.images or [])]
+    return Query(list(body.classes), pictures, body.recall, body.threshold)
+
+
+def _from_base64(text: str, place: int) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ApiError(
+            400, "invalid_base64", f"images[{place}] is not base64 of a picture file ({error})"
+        ) from error
+
+
+async def _from_form(
+    request: Request, body: AsyncGenerator[bytes, None], limits: ServingConfig
+) -> Query:
+    parser = MultiPartParser(
+        request.headers,
+        body,
+        max_files=limits.max_inputs + 1,
+        max_fields=limits.max_classes + 3,
+    )
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, UnicodeError) as error:
+        reason = getattr(error, "message", None) or "damaged"
+        raise ApiError(
+            400, "invalid_form", f"the multipart form cannot be read: {reason}"
+        ) from error
+    try:
+        return await _read_form(form)
+    finally:
+        await form.close()
+
+
+async def _read_form(form: FormData) -> Query:
+    unknown = sorted(set(form) - {"classes", "images", "recall", "threshold"})
+    if unknown:
+        raise ApiError(
+            422,
+            "invalid_query",
+            f"unknown field {unknown[0][:80]!r}: send classes, images, recall or threshold",
+        )
+    fields = {
+        name: [value for value in form.getlist(name) if isinstance(value, str)]
+        for name in ("classes", "recall", "threshold")
+    }
+    values: dict[str, object] = {"classes": fields["classes"]}
+    for name in ("recall", "threshold"):
+        if fields[name]:
+            values[name] = fields[name][-1]
+    try:
+        body = QueryBody.model_validate(values)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False)
+        raise ApiError(422, "invalid_query", describe_invalid(errors)) from error
+    files = form.getlist("images")
+    for place, file in enumerate(files):
+        if not isinstance(file, UploadFile):
+            raise ApiError(400, "invalid_form", f"images[{place}] is no file: send its bytes")
+    pictures = [await file.read() for file in files if isinstance(file, UploadFile)]
+    return Query(list(body.classes), pictures, body.recall, body.threshold)
+
+
+def _check_counts(query: Query, limits: ServingConfig) -> None:
+    if not query.pictures:
+        raise ApiError(400, "no_input", "there is no picture in the request: send images")
+    for name, count, limit in (
+        ("pictures", len(query.pictures), limits.max_inputs),
+        ("classes", len(query.classes), limits.max_classes),
+    ):
+        if count > limit:
+            raise ApiError(
+                413, f"too_many_{name}", f"{count} {name} in one request, at most {limit}: split it"
+            )

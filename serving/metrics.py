@@ -1,0 +1,50 @@
+"""What a replica counts, with `ray.serve.metrics`: Ray's agent on each node adds up and exports.
+
+A prometheus_client registry inside a replica would answer for that replica alone.
+The page that shows the counts is `serving/metrics_page.py`.
+"""
+
+import ray
+from ray.serve.metrics import Counter, Histogram
+
+from serving.metrics_page import EXACT_SECONDS
+
+_SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
+
+
+class QueryMetrics:
+    """Counters of one replica; made inside it."""
+
+    def __init__(self) -> None:
+        self._requests = Counter(
+            "kway_query_requests_total",
+            description="Requests to /v1/query by outcome: ok, or the error's code.",
+            tag_keys=("outcome",),
+        )
+        self._inputs = Counter(
+            "kway_query_inputs_total", description="Inputs that the model has answered about."
+        )
+        self._seconds = Histogram(
+            "kway_query_seconds",
+            description="Time from a request's head to its answer, refusals included.",
+            boundaries=_SECONDS_BUCKETS,
+        )
+        self._exact_seconds = Counter(EXACT_SECONDS, description="Sum of kway_query_seconds.")
+
+    def count(self, *, outcome: str, inputs: int, seconds: float) -> None:
+        """Count one finished request."""
+        self._requests.inc(1, tags={"outcome": outcome})
+        if inputs:
+            self._inputs.inc(inputs)
+        self._seconds.observe(seconds)
+        if seconds > 0:
+            self._exact_seconds.inc(seconds)
+
+
+def agent_pages() -> list[str]:
+    """The URLs of the Ray agents' metric pages, one a node. Call it inside Ray; it blocks."""
+    return [
+        f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        for node in ray.nodes()
+        if node["Alive"]
+    ]

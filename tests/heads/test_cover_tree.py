@@ -1,0 +1,277 @@
+"""The cover tree's invariants, and the label trees that it becomes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heads.tree import CoverTree, LabelTree, build_cover_tree
+
+BASES = (1.05, 1.3, 2.0, 10.0)
+CLOSE = 1 + 1e-9  # the tests measure distances by another formula than the code
+
+
+def rows_of(kind: str, rng: np.random.Generator) -> np.ndarray:
+    num, dim = int(rng.integers(1, 60)), int(rng.integers(1, 8))
+    rows = rng.normal(size=(num, dim))
+    match kind:
+        case "clustered":
+            return rows[rng.integers(0, num, 80)] + 0.01 * rng.normal(size=(80, dim))
+        case "duplicated":
+            return rows[rng.integers(0, num, 80)]
+        case "zeros":
+            return rows * (rng.random((num, 1)) < 0.6)
+        case "parallel":
+            return rows[rng.integers(0, num, 80)] * rng.uniform(0.1, 9, (80, 1))
+        case "one":
+            return np.repeat(rows[:1], 7, axis=0)
+    return rows
+
+
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(norms > 0, norms, 1)
+
+
+def distances(rows: np.ndarray, metric: str = "cosine") -> np.ndarray:
+    points = unit_rows(rows) if metric == "cosine" else rows
+    return np.linalg.norm(points[:, None] - points[None], axis=2)
+
+
+def path(parent: np.ndarray, node: int) -> list[int]:
+    """`node` and its ancestors."""
+    return [node, *(path(parent, parent[node]) if parent[node] >= 0 else [])]
+
+
+def check_invariants(tree: CoverTree, distance: np.ndarray) -> None:
+    scaled = distance * tree.scale
+    level, parent, base = tree.level, tree.center_parent, tree.base
+    rounding = 1e-14 * tree.scale * max(1.0, distance.max())
+    assert level[tree.root] == 0
+    assert np.flatnonzero(parent < 0).tolist() == [tree.root]
+    assert level.min() == 0
+    assert (level == 0).sum() == 1
+    if scaled.max() > rounding:
+        assert scaled[tree.root].max() == pytest.approx(1 / base)
+    for i in np.flatnonzero(parent >= 0):
+        assert level[parent[i]] < level[i], "nesting: a parent appears before its child"
+        assert scaled[i, parent[i]] <= base ** -float(level[i]) * CLOSE + rounding
+        net_above = np.flatnonzero(level < level[i])
+        assert scaled[i, parent[i]] <= scaled[i, net_above].min() * CLOSE + rounding
+    twins = level == level.max()
+    has_twins = (scaled[twins, parent[twins]] <= rounding).any()
+    for net_level in np.unique(level)[: -1 if has_twins else None]:
+        net = np.flatnonzero(level <= net_level)
+        radius = base ** -(net_level + 1.0)
+        apart = scaled[np.ix_(net, net)] + np.diag(np.full(len(net), np.inf))
+        assert apart.min() * CLOSE > radius, "separation"
+        assert scaled[:, net].min(1).max() <= radius * CLOSE + rounding, "covering"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(["random", "clustered", "duplicated", "zeros", "parallel", "one"]),
+    base=st.sampled_from(BASES),
+    metric=st.sampled_from(["cosine", "euclidean"]),
+)
+def test_nets_are_nested_separated_and_covering_and_parents_near(seed, kind, base, metric):
+    rows = rows_of(kind, np.random.default_rng(seed))
+    tree = build_cover_tree(rows, base=base, metric=metric)
+    assert len(tree.level) == len(rows)
+    check_invariants(tree, distances(rows, metric))
+    check_label_trees(tree)
+
+
+def naive_vtree(tree: CoverTree) -> dict[object, object]:
+    """Parent of each class and pseudoclass, from the explicit tree with one-child nodes skipped."""
+    explicit: dict[object, object] = {}
+    bottom = int(tree.level.max()) + 1
+    for c, first in enumerate(tree.level):
+        above = int(tree.center_parent[c])
+        explicit[(c, int(first))] = (above, int(first) - 1) if above >= 0 else None
+        for level in range(int(first) + 1, bottom + 1):
+            explicit[(c, level)] = (c, level - 1)
+    children = list(explicit.values())
+    inner = {node for node in explicit if children.count(node) >= 2}
+    leaves = {c: (c, bottom) for c in range(len(tree.level))}
+
+    def kept_above(node):
+        while (node := explicit[node]) is not None and node not in inner:
+            pass
+        return node
+
+    return {node: kept_above(node) for node in inner} | {
+        c: kept_above(leaf) for c, leaf in leaves.items()
+    }
+
+
+def check_label_trees(tree: CoverTree) -> None:
+    num_classes = len(tree.level)
+    utree, vtree = tree.utree(), tree.vtree()
+    assert utree.num_nodes == utree.num_classes == num_classes
+    assert vtree.num_classes == num_classes
+    assert vtree.num_nodes < 2 * num_classes
+    assert sorted(vtree.class_order) == list(range(num_classes))
+    assert np.array_equal(vtree.has_children, vtree.class_of_node < 0), "classes are the leaves"
+    assert (vtree.num_children[vtree.class_of_node < 0] >= 2).all()
+    for c in range(num_classes):
+        nodes = utree.ancestors(int(utree.node_of_class[c]))
+        assert utree.class_of_node[nodes].tolist() == path(tree.center_parent, c)[:0:-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(["random", "clustered", "duplicated", "one"]),
+    base=st.sampled_from(BASES[1:]),
+)
+def test_vtree_is_the_explicit_cover_tree_without_its_one_child_nodes(seed, kind, base):
+    tree = build_cover_tree(rows_of(kind, np.random.default_rng(seed))[:25], base=base)
+    naive = naive_vtree(tree)
+    number = {node: i for i, node in enumerate(naive)}
+    expected = LabelTree.from_parents(
+        [number[above] if above is not None else -1 for above in naive.values()],
+        [node if isinstance(node, int) else -1 for node in naive],
+    )
+    assert tree.vtree().digest() == expected.digest()
+
+
+def test_rows_are_sums_of_u_and_the_bound_of_lemma_2_holds():
+    rng = np.random.default_rng(5)
+    weights = rng.normal(size=(200, 6)) * rng.uniform(0, 3, (200, 1))
+    for base in BASES:
+        tree = build_cover_tree(rng.normal(size=(200, 4)), base=base)
+        parent = tree.center_parent
+        # Paper 000, eq 2 with its sign mended: u_i = w_i - w_parent(i).
+        u = np.where(parent[:, None] < 0, weights, weights - weights[parent])
+        label_tree = tree.utree()
+        nodes = u[label_tree.class_of_node]
+        for c in range(200):
+            node = int(label_tree.node_of_class[c])
+            summed = nodes[[*label_tree.ancestors(node), node]].sum(0)  # eq 3
+            assert summed == pytest.approx(weights[c], abs=1e-12)
+        bound = np.linalg.norm(weights, axis=1).max()
+        assert np.linalg.norm(u) <= 2 * np.sqrt(200) * bound  # eq 11
+
+
+def test_one_class_is_one_node():
+    tree = build_cover_tree([[3.0, 4.0]])
+    assert tree.center_parent.tolist() == [-1]
+    assert tree.level.tolist() == [0]
+    for label_tree in (tree.utree(), tree.vtree()):
+        assert label_tree.parent.tolist() == [-1]
+        assert label_tree.class_of_node.tolist() == [0]
+
+
+def test_two_classes_hang_at_distance_one_over_base():
+    tree = build_cover_tree([[1.0, 0.0], [0.0, 1.0]], base=2)
+    assert tree.center_parent.tolist() == [-1, 0]
+    assert tree.level.tolist() == [0, 1]
+    assert tree.scale == pytest.approx(1 / (2 * np.sqrt(2)))
+    assert tree.vtree().parent.tolist() == [-1, 0, 0]
+    assert tree.vtree().class_of_node.tolist() == [-1, 0, 1]
+
+
+def test_equal_classes_share_one_pseudoclass():
+    tree = build_cover_tree(np.ones((5, 3)))
+    assert tree.center_parent.tolist() == [-1, 0, 0, 0, 0]
+    assert tree.vtree().parent.tolist() == [-1, 0, 0, 0, 0, 0]
+    assert build_cover_tree(np.zeros((5, 3))).center_parent.tolist() == [-1, 0, 0, 0, 0]
+
+
+def test_a_duplicate_hangs_under_its_equal_one_level_below_the_deepest():
+    tree = build_cover_tree([[0.0], [8.0], [1.0], [8.0]], base=2, metric="euclidean")
+    assert tree.center_parent.tolist() == [2, 2, -1, 1]
+    assert tree.level.tolist() == [3, 1, 0, 4]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_parallel_vectors_are_equal_under_the_cosine_in_every_type(dtype):
+    rng = np.random.default_rng(1)
+    directions = rng.normal(size=(10, 50))
+    rows = (directions[np.arange(40) % 10] * rng.uniform(0.5, 3, (40, 1))).astype(dtype)
+    tree = build_cover_tree(rows)
+    twins = np.flatnonzero(tree.level == tree.level.max())
+    assert len(twins) == 30
+    assert (tree.center_parent[twins] % 10 == twins % 10).all()
+
+
+def test_length_of_vectors_matters_only_to_the_euclidean_metric():
+    rows = np.random.default_rng(2).normal(size=(30, 3))
+    lengths = np.exp(np.random.default_rng(3).normal(size=(30, 1)))
+    assert build_cover_tree(rows).level.tolist() == build_cover_tree(rows * lengths).level.tolist()
+    one = build_cover_tree(rows, metric="euclidean")
+    other = build_cover_tree(rows * lengths, metric="euclidean")
+    assert one.level.tolist() != other.level.tolist()
+
+
+@pytest.mark.parametrize("factor", [1e-200, 1e200])
+def test_very_small_and_large_numbers_keep_their_tree(factor):
+    rows = np.random.default_rng(4).normal(size=(30, 3))
+    for metric in ("cosine", "euclidean"):
+        tree = build_cover_tree(rows, metric=metric)
+        scaled = build_cover_tree(rows * factor, metric=metric)
+        assert scaled.center_parent.tolist() == tree.center_parent.tolist()
+        assert scaled.level.tolist() == tree.level.tolist()
+
+
+def test_a_smaller_base_makes_a_taller_tree():
+    rows = np.random.default_rng(6).normal(size=(300, 5))
+    depths = [build_cover_tree(rows, base=base).vtree().depth.mean() for base in (1.2, 2, 10)]
+    assert depths[0] > depths[1] > depths[2]
+
+
+def test_clusters_are_subtrees_of_the_vtree():
+    rng = np.random.default_rng(7)
+    cluster = rng.permutation(np.arange(200) % 20)
+    rows = rng.normal(size=(20, 32))[cluster] + 0.01 * rng.normal(size=(200, 32))
+    tree = build_cover_tree(rows).vtree()
+    above = [tree.ancestors(int(node)).tolist() for node in tree.node_of_class]
+    for members in (np.flatnonzero(cluster == c).tolist() for c in range(20)):
+        lowest_common = max(set.intersection(*(set(above[i]) for i in members)))
+        assert [i for i in range(200) if lowest_common in above[i]] == members
+
+
+def test_permuted_classes_give_the_same_tree_with_permuted_names():
+    rng = np.random.default_rng(8)
+    rows = rng.normal(size=(150, 6))
+    shuffle = rng.permutation(150)
+    tree, other = build_cover_tree(rows), build_cover_tree(rows[shuffle])
+    assert other.level.tolist() == tree.level[shuffle].tolist()
+    expected = [shuffle.tolist().index(p) if p >= 0 else -1 for p in tree.center_parent[shuffle]]
+    assert other.center_parent.tolist() == expected
+
+
+def test_same_vectors_give_the_same_tree_twice():
+    rows = np.random.default_rng(9).integers(-1, 2, size=(300, 4))  # full of ties
+    assert build_cover_tree(rows).vtree().digest() == build_cover_tree(rows).vtree().digest()
+
+
+def test_ties_go_to_the_lowest_class_id():
+    square = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])
+    tree = build_cover_tree(square, metric="euclidean")
+    assert tree.root == 0
+    assert tree.level.tolist() == [0, 2, 2, 1]
+    assert tree.center_parent.tolist() == [-1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([[1.0], [np.nan]], {}, "class 1 holds NaN"),
+        ([[1.0], [2.0], [np.inf]], {}, "class 2 holds NaN or infinity"),
+        (np.ones((0, 3)), {}, "shape"),
+        (np.ones((3, 0)), {}, "shape"),
+        (np.ones(3), {}, "shape"),
+        (np.array([["a"]]), {}, "real numbers"),
+        (np.array([[1j]]), {}, "real numbers"),
+        ([[1.0]], {"base": 1.0}, "base is 1.0"),
+        ([[1.0]], {"base": float("nan")}, "base is nan"),
+        ([[1.0]], {"metric": "manhattan"}, "'manhattan': use cosine or euclidean"),
+    ],
+)
+def test_bad_input_is_refused(rows, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build_cover_tree(rows, **options)
+    assert "\n" not in str(error.value)

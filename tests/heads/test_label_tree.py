@@ -1,0 +1,195 @@
+"""The label tree's numbering, its checks and what is derived from it."""
+
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heads.tree import LabelTree
+
+
+def random_forest(seed: int, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """A forest in arbitrary numbering; all leaves and some inner nodes carry a class."""
+    rng = np.random.default_rng(seed)
+    parent = np.array([rng.integers(-1, i) if i else -1 for i in range(num_nodes)])
+    leaf = np.bincount(parent[parent >= 0], minlength=num_nodes) == 0
+    carries = leaf | (rng.random(num_nodes) < 0.3)
+    classes = np.full(num_nodes, -1)
+    classes[carries] = rng.permutation(carries.sum())
+    return renumbered(parent, classes, rng.permutation(num_nodes))
+
+
+def renumbered(parent, classes, new_number) -> tuple[np.ndarray, np.ndarray]:
+    new_parent, new_classes = np.empty_like(parent), np.empty_like(classes)
+    new_parent[new_number] = np.where(parent < 0, -1, new_number[parent])
+    new_classes[new_number] = classes
+    return new_parent, new_classes
+
+
+def naive_preorder(parent: np.ndarray, classes: np.ndarray) -> tuple[list[int], list[int]]:
+    """The definition, by recursion: (parent, class) of nodes in canonical pre-order."""
+
+    def children(node: int) -> list[int]:
+        found = [i for i, p in enumerate(parent) if p == node]
+        return sorted(found, key=least)
+
+    def least(node: int) -> int:
+        own = [classes[node]] if classes[node] >= 0 else []
+        return min(own + [least(i) for i, p in enumerate(parent) if p == node])
+
+    new_parent: list[int] = []
+    new_classes: list[int] = []
+
+    def visit(node: int, above: int) -> None:
+        number = len(new_parent)
+        new_parent.append(above)
+        new_classes.append(classes[node])
+        for child in children(node):
+            visit(child, number)
+
+    for root in children(-1):
+        visit(root, -1)
+    return new_parent, new_classes
+
+
+def naive_path(parent, node: int) -> list[int]:
+    path: list[int] = []
+    while parent[node] >= 0:
+        node = parent[node]
+        path.insert(0, node)
+    return path
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(1, 25))
+def test_any_numbering_becomes_the_canonical_depth_first_pre_order(seed, num_nodes):
+    parent, classes = random_forest(seed, num_nodes)
+    tree = LabelTree.from_parents(parent, classes)
+    expected_parent, expected_classes = naive_preorder(parent, classes)
+    assert tree.parent.tolist() == expected_parent
+    assert tree.class_of_node.tolist() == expected_classes
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(1, 60))
+def test_numbering_that_comes_in_changes_nothing(seed, num_nodes):
+    parent, classes = random_forest(seed, num_nodes)
+    again = renumbered(parent, classes, np.random.default_rng(seed + 1).permutation(num_nodes))
+    one, other = LabelTree.from_parents(parent, classes), LabelTree.from_parents(*again)
+    assert one.digest() == other.digest()
+    assert np.array_equal(one.parent, other.parent)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(1, 60))
+def test_derived_arrays_equal_their_definitions(seed, num_nodes):
+    tree = LabelTree.from_parents(*random_forest(seed, num_nodes))
+    parent = tree.parent.tolist()
+    nodes = range(num_nodes)
+    assert tree.num_nodes == num_nodes
+    assert tree.depth.tolist() == [len(naive_path(parent, i)) for i in nodes]
+    assert tree.num_children.tolist() == [parent.count(i) for i in nodes]
+    assert tree.has_children.tolist() == [i in parent for i in nodes]
+    assert [tree.ancestors(i).tolist() for i in nodes] == [naive_path(parent, i) for i in nodes]
+    assert tree.class_order.tolist() == [c for c in tree.class_of_node if c >= 0]
+    assert tree.class_of_node[tree.node_of_class].tolist() == list(range(tree.num_classes))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(2, 60), cut=st.integers(1, 59))
+def test_nodes_of_a_range_need_only_the_ancestors_of_its_first_node(seed, num_nodes, cut):
+    tree = LabelTree.from_parents(*random_forest(seed, num_nodes))
+    start = min(cut, num_nodes - 1)
+    outside = {p for i in range(start, num_nodes) for p in tree.ancestors(i) if p < start}
+    assert outside <= set(tree.ancestors(start).tolist())
+
+
+def test_dense_is_a_forest_of_roots_in_class_order():
+    tree = LabelTree.dense(4)
+    assert tree.parent.tolist() == [-1] * 4
+    assert tree.class_order.tolist() == tree.node_of_class.tolist() == [0, 1, 2, 3]
+    assert tree.depth.tolist() == tree.num_children.tolist() == [0] * 4
+    assert tree.digest() == LabelTree.from_parents([-1] * 4, range(4)).digest()
+    with pytest.raises(ValueError, match="num_classes is 0"):
+        LabelTree.dense(0)
+
+
+def test_a_long_chain_and_a_wide_star_are_numbered():
+    chain = LabelTree.from_parents(np.arange(20_000) - 1, np.arange(20_000)[::-1])
+    assert chain.parent.tolist() == list(range(-1, 19_999))
+    assert chain.depth[-1] == 19_999
+    star = LabelTree.from_parents(np.r_[-1, np.zeros(20_000, int)], np.r_[-1, np.arange(20_000)])
+    assert star.class_of_node.tolist() == [-1, *range(20_000)]
+
+
+@pytest.mark.parametrize(
+    ("parent", "classes", "message"),
+    [
+        ([], [], "at least one node"),
+        ([-1, 0], [0], "one entry a node"),
+        ([-1, 2], [0, 1], r"node 1 has parent 2, outside -1\.\.1"),
+        ([-2, 0], [0, 1], "node 0 has parent -2"),
+        ([-1, 0, 0], [-1, 0, 2], r"node 2 has class 2, outside -1\.\.1"),
+        ([-1, 0, 0], [-1, 1, 1], "nodes 1 and 2 both have class 1"),
+        ([-1, 0, 0], [-1, 0, -1], "node 2 has neither a class nor a child"),
+        ([-1, 1], [0, 1], "node 1 never reaches a root"),
+        ([-1, 3, 1, 2, 3], [0, 1, 2, 3, 4], "node 1 never reaches a root"),
+        ([-1.0, 0.0], [0, 1], "parent has shape .* give integers"),
+        ([[-1]], [0], "parent has shape"),
+    ],
+)
+def test_what_is_no_tree_is_refused_by_node(parent, classes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        LabelTree.from_parents(parent, classes)
+    assert "\n" not in str(error.value)
+
+
+def test_ancestors_of_a_node_that_is_not_there_are_refused():
+    with pytest.raises(ValueError, match="node 3 is not in a label tree of 3 nodes"):
+        LabelTree.dense(3).ancestors(3)
+
+
+def test_saved_arrays_give_the_same_tree_back(tmp_path):
+    tree = LabelTree.from_parents(*random_forest(3, 40))
+    np.savez(tmp_path / "tree.npz", **tree.arrays())
+    with np.load(tmp_path / "tree.npz", allow_pickle=False) as arrays:
+        again = LabelTree.from_arrays(arrays)
+    assert again.digest() == tree.digest()
+    assert np.array_equal(again.parent, tree.parent)
+
+
+def test_saved_arrays_keep_a_sibling_order_that_is_not_the_canonical_one():
+    tree = LabelTree.from_arrays({"parent": [-1, 0, 0], "class_of_node": [-1, 1, 0]})
+    assert tree.class_order.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"parent": [-1]}, "'class_of_node' is missing"),
+        ({"parent": [-1, 0, 0, 1], "class_of_node": [0, 1, 2, 3]}, "node 2 breaks the pre-order"),
+        ({"parent": [1, -1], "class_of_node": [0, 1]}, "breaks the pre-order"),
+        ({"parent": [1, 0], "class_of_node": [0, 1]}, "never reaches a root"),
+    ],
+)
+def test_damaged_arrays_are_refused(arrays, message):
+    with pytest.raises(ValueError, match=message):
+        LabelTree.from_arrays(arrays)
+
+
+def test_digest_tells_trees_apart_and_is_the_same_everywhere():
+    tree = LabelTree.from_parents([-1, 0, 0], [0, 1, 2])
+    content = b"kway label tree 1\0" + struct.pack("<6q", -1, 0, 0, 0, 1, 2)
+    assert tree.digest() == hashlib.sha256(content).hexdigest()[:16]
+    assert tree.digest() != LabelTree.from_parents([-1, 0, 1], [0, 1, 2]).digest()
+    assert tree.digest() != LabelTree.from_parents([-1, 0, 0], [1, 0, 2]).digest()
+
+
+def test_arrays_of_a_tree_cannot_be_written():
+    tree = LabelTree.dense(3)
+    for array in (tree.parent, tree.depth, tree.class_order, tree.has_children):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1

@@ -1,0 +1,78 @@
+"""Similarity accuracy against its definition with the whole K x K matrix."""
+
+import math
+
+import pytest
+import torch
+
+import heads.similarity
+from heads.similarity import similarity, similarity_accuracy
+
+
+def naive_matrix(vectors: torch.Tensor, lower: float) -> torch.Tensor:
+    """S_ij = max(0, (cos(v_i, v_j) - lower) / (1 - lower)), 0 beside a zero vector, 1 to itself."""
+    num = len(vectors)
+    matrix = torch.eye(num, dtype=torch.float64)
+    for i in range(num):
+        for j in range(num):
+            lengths = vectors[i].norm() * vectors[j].norm()
+            if i != j and lengths > 0:
+                cosine = (vectors[i] @ vectors[j] / lengths).item()
+                matrix[i, j] = max(0.0, (cosine - lower) / (1 - lower))
+    return matrix
+
+
+@pytest.mark.parametrize("lower", [-1.0, 0.0, 0.5, 0.99])
+@pytest.mark.parametrize("chunk", [7, 1 << 16])
+def test_similarity_equals_the_whole_matrix(lower, chunk, monkeypatch):
+    monkeypatch.setattr(heads.similarity, "_CHUNK", chunk)
+    vectors = torch.randn(12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    vectors[4] = vectors[9] = 0
+    vectors[5] = 2 * vectors[6]
+    matrix = naive_matrix(vectors, lower)
+    a, b = torch.cartesian_prod(torch.arange(12), torch.arange(12)).T
+    assert similarity(vectors, a, b, lower) == pytest.approx(matrix.flatten(), abs=1e-12)
+    sampled = torch.randint(0, 12, (2, 100), generator=torch.Generator().manual_seed(2))
+    labels, predicted = sampled
+    expected = matrix[labels, predicted].mean().item()
+    accuracy = similarity_accuracy(vectors, labels, predicted, lower)
+    assert accuracy.item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_right_answers_earn_exactly_one_in_every_type(dtype):
+    vectors = torch.randn(50, 20, generator=torch.Generator().manual_seed(3)).to(dtype)
+    vectors[7] = 0
+    classes = torch.arange(50)
+    assert (similarity(vectors, classes, classes, 0.9) == 1).all()
+    assert similarity_accuracy(vectors, classes, classes) == 1
+
+
+def test_unrelated_vectors_make_similarity_accuracy_plain_accuracy():
+    labels, predicted = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 2, 1])
+    assert similarity_accuracy(torch.eye(4), labels, predicted) == 0.5
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e30])
+def test_length_of_vectors_does_not_matter(factor):
+    vectors = torch.randn(10, 4, generator=torch.Generator().manual_seed(4))
+    a, b = torch.arange(10), torch.arange(10).flip(0)
+    assert torch.allclose(similarity(vectors * factor, a, b), similarity(vectors, a, b), atol=1e-6)
+
+
+def test_bad_input_is_refused():
+    vectors, a = torch.eye(3), torch.tensor([0, 1])
+    for lower in (1.0, -1.1, math.nan):
+        with pytest.raises(ValueError, match="lower is"):
+            similarity(vectors, a, a, lower)
+    with pytest.raises(ValueError, match="class 3 has no label vector: there are 3"):
+        similarity(vectors, a, torch.tensor([0, 3]))
+    with pytest.raises(ValueError, match="class -1 has no label vector"):
+        similarity(vectors, torch.tensor([-1, 0]), a)
+    with pytest.raises(ValueError, match="give pairs"):
+        similarity(vectors, a, torch.tensor([0]))
+    with pytest.raises(ValueError, match="no samples"):
+        similarity_accuracy(vectors, a[:0], a[:0])
+    vectors[1, 0] = math.nan
+    with pytest.raises(ValueError, match="label vector of class 1 is not finite"):
+        similarity(vectors, a, a)

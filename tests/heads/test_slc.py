@@ -1,0 +1,175 @@
+"""SLC measures against scikit-learn and against their definitions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, precision_recall_curve
+
+import heads.slc
+from heads.slc import ClassMeasures, block_measures, pooled_thresholds
+
+RECALLS = (0.5, 0.9, 0.99, 1.0)
+
+
+def naive_at_recall(true: np.ndarray, scores: np.ndarray, recall: float) -> tuple[float, float]:
+    """Threshold and precision: the largest true score at which enough true scores pass."""
+    for threshold in sorted(true, reverse=True):
+        if (true >= threshold).sum() >= recall * len(true) - 1e-9:
+            return threshold, (true >= threshold).sum() / (scores >= threshold).sum()
+    raise AssertionError
+
+
+def check_against_definitions(measures: ClassMeasures, scores, labels) -> None:
+    for row, class_id in enumerate(measures.class_ids.tolist()):
+        is_true = (labels == class_id).numpy()
+        column = scores[:, row].double().numpy()
+        assert measures.positives[row] == is_true.sum()
+        if not is_true.any():
+            assert measures.average_precision[row].isnan()
+            assert measures.precision_at[row].isnan().all()
+            assert measures.threshold[row].isnan().all()
+            continue
+        expected = average_precision_score(is_true, column)
+        assert measures.average_precision[row].item() == pytest.approx(expected, abs=1e-12)
+        precision, recall, at = precision_recall_curve(is_true, column)
+        for r, wanted in enumerate(measures.recalls):
+            threshold, naive = naive_at_recall(column[is_true], column, wanted)
+            assert measures.threshold[row, r].item() == threshold
+            assert measures.precision_at[row, r].item() == pytest.approx(naive, abs=1e-12)
+            place = np.flatnonzero(at == threshold)
+            assert precision[place] == pytest.approx(naive, abs=1e-12)
+            assert recall[place] >= wanted - 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("values", [3, 20, None], ids=["many ties", "some ties", "no ties"])
+@pytest.mark.parametrize("chunk", [1, 50, 1 << 22])
+def test_measures_equal_scikit_learn(dtype, values, chunk, monkeypatch):
+    monkeypatch.setattr(heads.slc, "_CHUNK", chunk)
+    generator = torch.Generator().manual_seed(11)
+    labels = torch.randint(0, 9, (300,), generator=generator)
+    labels[labels == 4] = 100  # class 4 has no sample; class 100 is not in the block
+    class_ids = torch.tensor([8, 0, 4, 7, 1, 2, 3])
+    scores = torch.randn(300, 7, generator=generator, dtype=dtype)
+    scores += 0.7 * (labels[:, None] == class_ids)
+    if values is not None:
+        scores = (scores * values / 6).round()
+    measures = block_measures(scores, labels, class_ids, RECALLS)
+    assert measures.threshold.dtype == dtype
+    check_against_definitions(measures, scores, labels)
+
+
+def test_one_sample_and_samples_that_are_all_of_one_class():
+    one = block_measures(torch.tensor([[2.0, 5.0]]), torch.tensor([1]), torch.tensor([0, 1]))
+    assert one.positives.tolist() == [0, 1]
+    assert one.average_precision[1] == 1
+    assert one.threshold[1].tolist() == [5, 5]
+    assert one.average_precision[0].isnan()
+    scores, labels = torch.randn(40, 1), torch.zeros(40, dtype=torch.long)
+    every = block_measures(scores, labels, torch.tensor([0]), RECALLS)
+    assert every.average_precision[0] == 1
+    check_against_definitions(every, scores, labels)
+
+
+def test_infinite_scores_are_ranked():
+    scores = torch.tensor([[math.inf, -math.inf, 1.0, math.inf, -math.inf, 0.0]]).T
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    measures = block_measures(scores, labels, torch.tensor([0]), (0.3, 0.6, 1.0))
+    assert measures.threshold[0].tolist() == [math.inf, 1.0, -math.inf]
+    assert measures.precision_at[0].tolist() == pytest.approx([1 / 2, 2 / 3, 3 / 6])
+    assert measures.average_precision[0].item() == pytest.approx((1 / 2 + 2 / 3 + 3 / 6) / 3)
+
+
+def test_a_block_without_samples_is_all_nan():
+    nothing = block_measures(torch.empty(0, 3), torch.empty(0, dtype=torch.long), torch.arange(3))
+    assert nothing.positives.tolist() == [0, 0, 0]
+    assert nothing.average_precision.isnan().all()
+    with pytest.raises(ValueError, match="no class has a sample"):
+        nothing.summary()
+
+
+def test_a_rank_without_classes_has_empty_measures_that_join():
+    labels = torch.tensor([0, 1, -1])
+    empty = block_measures(torch.empty(3, 0), labels, torch.arange(0))
+    assert empty.threshold.shape == (0, 2)
+    other = block_measures(torch.eye(3)[:, :2], labels, torch.arange(2))
+    joined = ClassMeasures.concatenate([empty, other])
+    assert joined.class_ids.tolist() == [0, 1]
+    assert joined.average_precision.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("num", "recall", "rank"),
+    [(100, 0.55, 55), (100, 0.99, 99), (101, 0.99, 100), (10, 0.9, 9), (1, 0.01, 1), (3, 1.0, 3)],
+)
+def test_threshold_is_the_true_score_of_rank_ceil_recall_times_positives(num, recall, rank):
+    true = torch.randperm(num, generator=torch.Generator().manual_seed(num)).double()
+    labels = torch.zeros(num, dtype=torch.long)
+    measures = block_measures(true[:, None], labels, torch.tensor([0]), (recall,))
+    assert measures.threshold.item() == num - rank
+    assert pooled_thresholds(true, (recall,)).item() == num - rank
+
+
+def test_blocks_in_any_order_give_what_one_block_gives():
+    generator = torch.Generator().manual_seed(12)
+    scores = torch.randn(200, 10, generator=generator).round(decimals=1)
+    labels = torch.randint(0, 10, (200,), generator=generator)
+    whole = block_measures(scores, labels, torch.arange(10))
+    order = torch.randperm(10, generator=generator)
+    joined = ClassMeasures.concatenate(
+        [block_measures(scores[:, ids], labels, ids) for ids in order.split(3)]
+    )
+    assert joined.class_ids.tolist() == list(range(10))
+    for name in ("positives", "precision_at", "threshold"):
+        assert torch.equal(getattr(joined, name), getattr(whole, name)), name
+    torch.testing.assert_close(joined.average_precision, whole.average_precision)
+    assert joined.summary() == pytest.approx(whole.summary())
+
+
+def test_summary_averages_over_the_classes_that_have_samples():
+    scores = torch.tensor([[3.0, 0.0, 9.0], [2.0, 1.0, 9.0], [1.0, 2.0, 9.0]])
+    measures = block_measures(scores, torch.tensor([0, 1, 0]), torch.arange(3), (0.5, 0.99))
+    summary = measures.summary()
+    assert list(summary) == ["auprc", "precision_at_recall_0.5", "precision_at_recall_0.99"]
+    # Class 0 ranks its samples first and third, class 1 its only one second.
+    assert summary["auprc"] == pytest.approx(((1 + 2 / 3) / 2 + 1 / 2) / 2)
+    assert summary["precision_at_recall_0.5"] == pytest.approx((1 + 1 / 2) / 2)
+    assert summary["precision_at_recall_0.99"] == pytest.approx((2 / 3 + 1 / 2) / 2)
+
+
+def test_pooled_threshold_lets_the_wanted_share_of_true_scores_pass():
+    true = torch.randn(1000, generator=torch.Generator().manual_seed(13))
+    thresholds = pooled_thresholds(true, RECALLS)
+    for recall, threshold in zip(RECALLS, thresholds, strict=True):
+        assert (true >= threshold).sum() == recall * 1000
+    assert pooled_thresholds(torch.tensor([1.0, 1.0, 0.0]), (0.5,)).tolist() == [1.0]
+
+
+def test_bad_input_is_refused():
+    scores, labels, ids = torch.randn(4, 2), torch.tensor([0, 1, 0, 1]), torch.arange(2)
+    broken = scores.clone()
+    broken[2, 1] = math.nan
+    with pytest.raises(ValueError, match="class 1 is NaN"):
+        block_measures(broken, labels, ids)
+    with pytest.raises(ValueError, match=r"shape \(4, 2\): give \[4, 3\]"):
+        block_measures(scores, labels, torch.arange(3))
+    with pytest.raises(ValueError, match="class 5 is measured twice"):
+        block_measures(scores, labels, torch.tensor([5, 5]))
+    for recall in (0.0, 1.1, math.nan):
+        with pytest.raises(ValueError, match="recall is"):
+            block_measures(scores, labels, ids, (recall,))
+    with pytest.raises(ValueError, match="no recalls"):
+        pooled_thresholds(scores, ())
+    with pytest.raises(ValueError, match="true score is NaN"):
+        pooled_thresholds(broken)
+    with pytest.raises(ValueError, match="no true scores"):
+        pooled_thresholds(torch.empty(0))
+    one, other = block_measures(scores, labels, ids), block_measures(scores, labels, ids, (0.5,))
+    with pytest.raises(ValueError, match="same recalls"):
+        ClassMeasures.concatenate([one, other])
+    with pytest.raises(ValueError, match="class 0 is measured twice"):
+        ClassMeasures.concatenate([one, one])
+    with pytest.raises(ValueError, match="at least one block"):
+        ClassMeasures.concatenate([])

@@ -1,0 +1,501 @@
+"""A real server, started by the command, asked over HTTP."""
+
+import base64
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import httpx
+import numpy as np
+import psutil
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from launch.commands import query
+from serving.answer import Answer
+from tests.tiny_bundle import NAMES, write
+
+COMMAND = """
+import sys, typer
+from launch.commands import query, serve
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command("serve")(serve.serve)
+app.command("query")(query.query)
+try:
+    app()
+except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+"""
+REPLICAS, MAX_REQUESTS, MAX_INPUTS, MAX_BODY = 2, 8, 4, 2**20
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", COMMAND, *map(str, arguments)]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
+
+
+def ask(*arguments: object) -> str:
+    """What `kway query` prints, run in this process: a process of its own costs seconds."""
+    app = typer.Typer()
+    app.command()(query.query)
+    ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if ran.exception is not None:
+        raise ran.exception
+    return ran.stdout
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    url: str
+    curl: str
+    children: list[psutil.Process]
+    errors: Path
+
+
+def start(bundle: Path, errors: Path, *options: object) -> Server:
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            command("serve", bundle, "--port", 0, *options),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    assert process.stdout is not None
+    ready = process.stdout.readline()
+    found = re.match(r"ready: (http://\S+)", ready)
+    assert found, (ready, errors.read_text())
+    children = psutil.Process(process.pid).children(recursive=True)
+    return Server(process, found[1], process.stdout.readline(), children, errors)
+
+
+def end(server: Server) -> int:
+    """Stop the server by SIGTERM, and by force what does not heed it; its exit code."""
+    if server.process.poll() is None:
+        server.process.send_signal(signal.SIGTERM)
+    try:
+        return server.process.wait(timeout=60)
+    finally:
+        for process in server.children:
+            if process.is_running():
+                process.kill()
+        server.process.kill()
+        assert server.process.stdout is not None
+        server.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("bundles") / "pets")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+    paths = [folder / f"{place}.png" for place in range(6)]
+    for path in paths:
+        cv2.imwrite(str(path), random.integers(0, 256, (20, 31, 3), dtype=np.uint8))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = start(
+        bundle,
+        tmp_path_factory.mktemp("server") / "stderr",
+        *("--max-requests", MAX_REQUESTS, "--max-inputs", MAX_INPUTS),
+        *("--max-body-mib", MAX_BODY / 2**20, "--timeout", 5, "--replicas", REPLICAS),
+    )
+    yield running
+    end(running)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as opened:
+        yield opened
+
+
+def as_json(pictures: list[Path], **fields: object) -> dict[str, object]:
+    images = [base64.b64encode(path.read_bytes()).decode() for path in pictures]
+    return {"images": images, **fields}
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str, str]:
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message"}
+    return answer.status_code, body["error"]["code"], body["error"]["message"]
+
+
+# ---------------------------------------------------------------------------- answers
+
+
+def test_json_multipart_and_the_command_give_the_answer_of_the_bundle_in_process(
+    server: Server, client: httpx.Client, bundle: Path, pictures: list[Path]
+) -> None:
+    two = pictures[:2]
+    fields = {"classes": ["samoyed", "7"], "recall": 0.9}
+    answers = [
+        client.post("/v1/query", json=as_json(two, **fields)).json(),
+        client.post(
+            "/v1/query",
+            data={
+                key: value if isinstance(value, list) else str(value)
+                for key, value in fields.items()
+            },
+            files=[("images", path.read_bytes()) for path in two],
+        ).json(),
+    ]
+    names = ("--class", "samoyed", "--class", "7")
+    for source in (server.url, bundle):
+        answers.append(json.loads(ask(source, *names, "--recall", 0.9, *two, "--json")))
+    here = answers.pop()
+    assert [len(result["verdicts"]) for result in here["results"]] == [2, 2]
+    assert [v["class_id"] for v in here["results"][1]["verdicts"]] == [2, 6]
+    assert [v["threshold_source"] for v in here["results"][0]["verdicts"]] == ["class", "pooled"]
+    logits = [v["logit"] for result in here["results"] for v in result["verdicts"]]
+    assert len(set(logits)) == 4
+    for found in answers:
+        theirs = [v.pop("logit") for result in found["results"] for v in result["verdicts"]]
+        assert theirs == pytest.approx(logits, rel=1e-5, abs=1e-6)
+    for result in here["results"]:
+        for verdict in result["verdicts"]:
+            del verdict["logit"]
+    assert all(found == here for found in answers)
+
+
+def test_concurrent_requests_of_different_classes_each_get_their_own_answer(
+    client: httpx.Client, pictures: list[Path]
+) -> None:
+    asked = [(place % len(pictures), place % len(NAMES)) for place in range(84)]
+
+    def logit_of(question: tuple[int, int]) -> float:
+        picture, wanted = question
+        answer = client.post("/v1/query", json=as_json([pictures[picture]], classes=[wanted]))
+        assert answer.status_code == 200, answer.text
+        (verdict,) = answer.json()["results"][0]["verdicts"]
+        assert verdict["class"] == NAMES[wanted]
+        return verdict["logit"]
+
+    alone = {question: logit_of(question) for question in sorted(set(asked))}
+    with ThreadPoolExecutor(MAX_REQUESTS) as threads:
+        together = list(threads.map(logit_of, asked))
+    assert together == pytest.approx([alone[question] for question in asked], rel=1e-4, abs=1e-5)
+    assert len({round(logit, 3) for logit in together}) > len(NAMES)
+
+
+def test_the_commands_table_shows_classes_and_verdicts(bundle: Path, pictures: list[Path]) -> None:
+    table = ask(bundle, "--class", "husky", "--threshold", "-1000", pictures[0])
+    assert re.search(r"husky .* -1000\.000 .* yes", table)
+
+
+def test_the_command_asks_about_more_pictures_than_one_request_may_hold(
+    server: Server, bundle: Path, pictures: list[Path]
+) -> None:
+    many = pictures * 3
+    for source in (server.url, bundle):
+        found = Answer.model_validate_json(ask(source, "--class", "husky", "--json", *many))
+        assert [result.input for result in found.results] == list(range(18))
+
+
+# ---------------------------------------------------------------------------- refusals
+
+
+def test_an_unknown_class_is_404_with_the_nearest_names(
+    client: httpx.Client, pictures: list[Path]
+) -> None:
+    answer = client.post("/v1/query", json=as_json(pictures[:1], classes=["husky", "hsky"]))
+    status, code, message = error_of(answer)
+    assert (status, code) == (404, "unknown_class")
+    assert "nearest names are 'husky'" in message
+
+
+PICTURE = base64.b64encode(b"GIF89a no").decode()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "empty_body"),
+        (b" \n", 400, "empty_body"),
+        (b"{", 400, "invalid_json"),
+        (b'{"classes": ["\xff"]}', 400, "invalid_json"),
+        (b'{"classes": ["\\ud800"], "images": ["AAAA"]}', 400, "invalid_json"),
+        (b"[" * 100_000, 400, "invalid_json"),
+        (b'{"classes": ' + b"[" * 100_000, 400, "invalid_json"),
+        (b"[]", 422, "invalid_query"),
+        (b'{"classes": [], "images": ["AAAA"]}', 422, "invalid_query"),
+        (b'{"classes": [true], "images": ["AAAA"]}', 422, "invalid_query"),
+        (b'{"classes": ["husky"], "images": ["AAAA"], "recal": 0.9}', 422, "invalid_query"),
+        (b'{"classes": ["husky"], "images": ["AAAA"], "recall": 0.5}', 422, "invalid_query"),
+        (b'{"classes": ["husky"], "images": ["AAAA"], "threshold": NaN}', 422, "invalid_query"),
+        (
+            b'{"classes": ["husky"], "images": ["AAAA"], "threshold": 1, "recall": 0.9}',
+            422,
+            "invalid_query",
+        ),
+        (b'{"classes": [99999999999999999999999], "images": ["AAAA"]}', 404, "unknown_class"),
+        (b'{"classes": ["husky"]}', 400, "no_input"),
+        (b'{"classes": ["husky"], "texts": ["a dog"]}', 422, "not_a_text_model"),
+        (b'{"classes": ["husky"], "images": ["*"]}', 400, "invalid_base64"),
+        (b'{"classes": ["husky"], "images": ["AAAA"]}', 400, "not_a_picture"),
+        (json.dumps({"classes": [0], "images": [PICTURE]}).encode(), 400, "not_a_picture"),
+        (json.dumps({"classes": [0], "images": ["AA=="] * 5}).encode(), 413, "too_many_pictures"),
+        (
+            json.dumps({"classes": [0] * 101, "images": ["AA=="]}).encode(),
+            413,
+            "too_many_classes",
+        ),
+        (b" " * (MAX_BODY + 1), 413, "body_too_large"),
+    ],
+)
+def test_bad_json_bodies_are_refused_with_a_reason(
+    client: httpx.Client, body: bytes, status: int, code: str
+) -> None:
+    answer = client.post("/v1/query", content=body, headers={"content-type": "application/json"})
+    assert error_of(answer)[:2] == (status, code), answer.text
+
+
+def test_the_position_of_a_bad_picture_is_named(client: httpx.Client, pictures: list[Path]) -> None:
+    good = pictures[0].read_bytes()
+    files = [("images", good), ("images", b"no picture")]
+    answer = client.post("/v1/query", data={"classes": ["husky"]}, files=files)
+    assert error_of(answer)[2].startswith("images[1]: not a picture")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status", "code"),
+    [
+        ("multipart/form-data", b"x", 400, "invalid_form"),
+        ("multipart/form-data; boundary=b", b"no form at all", 400, "invalid_form"),
+        ("multipart/form-data; boundary=b", b"", 422, "invalid_query"),
+        (
+            "multipart/form-data; boundary=b",
+            b'--b\r\nContent-Disposition: form-data; name="path"\r\n\r\n/etc/passwd\r\n--b--\r\n',
+            422,
+            "invalid_query",
+        ),
+        (
+            "multipart/form-data; boundary=b",
+            b'--b\r\nContent-Disposition: form-data; name="classes"\r\n\r\n\xff\r\n--b--\r\n',
+            400,
+            "no_input",
+        ),
+        ("application/x-www-form-urlencoded", b"classes=husky", 415, "unknown_content_type"),
+    ],
+)
+def test_bad_forms_are_refused_with_a_reason(
+    client: httpx.Client, kind: str, body: bytes, status: int, code: str
+) -> None:
+    answer = client.post("/v1/query", content=body, headers={"content-type": kind})
+    assert error_of(answer)[:2] == (status, code), answer.text
+
+
+def raw(server: Server) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+HEAD = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\nContent-Type: application/json\r\n"
+
+
+def test_a_large_body_is_refused_by_its_stated_length_before_any_of_it_is_sent(
+    server: Server,
+) -> None:
+    with raw(server) as connection:
+        connection.sendall(HEAD + b"Content-Length: 268435456\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_without_a_length_is_refused_where_it_gets_too_long(server: Server) -> None:
+    part = b" " * 65536
+    with raw(server) as connection:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(MAX_BODY // len(part) + 1):  # and the body never ends
+            connection.sendall(b"10000\r\n" + part + b"\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+
+
+def test_beyond_the_limit_of_requests_in_progress_the_answer_is_429_with_a_time_to_retry(
+    server: Server, client: httpx.Client, pictures: list[Path]
+) -> None:
+    body = as_json(pictures[:1], classes=["husky"])
+    # Twice the places there are: Ray spreads them unevenly, and those beyond are refused.
+    unfinished = [raw(server) for _ in range(2 * REPLICAS * MAX_REQUESTS)]
+    try:
+        for connection in unfinished:
+            connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+        time.sleep(1)
+        refused = client.post("/v1/query", json=body)
+        assert error_of(refused)[:2] == (429, "too_busy")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert client.get("/health").status_code == 200
+    finally:
+        for connection in unfinished:
+            connection.close()
+    time.sleep(1)
+    assert client.post("/v1/query", json=body).status_code == 200
+
+
+def test_a_body_that_does_not_arrive_is_408(server: Server) -> None:
+    with raw(server) as connection:
+        connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
+
+
+# ---------------------------------------------------------------------------- the other routes
+
+
+def test_classes_are_searched_and_paged(client: httpx.Client) -> None:
+    page = client.get("/v1/classes", params={"search": "CAT", "limit": 1, "offset": 1}).json()
+    assert page["total"] == 2
+    assert page["classes"] == [
+        {"id": 4, "name": "siamese cat", "attributes": {"kind": "pet"}, "positives": 5}
+    ]
+    assert client.get("/v1/classes").json()["total"] == len(NAMES)
+    assert error_of(client.get("/v1/classes?limit=x"))[:2] == (422, "invalid_parameter")
+
+
+def test_health_model_and_documentation_answer(client: httpx.Client) -> None:
+    assert client.get("/health").json() == {"status": "ready"}
+    model = client.get("/v1/model").json()
+    assert (model["num_classes"], model["recalls"]) == (len(NAMES), [0.9, 0.99])
+    assert model["loss"] == {"kind": "batch_ce", "aligned": True, "score": "logit"}
+    assert "/v1/query" in client.get("/openapi.json").json()["paths"]
+    assert error_of(client.get("/nowhere"))[:2] == (404, "no_such_path")
+    assert error_of(client.get("/v1/query"))[:2] == (405, "wrong_method")
+
+
+def counts(client: httpx.Client) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for line in client.get("/metrics").text.splitlines():
+        if line.startswith("#"):
+            continue
+        name, labels, value = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line).groups()  # type: ignore[union-attr]
+        outcome = re.search(r'outcome="(\w+)"', labels)
+        key = f"{name}:{outcome[1]}" if outcome else name
+        found[key] = found.get(key, 0) + float(value)
+    return found
+
+
+def test_the_metrics_agree_with_the_requests_sent(
+    client: httpx.Client, pictures: list[Path]
+) -> None:
+    client.post("/v1/query", content=b"")
+    time.sleep(3)  # reports are a second apart
+    before = counts(client)
+    for _ in range(5):
+        client.post("/v1/query", json=as_json(pictures[:3], classes=["husky"]))
+    for _ in range(2):
+        client.post("/v1/query", json=as_json(pictures[:1], classes=["hsky"]))
+    client.get("/health")
+    time.sleep(3)
+    after = counts(client)
+    grown = {key: after[key] - before.get(key, 0) for key in after}
+    assert grown["kway_query_requests_total:ok"] == 5
+    assert grown["kway_query_requests_total:unknown_class"] == 2
+    assert grown["kway_query_requests_total:empty_body"] == 0
+    assert grown["kway_query_inputs_total"] == 15
+    assert grown["kway_query_seconds_count"] == 7
+    assert 0 < grown["kway_query_seconds_sum"] < 30
+
+
+# ---------------------------------------------------------------------------- the process
+
+
+def test_nothing_listens_beyond_loopback(server: Server) -> None:
+    listening = [
+        connection.laddr.ip
+        for process in [*server.children, psutil.Process(server.process.pid)]
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) > 3
+    assert set(listening) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_the_curl_line_works_as_printed(
+    server: Server, pictures: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "picture.png").write_bytes(pictures[0].read_bytes())
+    ran = subprocess.run(
+        ["sh", "-c", server.curl], capture_output=True, text=True, cwd=tmp_path, timeout=30
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["results"][0]["verdicts"][0]["class"] == "husky"
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_2(server: Server, bundle: Path) -> None:
+    port = server.url.rsplit(":", 1)[1]
+    ran = run("serve", bundle, "--port", port)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert re.fullmatch(rf"error: .* port {port} .*--port\n", ran.stderr), ran.stderr
+
+
+def test_a_folder_that_is_no_bundle_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    ran = run("serve", tmp_path, "--port", 0)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert re.fullmatch(r"error: .* is no bundle.*\n", ran.stderr), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("{tmp}", "--class", "husky", "{picture}"), "is no bundle"),
+        (("{bundle}", "--class", "hsky", "{picture}"), "nearest names are 'husky'"),
+        (("{url}", "--class", "hsky", "{picture}"), "nearest names are 'husky'"),
+        (("{bundle}", "--class", "husky", "{tmp}/none.png"), "is no file"),
+        (("{bundle}", "--class", "husky", "{bundle}/bundle.json"), "not a picture"),
+        (("{url}", "--class", "husky", "{bundle}/bundle.json"), "not a picture"),
+        (("http://127.0.0.1:1", "--class", "husky", "{picture}"), "is `kway serve` running there"),
+    ],
+)
+def test_a_wrong_question_is_refused_in_one_line(
+    server: Server,
+    bundle: Path,
+    pictures: list[Path],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    places = {"tmp": tmp_path, "bundle": bundle, "url": server.url, "picture": pictures[0]}
+    with pytest.raises((ValueError, OSError), match=re.escape(message)) as caught:
+        ask(*(argument.format(**places) for argument in arguments))
+    assert "\n" not in str(caught.value)
+
+
+def test_sigterm_during_the_start_ends_it_with_code_0_and_leaves_no_process(bundle: Path) -> None:
+    with subprocess.Popen(command("serve", bundle, "--port", 0), stdout=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        children: list[psutil.Process] = []
+        while not children and time.monotonic() < deadline:
+            time.sleep(0.1)
+            children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    _, left = psutil.wait_procs(children, timeout=5)
+    assert left == []
+
+
+def test_sigterm_ends_the_server_with_code_0_and_leaves_no_process(server: Server) -> None:
+    """The last test: it ends the server that the others asked."""
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=60) == 0
+    assert [process for process in server.children if process.is_running()] == []
+    assert server.errors.read_text() == ""

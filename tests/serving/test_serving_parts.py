@@ -1,0 +1,214 @@
+"""The parts of a replica that need no server: answers, batches, metrics, the port check."""
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from prometheus_client import Metric
+from torch import Tensor
+
+from data.images import decode, for_evaluation
+from serving.answer import ask
+from serving.batching import Batcher, QueueFullError
+from serving.metrics_page import render
+from serving.model import Model
+from serving.server import free_port
+from tests.tiny_bundle import NAMES, spec, tiny_backbone, write
+from trainer.bundle import Bundle, score, write_bundle
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model.open(write(tmp_path_factory.mktemp("bundles") / "pets"))
+
+
+def picture(height: int, width: int, seed: int = 0) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return cv2.imencode(".png", pixels)[1].tobytes()
+
+
+def test_answers_are_the_logits_of_the_whole_classifier_on_evaluations_pixels(model: Model) -> None:
+    files = [picture(20, 33, seed) for seed in range(3)]
+    found = model.answer(
+        [model.prepare(file) for file in files], ask(model.bundle, ["samoyed", 0], threshold=0.1)
+    )
+    pixels = np.stack([for_evaluation(decode(f, channels=1), model.image) for f in files])
+    with torch.no_grad():
+        features = tiny_backbone()({"pixel_values": torch.from_numpy(pixels)})
+    expected = score(features, model.bundle.rows(range(len(NAMES))))[:, [2, 0]]
+    logits = torch.tensor([[v.logit for v in result.verdicts] for result in found.results])
+    torch.testing.assert_close(logits, expected)
+    for result, row in zip(found.results, expected, strict=True):
+        assert [v.match for v in result.verdicts] == (row >= 0.1).tolist()
+        assert {v.threshold_source for v in result.verdicts} == {"request"}
+
+
+def test_a_recall_is_decided_by_the_bundles_thresholds(model: Model) -> None:
+    question = ask(model.bundle, ["malamute", "7"], recall=0.9)
+    own, pooled = model.answer([model.prepare(picture(9, 9))], question).results[0].verdicts
+    assert (own.threshold, own.threshold_source, own.match) == (1.0, "class", own.logit >= 1.0)
+    assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
+
+
+def test_without_a_threshold_there_is_no_verdict(model: Model) -> None:
+    asked = model.answer([model.prepare(picture(9, 9))], ask(model.bundle, [0]))
+    verdict = asked.results[0].verdicts[0]
+    assert (verdict.threshold, verdict.threshold_source, verdict.match) == (None, None, None)
+
+
+def test_a_model_that_is_not_aligned_says_so_in_every_answer(tmp_path: Path, model: Model) -> None:
+    assert model.answer([model.prepare(picture(9, 9))], ask(model.bundle, [0])).notice is None
+    changed = {**spec().model_dump(), "loss": {"kind": "ce", "aligned": False}}
+    write_bundle(
+        tmp_path / "b",
+        backbone=tiny_backbone(),
+        spec=spec().model_validate(changed),
+        weight_blocks=[model.bundle.rows(range(len(NAMES)))],
+        model_card="",
+    )
+    other = Model.open(tmp_path / "b")
+    found = other.answer([other.prepare(picture(9, 9))], ask(other.bundle, [0]))
+    assert not found.aligned
+    assert "trained with ce, which is not aligned" in str(found.notice)
+
+
+def test_a_model_of_texts_is_refused_by_the_server_of_pictures(tmp_path: Path) -> None:
+    write_bundle(
+        tmp_path / "b",
+        backbone=tiny_backbone(),
+        spec=spec().model_validate({**spec().model_dump(), "image": None}),
+        weight_blocks=[torch.zeros(len(NAMES), 17)],
+        model_card="",
+    )
+    with pytest.raises(ValueError, match="reads texts"):
+        Model(Bundle.open(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
+def test_a_thin_strip_is_refused_and_does_not_become_gigabytes(
+    model: Model, size: tuple[int, int]
+) -> None:
+    with pytest.raises(ValueError, match="too thin a strip"):
+        model.prepare(picture(*size))
+
+
+# ---------------------------------------------------------------------------- batches
+
+
+def test_requests_that_arrive_while_the_model_works_share_the_next_batch() -> None:
+    sizes: list[int] = []
+    gate = threading.Event()
+
+    def forward(inputs: list[Tensor]) -> Tensor:
+        sizes.append(len(inputs))
+        assert gate.wait(10)
+        return torch.stack(list(inputs)) * 2
+
+    async def scenario() -> list[Tensor]:
+        batcher = Batcher(forward, batch_size=4, wait_seconds=0, max_queued=100)
+        tasks = [asyncio.create_task(batcher.submit([torch.tensor([0.0])]))]
+        await asyncio.sleep(0.05)  # the first is with the model now
+        tasks += [
+            asyncio.create_task(batcher.submit([torch.tensor([float(n)]), torch.tensor([n + 0.5])]))
+            for n in range(1, 5)
+        ]
+        await asyncio.sleep(0.05)
+        assert batcher.seconds_in_forward() > 0
+        gate.set()
+        return await asyncio.gather(*tasks)
+
+    results = asyncio.run(scenario())
+    assert sizes == [1, 4, 4]
+    assert results[0].tolist() == [[0.0]]
+    assert [r.tolist() for r in results[1:]] == [[[2.0 * n], [2.0 * n + 1]] for n in range(1, 5)]
+
+
+def test_a_full_queue_refuses_at_once_and_serves_the_rest() -> None:
+    gate = threading.Event()
+
+    def forward(inputs: list[Tensor]) -> Tensor:
+        gate.wait(10)
+        return torch.stack(list(inputs))
+
+    async def scenario() -> None:
+        batcher = Batcher(forward, batch_size=1, wait_seconds=0, max_queued=2)
+        working = asyncio.create_task(batcher.submit([torch.zeros(1)]))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(batcher.submit([torch.ones(1)] * 2))
+        await asyncio.sleep(0.05)
+        with pytest.raises(QueueFullError):
+            await batcher.submit([torch.zeros(1)])
+        gate.set()
+        assert (await working).tolist() == [[0.0]]
+        assert (await waiting).tolist() == [[1.0], [1.0]]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_left_costs_no_forward_pass() -> None:
+    seen: list[float] = []
+    gate = threading.Event()
+
+    def forward(inputs: list[Tensor]) -> Tensor:
+        gate.wait(10)
+        seen.extend(float(one) for one in inputs)
+        return torch.stack(list(inputs))
+
+    async def scenario() -> None:
+        batcher = Batcher(forward, batch_size=1, wait_seconds=0, max_queued=9)
+        first = asyncio.create_task(batcher.submit([torch.tensor(0.0)]))
+        await asyncio.sleep(0.05)
+        left = asyncio.create_task(batcher.submit([torch.tensor(1.0)]))
+        stays = asyncio.create_task(batcher.submit([torch.tensor(2.0)]))
+        await asyncio.sleep(0.05)
+        left.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(first, stays)
+
+    asyncio.run(scenario())
+    assert seen == [0.0, 2.0]
+
+
+def test_a_failed_batch_fails_its_requests_only() -> None:
+    def forward(inputs: list[Tensor]) -> Tensor:
+        if any(bool(one < 0) for one in inputs):
+            raise RuntimeError("no")
+        return torch.stack(list(inputs))
+
+    async def scenario() -> None:
+        batcher = Batcher(forward, batch_size=8, wait_seconds=0, max_queued=9)
+        with pytest.raises(RuntimeError, match="no"):
+            await batcher.submit([torch.tensor(-1.0)])
+        assert (await batcher.submit([torch.tensor(1.0)])).tolist() == [1.0]
+
+    asyncio.run(scenario())
+
+
+# ---------------------------------------------------------------------------- the rest
+
+
+def test_the_metrics_page_shows_the_sum_that_was_counted_not_the_one_from_bucket_middles() -> None:
+    histogram = Metric("kway_query_seconds", "x", "histogram")
+    histogram.add_sample("kway_query_seconds_bucket", {"le": "+Inf"}, 2)
+    histogram.add_sample("kway_query_seconds_count", {}, 2)
+    histogram.add_sample("kway_query_seconds_sum", {}, 99)
+    exact = Metric("kway_query_exact_seconds", "x", "counter")
+    exact.add_sample("kway_query_exact_seconds_total", {}, 0.25)
+    page = render({one.name: one for one in (histogram, exact)}).decode()
+    assert "kway_query_seconds_sum 0.25" in page
+    assert "99" not in page
+    assert "exact" not in page
+
+
+def test_a_taken_port_is_named_with_the_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"127\.0\.0\.1 port {port} .* --port"):
+            free_port("127.0.0.1", port)
+    assert free_port("127.0.0.1", 0) > 0

@@ -1,0 +1,70 @@
+"""A bundle with a tiny random network of grey 16 x 16 pictures, for tests."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from data.config import ImageConfig
+from trainer.backbone import Backbone, build_backbone
+from trainer.bundle import (
+    BundleSpec,
+    ClassEntry,
+    LossSpec,
+    RecallThresholds,
+    Thresholds,
+    write_bundle,
+)
+from trainer.config import BackboneConfig
+
+IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
+NAMES = ("husky", "malamute", "samoyed", "tabby cat", "siamese cat", "#3", "7")
+DIM = 16
+
+
+def tiny_backbone() -> Backbone:
+    torch.manual_seed(1)
+    config = {
+        "model_type": "resnet",
+        "embedding_size": 8,
+        "hidden_sizes": [8, DIM],
+        "depths": [1, 1],
+        "layer_type": "basic",
+        "num_channels": 1,
+    }
+    return build_backbone(BackboneConfig(config=config), image=IMAGE).eval()
+
+
+def spec(*, bias: bool = True) -> BundleSpec:
+    values = tuple(float(place) for place in range(len(NAMES) - 1))
+    return BundleSpec(
+        image=IMAGE,
+        classes=tuple(ClassEntry(name=name, attributes={"kind": "pet"}) for name in NAMES),
+        loss=LossSpec(kind="batch_ce", aligned=True),
+        bias=bias,
+        dim=DIM,
+        thresholds=Thresholds(
+            positives=(5,) * len(values) + (0,),
+            recalls=(
+                RecallThresholds(recall=0.9, pooled=0.5, per_class=(*values, None)),
+                RecallThresholds(recall=0.99, pooled=None, per_class=(*values, None)),
+            ),
+        ),
+    )
+
+
+def rows(*, bias: bool = True) -> Tensor:
+    return torch.randn(len(NAMES), DIM + bias, generator=torch.Generator().manual_seed(2))
+
+
+def write(path: Path, *, bias: bool = True, blocks: list[Tensor] | None = None, **options) -> Path:
+    weight = rows(bias=bias)
+    write_bundle(
+        path,
+        backbone=tiny_backbone(),
+        spec=spec(bias=bias),
+        weight_blocks=iter(weight.split(3) if blocks is None else blocks),
+        model_card="# tiny\n",
+        **options,
+    )
+    return path

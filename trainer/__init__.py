@@ -1,0 +1,1 @@
+"""Recipe -> world -> backbone + head -> steps -> checkpoints -> evaluation -> bundle."""

@@ -1,0 +1,47 @@
+"""`torchrun … -m trainer RECIPE [key=value …]`: one rank of a training run.
+
+Exit codes: 0 done, 1 failed, 2 bad configuration or input.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from trainer.recipe import load_recipe
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train the recipe that the command line names; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    options = parser.parse_args(arguments)
+    try:
+        recipe = load_recipe(options.recipe, options.overrides)
+        # Only now torch and all that is slow to import: a bad recipe answers at once.
+        from trainer.train import train
+        from trainer.world import open_world
+
+        with open_world(recipe.train.device) as world:
+            train(recipe, world)
+    except (ValueError, OSError) as error:
+        return _fail(error, EXIT_BAD_INPUT)
+    except FloatingPointError as error:
+        return _fail(error, EXIT_FAILED)
+    return 0
+
+
+def _fail(error: Exception, code: int) -> int:
+    """One line; of several ranks that found the same, any may be read first, so each says its."""
+    size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
+    who = f"rank {rank}: " if size != "1" else ""
+    print(f"error: {who}{error}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

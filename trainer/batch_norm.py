@@ -1,0 +1,121 @@
+"""Batch normalisation over all ranks' rows, for the devices that torch's SyncBatchNorm refuses."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from heads.collectives import all_gather_equal, all_reduce_sum
+
+
+class GroupBatchNorm2d(nn.BatchNorm2d):
+    """`nn.BatchNorm2d` whose statistics in training are those of every rank's rows.
+
+    Equal to one process on the whole batch up to rounding; ranks may bring no rows.
+    """
+
+    group: ProcessGroup | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        normalised, mean, variance, count = _GroupNormalise.apply(
+            input, self.weight, self.bias, self.eps, self.group
+        )
+        if self.track_running_stats:
+            self._update_running(mean, variance, float(count))
+        return normalised
+
+    @torch.no_grad()
+    def _update_running(self, mean: Tensor, variance: Tensor, count: float) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked += 1
+        momentum = self.momentum
+        if momentum is None:
+            momentum = 1 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(variance * (count / max(count - 1, 1)), momentum)
+
+
+class _GroupNormalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: ProcessGroup | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        mean, variance, count = _moments(x, group)
+        inverse = torch.rsqrt(variance + eps)
+        ctx.save_for_backward(x, weight, mean, inverse)
+        ctx.group, ctx.count = group, float(count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        # Evaluation mode of torch's own kernel is the fastest scale-and-shift there is.
+        normalised = F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
+        return normalised, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse = ctx.saved_tensors
+        grad = grad.to(inverse.dtype)
+        centred = (x.to(inverse.dtype) - _per_channel(mean)) * _per_channel(inverse)
+        by_bias = grad.sum((0, 2, 3))
+        by_weight = (grad * centred).sum((0, 2, 3))
+        sums = all_reduce_sum(torch.cat([by_bias, by_weight]), ctx.group) / ctx.count
+        mean_grad, mean_product = sums.chunk(2)
+        by_input = grad - _per_channel(mean_grad) - centred * _per_channel(mean_product)
+        by_input *= _per_channel(weight.to(inverse.dtype) * inverse)
+        # The parameters' gradients stay this rank's own: the strategy sums them like all others.
+        return by_input.to(x.dtype), by_weight, by_bias, None, None
+
+
+def _moments(x: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and biased variance [C] over all ranks, merged as Chan, Golub and LeVeque (1979) do."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    count = x.numel() // x.shape[1]
+    if count:
+        variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+    else:
+        variance = mean = x.new_zeros(x.shape[1])
+    packed = torch.stack([mean, variance, torch.full_like(mean, count)])
+    means, variances, counts = torch.stack(all_gather_equal(packed, group), dim=1)
+    total = counts.sum(0)
+    share = counts / total
+    overall = (share * means).sum(0)
+    spread = (share * (variances + (means - overall).square())).sum(0)
+    return overall, spread, total[0]
+
+
+def _per_channel(vector: Tensor) -> Tensor:
+    return vector.view(1, -1, 1, 1)
+
+
+class FrozenBatchNorm2d(nn.BatchNorm2d):
+    """`nn.BatchNorm2d` that always uses its stored statistics; scale and shift still learn."""
+
+    def train(self, mode: bool = True) -> "FrozenBatchNorm2d":
+        del mode  # `train()` is called on whole models
+        super().train(False)
+        return self
+
+
+def apply_batch_norm_mode(
+    module: nn.Module,
+    mode: Literal["sync", "local", "frozen"],
+    group: ProcessGroup | None,
+    device: torch.device,
+) -> None:
+    """Make a module's batch norms sync over `group`, stay local, or keep their statistics."""
+    layers = [child for child in module.modules() if type(child) is nn.BatchNorm2d]
+    match mode:
+        case "sync" if group is not None and device.type == "cuda":
+            nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
+        case "sync" if group is not None:
+            for layer in layers:
+                layer.__class__ = GroupBatchNorm2d
+                layer.group = group  # type: ignore[assignment]
+        case "frozen":
+            for layer in layers:
+                layer.__class__ = FrozenBatchNorm2d
+                layer.train(False)

@@ -1,0 +1,170 @@
+"""Loads a recipe: YAML, then overrides `a.b.c=value`, then the models of `config.py`.
+
+Free of torch. Mappings merge, but one whose `kind` changes is replaced. Nothing is read from the
+environment.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from trainer.config import Recipe
+
+_MAX_ERRORS_SHOWN = 3
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-8 is a number and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = {str(key) for key in keys if keys.count(key) > 1}
+        if twice:
+            mark = node.start_mark
+            raise ValueError(f"line {mark.line + 1}: key {', '.join(sorted(twice))} is given twice")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a YAML file with `key=value` overrides applied in order.
+
+    Raises FileNotFoundError for a missing file and ValueError, with the path of the key and the
+    nearest known name, for anything that the recipe's models refuse.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"recipe {path} does not exist: give the path of a YAML file")
+    tree = _parse(path.read_text(encoding="utf-8"), f"recipe {path}")
+    if not isinstance(tree, dict):
+        raise ValueError(f"recipe {path} is not a mapping of keys to values")
+    for override in overrides:
+        _apply(tree, override)
+    return build_recipe(tree, origin=f"recipe {path}")
+
+
+def build_recipe(tree: dict[str, Any], *, origin: str) -> Recipe:
+    """A recipe from plain mappings; `origin` opens the message of an error."""
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        messages = [_describe(item) for item in error.errors(include_url=False)]
+        more = len(messages) - _MAX_ERRORS_SHOWN
+        shown = "; ".join(messages[:_MAX_ERRORS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        raise ValueError(f"{origin}: {shown}") from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as YAML that `load_recipe` reads back to the same recipe."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+def _parse(text: str, origin: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ValueError(f"{origin} is not YAML{where}: {problem}") from None
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ValueError(f"override {override!r} is not of the form key=value, as in seed=1")
+    value = _parse(text, f"override {override!r}")
+    for key in keys[:-1]:
+        if not isinstance(tree.get(key), dict):
+            tree[key] = {}
+        tree = tree[key]
+    last = keys[-1]
+    if last == "kind" and tree.get("kind", value) != value:
+        tree.clear()
+    tree[last] = _merged(tree.get(last), value)
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    if "kind" in new and new["kind"] != old.get("kind"):
+        return new
+    return {key: _merged(old.get(key), new.get(key, old.get(key))) for key in {**old, **new}}
+
+
+def _describe(error: Any) -> str:
+    location = error["loc"]
+    path = ".".join(str(part) for part in _without_tags(location))
+    match error["type"]:
+        case "extra_forbidden":
+            known = _known_names(location)
+            near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+            return f"{path} is not a known key: {hint}"
+        case "missing":
+            return f"{path} is missing"
+        case "union_tag_invalid":
+            tags = error["ctx"]["expected_tags"].replace("'", "")
+            return f"{path}.kind is {error['ctx']['tag']!r}: choose one of {tags}"
+        case "union_tag_not_found":
+            return f"{path} needs a kind"
+    message = error["msg"].removeprefix("Value error, ")
+    given = error["input"]
+    return f"{path or 'recipe'}: {message}" + (
+        f", got {given!r}" if isinstance(given, str | int | float) else ""
+    )
+
+
+def _known_names(location: Sequence[str | int]) -> list[str]:
+    models = _models_at(location[:-1])
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def _without_tags(location: Sequence[str | int]) -> list[str | int]:
+    """The path as a user writes it: pydantic puts the chosen `kind` between a union's keys."""
+    return [part for i, part in enumerate(location) if not _is_tag(location[:i], part)]
+
+
+def _is_tag(before: Sequence[str | int], part: str | int) -> bool:
+    models = _models_at(before)
+    return len(models) > 1 and any(_kind(model) == part for model in models)
+
+
+def _models_at(location: Sequence[str | int]) -> list[type[BaseModel]]:
+    """The models that may stand at a path of pydantic's."""
+    models: list[type[BaseModel]] = [Recipe]
+    for part in location:
+        chosen = [model for model in models if len(models) > 1 and _kind(model) == part]
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        if chosen or isinstance(part, int):
+            models = chosen or models
+        else:
+            models = [model for field in fields for model in _models_in(field.annotation)]
+    return models
+
+
+def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, UnionType, Annotated, tuple, list):
+        for argument in get_args(annotation):
+            yield from _models_in(argument)
+
+
+def _kind(model: type[BaseModel]) -> Any:
+    field = model.model_fields.get("kind")
+    return field.default if field else None

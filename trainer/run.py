@@ -1,0 +1,83 @@
+"""A run's folder: where its files are, its recipe, and whether another recipe may go on in it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Recipe
+from trainer.recipe import dump_recipe, load_recipe
+
+# What may not change inside a run: with another value the steps before would mean something else.
+_FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
+_FREE = ("data.workers", "head.memory_mib", "data.eval_split")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run's folder."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations"
+
+    def load_recipe(self) -> Recipe:
+        """The resolved recipe of a run; FileNotFoundError where the folder is no run."""
+        if not self.recipe.is_file():
+            raise FileNotFoundError(
+                f"{self.path} is not a run (no {self.recipe.name} in it): give the folder that "
+                "a recipe's `run` names"
+            )
+        return load_recipe(self.recipe)
+
+    def claim(self, recipe: Recipe) -> None:
+        """Write the resolved recipe, or refuse: a folder holds one run.
+
+        Raises ValueError where the folder has checkpoints of a recipe that this one cannot go on
+        from, or any at all under `resume: never`.
+        """
+        if any(self.checkpoints.glob("step-*")):
+            if recipe.resume == "never":
+                raise ValueError(
+                    f"run {self.path} has checkpoints and resume is never: choose another run "
+                    "folder, or resume=auto to go on"
+                )
+            changed = _differences(self.load_recipe(), recipe)
+            if changed:
+                raise ValueError(
+                    f"run {self.path} was started with another {', '.join(changed)}: undo that, "
+                    "or choose another run folder"
+                )
+        self.path.mkdir(parents=True, exist_ok=True)
+        aside = self.recipe.with_suffix(".partial")
+        aside.write_text(dump_recipe(recipe), encoding="utf-8")
+        aside.rename(self.recipe)
+
+
+def _differences(old: Recipe, new: Recipe) -> list[str]:
+    before, after = (_flat(recipe.model_dump(mode="json")) for recipe in (old, new))
+    return sorted(
+        key
+        for key in before.keys() | after.keys()
+        if before.get(key) != after.get(key) and _under(key, _FIXED) and not _under(key, _FREE)
+    )
+
+
+def _under(key: str, prefixes: tuple[str, ...]) -> bool:
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    items = ((f"{prefix}.{key}" if prefix else key, value) for key, value in tree.items())
+    return {path: leaf for key, value in items for path, leaf in _flat(value, key).items()}

@@ -1,0 +1,214 @@
+"""Where a run's numbers go: JSONL, a Prometheus endpoint, a bar on a terminal or plain lines.
+
+All are fed from the same numbers at the same steps. Files belong to rank 0.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from trainer.config import TelemetryConfig
+from trainer.world import World
+
+
+class Telemetry(AbstractContextManager["Telemetry"]):
+    """Reports of one run; on every rank but the first each call does nothing."""
+
+    def __init__(
+        self,
+        run: Path,
+        config: TelemetryConfig,
+        world: World,
+        *,
+        start_step: int,
+        num_steps: int,
+        global_batch: int,
+    ) -> None:
+        self.active = world.is_main
+        self.log_every = config.log_every
+        self.num_steps, self.global_batch = num_steps, global_batch
+        if not self.active:
+            return
+        self.path = run / "metrics.jsonl"
+        _drop_lines_after(self.path, start_step)
+        self.file = self.path.open("a", encoding="utf-8")
+        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.bar, self.bar_task = self._make_bar(start_step)
+        self.metrics = _Metrics(config)
+        if self.metrics.url:
+            self.say(f"metrics at {self.metrics.url}")
+        self._last_time, self._last_step = time.perf_counter(), start_step
+        self._waited = 0.0
+
+    def say(self, line: str) -> None:
+        """One line for a person."""
+        if self.active:
+            self.console.print(line, markup=False)
+
+    def waited(self, seconds: float) -> None:
+        """Time that a step spent waiting for its data."""
+        if self.active:
+            self._waited += seconds
+
+    def is_due(self, step: int) -> bool:
+        """Whether the numbers of `step` (counted from 1) are logged."""
+        return step % self.log_every == 0 or step in (1, self.num_steps)
+
+    def step(self, step: int, **numbers: float) -> None:
+        """Report a finished step that `is_due`; rates are since the last report."""
+        if not self.active:
+            return
+        now = time.perf_counter()
+        elapsed, steps = max(now - self._last_time, 1e-9), max(step - self._last_step, 1)
+        numbers |= {
+            "samples_per_second": steps * self.global_batch / elapsed,
+            "data_wait_share": self._waited / elapsed,
+        }
+        self._last_time, self._last_step, self._waited = now, step, 0.0
+        self._write({"event": "step", "step": step, "samples": step * self.global_batch, **numbers})
+        self.metrics.step(step, step * self.global_batch, elapsed / steps, numbers)
+        line = (
+            f"loss {numbers['loss']:.4f}  lr {numbers['learning_rate']:.2e}  "
+            f"{numbers['samples_per_second']:.0f} samples/s  "
+            f"data wait {100 * numbers['data_wait_share']:.0f}%"
+        )
+        if self.bar is not None:
+            self.bar.update(self.bar_task, completed=step, numbers=line)
+        else:
+            self.say(f"step {step}/{self.num_steps}  {line}")
+
+    def event(self, name: str, step: int, line: str, **numbers: Any) -> None:
+        """Report something that happened at a step, such as an evaluation or a checkpoint."""
+        if self.active:
+            self._write({"event": name, "step": step, **numbers})
+            self.metrics.event(name, numbers)
+            self.say(line)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time inside does not count as training time."""
+        start = time.perf_counter()
+        yield
+        if self.active:
+            self._last_time += time.perf_counter() - start
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.active:
+            if self.bar is not None:
+                self.bar.stop()
+            self.file.close()
+            self.metrics.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.file.write(json.dumps({"time": round(time.time(), 3), **record}) + "\n")
+        self.file.flush()
+
+    def _make_bar(self, start_step: int) -> tuple[Progress | None, TaskID]:
+        if not self.console.is_terminal:
+            return None, TaskID(0)
+        bar = Progress(
+            TextColumn("training"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            console=self.console,
+        )
+        bar.start()
+        return bar, bar.add_task("", total=self.num_steps, completed=start_step, numbers="")
+
+
+class _Metrics:
+    """The Prometheus side; names carry base units. Nothing listens where no port is asked for."""
+
+    def __init__(self, config: TelemetryConfig) -> None:
+        self.url: str | None = None
+        self.server = None
+        registry = CollectorRegistry()
+        self.steps = Counter("kway_train_steps", "Optimizer steps done", registry=registry)
+        self.samples = Counter("kway_train_samples", "Samples consumed", registry=registry)
+        self.checkpoints = Counter("kway_train_checkpoints", "Checkpoints", registry=registry)
+        self.loss = Gauge("kway_train_loss", "Loss of the last logged step", registry=registry)
+        self.rate = Gauge("kway_train_learning_rate", "Learning rate", registry=registry)
+        self.norm = Gauge("kway_train_gradient_norm", "Global gradient norm", registry=registry)
+        self.seconds = Gauge("kway_train_step_seconds", "Mean step time", registry=registry)
+        self.wait = Gauge(
+            "kway_train_data_wait_ratio", "Share of the time spent on data", registry=registry
+        )
+        self.last = Gauge(
+            "kway_train_last_step_timestamp_seconds", "Time of the last step", registry=registry
+        )
+        self.evaluation = Gauge(
+            "kway_train_evaluation", "Last evaluation", ["measure"], registry=registry
+        )
+        self._done = [0, 0]
+        if config.port is not None:
+            try:
+                self.server, _ = start_http_server(config.port, config.host, registry)
+            except OSError as error:
+                raise OSError(
+                    f"telemetry.port {config.port} on {config.host} cannot be used "
+                    f"({error.strerror}): choose another, or 0 for any free one"
+                ) from error
+            self.url = f"http://{config.host}:{self.server.server_port}/metrics"
+
+    def step(self, step: int, samples: int, seconds: float, numbers: dict[str, float]) -> None:
+        for counter, value, index in ((self.steps, step, 0), (self.samples, samples, 1)):
+            counter.inc(value - self._done[index])
+            self._done[index] = value
+        self.loss.set(numbers["loss"])
+        self.rate.set(numbers["learning_rate"])
+        self.norm.set(numbers["gradient_norm"])
+        self.wait.set(numbers["data_wait_share"])
+        self.seconds.set(seconds)
+        self.last.set_to_current_time()
+
+    def event(self, name: str, numbers: dict[str, Any]) -> None:
+        if name == "checkpoint":
+            self.checkpoints.inc()
+        if name == "evaluation":
+            for measure, value in numbers.items():
+                self.evaluation.labels(measure).set(value)
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.shutdown()
+            self.server.server_close()
+
+
+def _drop_lines_after(path: Path, step: int) -> None:
+    """A resumed run writes the steps after its checkpoint anew: each stands in the file once."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] > step:
+                continue
+        except (ValueError, KeyError):
+            continue  # the last line of a killed run may be cut
+        kept.append(line)
+    aside = path.with_suffix(".partial")
+    aside.write_text("".join(kept), encoding="utf-8")
+    aside.rename(path)
