@@ -18,7 +18,9 @@ class DenseConfig(_Config):
 class CoverTreeConfig(_Config):
     """A label tree built from the label vectors that travel with the class list."""
 
-    base: float = Field(1.3, gt=1.0, description="smaller: taller, narrower trees (paper 000, 5)")
+    base: float = Field(
+        1.3, ge=1.001, le=1000, description="smaller: taller, narrower trees (paper 000, 5)"
+    )
 
 
 class UTreeConfig(_Config):

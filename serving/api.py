@@ -33,6 +33,14 @@ class Health(BaseModel):
     status: str
 
 
+class Limits(BaseModel):
+    """What one request may hold."""
+
+    max_inputs: int
+    max_classes: int
+    max_body_bytes: int
+
+
 class ModelInfo(BaseModel):
     """What is served."""
 
@@ -43,6 +51,7 @@ class ModelInfo(BaseModel):
     image: dict[str, Any] | None
     loss: LossSpec
     recalls: list[float]
+    limits: Limits
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -135,4 +144,9 @@ def _model_info(service: Service) -> ModelInfo:
         image=spec.image.model_dump() if spec.image is not None else None,
         loss=spec.loss,
         recalls=[entry.recall for entry in spec.thresholds.recalls] if spec.thresholds else [],
+        limits=Limits(
+            max_inputs=service.config.max_inputs,
+            max_classes=service.config.max_classes,
+            max_body_bytes=service.config.max_body_bytes,
+        ),
     )

@@ -145,15 +145,17 @@ def _stop(before: set[psutil.Process]) -> None:
     """End what runs now and did not run before; requests in progress are answered first."""
     started = set(psutil.Process().children(recursive=True)) - before
     ray, serve = sys.modules.get("ray"), sys.modules.get("ray.serve")
+    grace_seconds = 1  # what an interrupted start has left does not end by itself
     try:
         if ray is not None and serve is not None and ray.is_initialized():
+            grace_seconds = 10
             with _quiet_ray():
                 # Not serve.shutdown: it kills its controller, and Ray prints that as an error.
                 serve.delete(_APPLICATION)
     finally:
         if ray is not None:
             ray.shutdown()
-        _, left = psutil.wait_procs(started, timeout=10)
+        _, left = psutil.wait_procs(started, timeout=grace_seconds)
         for process in left:
             process.kill()
         psutil.wait_procs(left, timeout=5)

@@ -85,3 +85,19 @@ def _rank_main(
     pipe.close()
     # The parent kills what waits here: gloo's own teardown races (SIGABRT) once a peer is gone.
     multiprocessing.Event().wait()
+
+
+def rank_world() -> Any:
+    """The trainer's World of a function that `run_on_ranks` runs, or of this one process."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from trainer.world import World
+
+    cpu = torch.device("cpu")
+    if not dist.is_initialized():
+        return World(0, 1, 0, cpu, None)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "class"))
+    return World(rank, size, rank, cpu, mesh)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from trainer.config import Recipe
+from trainer.config import Duration, Recipe
 
 _MAX_ERRORS_SHOWN = 3
 
@@ -57,7 +57,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 def build_recipe(tree: dict[str, Any], *, origin: str) -> Recipe:
     """A recipe from plain mappings; `origin` opens the message of an error."""
     try:
-        return Recipe.model_validate(tree)
+        return Recipe.model_validate(_with_default_kinds(tree, Recipe))
     except ValidationError as error:
         messages = [_describe(item) for item in error.errors(include_url=False)]
         more = len(messages) - _MAX_ERRORS_SHOWN
@@ -93,7 +93,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             tree[key] = {}
         tree = tree[key]
     last = keys[-1]
-    if last == "kind" and tree.get("kind", value) != value:
+    another_kind = last == "kind" and tree.get("kind", value) != value
+    another_unit = last in Duration.model_fields and tree.keys() <= Duration.model_fields.keys()
+    if another_kind or another_unit:
         tree.clear()
     tree[last] = _merged(tree.get(last), value)
 
@@ -104,6 +106,21 @@ def _merged(old: Any, new: Any) -> Any:
     if "kind" in new and new["kind"] != old.get("kind"):
         return new
     return {key: _merged(old.get(key), new.get(key, old.get(key))) for key in {**old, **new}}
+
+
+def _with_default_kinds(tree: Any, model: type[BaseModel]) -> Any:
+    """A mapping without `kind` is of its field's default kind: `optimizer: {lr: 1}` is sgd."""
+    if not isinstance(tree, dict):
+        return tree
+    filled = dict(tree)
+    for name, field in model.model_fields.items():
+        if isinstance(value := tree.get(name), dict):
+            default = field.get_default(call_default_factory=False)
+            kind = getattr(default, "kind", None)
+            filled[name] = {"kind": kind, **value} if kind is not None else value
+            if isinstance(default, BaseModel):
+                filled[name] = _with_default_kinds(filled[name], type(default))
+    return filled
 
 
 def _describe(error: Any) -> str:

@@ -1,16 +1,21 @@
 """`kway query`: one-class questions to a bundle, in this process, or to a running server."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    import httpx
+
     from serving.answer import Answer
 
-# Pictures in one forward pass, or in one request to a server.
+# Pictures in one forward pass.
 _BATCH = 16
+# What a multipart form adds to each of its pictures, generously.
+_FORM_BYTES = 1000
 
 
 def query(
@@ -41,10 +46,6 @@ def query(
         _print_table(found, pictures)
 
 
-def _batches(pictures: list[Path]) -> list[list[Path]]:
-    return [pictures[start : start + _BATCH] for start in range(0, len(pictures), _BATCH)]
-
-
 def _ask_bundle(
     bundle: Path,
     classes: list[str],
@@ -58,9 +59,9 @@ def _ask_bundle(
     model = Model.open(bundle)
     question = ask(model.bundle, classes, recall=recall, threshold=threshold)
     parts = []
-    for batch in _batches(pictures):
+    for start in range(0, len(pictures), _BATCH):
         prepared = []
-        for picture in batch:
+        for picture in pictures[start : start + _BATCH]:
             try:
                 prepared.append(model.prepare(picture.read_bytes()))
             except ValueError as error:
@@ -84,34 +85,54 @@ def _ask_server(
     for name, value in (("recall", recall), ("threshold", threshold)):
         if value is not None:
             fields[name] = [str(value)]
-    parts = []
+    url = url.rstrip("/")
     with httpx.Client(timeout=60) as client:
-        for batch in _batches(pictures):
-            files = [("images", (picture.name, picture.read_bytes())) for picture in batch]
-            try:
-                answer = client.post(f"{url.rstrip('/')}/v1/query", data=fields, files=files)
-            except httpx.InvalidURL as error:
-                raise ValueError(f"{url} is no URL: {error}") from error
-            except httpx.HTTPError as error:
-                raise OSError(
-                    f"no answer from {url} ({error}): is `kway serve` running there?"
-                ) from error
-            if answer.status_code != 200:
-                raise ValueError(f"{url} refuses: {_reason(answer.text)} ({_named(batch)})")
-            parts.append(Answer.model_validate_json(answer.content))
+        try:
+            limits = _accepted(client.get(f"{url}/v1/model"), url)["limits"]
+            parts = [
+                Answer.model_validate(
+                    _accepted(client.post(f"{url}/v1/query", data=fields, files=files), url)
+                )
+                for files in _requests(pictures, limits["max_inputs"], limits["max_body_bytes"])
+            ]
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{url} is no URL: {error}") from error
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise OSError(
+                f"no answer from {url} ({reason}): is `kway serve` running there?"
+            ) from error
     return _join(parts)
 
 
-def _named(batch: list[Path]) -> str:
-    more = f" … {batch[-1].name}" if len(batch) > 1 else ""
-    return f"images {batch[0].name}{more}"
+_Files = list[tuple[str, tuple[str, bytes]]]
 
 
-def _reason(body: str) -> str:
+def _requests(pictures: list[Path], max_inputs: int, max_bytes: int) -> Iterator[_Files]:
+    """The pictures' files in requests that the server's limits allow, one request at a time."""
+    files: _Files = []
+    size = 0
+    for picture in pictures:
+        data = picture.read_bytes()
+        added = len(data) + _FORM_BYTES + len(picture.name)
+        if files and (len(files) == max_inputs or size + added > max_bytes):
+            yield files
+            files, size = [], 0
+        files.append(("images", (picture.name, data)))
+        size += added
+    yield files
+
+
+def _accepted(answer: "httpx.Response", url: str) -> dict[str, Any]:
+    """The JSON of an answer; ValueError with the server's own words for a refusal."""
     try:
-        return str(json.loads(body)["error"]["message"])
+        body = answer.json()
+        if answer.status_code == 200 and isinstance(body, dict):
+            return body
+        reason = str(body["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return " ".join(body.split())[:200]
+        reason = f"status {answer.status_code}, and no JSON of kway's: is it a kway server?"
+    raise ValueError(f"{url} refuses: {reason}")
 
 
 def _join(parts: list["Answer"]) -> "Answer":

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -297,6 +298,14 @@ def test_the_position_of_a_bad_picture_is_named(client: httpx.Client, pictures: 
             400,
             "no_input",
         ),
+        (
+            "multipart/form-data; boundary=b",
+            b'--b\r\nContent-Disposition: form-data; name="classes"\r\n\r\nhusky\r\n'
+            + b'--b\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\nx\r\n' * 5
+            + b"--b--\r\n",
+            413,
+            "too_many_pictures",
+        ),
         ("application/x-www-form-urlencoded", b"classes=husky", 415, "unknown_content_type"),
     ],
 )
@@ -336,18 +345,25 @@ def test_beyond_the_limit_of_requests_in_progress_the_answer_is_429_with_a_time_
     server: Server, client: httpx.Client, pictures: list[Path]
 ) -> None:
     body = as_json(pictures[:1], classes=["husky"])
-    # Twice the places there are: Ray spreads them unevenly, and those beyond are refused.
-    unfinished = [raw(server) for _ in range(2 * REPLICAS * MAX_REQUESTS)]
+    held: list[socket.socket] = []
     try:
-        for connection in unfinished:
-            connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
-        time.sleep(1)
+        for _ in range(8):  # Ray spreads requests unevenly: fill up until every place is taken
+            waiting = [raw(server) for _ in range(REPLICAS * MAX_REQUESTS)]
+            for connection in waiting:
+                connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+            time.sleep(0.3)
+            refused_ones = select.select(waiting, [], [], 0)[0]
+            for connection in refused_ones:
+                connection.close()
+            held += [connection for connection in waiting if connection not in refused_ones]
+            if len(held) == REPLICAS * MAX_REQUESTS:
+                break
         refused = client.post("/v1/query", json=body)
         assert error_of(refused)[:2] == (429, "too_busy")
         assert int(refused.headers["retry-after"]) >= 1
         assert client.get("/health").status_code == 200
     finally:
-        for connection in unfinished:
+        for connection in held:
             connection.close()
     time.sleep(1)
     assert client.post("/v1/query", json=body).status_code == 200
@@ -375,6 +391,7 @@ def test_classes_are_searched_and_paged(client: httpx.Client) -> None:
 def test_health_model_and_documentation_answer(client: httpx.Client) -> None:
     assert client.get("/health").json() == {"status": "ready"}
     model = client.get("/v1/model").json()
+    assert model["limits"]["max_inputs"] == MAX_INPUTS
     assert (model["num_classes"], model["recalls"]) == (len(NAMES), [0.9, 0.99])
     assert model["loss"] == {"kind": "batch_ce", "aligned": True, "score": "logit"}
     assert "/v1/query" in client.get("/openapi.json").json()["paths"]

@@ -1,0 +1,152 @@
+"""Characters as classes: which, how they look, and what is held out."""
+
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data import Manifest, load_label_vectors, open_split
+from data.images import decode
+from data.sources import Glyphs
+from data.sources.fonts import face_characters
+from data.sources.glyphs import TEST_FACES
+from data.sources.unicode_blocks import block_name
+from data.writer import write_shards
+
+
+def by_character(source: Glyphs) -> dict[str, int]:
+    return {
+        character: label
+        for label, info in enumerate(source.classes())
+        for character in info.attributes["characters"]
+    }
+
+
+def test_about_3400_characters_stand_in_eight_faces(all_glyphs: Glyphs) -> None:
+    apart = Glyphs(confusables="keep")
+    apart.__dict__["_pictures"] = all_glyphs._pictures
+    assert 3_250 < len(apart.classes()) < 3_450
+    assert 3_000 < len(all_glyphs.classes()) < len(apart.classes())
+    characters = by_character(apart)
+    assert len(characters) == len(apart.classes())
+    for left_out in (" ", "\u00a0", "\u2800", "\ufe0f", "\ue000", "\u00ad"):
+        assert left_out not in characters
+    labels = {by_character(apart)[c] for c in "AΑА"}
+    assert len(labels) == 3
+
+
+def test_characters_that_look_the_same_are_one_class(all_glyphs: Glyphs) -> None:
+    label = by_character(all_glyphs)
+    for same in ("AΑА", "oοо", "TΤТ", "ΩΩ", "-‐"):
+        assert len({label[c] for c in same}) == 1, same
+    for different in ("Oo0Q", "1lI", "аạ", "KК", "ЗЭ3", "āãâ", ".,", "εє", "nп"):
+        assert len({label[c] for c in different}) == len(different), different
+    info = all_glyphs.classes()[label["A"]]
+    assert info.name == "LATIN CAPITAL LETTER A"
+    assert info.attributes["characters"] == "AΑА"
+    assert info.attributes["unicode_name"].endswith("/ CYRILLIC CAPITAL LETTER A")
+    assert info.attributes["block"] == "Basic Latin"
+
+
+def test_every_class_has_a_name_of_its_own_and_a_block(all_glyphs: Glyphs) -> None:
+    infos = all_glyphs.classes()
+    assert len({info.name for info in infos}) == len(infos)
+    assert {info.attributes["block"] for info in infos} >= {"Greek and Coptic", "Arrows"}
+    assert not any(info.attributes["block"] == "Other" for info in infos)
+    assert block_name(0x20AC) == "Currency Symbols"
+    assert block_name(0x4E00) == "Other"
+
+
+def test_tex_faces_give_only_what_their_codes_say() -> None:
+    faces = face_characters()
+    assert not {"LastResortHE-Regular", "cmex10", "cmmi10", "cmsy10"} & faces.keys()
+    assert ord("A") in faces["cmr10"]
+    # There the code of the backslash draws an opening quote, and that of ¡ a Gamma.
+    assert not {ord("\\"), ord("<"), ord("¡")} & faces["cmr10"]
+    assert ord("\\") in faces["cmtt10"]
+
+
+def test_styles_of_training_and_test_are_disjoint_and_cover_all_classes(all_glyphs: Glyphs) -> None:
+    splits = all_glyphs.splits()
+    assert {task.face for task in splits["test"]} <= set(TEST_FACES)
+    assert not {task.face for task in splits["train"]} & set(TEST_FACES)
+    everything = set(range(len(all_glyphs.classes())))
+    assert {task.label for task in splits["train"]} == everything
+    assert {task.label for task in splits["test"]} == everything
+
+
+def test_most_test_pictures_were_not_drawn_in_training(all_glyphs: Glyphs) -> None:
+    """Some faces share a drawing; such a test picture stays only where a class has no other."""
+    pictures = all_glyphs._pictures
+    splits = all_glyphs.splits()
+    trained = {(t.label, pictures[t.code][t.face]) for t in splits["train"]}
+    tests_of: dict[int, list[bool]] = {}
+    for task in splits["test"]:
+        tests_of.setdefault(task.label, []).append(
+            (task.label, pictures[task.code][task.face]) in trained
+        )
+    for repeated in tests_of.values():
+        assert not any(repeated) or len(repeated) == 1
+    assert np.mean([repeated[0] for repeated in tests_of.values()]) < 0.2
+
+
+def test_pictures_have_ink_and_none_is_cut(all_glyphs: Glyphs) -> None:
+    splits = all_glyphs.splits()
+    for tasks in (splits["train"][::37], splits["test"][::7]):
+        for task in tasks:
+            picture = 255 - decode(all_glyphs.render(task).data, 1)[:, :, 0]
+            assert picture.max() > 40, task
+            edges = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
+            assert edges.max() < 60, task
+
+
+def test_test_pictures_are_plain_and_training_pictures_vary(all_glyphs: Glyphs) -> None:
+    source = Glyphs(samples=4)
+    task = all_glyphs.splits()["train"][0]
+    variants = [source.render(task._replace(variant=v)) for v in range(4)]
+    assert len({sample.data for sample in variants}) == len({s.key for s in variants}) == 4
+    assert source.render(task).data == Glyphs().render(task).data
+    assert source.render(task).data != Glyphs(seed=1).render(task).data
+    plain = task._replace(variant=-1)
+    assert source.render(plain).data == Glyphs(seed=1).render(plain).data
+
+
+def test_similar_names_have_closer_vectors(all_glyphs: Glyphs) -> None:
+    vectors = all_glyphs.label_vectors()
+    label = by_character(all_glyphs)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (len(all_glyphs.classes()), 64)
+    assert np.isfinite(vectors).all()
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert np.array_equal(vectors, all_glyphs.label_vectors())
+
+    def likeness(a: str, b: str) -> float:
+        return float(vectors[label[a]] @ vectors[label[b]])
+
+    for a, near, far in (("é", "è", "→"), ("→", "⇒", "ж"), ("α", "β", "═"), ("½", "⅓", "ñ")):
+        assert likeness(a, near) > likeness(a, far) + 0.2
+
+
+def test_first_classes_are_those_of_most_faces_then_lowest_code(
+    all_glyphs: Glyphs, tmp_path: Path
+) -> None:
+    few = Glyphs(30, samples=1, size=20)
+    few.__dict__["_pictures"] = all_glyphs._pictures
+    assert few.classes() == all_glyphs.classes()[:30]
+    write_shards(few, tmp_path / "out", workers=1)
+    manifest = Manifest.load(tmp_path / "out")
+    assert load_label_vectors(tmp_path / "out", manifest).shape[0] == 30
+    with open_split(tmp_path / "out", "test") as split:
+        data, extension, label = split.read(0)
+        assert extension == "png"
+        assert decode(data, 1).shape == (20, 20, 1)
+        code = int(split.key(0).split("-")[0], 16)
+        assert chr(code) in split.classes[label].attributes["characters"]
+        assert unicodedata.name(chr(code)) in split.classes[label].attributes["unicode_name"]
+
+
+@pytest.mark.parametrize("wrong", [{"classes_limit": 1}, {"samples": 0}, {"size": 4}])
+def test_senseless_parameters_are_refused(wrong: dict) -> None:
+    with pytest.raises(ValueError, match=r"glyphs: .* is \d+: choose"):
+        Glyphs(**wrong)

@@ -1,0 +1,147 @@
+"""Folders of a user's own pictures."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data import open_split
+from data.images import decode
+from data.sources import ImageFolder
+from data.writer import write_shards
+from tests.data.conftest import write_picture
+
+
+def names(source: ImageFolder) -> dict[str, set[str]]:
+    return {split: {task.path for task in tasks} for split, tasks in source.splits().items()}
+
+
+def test_large_pictures_shrink_to_the_short_side_and_small_ones_keep_their_bytes(
+    tmp_path: Path,
+) -> None:
+    write_picture(tmp_path / "in/a/large.png", 0, 90, 60)
+    write_picture(tmp_path / "in/a/small.png", 1, 30, 31)
+    write_picture(tmp_path / "in/b/wide.png", 2, 50, 200)
+    source = ImageFolder(tmp_path / "in", short_side=40, test_fraction=0)
+    write_shards(source, tmp_path / "out", workers=1)
+    with open_split(tmp_path / "out", "train") as split:
+        found = {split.key(i): split.read(i) for i in range(len(split))}
+    assert {key: extension for key, (_, extension, _) in found.items()} == {
+        "a/large": "jpg",
+        "a/small": "png",
+        "b/wide": "jpg",
+    }
+    shapes = {key: decode(data, 3).shape for key, (data, _, _) in found.items()}
+    assert shapes == {"a/large": (60, 40, 3), "a/small": (30, 31, 3), "b/wide": (40, 160, 3)}
+    assert found["a/small"][0] == (tmp_path / "in/a/small.png").read_bytes()
+    original = ImageFolder(tmp_path / "in", short_side=None, test_fraction=0)
+    assert {original.render(t).extension for t in original.splits()["train"]} == {"png"}
+
+
+def test_colours_survive_packing(tmp_path: Path) -> None:
+    (tmp_path / "in/red").mkdir(parents=True)
+    picture = np.zeros((80, 80, 3), np.uint8)
+    picture[:, :, 2] = 200  # OpenCV writes blue, green, red
+    cv2.imwrite(str(tmp_path / "in/red/r.png"), picture)
+    write_picture(tmp_path / "in/other/o.png", 0)
+    source = ImageFolder(tmp_path / "in", short_side=40, test_fraction=0)
+    task = next(t for t in source.splits()["train"] if t.path == "red/r.png")
+    assert np.abs(decode(source.render(task).data, 3).astype(int) - [200, 0, 0]).max() < 6
+
+
+def test_hash_split_is_stable_and_keeps_a_training_picture_of_each_class(tmp_path: Path) -> None:
+    for c in range(30):
+        for i in range(3):
+            write_picture(tmp_path / f"c{c}" / f"{i}.png", i)
+    splits = names(ImageFolder(tmp_path, test_fraction=0.5))
+    assert splits["train"].isdisjoint(splits["test"])
+    assert {path.split("/")[0] for path in splits["train"]} == {f"c{c}" for c in range(30)}
+    assert 20 < len(splits["test"]) < 60
+    write_picture(tmp_path / "c0" / "new.png", 9)
+    again = names(ImageFolder(tmp_path, test_fraction=0.5))
+    assert {p for p in again["test"] if "c0" not in p} == {
+        p for p in splits["test"] if "c0" not in p
+    }
+
+
+@pytest.mark.parametrize(
+    ("folders", "splits"),
+    [
+        (("train", "test"), {"train", "test"}),
+        (("train", "val"), {"train", "test"}),
+        (("train", "validation", "test"), {"train", "test", "validation"}),
+    ],
+)
+def test_folders_named_like_splits_are_splits(
+    tmp_path: Path, folders: tuple[str, ...], splits: set[str]
+) -> None:
+    for folder in folders:
+        for name in "ab":
+            write_picture(tmp_path / folder / name / "0.png", 0)
+    source = ImageFolder(tmp_path)
+    assert names(source).keys() == splits
+    assert [info.name for info in source.classes()] == ["a", "b"]
+
+
+def test_a_class_without_training_pictures_is_refused(tmp_path: Path) -> None:
+    for path in ("train/a", "train/b", "test/c"):
+        write_picture(tmp_path / path / "0.png", 0)
+    with pytest.raises(ValueError, match="has no pictures of class 'c'"):
+        ImageFolder(tmp_path).classes()
+
+
+def test_label_file_names_the_classes(tmp_path: Path) -> None:
+    for i in range(4):
+        write_picture(tmp_path / f"{i}.png", i)
+    labels = tmp_path / "labels.csv"
+    labels.write_text('file,class\n0.png,cat\n1.png,"dog, big"\n\n2.png,cat\n')
+    source = ImageFolder(tmp_path, labels=labels, test_fraction=0)
+    assert [info.name for info in source.classes()] == ["cat", "dog, big"]
+    assert names(source)["train"] == {"0.png", "1.png", "2.png"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            "0.png,cat\n1.png,dog\n0.png,dog\n",
+            r"labels\.csv, line 3: '0\.png' is listed before, in line 1",
+        ),
+        ("0.png,cat\n./0.png,cat\n", r"line 2: '\./0\.png' is listed before, in line 1"),
+        ("0.png\n", r"line 1: '0\.png' is not file,class"),
+        ("0.png,cat\n9.png,cat\n", r"line 2: .*9\.png is missing"),
+        ("../secret.png,cat\n", r"line 1: '\.\./secret\.png' is outside"),
+    ],
+)
+def test_bad_label_files_are_refused_with_the_line(tmp_path: Path, lines: str, said: str) -> None:
+    for i in range(2):
+        write_picture(tmp_path / "in" / f"{i}.png", i)
+    labels = tmp_path / "labels.csv"
+    labels.write_text(lines)
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        ImageFolder(tmp_path / "in", labels=labels).classes()
+
+
+def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is no folder"):
+        ImageFolder(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="0 class folders with pictures"):
+        ImageFolder(tmp_path).classes()
+
+
+def test_keys_are_unique_and_plain(tmp_path: Path) -> None:
+    long = "x" * 120
+    for name in ("p.png", "p.jpg", "p.q.png", "p_q.png", f"{long}.png", "üñí.png"):
+        write_picture(tmp_path / "a" / name, 0)
+    write_picture(tmp_path / "b" / "p.png", 0)
+    source = ImageFolder(tmp_path, test_fraction=0)
+    keys = [task.key for task in source.splits()["train"]]
+    assert len(set(keys)) == 7
+    assert not any("." in key for key in keys)
+    assert all(len(key.encode()) < 100 for key in keys)
+    assert {"a/üñí", "b/p"} <= set(keys)
+    written = write_shards(source, tmp_path / "out", workers=1)
+    with open_split(tmp_path / "out", "train") as split:
+        assert {split.key(i) for i in range(len(split))} == set(keys)
+    assert written.left_out == 0

@@ -1,0 +1,131 @@
+"""Decoding with limits, and the crops."""
+
+import io
+import struct
+import zlib
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.augment import for_training, random_box, sample_rng
+from data.config import AugmentConfig, ImageConfig
+from data.images import decode, for_evaluation, resize_short_side
+
+
+def smooth(height: int, width: int) -> np.ndarray:
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return cv2.GaussianBlur(noise, (0, 0), 4)
+
+
+def encoded(picture: np.ndarray, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
+def test_every_format_comes_out_as_rgb_and_as_grey(kind: str) -> None:
+    picture = smooth(40, 60)
+    data = encoded(picture, kind)
+    assert np.abs(decode(data, 3).astype(int) - picture).mean() < 6
+    grey = decode(data, 1)
+    assert grey.shape == (40, 60, 1)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("L"))
+    assert np.abs(grey[:, :, 0].astype(int) - expected).mean() < 3
+
+
+def test_exif_orientation_is_followed() -> None:
+    picture = smooth(40, 60)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = decode(encoded(picture, "JPEG", exif=exif, quality=95), 3)
+    assert turned.shape == (60, 40, 3)
+    assert np.abs(turned.astype(int) - np.rot90(picture, -1)).mean() < 6
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", b"<svg></svg>", b"RIFFxxxxWAVE", b"\xff\xd8\xff"])
+def test_what_is_no_picture_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a picture"):
+        decode(data, 3)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_picture_that_is_cut_off_is_refused_quietly(
+    kind: str, share: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = encoded(smooth(80, 80), kind)
+    with pytest.raises(ValueError, match="picture"):
+        decode(data[: int(len(data) * share)], 3)
+
+
+def test_a_decompression_bomb_is_refused_by_its_header() -> None:
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        )
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"0" * 999))
+    with pytest.raises(ValueError, match="60000 x 60000 pixels is over the limit of 50000000"):
+        decode(bomb, 3)
+    with pytest.raises(ValueError, match="over the limit of 100"):
+        decode(encoded(smooth(20, 20), "PNG"), 3, max_pixels=100)
+
+
+@pytest.mark.parametrize(("height", "width"), [(50, 80), (80, 50), (7, 300), (24, 24), (1, 1)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_evaluation_takes_the_centre_at_the_wanted_size(
+    height: int, width: int, channels: int
+) -> None:
+    picture = smooth(height, width)[:, :, :channels]
+    config = ImageConfig(
+        size=24, resize=28, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels
+    )
+    result = for_evaluation(picture, config)
+    assert result.shape == (channels, 24, 24)
+    assert result.flags.c_contiguous
+    big = resize_short_side(picture, 28)
+    assert min(big.shape[:2]) == 28
+    top, left = (big.shape[0] - 24) // 2, (big.shape[1] - 24) // 2
+    assert np.array_equal(result.transpose(1, 2, 0), big[top : top + 24, left : left + 24])
+
+
+def test_training_crops_stay_inside_and_reach_the_edges() -> None:
+    config = AugmentConfig(crop_area=(0.08, 1.0))
+    rng = sample_rng(0, 0, 0)
+    boxes = np.array([random_box(30, 50, config, rng) for _ in range(2000)])
+    top, left, height, width = boxes.T
+    assert (boxes >= 0).all()
+    assert ((top + height <= 30) & (left + width <= 50)).all()
+    assert (height >= 1).all()
+    assert (width >= 1).all()
+    assert top.min() == left.min() == 0
+    assert (top + height).max() == 30
+    assert (left + width).max() == 50
+    ratio = width / height
+    assert np.quantile(ratio, 0.02) > 0.6
+    assert np.quantile(ratio, 0.98) < 1.6
+
+
+def test_a_long_strip_still_gets_a_crop() -> None:
+    config = AugmentConfig(crop_area=(0.9, 1.0))
+    assert random_box(4, 400, config, sample_rng(0, 0, 1)) == (0, 197, 4, 5)
+
+
+def test_flip_and_centre_can_be_chosen() -> None:
+    picture = smooth(30, 30)
+    image = ImageConfig(size=16)
+    plain = for_evaluation(picture, image)
+    for flip, expected in ((0.0, plain), (1.0, plain[:, :, ::-1])):
+        augment = AugmentConfig(crop_area=None, flip=flip)
+        assert np.array_equal(for_training(picture, image, augment, sample_rng(0, 0, 0)), expected)
+
+
+def test_draws_depend_on_seed_epoch_and_sample() -> None:
+    keys = [(seed, epoch, index) for seed in (0, 1) for epoch in (0, 1) for index in (0, 1, 2**40)]
+    draws = {key: sample_rng(*key).random(4).tolist() for key in keys}
+    assert len({tuple(draw) for draw in draws.values()}) == len(keys)
+    assert draws[1, 1, 1] == sample_rng(1, 1, 1).random(4).tolist()

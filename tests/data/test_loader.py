@@ -1,0 +1,203 @@
+"""The same global batches for every world size, worker count and resume."""
+
+import os
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data import Cursor, EvalLoader, TrainLoader, open_split
+from data.config import AugmentConfig, DataConfig, ImageConfig
+from data.images import decode, for_evaluation
+
+BATCH = 7
+
+
+def config(shards: Path, workers: int = 0) -> DataConfig:
+    image = ImageConfig(size=12, resize=14)
+    return DataConfig(shards=shards, image=image, augment=AugmentConfig(), workers=workers)
+
+
+def global_batches(
+    shards: Path, *, world_size: int, workers: int, steps: int, cursor: Cursor
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Batches put together from all ranks' shares."""
+    parts: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in range(steps)]
+    for rank in range(world_size):
+        with (
+            open_split(shards, "train") as split,
+            TrainLoader(
+                split,
+                config(shards, workers),
+                global_batch=BATCH,
+                rank=rank,
+                world_size=world_size,
+                cursor=cursor,
+            ) as loader,
+        ):
+            for step, batch in zip(range(steps), loader, strict=False):
+                size = BATCH * (rank + 1) // world_size - BATCH * rank // world_size
+                assert len(batch.labels) == size
+                assert batch.inputs["pixel_values"].shape == (size, 3, 12, 12)
+                assert batch.inputs["pixel_values"].dtype == torch.uint8
+                assert batch.cursor == Cursor(cursor.seed, cursor.samples + (step + 1) * BATCH)
+                parts[step].append((batch.inputs["pixel_values"], batch.labels, batch.indices))
+    return [tuple(torch.cat(column) for column in zip(*part, strict=True)) for part in parts]
+
+
+def assert_same(a: list, b: list) -> None:
+    assert len(a) == len(b)
+    for left, right in zip(a, b, strict=True):
+        for x, y in zip(left, right, strict=True):
+            assert torch.equal(x, y)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes in total")
+@pytest.mark.parametrize(
+    ("world_size", "workers"), [(2, 0), (3, 0), (4, 0), (1, 1), (1, 3), (2, 3)]
+)
+def test_global_batches_do_not_depend_on_world_size_or_workers(
+    shards: Path, world_size: int, workers: int
+) -> None:
+    start = Cursor(seed=5)
+    one = global_batches(shards, world_size=1, workers=0, steps=8, cursor=start)
+    many = global_batches(shards, world_size=world_size, workers=workers, steps=8, cursor=start)
+    assert_same(one, many)
+
+
+def test_ranks_without_a_sample_get_empty_batches(shards: Path) -> None:
+    with open_split(shards, "train") as split:
+        loader = TrainLoader(
+            split, config(shards), global_batch=2, rank=0, world_size=5, cursor=Cursor(0)
+        )
+        batch = next(iter(loader))
+    assert batch.inputs["pixel_values"].shape == (0, 3, 12, 12)
+    assert len(batch.labels) == len(batch.indices) == 0
+
+
+def test_resume_in_mid_epoch_on_other_ranks_goes_on_where_it_stopped(shards: Path) -> None:
+    with open_split(shards, "train") as split:
+        n = len(split)
+    whole = global_batches(shards, world_size=1, workers=0, steps=10, cursor=Cursor(9))
+    head = global_batches(shards, world_size=2, workers=0, steps=3, cursor=Cursor(9))
+    saved = Cursor.from_json(Cursor(9, samples=3 * BATCH).to_json())
+    tail = global_batches(shards, world_size=3, workers=1, steps=7, cursor=saved)
+    assert_same(whole, head + tail)
+    seen = torch.cat([indices for _, _, indices in head + tail]).tolist()
+    assert sorted(seen[:n]) == list(range(n))
+
+
+def test_pixels_of_a_sample_change_from_epoch_to_epoch(shards: Path) -> None:
+    with open_split(shards, "train") as split:
+        n = len(split)
+        loader = TrainLoader(split, config(shards), global_batch=n, cursor=Cursor(0))
+        first, second = next(loader), next(loader)
+    assert sorted(first.indices.tolist()) == sorted(second.indices.tolist()) == list(range(n))
+    a = first.inputs["pixel_values"][first.indices.argsort()]
+    b = second.inputs["pixel_values"][second.indices.argsort()]
+    assert (a != b).flatten(1).any(1).float().mean() > 0.9
+
+
+def test_iterating_again_goes_on_from_the_cursor(shards: Path) -> None:
+    with open_split(shards, "train") as split:
+        loader = TrainLoader(split, config(shards, 1), global_batch=BATCH, cursor=Cursor(3))
+        assert list(loader.share(1)) == list(range(BATCH, 2 * BATCH))
+        first = next(iter(loader))
+        loader.close()
+        second = next(iter(loader))
+        loader.close()
+    both = global_batches(shards, world_size=1, workers=0, steps=2, cursor=Cursor(3))
+    assert torch.equal(first.indices, both[0][2])
+    assert torch.equal(second.indices, both[1][2])
+
+
+def test_loading_leaves_the_global_random_state_alone(shards: Path) -> None:
+    before = torch.get_rng_state()
+    global_batches(shards, world_size=1, workers=1, steps=2, cursor=Cursor(0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("world_size", "workers"), [(1, 0), (2, 0), (3, 0), (5, 0), (50, 0), (1, 2), (2, 1)]
+)
+def test_evaluation_reads_every_sample_once_in_equally_many_batches(
+    shards: Path, world_size: int, workers: int
+) -> None:
+    indices, lengths = [], set()
+    with open_split(shards, "train") as split:
+        for rank in range(world_size):
+            loader = EvalLoader(
+                split, config(shards, workers), batch=4, rank=rank, world_size=world_size
+            )
+            batches = list(loader)
+            assert len(batches) == len(loader)
+            lengths.add(len(loader))
+            for batch in batches:
+                assert batch.cursor is None
+                assert np.array_equal(batch.labels, split.labels[batch.indices.numpy()])
+                indices += batch.indices.tolist()
+        assert indices == list(range(len(split)))
+    assert len(lengths) == 1
+
+
+def test_evaluation_gives_the_pixels_that_serving_computes(shards: Path) -> None:
+    settings = config(shards)
+    with open_split(shards, "test") as split:
+        (batch,) = EvalLoader(split, settings, batch=len(split))
+        for row, index in enumerate(batch.indices.tolist()):
+            picture = decode(split.read(index)[0], 3)
+            expected = torch.from_numpy(for_evaluation(picture, settings.image))
+            assert torch.equal(batch.inputs["pixel_values"][row], expected)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_flipped_byte_is_named_with_its_shard_and_key(
+    shards: Path, tmp_path: Path, workers: int
+) -> None:
+    copy = copy_of(shards, tmp_path)
+    with open_split(copy, "train") as split:
+        key, data = split.key(3), split.read(3)[0]
+    tar = copy / "train-000000.tar"
+    content = bytearray(tar.read_bytes())
+    content[content.index(data) + len(data) // 2] ^= 1
+    tar.write_bytes(content)
+    with open_split(copy, "train") as split:
+        loader = TrainLoader(split, config(copy, workers), global_batch=20, cursor=Cursor(0))
+        with pytest.raises(ValueError, match=r"train-000000\.tar") as error:
+            list(islice(loader, 3))
+    assert key in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "kway shard verify" in str(error.value)
+
+
+def copy_of(shards: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in shards.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    return copy
+
+
+def test_a_closed_split_leaves_no_file_open(shards: Path) -> None:
+    def opened() -> list[str]:
+        links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return [os.readlink(link) for link in links if os.path.lexists(link)]
+
+    with open_split(shards, "train") as split:
+        for i in range(len(split)):
+            split.read(i)
+        assert sum(name.endswith(".tar") for name in opened()) == len(
+            split.manifest.of_split("train")
+        )
+    assert not any(name.endswith(".tar") for name in opened())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, {"seed": 0}, {"seed": 0, "samples": -1}, {"seed": 0, "samples": 1.5}, {"seed": "0"}],
+)
+def test_a_cursor_that_is_none_is_refused(value: dict) -> None:
+    with pytest.raises(ValueError, match="a data cursor is"):
+        Cursor.from_json(value)

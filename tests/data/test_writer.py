@@ -1,0 +1,217 @@
+"""Shards are plain webdataset tars, the same bytes every time, and never mixed with others."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import webdataset
+
+from data import Manifest, open_split
+from data.sources import ImageFolder
+from data.writer import UNFINISHED, write_shards
+from tests.data.conftest import write_picture
+
+WRITE = """
+import sys, time
+from pathlib import Path
+from data.sources import ImageFolder
+from data.writer import write_shards
+
+if __name__ == "__main__":
+    pictures, out, workers, pause = sys.argv[1:]
+    write_shards(
+        ImageFolder(Path(pictures), test_fraction=0.2), Path(out), samples_per_shard=10,
+        workers=int(workers), report=lambda done, total: time.sleep(float(pause)),
+    )
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def write(pictures: Path, folder: Path, workers: int = 1):
+    source = ImageFolder(pictures, test_fraction=0.2)
+    return write_shards(source, folder, samples_per_shard=10, workers=workers)
+
+
+@pytest.fixture
+def _safe_webdataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webdataset.utils, "enforce_security", True)
+
+
+@pytest.mark.usefixtures("_safe_webdataset")
+def test_webdataset_reads_every_sample(shards: Path, pictures: Path) -> None:
+    manifest = Manifest.load(shards)
+    for name in manifest.splits:
+        files = [str(shards / shard.file) for shard in manifest.of_split(name)]
+        with warnings.catch_warnings():
+            # webdataset leaves its files to the garbage collector.
+            warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
+            theirs = list(webdataset.WebDataset(files, shardshuffle=False, empty_check=False))
+            gc.collect()
+        with open_split(shards, name) as split:
+            assert len(theirs) == len(split) == sum(s.samples for s in manifest.of_split(name))
+            for i, sample in enumerate(theirs):
+                data, extension, label = split.read(i)
+                assert sample["__key__"] == split.key(i)
+                assert sample[extension] == data
+                assert int(sample["cls"]) == label == split.labels[i]
+                # Small pictures keep their bytes.
+                assert data in {
+                    p.read_bytes() for p in (pictures / split.classes[label].name).iterdir()
+                }
+
+
+def test_all_pictures_are_there_once_and_mixed(shards: Path, pictures: Path) -> None:
+    found = []
+    for name in ("train", "test"):
+        with open_split(shards, name) as split:
+            found += [split.read(i)[0] for i in range(len(split))]
+            if name == "train":
+                assert len(set(split.labels[:10])) > 2
+    assert sorted(found) == sorted(p.read_bytes() for p in pictures.glob("*/*"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_writing_twice_gives_the_same_bytes(
+    shards: Path, pictures: Path, tmp_path: Path, workers: int
+) -> None:
+    written = write(pictures, tmp_path / "again", workers)
+    assert not written.complete_before
+    assert contents(tmp_path / "again") == contents(shards)
+
+
+def test_second_run_says_that_all_is_there(pictures: Path, tmp_path: Path) -> None:
+    write(pictures, tmp_path / "out")
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
+    assert write(pictures, tmp_path / "out").complete_before
+    assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_and_resumed_gives_the_same_bytes(
+    shards: Path, pictures: Path, tmp_path: Path, workers: int
+) -> None:
+    script, out = tmp_path / "write.py", tmp_path / "out"
+    script.write_text(WRITE)
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, script, pictures, out, str(workers), "0.05"],
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "train-000001.tar.aside").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    children = _children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "manifest.json").exists()
+    first = (out / "train-000000.tar").stat().st_mtime_ns
+    written = write(pictures, out)
+    assert written.resumed == 1
+    assert (out / "train-000000.tar").stat().st_mtime_ns == first
+    assert contents(out) == contents(shards)
+    _wait_for_end(children)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _wait_for_end(pids: list[int]) -> None:
+    """Workers end with their killed parent; a process that nobody waits for stays a zombie."""
+    deadline = time.monotonic() + 20
+    for pid in pids:
+        status = Path(f"/proc/{pid}/stat")
+        while status.exists() and status.read_text().rsplit(")")[-1].split()[0] != "Z":
+            assert time.monotonic() < deadline, f"worker {pid} outlived its parent"
+            time.sleep(0.05)
+
+
+def test_other_parameters_are_refused_and_nothing_changes(
+    shards: Path, pictures: Path, tmp_path: Path
+) -> None:
+    write(pictures, tmp_path / "out")
+    with pytest.raises(
+        ValueError, match=r"test_fraction=0\.2.*, not .*test_fraction=0\.5"
+    ) as error:
+        write_shards(ImageFolder(pictures, test_fraction=0.5), tmp_path / "out", workers=1)
+    assert "\n" not in str(error.value)
+    assert contents(tmp_path / "out") == contents(shards)
+
+
+def test_other_parameters_are_refused_half_way_too(pictures: Path, tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == 15:
+            raise KeyboardInterrupt
+
+    source = ImageFolder(pictures)
+    with pytest.raises(KeyboardInterrupt):
+        write_shards(source, tmp_path / "out", samples_per_shard=10, workers=1, report=stop)
+    before = contents(tmp_path / "out")
+    assert "train-000000.tar" in before
+    with pytest.raises(ValueError, match=r"samples_per_shard=10.*, not .*samples_per_shard=11"):
+        write_shards(source, tmp_path / "out", samples_per_shard=11, workers=1)
+    assert contents(tmp_path / "out") == before
+    assert write_shards(source, tmp_path / "out", samples_per_shard=10, workers=1).resumed == 1
+
+
+def test_a_folder_with_something_else_is_refused(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match=r"holds something else \(thesis.tex\)"):
+        write(pictures, tmp_path)
+    assert contents(tmp_path) == {"thesis.tex": b"precious"}
+
+
+def test_two_writers_do_not_share_a_folder(pictures: Path, tmp_path: Path) -> None:
+    refused = []
+
+    def meanwhile(done: int, total: int) -> None:
+        if done == 5:
+            with pytest.raises(ValueError, match="being written by another kway shard") as error:
+                write_shards(ImageFolder(pictures), tmp_path / "out", workers=1)
+            refused.append(error)
+
+    write_shards(ImageFolder(pictures), tmp_path / "out", workers=1, report=meanwhile)
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bad_picture_leaves_nothing_behind(tmp_path: Path, exists: bool, workers: int) -> None:
+    for i in range(12):
+        write_picture(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
+    (tmp_path / "in" / "a" / "bad.png").write_bytes(b"this is text")
+    out = tmp_path / "out"
+    if exists:
+        out.mkdir()
+    with pytest.raises(
+        ValueError, match=r"a/bad\.png: not a picture.*remove it, or give --skip-bad"
+    ):
+        write_shards(ImageFolder(tmp_path / "in"), out, samples_per_shard=3, workers=workers)
+    assert out.exists() == exists
+    assert not exists or contents(out) == {}
+
+
+def test_bad_pictures_are_counted_when_skipped(tmp_path: Path) -> None:
+    for i in range(12):
+        write_picture(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
+    (tmp_path / "in" / "a" / "bad.png").write_bytes(b"this is text")
+    written = write_shards(
+        ImageFolder(tmp_path / "in", skip_bad=True),
+        tmp_path / "out",
+        samples_per_shard=1,
+        workers=1,
+    )
+    assert written.left_out == 1
+    assert sum(shard.samples for shard in written.manifest.shards) == 12
+    assert not (tmp_path / "out" / UNFINISHED).exists()

@@ -1,0 +1,110 @@
+"""Evaluation over ranks: every sample once, and the numbers of the naive computation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+
+from data import Manifest, load_label_vectors, open_split
+from data.images import decode, for_evaluation
+from tests.ranks import rank_world, run_on_ranks
+from tests.shards import glyph_recipe
+from trainer.evaluation import evaluate_split, load_evaluation, save_evaluation
+from trainer.task import Task, build_task
+
+
+def task_and_recipe(shards: Path, weights: str) -> tuple[Task, object]:
+    recipe = glyph_recipe(
+        shards,
+        Path("unused"),
+        head__weights__kind=weights,
+        head__init_std=0.5,
+        evaluation={"batch": 4, "topk": [1, 3]},
+    )
+    manifest = Manifest.load(shards)
+    vectors = load_label_vectors(shards, manifest)
+    num_classes = len(manifest.classes)
+    task = build_task(recipe, num_classes=num_classes, label_vectors=vectors, world=rank_world())
+    return task.eval(), recipe
+
+
+def evaluated(shards: Path, weights: str):
+    task, recipe = task_and_recipe(shards, weights)
+    vectors = load_label_vectors(shards, Manifest.load(shards))
+    result = evaluate_split(task, recipe, task.world, label_vectors=vectors)
+    classes = result.classes
+    return result.metrics, classes.threshold.numpy(), result.pooled.numpy(), result.num_samples
+
+
+def naive(shards: Path, weights: str):
+    """All logits of the test split at once, as float32 numpy, and its labels."""
+    task, recipe = task_and_recipe(shards, weights)
+    with open_split(shards, "test") as split:
+        pictures = [
+            for_evaluation(decode(split.read(i)[0], 1), recipe.data.image)
+            for i in range(len(split))
+        ]
+        labels = split.labels
+    features = task.features({"pixel_values": torch.from_numpy(np.stack(pictures))})
+    logits = np.zeros((len(labels), task.head.num_classes), dtype=np.float32)
+    for block in task.head.class_rows():
+        logits[:, block.class_ids.numpy()] = task.head.logits(features, block.rows).numpy()
+    return logits, labels
+
+
+@pytest.mark.parametrize(("world_size", "weights"), [(1, "dense"), (2, "vtree"), (4, "utree")])
+def test_evaluation_equals_the_naive_computation(world_size, weights, glyphs):
+    logits, labels = naive(glyphs, weights)
+    order = np.argsort(-logits, axis=1, kind="stable")
+    want = {f"top{k}": float((order[:, :k] == labels[:, None]).any(1).mean()) for k in (1, 3)}
+    precisions = [
+        average_precision_score(labels == j, logits[:, j]) for j in np.unique(labels)
+    ]
+    want["auprc"] = float(np.mean(precisions))
+    for metrics, threshold, pooled, num_samples in run_on_ranks(
+        world_size, evaluated, glyphs, weights
+    ):
+        assert num_samples == len(labels)
+        for name, value in want.items():
+            assert metrics[name] == pytest.approx(value, abs=1e-9), name
+        true = np.sort(logits[np.arange(len(labels)), labels])
+        assert pooled[0] == pytest.approx(true[len(true) - int(np.ceil(0.9 * len(true)))], abs=1e-5)
+        for j in np.unique(labels):
+            own = logits[labels == j, j]
+            assert (own >= threshold[j, 1] - 1e-5).mean() >= 0.99
+    assert 0 < want["top1"] < 1
+
+
+def test_equal_logits_predict_the_lowest_class_ids_on_every_world_size(glyphs):
+    for world_size in (1, 3):
+        for top1, top3 in run_on_ranks(world_size, all_equal, glyphs):
+            labels = open_split(glyphs, "test").labels
+            assert top1 == pytest.approx((labels == 0).mean())
+            assert top3 == pytest.approx((labels < 3).mean())
+
+
+def all_equal(shards: Path) -> tuple[float, float]:
+    task, recipe = task_and_recipe(shards, "vtree")
+    with torch.no_grad():
+        task.head.weight.zero_()
+    metrics = evaluate_split(task, recipe, task.world, label_vectors=None).metrics
+    assert "sa" not in metrics
+    return metrics["top1"], metrics["top3"]
+
+
+def test_a_saved_evaluation_reads_back(glyphs, tmp_path):
+    task, recipe = task_and_recipe(glyphs, "dense")
+    result = evaluate_split(task, recipe, task.world, label_vectors=None)
+    save_evaluation(tmp_path, result, step=7)
+    again = load_evaluation(tmp_path, step=7)
+    assert again.metrics == result.metrics
+    assert again.num_samples == result.num_samples
+    assert torch.equal(again.classes.threshold, result.classes.threshold)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "step-00000007.json",
+        "step-00000007.safetensors",
+    }
+    with pytest.raises(FileNotFoundError, match="run `kway eval`"):
+        load_evaluation(tmp_path, step=8)

@@ -1,0 +1,117 @@
+"""Recipes: what loads, what merges, and what each mistake is answered with."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.config import Duration
+from trainer.recipe import dump_recipe, load_recipe
+
+SHIPPED = sorted(Path("launch/recipes").glob("*.yaml"))
+MINIMAL = """
+run: runs/x
+data: {shards: shards/x}
+backbone: {config: {model_type: resnet}}
+"""
+
+
+def recipe_file(tmp_path: Path, text: str = MINIMAL) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_every_shipped_recipe_loads_and_survives_a_round_trip(path, tmp_path):
+    recipe = load_recipe(path)
+    assert load_recipe(recipe_file(tmp_path, dump_recipe(recipe))) == recipe
+
+
+def test_overrides_apply_in_order_and_scientific_notation_is_a_number(tmp_path):
+    recipe = load_recipe(
+        recipe_file(tmp_path),
+        ["optimizer.lr=1", "optimizer.lr=1e-8", "train.duration={steps: 3}", "seed=7"],
+    )
+    assert recipe.optimizer.lr == 1e-8
+    assert recipe.train.duration == Duration(steps=3)
+    assert recipe.seed == 7
+
+
+def test_a_mapping_whose_kind_changes_is_replaced_and_others_merge(tmp_path):
+    text = MINIMAL + "optimizer: {kind: sgd, momentum: 0.5, lr: 0.3}\n"
+    path = recipe_file(tmp_path, text)
+    assert load_recipe(path, ["optimizer.kind=adamw"]).optimizer.lr == 1e-3
+    assert load_recipe(path, ["optimizer={kind: adamw, lr: 0.2}"]).optimizer.lr == 0.2
+    merged = load_recipe(path, ["optimizer={kind: sgd, lr: 0.2}"]).optimizer
+    assert (merged.lr, merged.momentum) == (0.2, 0.5)
+
+
+def test_a_mapping_without_kind_is_of_the_default_kind(tmp_path):
+    path = recipe_file(tmp_path, MINIMAL + "optimizer: {lr: 0.3}\nhead: {weights: {}}\n")
+    recipe = load_recipe(path)
+    assert (recipe.optimizer.kind, recipe.optimizer.lr) == ("sgd", 0.3)
+    assert recipe.head.weights.kind == "dense"
+
+
+def test_one_unit_of_a_duration_takes_the_place_of_another(tmp_path):
+    path = recipe_file(tmp_path, MINIMAL + "train: {duration: {epochs: 2}}\n")
+    assert load_recipe(path, ["train.duration.steps=3"]).train.duration == Duration(steps=3)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("head.loss.gama=1", r"head\.loss\.gama is not a known key"),
+        ("optimizer.learning_rte=1", r"optimizer\.learning_rte is not a known key: known keys: .*lr"),
+        ("optimizer.momentun=1", r"optimizer\.momentun is not a known key: did you mean momentum\?"),
+        ("trian.global_batch=1", r"trian is not a known key: did you mean train\?"),
+        ("head.loss.kind=batch_cee", r"head\.loss\.kind is 'batch_cee': choose one of ce, batch_ce"),
+        ("optimizer.lr=-1", r"optimizer\.lr: .*greater than 0, got -1"),
+        ("train.duration={steps: 1, epochs: 1}", r"exactly one of steps, epochs, samples"),
+        ("data.image.mean=[0.5]", r"data\.image: mean and std need 3 numbers"),
+        ("seed", r"override 'seed' is not of the form key=value"),
+        ("seed=[", r"override 'seed=\[' is not YAML"),
+        ("train.micro_batches=999", r"train\.micro_batches 999 is more than train\.global_batch 256"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_key_and_the_remedy(override, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as caught:
+        load_recipe(recipe_file(tmp_path), [override])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nseed: 2\n", "line 1: key seed is given twice"),
+        ("- a\n", "is not a mapping"),
+        ("a: [", "is not YAML in line"),
+        ("seed: 1\n", "run is missing; data is missing; backbone is missing"),
+    ],
+)
+def test_a_broken_file_is_named(text, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_recipe(recipe_file(tmp_path, text))
+
+
+def test_a_missing_recipe_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.yaml does not exist"):
+        load_recipe(tmp_path / "nothing.yaml")
+
+
+def test_loading_a_recipe_does_not_load_torch(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from trainer.recipe import load_recipe; "
+        f"load_recipe(Path({str(recipe_file(tmp_path))!r})); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps"),
+    [({"steps": 7}, 7), ({"epochs": 1}, 11), ({"epochs": 0.5}, 5), ({"samples": 21}, 3)],
+)
+def test_a_duration_is_rounded_up_to_whole_steps(duration, steps):
+    assert Duration(**duration).in_steps(num_samples=101, global_batch=10) == steps

@@ -1,0 +1,221 @@
+"""The gradients of a step: the same for every world size, split and loss."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data import Batch, Manifest
+from tests.ranks import rank_world, run_on_ranks
+from tests.shards import glyph_recipe
+from trainer.optimizer import build_optimizer
+from trainer.task import Task, build_task
+from trainer.trained import label_vectors_of
+
+TINY_BERT = {
+    "model_type": "bert",
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def make_task(shards: Path, **changes) -> Task:
+    recipe = glyph_recipe(shards, Path("unused"), **changes)
+    manifest = Manifest.load(shards)
+    vectors = label_vectors_of(recipe, manifest)
+    return build_task(
+        recipe, num_classes=len(manifest.classes), label_vectors=vectors, world=rank_world()
+    )
+
+
+def pictures(begin: int, end: int, num_classes: int = 13) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randint(256, (12, 1, 16, 16), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(num_classes, (12,), generator=generator)
+    return Batch({"pixel_values": pixels[begin:end]}, labels[begin:end], torch.arange(12), None)
+
+
+def texts(num_rows: int) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(50, (num_rows, 6), generator=generator)
+    labels = torch.randint(13, (num_rows,), generator=generator)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return Batch(inputs, labels, torch.arange(num_rows), None)
+
+
+def gradients(task: Task) -> dict[str, np.ndarray]:
+    return {
+        name: parameter.grad.numpy().copy()
+        for name, parameter in task.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def trained_weights(shards: Path, rows: int, changes: dict) -> dict[str, np.ndarray]:
+    """Backbone weights and this rank's rows of the head after three clipped steps."""
+    task = make_task(shards, train__global_batch=rows, **changes)
+    world = task.world
+    optimizer = build_optimizer(glyph_recipe(shards, Path("unused")).optimizer, task)
+    task.train()
+    for _ in range(3):
+        optimizer.zero_grad()
+        begin, end = rows * world.rank // world.size, rows * (world.rank + 1) // world.size
+        task.backward(pictures(begin, end))
+        task.clip_gradients(1.0)
+        optimizer.step()
+    state = {name: tensor.numpy() for name, tensor in task.state_dict().items()}
+    return state
+
+
+@pytest.mark.parametrize(
+    ("loss", "weights", "rows"), [("ce", "dense", 12), ("batch_ce", "vtree", 11), ("bce", "utree", 3)]
+)
+def test_1_2_and_4_ranks_train_to_the_same_weights(glyphs, loss, weights, rows):
+    """Batch norm is synchronised; 3 rows on 4 ranks leave one rank without any."""
+    changes = {"head__loss__kind": loss, "head__weights__kind": weights}
+    alone = trained_weights(glyphs, rows, changes)
+    for world_size in (2, 4):
+        ranks = run_on_ranks(world_size, trained_weights, glyphs, rows, changes)
+        head = np.concatenate([answer["head.weight"] for answer in ranks])
+        np.testing.assert_allclose(head, alone["head.weight"], rtol=1e-4, atol=2e-6)
+        for answer in ranks:
+            for name in alone.keys() - {"head.weight"}:
+                np.testing.assert_allclose(
+                    answer[name], alone[name], rtol=1e-4, atol=2e-5, err_msg=name
+                )
+
+
+@pytest.mark.parametrize("loss", ["ce", "batch_ce", "bce"])
+def test_two_micro_batches_of_4_equal_one_batch_of_8(glyphs, loss):
+    """Batch norm is frozen: within a micro-batch it would see other statistics."""
+    common = {"head__loss__kind": loss, "backbone__batch_norm": "frozen", "train__global_batch": 8}
+    whole = make_task(glyphs, **common)
+    split = make_task(glyphs, **common, train__micro_batches=2)
+    split.load_state_dict(whole.state_dict())
+    losses = [task.train().backward(pictures(0, 8)) for task in (whole, split)]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
+    expected, got = gradients(whole), gradients(split)
+    assert expected.keys() == got.keys()
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(got[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def micro_batched(shards: Path, loss: str) -> tuple[float, dict[str, np.ndarray]]:
+    task = make_task(
+        shards,
+        head__loss__kind=loss,
+        backbone__batch_norm="frozen",
+        train__global_batch=11,
+        train__micro_batches=3,
+    )
+    world = task.world
+    begin, end = 11 * world.rank // world.size, 11 * (world.rank + 1) // world.size
+    value = task.train().backward(pictures(begin, end))
+    return float(value), gradients(task)
+
+
+@pytest.mark.parametrize("loss", ["ce", "batch_ce"])
+def test_accumulation_on_uneven_ranks_equals_one_process(glyphs, loss):
+    whole = make_task(
+        glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=11
+    )
+    value = float(whole.train().backward(pictures(0, 11)))
+    expected = gradients(whole)
+    for got_value, got in run_on_ranks(2, micro_batched, glyphs, loss):
+        assert got_value == pytest.approx(value, rel=1e-5)
+        for name in expected.keys() - {"head.weight"}:
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-3, atol=1e-6)
+
+
+def test_gradient_caching_draws_the_same_dropout_twice(glyphs):
+    changes = {"backbone__config": TINY_BERT, "head__loss__kind": "batch_ce"}
+    task = make_task(glyphs, **changes, train__global_batch=8, train__micro_batches=2).train()
+    batch = texts(8)
+    torch.manual_seed(5)
+    parts = [{name: t[i : i + 4] for name, t in batch.inputs.items()} for i in (0, 4)]
+    features = torch.cat([task.backbone(part) for part in parts])
+    after = torch.get_rng_state()
+    task.head(features, batch.labels).backward()
+    expected = gradients(task)
+    task.zero_grad()
+    torch.manual_seed(5)
+    task.backward(batch)
+    got = gradients(task)
+    assert torch.equal(torch.get_rng_state(), after)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(got[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_gradient_caching_updates_batch_norm_once_a_micro_batch(glyphs):
+    changes = {"head__loss__kind": "batch_ce", "train__global_batch": 12, "train__micro_batches": 3}
+    task = make_task(glyphs, **changes).train()
+    task.backward(pictures(0, 12))
+    counts = {int(b) for n, b in task.named_buffers() if n.endswith("num_batches_tracked")}
+    assert counts == {3}
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
+    """No parameter is left without a gradient: DDP would wait for it."""
+    config = {**TINY_BERT, **NO_DROPOUT}
+    task = make_task(
+        glyphs, backbone__config=config, backbone__pooling=pooling, train__global_batch=8
+    )
+    before = float(task.train().backward(texts(8)))
+    assert all(parameter.grad is not None for parameter in task.parameters())
+    optimizer = build_optimizer(glyph_recipe(glyphs, Path("unused")).optimizer, task)
+    for _ in range(20):
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = float(task.backward(texts(8)))
+    assert loss < before / 2
+
+
+def test_mean_pooling_leaves_padding_out(glyphs):
+    config = {**TINY_BERT, **NO_DROPOUT}
+    task = make_task(glyphs, backbone__config=config, backbone__pooling="mean").eval()
+    inputs = texts(2).inputs
+    inputs["attention_mask"][:, 4:] = 0
+    other = {**inputs, "input_ids": inputs["input_ids"].clone()}
+    other["input_ids"][:, 4:] = 7
+    torch.testing.assert_close(task.features(inputs), task.features(other))
+
+
+def test_the_default_resnet_configuration_is_resnet_50(glyphs):
+    task = make_task(
+        glyphs,
+        backbone__config={"model_type": "resnet"},
+        data__image={"size": 32},
+    )
+    assert sum(p.numel() for p in task.backbone.parameters()) == 23_508_032
+    assert task.head.dim == 2048
+
+
+def clipped(shards: Path) -> tuple[float, float]:
+    task = make_task(shards, train__global_batch=12)
+    world = task.world
+    task.train().backward(pictures(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size))
+    return float(task.clip_gradients(0.5)), float(task.clip_gradients(None))
+
+
+def test_clipping_bounds_one_norm_over_backbone_and_all_head_shards(glyphs):
+    alone = clipped(glyphs)
+    assert alone[0] > 0.5
+    assert alone[1] == pytest.approx(0.5, rel=1e-4)
+    for answer in run_on_ranks(3, clipped, glyphs):
+        assert answer == pytest.approx(alone, rel=1e-4)
+
+
+def test_bf16_autocast_trains_float32_weights(glyphs):
+    task = make_task(glyphs, train__precision="bf16").train()
+    exact = make_task(glyphs).train()
+    exact.load_state_dict(task.state_dict())
+    rounded, wanted = task.backward(pictures(0, 12)), exact.backward(pictures(0, 12))
+    torch.testing.assert_close(rounded, wanted, rtol=2e-2, atol=0)
+    assert {p.grad.dtype for p in task.parameters()} == {torch.float32}
+    assert not torch.equal(rounded, wanted)
