@@ -37,7 +37,7 @@ class ClassHead(nn.Module):
     `tree` is a number of classes (dense weights) or a `LabelTree`. `mesh` is a 2-D `DeviceMesh`
     with axes `data` and `class`; None is one process. Every rank holds `weight`, its contiguous
     rows of the node matrix. Leaves start normal with `init_std`, keyed by (seed, class); inner
-    nodes and biases start at zero.
+    nodes at zero, biases where the loss wants them.
 
     >>> head = ClassHead(512, 1_000_000, CrossEntropy())
     >>> loss = head(features, labels)   # features [b, 512], labels [b]; the global-mean loss
@@ -126,6 +126,9 @@ class ClassHead(nn.Module):
         rows = np.zeros((len(nodes), self.dim + self.bias), dtype=np.float32)
         class_ids = tree.class_of_node[nodes[leaves]]
         rows[leaves, : self.dim] = normal_rows(class_ids, self.dim, seed=seed, std=std)
+        if self.bias:
+            # On the roots, so that every class has it once.
+            rows[tree.parent[nodes] < 0, self.dim] = self.loss.initial_bias(self.num_classes)
         return rows
 
 

@@ -1,5 +1,6 @@
 """Start the whole server on this machine, wait for its end, and leave nothing running behind."""
 
+import functools
 import logging
 import shutil
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import httpx
 import psutil
@@ -102,24 +104,43 @@ def _start_ray(num_replicas: int, session: Path) -> None:
 
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address="local",  # never a cluster that happens to be there
-            num_cpus=num_replicas,
-            num_gpus=0,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            configure_logging=False,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(session),
-            _system_config={"metrics_report_interval_ms": 1000},
-        )
+        with _own_process_groups():
+            ray.init(
+                address="local",  # never a cluster that happens to be there
+                num_cpus=num_replicas,
+                num_gpus=0,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                configure_logging=False,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(session),
+                _system_config={"metrics_report_interval_ms": 1000},
+            )
     except SystemExit:
         # Ray's handler of SIGTERM, in place during its start, exits with 15: this was a wish.
         raise SystemExit(0) from None
     finally:
         if handler is not None:
             signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """Start Ray's daemons outside our process group.
+
+    A terminal, `timeout` and others signal the whole group: the daemons would die together with
+    our wish to stop them in order, and Ray then waits a minute for them. Ray has no setting for it.
+    """
+    from ray._private import services as ray_services
+
+    services: Any = ray_services
+    start = services.ConsolePopen
+    services.ConsolePopen = functools.partial(start, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = start
 
 
 def _last_line(text: str) -> str:

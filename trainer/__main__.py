@@ -1,17 +1,20 @@
 """`torchrun … -m trainer RECIPE [key=value …]`: one rank of a training run.
 
-Exit codes: 0 done, 1 failed, 2 bad configuration or input.
+Exit codes: 0 done, 1 failed, 2 bad configuration or input, 130 interrupted.
 """
 
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 from trainer.recipe import load_recipe
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+_FIRST_WORD_SECONDS = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,16 +35,24 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error, EXIT_BAD_INPUT)
     except FloatingPointError as error:
         return _fail(error, EXIT_FAILED)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     return 0
 
 
 def _fail(error: Exception, code: int) -> int:
-    """One line; of several ranks that found the same, any may be read first, so each says its."""
+    """One line for a person, from the rank that knows."""
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
     who = f"rank {rank}: " if size != "1" else ""
+    if rank != "0":
+        # What rank 0 found too is said once: its end makes the launcher end this rank meanwhile.
+        time.sleep(_FIRST_WORD_SECONDS)
     print(f"error: {who}{error}", file=sys.stderr, flush=True)
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if code := main():
+        from trainer.world import leave
+
+        leave(code)

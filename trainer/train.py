@@ -49,6 +49,7 @@ def train(recipe: Recipe, world: World) -> None:
     # ---------------------------------------------------------------- data
     manifest = Manifest.load(recipe.data.shards)
     split = open_split(recipe.data.shards, recipe.data.train_split)
+    manifest.of_split(recipe.data.eval_split)  # said now, not after the last step
     label_vectors = label_vectors_of(recipe, manifest)
     global_batch = recipe.train.global_batch
 

@@ -4,11 +4,12 @@ import ctypes
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,8 @@ def open_world(
 ) -> Iterator[World]:
     """The world that torchrun (or `kway train`) describes in the environment, closed at the end.
 
+    After an error in a world of several, end the process by `leave`.
+
     Raises ValueError where a CUDA device is asked for and there is none for this rank.
     """
     rank, size, local_rank, local_size = (
@@ -69,12 +72,18 @@ def open_world(
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
     mesh = init_device_mesh(chosen.type, (1, size), mesh_dim_names=("data", "class"))
-    try:
-        yield World(rank, size, local_rank, chosen, mesh)
-    finally:
-        # Objects that still hold the group make its destruction abort the process now and then.
-        gc.collect()
-        dist.destroy_process_group()
+    yield World(rank, size, local_rank, chosen, mesh)
+    # Objects that still hold the group make its destruction abort the process now and then. After
+    # an error its traceback holds them: then the group is left to the end of the process.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def leave(code: int) -> NoReturn:
+    """End a rank with this exit code, whatever its process group's threads are doing."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _device(wanted: str, local_rank: int) -> torch.device:

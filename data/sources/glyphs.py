@@ -56,7 +56,9 @@ class Glyphs:
 
     classes_limit: keep the first N classes, most faces first, then by code point; None keeps all.
     samples: distorted training pictures a class and face. Test pictures are undistorted, one a
-    class and held-out face; those equal to a training face's are left out where a class has others.
+    class and held-out face. Some faces share drawings: a test picture equal to a training face's is
+    left out, unless the class has no other (5% of the first 1,000 classes: box drawing, arrows; 22%
+    of all: Braille too).
     confusables: "merge" makes characters one class whose pictures are equal in more than half of
     the faces where both stand; "keep" keeps them apart.
     """

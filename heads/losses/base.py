@@ -72,6 +72,10 @@ class Loss(ABC):
         """What evaluation, thresholds and serving compare; increasing in belief."""
         return logits
 
+    def initial_bias(self, num_classes: int) -> float:
+        """The bias of every class before training, where the head has biases."""
+        return 0.0
+
     def hyperparameters(self) -> dict[str, Any]:
         """Names and values, for listings and model cards."""
         return {}

@@ -1,5 +1,6 @@
 """Binary cross-entropy: every class is a question of its own."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -31,6 +32,10 @@ class BinaryCrossEntropy(Loss):
 
     def identity(self, like: Tensor) -> Stats:
         return torch.zeros_like(like), torch.zeros_like(like)
+
+    def initial_bias(self, num_classes: int) -> float:
+        """The logit of 1/K: from 0, K - 1 false classes a row drown the true one's gradient."""
+        return -math.log(max(num_classes - 1, 1))
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         softplus, true = total

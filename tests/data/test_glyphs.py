@@ -77,7 +77,7 @@ def test_styles_of_training_and_test_are_disjoint_and_cover_all_classes(all_glyp
 
 
 def test_most_test_pictures_were_not_drawn_in_training(all_glyphs: Glyphs) -> None:
-    """Some faces share a drawing; such a test picture stays only where a class has no other."""
+    """Where all faces share one drawing (Braille, boxes), the class keeps one such picture."""
     pictures = all_glyphs._pictures
     splits = all_glyphs.splits()
     trained = {(t.label, pictures[t.code][t.face]) for t in splits["train"]}
@@ -88,7 +88,9 @@ def test_most_test_pictures_were_not_drawn_in_training(all_glyphs: Glyphs) -> No
         )
     for repeated in tests_of.values():
         assert not any(repeated) or len(repeated) == 1
-    assert np.mean([repeated[0] for repeated in tests_of.values()]) < 0.2
+    share = [tests_of[label][0] for label in sorted(tests_of)]
+    assert np.mean(share[:1000]) < 0.06
+    assert np.mean(share) < 0.25
 
 
 def test_pictures_have_ink_and_none_is_cut(all_glyphs: Glyphs) -> None:

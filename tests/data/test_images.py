@@ -16,7 +16,7 @@ from data.images import decode, for_evaluation, resize_short_side
 
 def smooth(height: int, width: int) -> np.ndarray:
     noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return cv2.GaussianBlur(noise, (0, 0), 4)
+    return cv2.GaussianBlur(noise, (0, 0), 4) // 2 + np.array([0, 60, 120], np.uint8)
 
 
 def encoded(picture: np.ndarray, kind: str, **options: object) -> bytes:

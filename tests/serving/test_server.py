@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import select
 import signal
@@ -75,6 +76,7 @@ def start(bundle: Path, errors: Path, *options: object) -> Server:
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            process_group=0,
         )
     assert process.stdout is not None
     ready = process.stdout.readline()
@@ -498,21 +500,24 @@ def test_a_wrong_question_is_refused_in_one_line(
 
 
 def test_sigterm_during_the_start_ends_it_with_code_0_and_leaves_no_process(bundle: Path) -> None:
-    with subprocess.Popen(command("serve", bundle, "--port", 0), stdout=subprocess.PIPE) as process:
+    arguments = command("serve", bundle, "--port", 0)
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, process_group=0) as process:
         deadline = time.monotonic() + 60
         children: list[psutil.Process] = []
         while not children and time.monotonic() < deadline:
             time.sleep(0.1)
             children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(timeout=60) == 0
     _, left = psutil.wait_procs(children, timeout=5)
     assert left == []
 
 
-def test_sigterm_ends_the_server_with_code_0_and_leaves_no_process(server: Server) -> None:
+def test_sigterm_to_the_process_group_ends_the_server_in_order_and_leaves_no_process(
+    server: Server,
+) -> None:
     """The last test: it ends the server that the others asked."""
-    server.process.send_signal(signal.SIGTERM)
+    os.killpg(server.process.pid, signal.SIGTERM)
     assert server.process.wait(timeout=60) == 0
     assert [process for process in server.children if process.is_running()] == []
     assert server.errors.read_text() == ""

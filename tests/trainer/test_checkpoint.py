@@ -26,7 +26,9 @@ from trainer.trained import label_vectors_of
 NUM_CLASSES = 13
 
 
-def task_and_optimizer(shards: Path, weights: str, optimizer: str) -> tuple[Task, torch.optim.Optimizer]:
+def task_and_optimizer(
+    shards: Path, weights: str, optimizer: str
+) -> tuple[Task, torch.optim.Optimizer]:
     recipe = glyph_recipe(
         shards,
         Path("unused"),
@@ -209,7 +211,10 @@ def test_a_folder_that_was_not_committed_does_not_exist(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"weight": torch.zeros(4, 2)}, r"weight has shape \[4, 2\] in this run and shape \[3, 2\]"),
+        (
+            {"weight": torch.zeros(4, 2)},
+            r"weight has shape \[4, 2\] in this run and shape \[3, 2\]",
+        ),
         ({"other": torch.zeros(3, 2)}, r"other has shape \[3, 2\] in this run and no such tensor"),
     ],
 )

@@ -59,9 +59,7 @@ def test_evaluation_equals_the_naive_computation(world_size, weights, glyphs):
     logits, labels = naive(glyphs, weights)
     order = np.argsort(-logits, axis=1, kind="stable")
     want = {f"top{k}": float((order[:, :k] == labels[:, None]).any(1).mean()) for k in (1, 3)}
-    precisions = [
-        average_precision_score(labels == j, logits[:, j]) for j in np.unique(labels)
-    ]
+    precisions = [average_precision_score(labels == j, logits[:, j]) for j in np.unique(labels)]
     want["auprc"] = float(np.mean(precisions))
     for metrics, threshold, pooled, num_samples in run_on_ranks(
         world_size, evaluated, glyphs, weights

@@ -64,16 +64,28 @@ def test_one_unit_of_a_duration_takes_the_place_of_another(tmp_path):
     ("override", "message"),
     [
         ("head.loss.gama=1", r"head\.loss\.gama is not a known key"),
-        ("optimizer.learning_rte=1", r"optimizer\.learning_rte is not a known key: known keys: .*lr"),
-        ("optimizer.momentun=1", r"optimizer\.momentun is not a known key: did you mean momentum\?"),
+        (
+            "optimizer.learning_rte=1",
+            r"optimizer\.learning_rte is not a known key: known keys: .*lr",
+        ),
+        (
+            "optimizer.momentun=1",
+            r"optimizer\.momentun is not a known key: did you mean momentum\?",
+        ),
         ("trian.global_batch=1", r"trian is not a known key: did you mean train\?"),
-        ("head.loss.kind=batch_cee", r"head\.loss\.kind is 'batch_cee': choose one of ce, batch_ce"),
+        (
+            "head.loss.kind=batch_cee",
+            r"head\.loss\.kind is 'batch_cee': choose one of ce, batch_ce",
+        ),
         ("optimizer.lr=-1", r"optimizer\.lr: .*greater than 0, got -1"),
         ("train.duration={steps: 1, epochs: 1}", r"exactly one of steps, epochs, samples"),
         ("data.image.mean=[0.5]", r"data\.image: mean and std need 3 numbers"),
         ("seed", r"override 'seed' is not of the form key=value"),
         ("seed=[", r"override 'seed=\[' is not YAML"),
-        ("train.micro_batches=999", r"train\.micro_batches 999 is more than train\.global_batch 256"),
+        (
+            "train.micro_batches=999",
+            r"train\.micro_batches 999 is more than train\.global_batch 256",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_the_key_and_the_remedy(override, message, tmp_path):

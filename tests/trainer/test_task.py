@@ -73,7 +73,8 @@ def trained_weights(shards: Path, rows: int, changes: dict) -> dict[str, np.ndar
 
 
 @pytest.mark.parametrize(
-    ("loss", "weights", "rows"), [("ce", "dense", 12), ("batch_ce", "vtree", 11), ("bce", "utree", 3)]
+    ("loss", "weights", "rows"),
+    [("ce", "dense", 12), ("batch_ce", "vtree", 11), ("bce", "utree", 3)],
 )
 def test_1_2_and_4_ranks_train_to_the_same_weights(glyphs, loss, weights, rows):
     """Batch norm is synchronised; 3 rows on 4 ranks leave one rank without any."""
@@ -199,7 +200,9 @@ def test_the_default_resnet_configuration_is_resnet_50(glyphs):
 def clipped(shards: Path) -> tuple[float, float]:
     task = make_task(shards, train__global_batch=12)
     world = task.world
-    task.train().backward(pictures(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size))
+    task.train().backward(
+        pictures(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size)
+    )
     return float(task.clip_gradients(0.5)), float(task.clip_gradients(None))
 
 

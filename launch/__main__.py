@@ -1,0 +1,5 @@
+"""`python -m launch`: the `kway` command without its script."""
+
+from launch.main import main
+
+main()

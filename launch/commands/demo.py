@@ -1,0 +1,67 @@
+"""`kway demo`: the main job, end to end, on pictures made from the fonts of this machine."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="where everything goes")] = Path("demo"),
+    classes: Annotated[int, typer.Option(min=20, help="number of characters")] = 1000,
+    epochs: Annotated[float, typer.Option(min=0.01, help="length of each training run")] = 1.0,
+) -> None:
+    """Shard, train three heads, compare, export, serve and ask: each step as one would do it."""
+    from launch.commands import shard
+    from launch.demo import picture, questions, runs
+    from trainer.export import export_run
+    from trainer.world import open_world
+
+    console, started = Console(highlight=False), time.monotonic()
+
+    def announce(number: int, what: str, command: str) -> None:
+        seconds = f"{time.monotonic() - started:.0f} s"
+        console.rule(f"{number}/6  {what}  ({seconds})", align="left")
+        console.print(f"$ {command}", style="dim", markup=False, soft_wrap=True)
+
+    shards, bundle = out / "shards", out / "bundle"
+    announce(1, "pictures of characters", f"kway shard glyphs -o {shards} --classes {classes}")
+    shard.glyphs(shards, classes=classes)
+
+    for run in runs.RUNS:
+        command = (
+            f"kway train launch/recipes/glyphs.yaml --nproc {runs.NUM_PROCESSES} "
+            f"data.shards={shards} run={run.folder(out)} train.duration.epochs={epochs} "
+            f"head.weights.kind={run.weights} head.loss.kind={run.loss}"
+        )
+        announce(2, f"train {run.name} on {runs.NUM_PROCESSES} processes", command)
+        code = run.train(out, shards, epochs)
+        if code:
+            raise typer.Exit(code)
+
+    chosen = runs.DENSE_BATCH_CE
+    announce(3, "compare", f"kway eval {chosen.folder(out)}")
+    table, markdown = runs.comparison(out)
+    (out / "comparison.md").write_text(markdown, encoding="utf-8")
+    console.print(table)
+    with open_world("cpu") as world:
+        picture.draw(out, world, out / "comparison.png")
+
+        announce(4, "export", f"kway export {chosen.folder(out)} -o {bundle} --force")
+        export_run(chosen.folder(out), bundle, world, force=True)
+
+    announce(5, "serve", f"kway serve {bundle}")
+    asked = questions.make_questions(shards, out / "questions")
+    with questions.server(bundle, out / "server.log") as url:
+        console.print(f"ready at {url}")
+        announce(6, "ask", f'kway query {url} --class "{asked[0].asked}" {asked[0].picture}')
+        answers = [questions.ask(url, question) for question in asked]
+        console.print(questions.answers_table(asked, answers))
+    console.print(
+        f"Done in {time.monotonic() - started:.0f} s. See {out / 'comparison.png'}; "
+        f"ask more: kway query {bundle} --class NAME PICTURE",
+        markup=False,
+        soft_wrap=True,
+    )

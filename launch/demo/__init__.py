@@ -1,0 +1,1 @@
+"""The demo: the whole of kway on pictures that it makes itself."""

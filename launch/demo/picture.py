@@ -1,0 +1,111 @@
+"""The demo's picture: what a single logit says under two losses, and what a label tree changes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from data import EvalLoader, open_split
+from heads.slc import pooled_thresholds
+from launch.demo.runs import DENSE_BATCH_CE, DENSE_CE, VTREE_CE, DemoRun
+from trainer.trained import open_trained
+from trainer.world import World
+
+_FALSE, _TRUE, _LINE = "#9aa5b1", "#d1495b", "#1f2933"
+_RECALL = 0.9
+
+
+@dataclass(frozen=True)
+class Logits:
+    """All logits [N, K] of a run on the held-out pictures, and their labels [N]."""
+
+    logits: np.ndarray
+    labels: np.ndarray
+    names: tuple[str, ...]
+
+
+def draw(out: Path, world: World, path: Path) -> None:
+    """Draw the picture of the demo's runs into `path` (PNG)."""
+    matplotlib.use("Agg")
+    losses = {run.loss: _logits(out, run, world) for run in (DENSE_CE, DENSE_BATCH_CE)}
+    figure = Figure(figsize=(13, 8.5), layout="constrained")
+    figure.suptitle("kway demo: characters in styles that training never showed", fontsize=15)
+    axes = figure.subplots(2, 2)
+    class_id = _busiest_class(losses["ce"])
+    for ax, (loss, logits) in zip(axes[0], losses.items(), strict=True):
+        _draw_one_class(ax, loss, logits, class_id)
+    _draw_one_threshold(axes[1][0], losses)
+    _draw_tree(axes[1][1], out)
+    figure.savefig(path, dpi=110)
+
+
+def _logits(out: Path, run: DemoRun, world: World) -> Logits:
+    trained = open_trained(run.folder(out), world)
+    recipe, task = trained.recipe, trained.task
+    with open_split(recipe.data.shards, recipe.data.eval_split) as split:
+        batches = EvalLoader(split, recipe.data, batch=recipe.evaluation.batch)
+        features = torch.cat([task.features(batch.inputs) for batch in batches])
+        logits = np.empty((len(split), split.num_classes), dtype=np.float32)
+        for block in task.head.class_rows():
+            logits[:, block.class_ids.numpy()] = task.head.logits(features, block.rows).numpy()
+        return Logits(logits, split.labels.copy(), tuple(info.name for info in split.classes))
+
+
+def _busiest_class(logits: Logits) -> int:
+    """The class with the most held-out pictures, the first of them: chosen before looking."""
+    return int(np.bincount(logits.labels).argmax())
+
+
+def _draw_one_class(ax: Axes, loss: str, logits: Logits, class_id: int) -> None:
+    column, own = logits.logits[:, class_id], logits.labels == class_id
+    threshold = float(pooled_thresholds(torch.from_numpy(column[own]), [_RECALL])[0])
+    above = int((column[~own] >= threshold).sum())
+    ax.hist(column[~own], bins=60, color=_FALSE, label=f"{(~own).sum()} pictures of other classes")
+    ax.set_yscale("symlog", linthresh=1)
+    top = ax.get_ylim()[1]
+    ax.set_ylim(0, 12 * top)  # room for the legend
+    ax.vlines(column[own], 0, top, color=_TRUE, lw=2, label=f"{own.sum()} pictures of it")
+    ax.axvline(threshold, color=_LINE, ls="--", lw=1.5, label=f"threshold for recall {_RECALL:g}")
+    ax.set(
+        title=f"loss {loss}: the logit of “{logits.names[class_id]}”\n"
+        f"pictures of other classes that reach the threshold: {above}",
+        xlabel="logit",
+        ylabel="pictures",
+    )
+    ax.legend(loc="upper left", fontsize=9)
+
+
+def _draw_one_threshold(ax: Axes, losses: dict[str, Logits]) -> None:
+    """Precision against recall with one threshold for every class: logits comparable at all?"""
+    for (loss, logits), colour in zip(losses.items(), ("#edae49", "#00798c"), strict=True):
+        own = np.zeros(logits.logits.shape, dtype=bool)
+        own[np.arange(len(own)), logits.labels] = True
+        order = np.argsort(-logits.logits, axis=None, kind="stable")
+        hits = own.ravel()[order].cumsum()
+        last = np.flatnonzero(own.ravel()[order])  # precision where recall rises
+        recall, precision = hits[last] / len(own), hits[last] / (last + 1)
+        ax.plot(recall, precision, color=colour, lw=2, label=f"{loss}: area {precision.mean():.3f}")
+    ax.set(
+        title="One threshold for all classes:\nis a logit comparable between pictures and classes?",
+        xlabel="recall of (picture, class) pairs",
+        ylabel="precision",
+        xlim=(0, 1),
+        ylim=(0, 1.02),
+    )
+    ax.legend(loc="lower left")
+
+
+def _draw_tree(ax: Axes, out: Path) -> None:
+    names = {"top1": "top-1", "sa": "similarity\naccuracy (SA)", "auprc": "AUPRC"}
+    for offset, run, colour in ((-0.2, DENSE_CE, "#edae49"), (0.2, VTREE_CE, "#66a182")):
+        measures = run.measures(out)
+        values = [measures[name] for name in names]
+        bars = ax.bar(np.arange(len(names)) + offset, values, 0.38, color=colour, label=run.name)
+        ax.bar_label(bars, fmt="%.3f")
+    ax.set_xticks(range(len(names)), list(names.values()))
+    ax.set(title="Dense class weights and a V-tree over the characters' names", ylim=(0, 1.25))
+    ax.legend(loc="upper right")

@@ -1,0 +1,119 @@
+"""The demo's server and the three questions it is asked over HTTP."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from rich.table import Table
+
+from data import load_label_vectors, open_split
+from data.manifest import Manifest
+
+_START_SECONDS = 120
+_STOP_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Question:
+    """A held-out picture, what it shows, and the class that the server is asked about."""
+
+    picture: Path
+    shows: str
+    asked: str
+
+
+def make_questions(shards: Path, folder: Path, *, seed: int = 0) -> list[Question]:
+    """Three pictures drawn at random: asked for what it shows, for any other class, and for the
+    class whose name is most like it. Each picture is written into `folder` as PNG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    vectors = load_label_vectors(shards, Manifest.load(shards))
+    questions = []
+    with open_split(shards, "test") as split:
+        names = [info.name for info in split.classes]
+        for number, index in enumerate(rng.choice(len(split), 3, replace=False)):
+            content, extension, label = split.read(int(index))
+            path = folder / f"{number + 1}.{extension}"
+            path.write_bytes(content)
+            alike = vectors @ vectors[label]
+            alike[label] = -np.inf
+            other = (label + 1 + int(rng.integers(len(names) - 1))) % len(names)
+            asked = [label, other, int(alike.argmax())][number]
+            questions.append(Question(path, names[label], names[asked]))
+    return questions
+
+
+@contextmanager
+def server(bundle: Path, log: Path) -> Iterator[str]:
+    """`kway serve` in a process of its own on a free port; yields its URL once it is ready."""
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "launch", "serve", str(bundle), "--port", "0"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        try:
+            yield _wait_until_ready(process, log)
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def ask(url: str, question: Question) -> dict[str, Any]:
+    """The server's answer to one question, over HTTP."""
+    response = httpx.post(
+        f"{url}/v1/query",
+        data={"classes": question.asked, "recall": "0.9"},
+        files={"images": question.picture.read_bytes()},
+        timeout=30,
+    )
+    response.raise_for_status()
+    answer: dict[str, Any] = response.json()["results"][0]["verdicts"][0]
+    return answer
+
+
+def answers_table(questions: list[Question], answers: list[dict[str, Any]]) -> Table:
+    """What was asked, what the server said, and whether that is so."""
+    table = Table(title="Three questions about held-out pictures, over HTTP")
+    for column in ("picture", "is it …?", "logit", "threshold", "answer", "it shows", ""):
+        table.add_column(column, overflow="fold")
+    for question, answer in zip(questions, answers, strict=True):
+        right = answer["match"] == (question.shows == question.asked)
+        table.add_row(
+            question.picture.name,
+            question.asked,
+            f"{answer['logit']:.2f}",
+            f"{answer['threshold']:.2f}",
+            "yes" if answer["match"] else "no",
+            question.shows,
+            "right" if right else "wrong",
+        )
+    return table
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        ready = re.search(r"ready: (\S+)", log.read_text(encoding="utf-8"))
+        if ready:
+            return ready.group(1)
+        if process.poll() is not None:
+            raise ValueError(f"the server ended with code {process.returncode}: see {log}")
+        time.sleep(0.2)
+    raise TimeoutError(f"the server was not ready after {_START_SECONDS} s: see {log}")

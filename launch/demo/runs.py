@@ -1,0 +1,75 @@
+"""The demo's training runs, and the table that compares them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from launch.elastic import run_ranks
+from trainer.run import RunFolder
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "glyphs.yaml"
+NUM_PROCESSES = 2
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """One head: class weights x a loss; all else is the recipe's."""
+
+    weights: str
+    loss: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.weights} x {self.loss}"
+
+    def folder(self, out: Path) -> Path:
+        return out / "runs" / f"{self.weights}-{self.loss}"
+
+    def train(self, out: Path, shards: Path, epochs: float) -> int:
+        """Train with two processes, from the newest checkpoint if there is one; the exit code."""
+        overrides = [
+            f"data.shards={json.dumps(str(shards))}",
+            f"run={json.dumps(str(self.folder(out)))}",
+            f"train.duration.epochs={epochs}",
+            f"head.weights.kind={self.weights}",
+            f"head.loss.kind={self.loss}",
+            "telemetry.log_every=50",
+        ]
+        return run_ranks("trainer", [str(RECIPE), *overrides], num_processes=NUM_PROCESSES)
+
+    def measures(self, out: Path) -> dict[str, float]:
+        """The newest evaluation of the run."""
+        newest = max(RunFolder(self.folder(out)).evaluations.glob("step-*.json"))
+        measures: dict[str, float] = json.loads(newest.read_text(encoding="utf-8"))
+        return measures
+
+
+DENSE_CE = DemoRun("dense", "ce")
+DENSE_BATCH_CE = DemoRun("dense", "batch_ce")
+VTREE_CE = DemoRun("vtree", "ce")
+RUNS = (DENSE_CE, DENSE_BATCH_CE, VTREE_CE)
+
+_COLUMNS = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "sa": "SA",
+    "auprc": "AUPRC",
+    "precision_at_recall_0.9": "P@R 0.9",
+}
+
+
+def comparison(out: Path) -> tuple[Table, str]:
+    """The runs' measures side by side: for a terminal, and as Markdown."""
+    table = Table(title="Held-out styles: top-1, top-5 and SA over all classes; one logit alone")
+    header = ["class weights x loss", *_COLUMNS.values()]
+    lines = [" | ".join(header), " | ".join(["---"] * len(header))]
+    for column in header:
+        table.add_column(column, justify="left" if column == header[0] else "right")
+    for run in RUNS:
+        measures = run.measures(out)
+        row = [run.name, *(f"{measures[name]:.3f}" for name in _COLUMNS)]
+        table.add_row(*row)
+        lines.append(" | ".join(row))
+    return table, "".join(f"| {line} |\n" for line in lines)

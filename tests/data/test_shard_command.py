@@ -1,0 +1,74 @@
+"""`kway shard` as a person uses it."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from launch.commands.shard import app
+
+
+def kway_shard(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_imagefolder_ends_with_one_line_of_what_was_made(pictures: Path, tmp_path: Path) -> None:
+    (pictures / "apple" / "notes.txt").write_text("not a picture")
+    first = kway_shard("imagefolder", pictures, "-o", tmp_path / "out", "--workers", 1)
+    (pictures / "apple" / "notes.txt").unlink()
+    assert first.exit_code == 0
+    assert "ignoring 1 files" in first.stderr
+    (line,) = first.stdout.splitlines()
+    assert "4 classes, 2 shards, 0.2 MB, " in line
+    assert "train + " in line
+    again = kway_shard("imagefolder", pictures, "-o", tmp_path / "out")
+    assert again.exit_code == 0
+    assert "is complete already" in again.stdout
+
+
+def test_glyphs_of_a_few_classes(tmp_path: Path) -> None:
+    done = kway_shard("glyphs", "--classes", 5, "--samples", 1, "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "5 classes" in done.stdout
+    other = kway_shard("glyphs", "--classes", 6, "--samples", 1, "-o", tmp_path / "out")
+    assert isinstance(other.exception, ValueError)
+    assert "classes=5" in str(other.exception)
+    assert "classes=6" in str(other.exception)
+
+
+def test_verify_names_what_is_damaged(shards: Path, tmp_path: Path) -> None:
+    for path in shards.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    sound = kway_shard("verify", tmp_path)
+    assert sound.exit_code == 0
+    assert "is sound" in sound.stdout
+    tar = tmp_path / "train-000001.tar"
+    content = bytearray(tar.read_bytes())
+    # The first member is the label: one digit, in the block after the header.
+    assert content[512:513].isdigit()
+    content[512] ^= 1
+    tar.write_bytes(content)
+    (tmp_path / "test-000000.tar").unlink()
+    damaged = kway_shard("verify", tmp_path)
+    assert damaged.exit_code == 2
+    assert "train-000001.tar has SHA-256" in damaged.stderr
+    assert ".cls does not say" in damaged.stderr
+    assert "test-000000.tar is missing" in damaged.stderr
+    assert "train-000000" not in damaged.stderr
+
+
+def test_verify_of_a_cut_shard_names_the_samples_that_are_gone(
+    shards: Path, tmp_path: Path
+) -> None:
+    for path in shards.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tar = tmp_path / "train-000000.tar"
+    tar.write_bytes(tar.read_bytes()[: tar.stat().st_size // 2])
+    damaged = kway_shard("verify", tmp_path)
+    assert damaged.exit_code == 2
+    assert damaged.stderr.count("train-000000.tar") >= 4
+
+
+@pytest.mark.parametrize("command", ["glyphs", "imagefolder", "verify"])
+def test_every_command_explains_itself(command: str) -> None:
+    assert kway_shard(command, "--help").exit_code == 0

@@ -1,0 +1,41 @@
+"""Runs kway's commands as a user does: processes of their own, ended by their process ids."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from trainer.config import Recipe
+from trainer.recipe import dump_recipe
+
+ROOT = Path(__file__).parents[2]
+KWAY = [sys.executable, "-m", "launch"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without what pytest's own ranks may have set."""
+    hidden = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
+def run(command: list[str], *, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=ROOT,
+        env=environment(),
+        check=False,
+    )
+
+
+def kway(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    return run([*KWAY, *map(str, arguments)])
+
+
+def write_recipe(folder: Path, recipe: Recipe) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(dump_recipe(recipe))
+    return path
