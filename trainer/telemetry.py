@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from textwrap import fill
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from trainer.config import TelemetryConfig
 from trainer.world import World
@@ -41,25 +43,32 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         global_batch: int,
     ) -> None:
         self.active = world.is_main
-        self.log_every = config.log_every
-        self.num_steps, self.global_batch = num_steps, global_batch
-        if not self.active:
-            return
-        self.path = run / "metrics.jsonl"
-        _drop_lines_after(self.path, start_step)
-        self.file = self.path.open("a", encoding="utf-8")
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        self.bar, self.bar_task = self._make_bar(start_step)
-        self.metrics = _Metrics(config)
-        if self.metrics.url:
-            self.say(f"metrics at {self.metrics.url}")
-        self._last_time, self._last_step = time.perf_counter(), start_step
-        self._waited = 0.0
+        self.path, self.config = run / "metrics.jsonl", config
+        self.start_step, self.num_steps = start_step, num_steps
+        self.global_batch = global_batch
+
+    def __enter__(self) -> "Telemetry":
+        if self.active:
+            self.metrics = _Metrics(self.config)  # first: a port in use leaves all as it was
+            _drop_lines_after(self.path, self.start_step)
+            self.file = self.path.open("a", encoding="utf-8")
+            self.console = Console(
+                file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True
+            )
+            self.bar, self.bar_task = self._start_bar()
+            self._last_time, self._last_step = time.perf_counter(), self.start_step
+            self._waited = 0.0
+            if self.metrics.url:
+                self.say(f"metrics at {self.metrics.url}")
+        return self
 
     def say(self, line: str) -> None:
-        """One line for a person."""
+        """One line for a person; on a terminal broken between words, in a log never."""
         if self.active:
-            self.console.print(line, markup=False)
+            if self.bar is not None:
+                width = self.console.width
+                line = fill(line, width, break_long_words=False, break_on_hyphens=False)
+            self.console.print(line)
 
     def waited(self, seconds: float) -> None:
         """Time that a step spent waiting for its data."""
@@ -68,7 +77,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
 
     def is_due(self, step: int) -> bool:
         """Whether the numbers of `step` (counted from 1) are logged."""
-        return step % self.log_every == 0 or step in (1, self.num_steps)
+        return step % self.config.log_every == 0 or step in (1, self.num_steps)
 
     def step(self, step: int, **numbers: float) -> None:
         """Report a finished step that `is_due`; rates are since the last report."""
@@ -77,21 +86,23 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         now = time.perf_counter()
         elapsed, steps = max(now - self._last_time, 1e-9), max(step - self._last_step, 1)
         numbers |= {
+            "step_seconds": elapsed / steps,
             "samples_per_second": steps * self.global_batch / elapsed,
-            "data_wait_share": self._waited / elapsed,
+            "data_wait_ratio": self._waited / elapsed,
         }
         self._last_time, self._last_step, self._waited = now, step, 0.0
         self._write({"event": "step", "step": step, "samples": step * self.global_batch, **numbers})
-        self.metrics.step(step, step * self.global_batch, elapsed / steps, numbers)
-        line = (
-            f"loss {numbers['loss']:.4f}  lr {numbers['learning_rate']:.2e}  "
+        self.metrics.step(step, step * self.global_batch, numbers)
+        loss = f"loss {numbers['loss']:.4f}"
+        speed = (
             f"{numbers['samples_per_second']:.0f} samples/s  "
-            f"data wait {100 * numbers['data_wait_share']:.0f}%"
+            f"data wait {100 * numbers['data_wait_ratio']:.0f}%"
         )
         if self.bar is not None:
-            self.bar.update(self.bar_task, completed=step, numbers=line)
+            self.bar.update(self.bar_task, completed=step, numbers=f"{loss}  {speed}")
         else:
-            self.say(f"step {step}/{self.num_steps}  {line}")
+            rate = f"lr {numbers['learning_rate']:.2e}"
+            self.say(f"step {step}/{self.num_steps}  {loss}  {rate}  {speed}")
 
     def event(self, name: str, step: int, line: str, **numbers: Any) -> None:
         """Report something that happened at a step, such as an evaluation or a checkpoint."""
@@ -124,19 +135,22 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.file.write(json.dumps({"time": round(time.time(), 3), **record}) + "\n")
         self.file.flush()
 
-    def _make_bar(self, start_step: int) -> tuple[Progress | None, TaskID]:
-        if not self.console.is_terminal:
+    def _start_bar(self) -> tuple[Progress | None, TaskID]:
+        # FORCE_COLOR makes rich take a file for a terminal.
+        if not (sys.stdout.isatty() and self.console.is_interactive):
             return None, TaskID(0)
         bar = Progress(
-            TextColumn("training"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TextColumn("step"),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None),  # what the numbers leave of the line
+            TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[numbers]}"),
             console=self.console,
+            expand=True,
         )
         bar.start()
-        return bar, bar.add_task("", total=self.num_steps, completed=start_step, numbers="")
+        self.console.show_cursor(True)  # a rank that is killed could not show it again
+        return bar, bar.add_task("", total=self.num_steps, completed=self.start_step, numbers="")
 
 
 class _Metrics:
@@ -171,17 +185,18 @@ class _Metrics:
                     f"telemetry.port {config.port} on {config.host} cannot be used "
                     f"({error.strerror}): choose another, or 0 for any free one"
                 ) from error
-            self.url = f"http://{config.host}:{self.server.server_port}/metrics"
+            host = f"[{config.host}]" if ":" in config.host else config.host
+            self.url = f"http://{host}:{self.server.server_port}/metrics"
 
-    def step(self, step: int, samples: int, seconds: float, numbers: dict[str, float]) -> None:
+    def step(self, step: int, samples: int, numbers: dict[str, float]) -> None:
         for counter, value, index in ((self.steps, step, 0), (self.samples, samples, 1)):
             counter.inc(value - self._done[index])
             self._done[index] = value
         self.loss.set(numbers["loss"])
         self.rate.set(numbers["learning_rate"])
         self.norm.set(numbers["gradient_norm"])
-        self.wait.set(numbers["data_wait_share"])
-        self.seconds.set(seconds)
+        self.seconds.set(numbers["step_seconds"])
+        self.wait.set(numbers["data_wait_ratio"])
         self.last.set_to_current_time()
 
     def event(self, name: str, numbers: dict[str, Any]) -> None:
@@ -202,13 +217,13 @@ def _drop_lines_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             if json.loads(line)["step"] > step:
                 continue
         except (ValueError, KeyError):
             continue  # the last line of a killed run may be cut
-        kept.append(line)
+        kept.append(f"{line}\n")
     aside = path.with_suffix(".partial")
     aside.write_text("".join(kept), encoding="utf-8")
     aside.rename(path)

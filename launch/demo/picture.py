@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from data import EvalLoader, open_split
-from heads.slc import pooled_thresholds
+from heads.slc import block_measures, pooled_thresholds
 from launch.demo.runs import DENSE_BATCH_CE, DENSE_CE, VTREE_CE, DemoRun
 from trainer.trained import open_trained
 from trainer.world import World
@@ -35,7 +35,7 @@ def draw(out: Path, world: World, path: Path) -> None:
     figure = Figure(figsize=(13, 8.5), layout="constrained")
     figure.suptitle("kway demo: characters in styles that training never showed", fontsize=15)
     axes = figure.subplots(2, 2)
-    class_id = _busiest_class(losses["ce"])
+    class_id = _typical_class(losses)
     for ax, (loss, logits) in zip(axes[0], losses.items(), strict=True):
         _draw_one_class(ax, loss, logits, class_id)
     _draw_one_threshold(axes[1][0], losses)
@@ -55,9 +55,19 @@ def _logits(out: Path, run: DemoRun, world: World) -> Logits:
         return Logits(logits, split.labels.copy(), tuple(info.name for info in split.classes))
 
 
-def _busiest_class(logits: Logits) -> int:
-    """The class with the most held-out pictures, the first of them: chosen before looking."""
-    return int(np.bincount(logits.labels).argmax())
+def _typical_class(losses: dict[str, Logits]) -> int:
+    """Of the classes with the most held-out pictures, the one of median AUPRC over the losses."""
+    labels = next(iter(losses.values())).labels
+    counts = np.bincount(labels)
+    class_ids = torch.from_numpy(np.flatnonzero(counts == counts.max()))
+    precision = sum(
+        block_measures(
+            torch.from_numpy(logits.logits[:, class_ids]), torch.from_numpy(labels), class_ids
+        ).average_precision
+        for logits in losses.values()
+    )
+    assert isinstance(precision, torch.Tensor)
+    return int(class_ids[precision.argsort(stable=True)[len(class_ids) // 2]])
 
 
 def _draw_one_class(ax: Axes, loss: str, logits: Logits, class_id: int) -> None:

@@ -1,0 +1,130 @@
+"""Optimizer and schedule: rates against closed forms, and what is decayed."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from heads import ClassHead, CrossEntropy
+from trainer.config import AdamWConfig, CosineConfig, Duration, SGDConfig, StepConfig
+from trainer.optimizer import build_optimizer, rate_at, set_rate
+
+PEAK, NUM_STEPS = 0.4, 40
+
+
+def rates(schedule: CosineConfig | StepConfig, *, num_steps: int = NUM_STEPS) -> list[float]:
+    """All rates of a run over 100 samples in batches of 10: an epoch is 10 steps."""
+    return [
+        rate_at(
+            step,
+            peak=PEAK,
+            schedule=schedule,
+            num_steps=num_steps,
+            num_samples=100,
+            global_batch=10,
+        )
+        for step in range(num_steps)
+    ]
+
+
+@pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
+def test_cosine_falls_from_the_peak_to_its_final_share(final):
+    got = rates(CosineConfig(final=final))
+    low = final * PEAK
+    want = [low + (PEAK - low) * math.cos(math.pi * t / (2 * NUM_STEPS)) ** 2 for t in range(40)]
+    assert got == pytest.approx(want)
+    assert got[0] == PEAK
+    assert got[NUM_STEPS // 2] == pytest.approx((PEAK + low) / 2)
+    after_the_end = rate_at(
+        NUM_STEPS,
+        peak=PEAK,
+        schedule=CosineConfig(final=final),
+        num_steps=NUM_STEPS,
+        num_samples=100,
+        global_batch=10,
+    )
+    assert after_the_end == pytest.approx(low)
+
+
+@pytest.mark.parametrize("warmup", [Duration(steps=8), Duration(epochs=0.8), Duration(samples=80)])
+def test_warmup_is_a_straight_line_that_ends_at_the_peak(warmup):
+    got = rates(CosineConfig(warmup=warmup))
+    assert got[:8] == pytest.approx([PEAK * (t + 1) / 8 for t in range(8)])
+    want = [PEAK * (1 + math.cos(math.pi * t / 32)) / 2 for t in range(32)]
+    assert got[8:] == pytest.approx(want)
+
+
+def test_a_warmup_longer_than_the_run_only_rises():
+    got = rates(CosineConfig(warmup=Duration(steps=100)), num_steps=10)
+    assert got == pytest.approx([PEAK * (t + 1) / 100 for t in range(10)])
+
+
+def test_steps_multiply_the_rate_at_each_milestone():
+    schedule = StepConfig(
+        warmup=Duration(steps=5),
+        milestones=(Duration(epochs=2), Duration(steps=30)),
+        factor=0.5,
+    )
+    got = rates(schedule)
+    assert got[:5] == pytest.approx([PEAK * (t + 1) / 5 for t in range(5)])
+    assert got[5:] == pytest.approx([PEAK] * 15 + [PEAK / 2] * 10 + [PEAK / 4] * 10)
+
+
+def model() -> nn.Module:
+    """A matrix, a convolution, biases, a norm, a head with a bias column, and a frozen matrix."""
+    torch.manual_seed(0)
+    network = nn.ModuleDict(
+        {
+            "linear": nn.Linear(3, 4),
+            "conv": nn.Conv2d(1, 2, 3),
+            "norm": nn.BatchNorm1d(4),
+            "head": ClassHead(4, 6, CrossEntropy()),
+            "frozen": nn.Linear(2, 2, bias=False),
+        }
+    )
+    network["frozen"].requires_grad_(False)
+    return network
+
+
+@pytest.mark.parametrize(
+    "config", [SGDConfig(lr=0.5, weight_decay=0.1), AdamWConfig(lr=0.5, weight_decay=0.1)]
+)
+def test_matrices_and_the_head_decay_and_vectors_do_not(config):
+    """With zero gradients a step is the decay alone: w (1 - lr * decay)."""
+    network = model()
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    build_optimizer(config, network).step()
+    decayed = {"linear.weight", "conv.weight", "head.weight"}
+    for name, parameter in network.named_parameters():
+        share = 0.95 if name in decayed else 1.0
+        torch.testing.assert_close(parameter.detach(), share * before[name], msg=name)
+    assert any(before[name].any() for name in before.keys() - decayed)
+
+
+SGD_OPTIONS = {"lr": 0.3, "momentum": 0.7, "nesterov": True, "weight_decay": 0.02}
+ADAMW_OPTIONS = {"lr": 0.3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.03}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "options"),
+    [
+        (SGDConfig(**SGD_OPTIONS), torch.optim.SGD, SGD_OPTIONS),
+        (AdamWConfig(**ADAMW_OPTIONS), torch.optim.AdamW, ADAMW_OPTIONS),
+    ],
+)
+def test_every_option_arrives(config, kind, options: dict[str, Any]):
+    optimizer = build_optimizer(config, model())
+    assert type(optimizer) is kind
+    matrices, vectors = optimizer.param_groups
+    assert {name: matrices[name] for name in options} == options
+    assert {name: vectors[name] for name in options} == options | {"weight_decay": 0.0}
+
+
+def test_a_new_rate_reaches_every_group():
+    optimizer = build_optimizer(SGDConfig(), model())
+    set_rate(optimizer, 0.125)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]

@@ -1,0 +1,99 @@
+"""A run's folder: one run in it, whose recipe may change where the steps before stay true."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.shards import glyph_recipe
+from trainer.recipe import load_recipe
+from trainer.run import RunFolder
+
+
+def started(folder: Path, **changes) -> RunFolder:
+    """A run folder whose run has a checkpoint."""
+    run = RunFolder(folder)
+    run.claim(glyph_recipe(Path("shards"), folder, **changes))
+    (run.checkpoints / "step-00000001").mkdir(parents=True)
+    return run
+
+
+def test_the_folder_holds_the_resolved_recipe_and_nothing_else(tmp_path):
+    recipe = glyph_recipe(Path("shards"), tmp_path / "a" / "run", seed=3)
+    run = RunFolder(tmp_path / "a" / "run")
+    run.claim(recipe)
+    assert [path.name for path in run.path.iterdir()] == ["recipe.yaml"]
+    assert load_recipe(run.recipe) == run.load_recipe() == recipe
+    text = run.recipe.read_text()
+    # Defaults are written out: another kway's other defaults change nothing.
+    assert "init_std: 0.01" in text
+    assert "kind: cosine" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"data__shards": "elsewhere"}, "data.shards"),
+        ({"data__image__size": 24}, "data.image.size"),
+        ({"head__loss__kind": "bce"}, "head.loss.kind"),
+        ({"head__weights__kind": "vtree"}, "head.weights.kind, head.weights.tree.base"),
+        ({"head__bias": False, "seed": 1}, "head.bias, seed"),
+        ({"backbone__batch_norm": "local"}, "backbone.batch_norm"),
+        ({"optimizer": {"kind": "adamw"}}, "optimizer.kind"),
+        ({"train__global_batch": 24}, "train.global_batch"),
+    ],
+)
+def test_what_the_steps_before_depend_on_may_not_change(changes, keys, tmp_path):
+    run = started(tmp_path)
+    before = run.recipe.read_bytes()
+    with pytest.raises(ValueError, match=f"was started with another {keys}: undo that, ") as caught:
+        run.claim(glyph_recipe(Path("shards"), tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+    assert run.recipe.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer__lr": 0.5},
+        {"optimizer__weight_decay": 0.0},
+        {"schedule": {"kind": "step", "milestones": [{"steps": 2}]}},
+        {"train__duration": {"epochs": 9}},
+        {"train__micro_batches": 2},
+        {"telemetry": {"log_every": 1, "port": 0}},
+        {"checkpoint": {"every": {"steps": 1}, "keep": 5}},
+        {"evaluation": {"topk": [1]}},
+        {"data__workers": 2},
+        {"data__eval_split": "other"},
+        {"head__memory_mib": 1},
+    ],
+)
+def test_the_rest_may_change_and_is_written_down(changes, tmp_path):
+    run = started(tmp_path)
+    recipe = glyph_recipe(Path("shards"), tmp_path, **changes)
+    assert recipe != run.load_recipe()
+    run.claim(recipe)
+    assert run.load_recipe() == recipe
+
+
+@pytest.mark.parametrize("left", [None, "step-00000001.partial"])
+def test_without_a_committed_checkpoint_anything_may_change(left, tmp_path):
+    """A save that was killed leaves a folder aside, which is no checkpoint."""
+    run = RunFolder(tmp_path)
+    run.claim(glyph_recipe(Path("shards"), tmp_path))
+    if left is not None:
+        (run.checkpoints / left).mkdir(parents=True)
+    recipe = glyph_recipe(Path("shards"), tmp_path, seed=1, resume="never")
+    run.claim(recipe)
+    assert run.load_recipe() == recipe
+
+
+def test_resume_never_refuses_a_folder_with_checkpoints(tmp_path):
+    run = started(tmp_path)
+    with pytest.raises(ValueError, match="has checkpoints and resume is never: choose another"):
+        run.claim(glyph_recipe(Path("shards"), tmp_path, resume="never"))
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"is not a run \(no recipe\.yaml in it\): give"):
+        RunFolder(tmp_path).load_recipe()
