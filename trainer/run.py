@@ -45,7 +45,8 @@ class RunFolder:
         Raises ValueError where the folder has checkpoints of a recipe that this one cannot go on
         from, or any at all under `resume: never`.
         """
-        if any(self.checkpoints.glob("step-*")):
+        # A save that was killed leaves `step-….partial`, which is no checkpoint.
+        if any(not path.suffix for path in self.checkpoints.glob("step-*")):
             if recipe.resume == "never":
                 raise ValueError(
                     f"run {self.path} has checkpoints and resume is never: choose another run "

@@ -16,20 +16,24 @@ def evaluate(run: Annotated[Path, typer.Argument(help="a run's folder")]) -> Non
     from trainer.trained import open_trained
     from trainer.world import open_world
 
-    with open_world() as world, Progress(console=Console(stderr=True)) as bar:
+    console = Console(stderr=True)
+    bar = Progress(console=console, disable=not console.is_interactive, transient=True)
+    with open_world() as world:
         trained = open_trained(run, world)
         recipe = trained.recipe
         with open_split(recipe.data.shards, recipe.data.eval_split) as split:
             task = bar.add_task("evaluating", total=len(split))
-        result = evaluate_split(
-            trained.task,
-            recipe,
-            world,
-            label_vectors=trained.label_vectors,
-            progress=lambda samples: bar.advance(task, samples),
-        )
+        with bar:
+            result = evaluate_split(
+                trained.task,
+                recipe,
+                world,
+                label_vectors=trained.label_vectors,
+                progress=lambda samples: bar.advance(task, samples),
+            )
         save_evaluation(trained.folder.evaluations, result, step=trained.step)
-    table = Table("measure", "value", title=f"{run} at step {trained.step}")
+    table = Table("measure", "value")
     for name, value in result.metrics.items():
         table.add_row(name, f"{value:.4f}")
-    Console().print(table, f"{result.num_samples} samples of split {recipe.data.eval_split}")
+    print(f"{run} at step {trained.step}: {result.num_samples} samples of {recipe.data.eval_split}")
+    Console().print(table)

@@ -211,12 +211,13 @@ def test_on_a_terminal_a_bar_that_fits_stands_below_whole_lines(glyphs, tmp_path
     assert re.fullmatch(
         r"step 12/12 ━+ 0:00:\d\d loss \d\.\d{4}  \d+ samples/s  data wait \d+%", bars[-1]
     )
-    assert {len(line) for line in bars} == {COLUMNS}
+    assert max(len(line) for line in bars) <= COLUMNS
     assert "…" not in shown
-    lines = shown.splitlines()
     checkpoints = tmp_path / "run" / "checkpoints"
-    assert [line for line in lines if line.startswith("checkpoint")] == [
-        f"checkpoint {checkpoints / name}" for name in ("step-00000006", "step-00000012")
+    # A long path may stand in a line of its own, never in two.
+    lines = [line.removeprefix("checkpoint ") for line in shown.splitlines()]
+    assert [line for line in lines if "step-0" in line] == [
+        str(checkpoints / name) for name in ("step-00000006", "step-00000012")
     ]
     # A rank that is killed could not show the cursor again.
     assert sent.rfind("\x1b[?25h") > sent.rfind("\x1b[?25l")

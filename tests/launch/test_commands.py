@@ -1,0 +1,305 @@
+"""The `kway` command as a person meets it: what it prints, its exit codes, its one-line errors."""
+
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from heads import LOSSES
+from launch.main import app, main
+from tests.ranks import rank_world
+from tests.shards import glyph_recipe
+from tests.system.processes import KWAY, ROOT, environment, write_recipe
+from trainer.bundle import Bundle
+from trainer.recipe import load_recipe
+from trainer.run import RunFolder
+from trainer.train import train
+
+Kway = Callable[..., int]
+
+
+@pytest.fixture
+def kway(monkeypatch: pytest.MonkeyPatch) -> Kway:
+    """Runs `kway ARGUMENTS…` in this process; returns its exit code."""
+    threads = torch.get_num_threads()
+
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["kway", *map(str, arguments)])
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            torch.set_num_threads(threads)
+        return int(ended.value.code or 0)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run: copy it before changing it."""
+    recipe = glyph_recipe(glyphs, tmp_path_factory.mktemp("trained") / "run")
+    train(recipe, rank_world())
+    return recipe.run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def test_help_lists_every_command(kway, capsys):
+    assert kway("--help") == 0
+    shown = capsys.readouterr().out
+    names = {command.name for command in app.registered_commands}
+    names |= {group.name for group in app.registered_groups}
+    assert names >= {"train", "eval", "export", "serve", "query", "losses", "demo", "shard"}
+    for name in names:
+        assert f"│ {name} " in shown, name
+    assert "--traceback" in shown
+
+
+def test_every_command_explains_itself(kway, capsys):
+    for command in app.registered_commands:
+        assert kway(command.name, "--help") == 0
+        assert "Usage:" in capsys.readouterr().out
+
+
+def test_losses_lists_every_loss_and_whether_it_is_aligned(kway, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert kway("losses") == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {cells[1]: cells for line in lines if len(cells := line.split("│")) > 2}
+    cells = {name.strip(): [cell.strip() for cell in row] for name, row in rows.items()}
+    assert cells.keys() == LOSSES.keys()
+    for kind, loss in LOSSES.items():
+        assert cells[kind][2:5] == [
+            loss.paper,
+            "aligned" if loss.aligned else "no",
+            loss.statistic,
+        ]
+
+
+def test_print_config_shows_the_resolved_recipe_and_starts_nothing(kway, glyphs, tmp_path, capsys):
+    path = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
+    overrides = ["optimizer.lr=0.25", "head.loss.kind=bce", "train.duration.epochs=3"]
+    assert kway("train", path, *overrides, "--print-config") == 0
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    assert load_recipe(printed) == load_recipe(path, overrides)
+    assert load_recipe(printed).optimizer.lr == 0.25
+    assert not (tmp_path / "run").exists()
+
+
+def test_eval_measures_the_newest_checkpoint_as_training_did(kway, run, capsys):
+    folder = RunFolder(run).evaluations
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    shutil.rmtree(folder)
+    assert kway("eval", run) == 0
+    shown, error = capsys.readouterr()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert shown.startswith(f"{run} at step 4: 57 samples of test\n")
+    assert {"top1", "top5", "sa", "auprc"} <= set(shown.split())
+    assert error == ""  # no bar off a terminal
+
+
+def test_export_writes_a_bundle_that_query_asks(kway, run, tmp_path, capsys):
+    out = tmp_path / "bundle"
+    assert kway("export", run, "-o", out) == 0
+    assert capsys.readouterr().out == f"{out} is ready: kway serve {out}\n"
+    with Bundle.open(out) as bundle:
+        name = bundle.names.names[3]
+    picture = tmp_path / "picture.png"
+    assert cv2.imwrite(str(picture), np.full((16, 16), 200, np.uint8))
+    assert kway("query", out, picture, "--class", name, "--recall", "0.9") == 0
+    assert "threshold" in capsys.readouterr().out
+
+
+def no_recipe(kway: Kway, **_: Any) -> tuple[int, str]:
+    return kway("train", "nothing.yaml"), "recipe nothing.yaml does not exist: give the path"
+
+
+def unknown_key(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
+    code = kway("train", run / "recipe.yaml", "optimizer.lrr=1")
+    return code, "optimizer.lrr is not a known key: did you mean lr?"
+
+
+def eval_of_no_run(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    return kway("eval", tmp_path), f"{tmp_path} is not a run (no recipe.yaml in it): give"
+
+
+def export_of_no_run(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    return kway("export", tmp_path, "-o", tmp_path / "bundle"), f"{tmp_path} is not a run"
+
+
+def no_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
+    shutil.rmtree(run / "checkpoints")
+    return kway("eval", run), f"run {run} has no checkpoint to load: train it first"
+
+
+def damaged_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
+    (path,) = run.glob("checkpoints/*/*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    return kway("eval", run), f"{path.name} is not what was written (SHA-256 differs); delete"
+
+
+def moved_shards(run: Path, glyphs: Path, tmp_path: Path) -> Path:
+    """A run whose recipe names a copy of its shards, to be damaged."""
+    copy = shutil.copytree(glyphs, tmp_path / "copy")
+    recipe = run / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace(str(glyphs), str(copy)))
+    return copy
+
+
+def no_manifest(kway: Kway, run: Path, glyphs: Path, tmp_path: Path) -> tuple[int, str]:
+    copy = moved_shards(run, glyphs, tmp_path)
+    (copy / "manifest.json").unlink()
+    return kway("eval", run), f"{copy} holds no manifest.json"
+
+
+def damaged_manifest(kway: Kway, run: Path, glyphs: Path, tmp_path: Path) -> tuple[int, str]:
+    path = moved_shards(run, glyphs, tmp_path) / "manifest.json"
+    path.write_text(path.read_text()[:-10])
+    return kway("eval", run), str(path)
+
+
+def no_evaluation(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    shutil.rmtree(run / "evaluations")
+    return kway("export", run, "-o", tmp_path / "bundle"), "does not exist: run `kway eval` on"
+
+
+def export_onto_something(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    (tmp_path / "mine").mkdir()
+    return kway("export", run, "-o", tmp_path / "mine"), f"{tmp_path / 'mine'} exists already"
+
+
+def query_of_no_bundle(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    code = kway("query", tmp_path, run / "recipe.yaml", "--class", "x")
+    return code, f"{tmp_path} is no bundle: it has no bundle.json; make one by kway export"
+
+
+def query_of_no_picture(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    return kway("query", tmp_path, "none.png", "--class", "x"), "none.png is no file: name pictures"
+
+
+def shard_of_no_folder(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    code = kway("shard", "imagefolder", tmp_path / "none", "-o", tmp_path / "out")
+    return code, str(tmp_path / "none")
+
+
+MISTAKES = [
+    no_recipe,
+    unknown_key,
+    eval_of_no_run,
+    export_of_no_run,
+    no_checkpoint,
+    damaged_checkpoint,
+    no_manifest,
+    damaged_manifest,
+    no_evaluation,
+    export_onto_something,
+    query_of_no_bundle,
+    query_of_no_picture,
+    shard_of_no_folder,
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_thing_and_exit_code_2(
+    mistake, kway, run, glyphs, tmp_path, capsys
+):
+    before = {path.name for path in tmp_path.iterdir()}
+    code, message = mistake(kway=kway, run=run, glyphs=glyphs, tmp_path=tmp_path)
+    out, error = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1, error
+    # Nothing is left behind but what the mistake needed.
+    assert {path.name for path in tmp_path.iterdir()} - before <= {"copy", "mine"}
+
+
+def test_traceback_shows_where_an_error_came_from(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["kway", "--traceback", "eval", str(tmp_path)])
+    with pytest.raises(FileNotFoundError) as caught:
+        main()
+    assert caught.traceback[-1].path == ROOT / "trainer" / "run.py"
+
+
+def test_the_installed_command_and_the_module_are_the_same(tmp_path):
+    for command in ([str(Path(sys.executable).with_name("kway"))], KWAY):
+        done = subprocess.run(
+            [*command, "train", "nothing.yaml"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert done.stderr == (
+            "error: recipe nothing.yaml does not exist: give the path of a YAML file\n"
+        )
+
+
+def processes_with(mark: str) -> list[psutil.Process]:
+    """Living processes that inherited the environment variable KWAY_TEST_MARK=mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("KWAY_TEST_MARK") == mark:
+                found.append(process)
+        except psutil.Error:  # ended meanwhile, or somebody else's
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_the_demo_goes_the_whole_way_twice_and_leaves_no_process(tmp_path):
+    """The second time it finds its runs finished: no step is trained again."""
+    out, mark = tmp_path / "demo", uuid.uuid4().hex
+    command = [*KWAY, "demo", "--classes", "40", "--epochs", "0.5", "-o", str(out)]
+    for time in ("first", "second"):
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            cwd=ROOT,
+            env=environment() | {"KWAY_TEST_MARK": mark},
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert processes_with(mark) == []
+        assert ("is complete already" in done.stdout) is (time == "second")
+        assert "Three questions about held-out pictures" in done.stdout
+        runs = sorted(path.name for path in (out / "runs").iterdir())
+        assert runs == ["dense-batch_ce", "dense-ce", "vtree-ce"]
+        # Lines of steps: a finished run prints none.
+        assert ("  loss " in done.stdout) is (time == "first")
+        assert (out / "comparison.png").stat().st_size > 10_000
+        assert (out / "comparison.md").read_text().count("\n") == 5
+        with Bundle.open(out / "bundle") as bundle:
+            bundle.verify()
+
+
+def test_the_mark_of_the_demo_test_finds_grandchildren():
+    mark = uuid.uuid4().hex
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        env=os.environ | {"KWAY_TEST_MARK": mark},
+    )
+    try:
+        while len(processes_with(mark)) < 2:
+            assert child.poll() is None
+    finally:
+        child.communicate(b"\n")
+    assert processes_with(mark) == []

@@ -1,0 +1,192 @@
+"""Export: the bundle answers as the trained task did, for every weighting and world size."""
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from data import open_split
+from data.images import decode, for_evaluation
+from tests.heads.cases import naive_logits
+from tests.ranks import rank_world, run_on_ranks
+from tests.shards import glyph_recipe
+from trainer.bundle import Bundle, score
+from trainer.config import Recipe
+from trainer.evaluation import load_evaluation, save_evaluation
+from trainer.export import export_run
+from trainer.run import RunFolder
+from trainer.train import train
+from trainer.trained import open_trained
+
+
+def train_here(recipe: Recipe) -> None:
+    train(recipe, rank_world())
+
+
+def held_out(shards: Path, recipe: Recipe) -> tuple[dict[str, Tensor], np.ndarray]:
+    """All pictures of the test split as a batch of inputs, and their labels."""
+    with open_split(shards, "test") as split:
+        pictures = [
+            for_evaluation(decode(split.read(i)[0], 1), recipe.data.image)
+            for i in range(len(split))
+        ]
+        return {"pixel_values": torch.from_numpy(np.stack(pictures))}, split.labels.copy()
+
+
+def bundle_logits(bundle: Bundle, inputs: dict[str, Tensor]) -> np.ndarray:
+    with torch.no_grad():
+        features = bundle.load_backbone()(inputs)
+        return score(features, bundle.rows(range(len(bundle.names)))).numpy()
+
+
+def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
+    """From the checkpoint's node vectors, added up one path at a time."""
+    task = open_trained(run, rank_world()).task
+    nodes = task.head.weight.detach()
+    inner = nodes[task.head.tree.has_children.nonzero()[0]]
+    assert not len(inner) or inner.abs().max() > 1e-3  # inner nodes start at zero
+    with torch.no_grad():
+        return naive_logits(task.head.tree, task.features(inputs), nodes).numpy()
+
+
+def threshold(scores: np.ndarray, recall: float) -> float:
+    """The score that the best `recall` of these reach."""
+    return float(np.sort(scores)[len(scores) - math.ceil(recall * len(scores))])
+
+
+@pytest.mark.parametrize(
+    ("weights", "loss", "world_size"),
+    [
+        ("dense", "ce", 1),
+        ("dense", "bce", 2),
+        ("utree", "batch_ce", 1),
+        ("utree", "ce", 2),
+        ("vtree", "bce", 1),
+        ("vtree", "batch_ce", 2),
+    ],
+)
+def test_a_bundle_has_the_logits_of_the_task_and_the_thresholds_of_its_evaluation(
+    weights, loss, world_size, glyphs, tmp_path
+):
+    """The thresholds were measured by the ranks that trained, the logits by the bundle alone."""
+    changes = {"head__weights__kind": weights, "head__loss__kind": loss}
+    recipe = glyph_recipe(glyphs, tmp_path / "run", **changes)
+    run_on_ranks(world_size, train_here, recipe)
+    export_run(recipe.run, tmp_path / "bundle", rank_world())
+    inputs, labels = held_out(glyphs, recipe)
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        bundle.verify()
+        logits = bundle_logits(bundle, inputs)
+        spec = bundle.spec
+    np.testing.assert_allclose(logits, task_logits(recipe.run, inputs), rtol=1e-5, atol=1e-5)
+    assert logits.std(axis=1).min() > 1e-3
+
+    assert spec.loss.kind == loss
+    assert spec.thresholds is not None
+    assert spec.thresholds.positives == tuple(np.bincount(labels, minlength=13).tolist())
+    true = logits[np.arange(len(labels)), labels]
+    for entry in spec.thresholds.recalls:
+        assert entry.pooled == pytest.approx(threshold(true, entry.recall), abs=1e-5)
+        want = [threshold(true[labels == j], entry.recall) for j in range(13)]
+        assert entry.per_class == pytest.approx(want, abs=1e-5)
+    evaluation = load_evaluation(RunFolder(recipe.run).evaluations, step=4)
+    assert [entry.pooled for entry in spec.thresholds.recalls] == evaluation.pooled.tolist()
+
+
+@pytest.fixture(scope="module")
+def runs(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Finished runs by loss: copy one before changing it."""
+    folder = tmp_path_factory.mktemp("runs")
+    for loss in ("ce", "batch_ce"):
+        train_here(glyph_recipe(glyphs, folder / loss, head__loss__kind=loss))
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture
+def run(runs: dict[str, Path], tmp_path: Path) -> Path:
+    return shutil.copytree(runs["ce"], tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("loss", "said", "unsaid"),
+    [
+        ("batch_ce", "| aligned with the Principle of Logit Separation", "NOT aligned"),
+        ("ce", "| NOT aligned with the Principle of Logit Separation", "| aligned"),
+    ],
+)
+def test_the_model_card_has_the_measures_and_says_whether_one_logit_can_be_trusted(
+    loss, said, unsaid, runs, tmp_path
+):
+    run = runs[loss]
+    export_run(run, tmp_path / "bundle", rank_world())
+    card = (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
+    assert said in card
+    assert unsaid not in card
+    evaluation = load_evaluation(RunFolder(run).evaluations, step=4)
+    assert {"top1", "sa", "auprc", "precision_at_recall_0.9"} <= evaluation.metrics.keys()
+    for name, value in evaluation.metrics.items():
+        assert f"| {name} | {value:.4f} |" in card
+    assert f"on split `test` ({evaluation.num_samples} samples)" in card
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        assert bundle.spec.loss.aligned is (loss == "batch_ce")
+        assert f'--class "{bundle.names.names[0]}"' in card
+
+
+def test_a_class_that_the_evaluation_did_not_see_uses_the_pooled_threshold(run, tmp_path):
+    folder = RunFolder(run).evaluations
+    evaluation = load_evaluation(folder, step=4)
+    classes = evaluation.classes
+    classes.positives[0] = 0
+    classes.threshold[0] = math.nan
+    save_evaluation(folder, evaluation, step=4)
+    export_run(run, tmp_path / "bundle", rank_world())
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        pooled = pytest.approx(float(evaluation.pooled[0]))
+        assert bundle.threshold(0, 0.9) == (pooled, "pooled")
+        assert bundle.threshold(1, 0.9)[1] == "class"
+    assert "1 classes had no sample in it" in (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_run_that_was_not_evaluated_is_answered_with_the_remedy(run, tmp_path):
+    for path in RunFolder(run).evaluations.iterdir():
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match="run `kway eval` on the run first"):
+        export_run(run, tmp_path / "bundle", rank_world())
+    assert names(tmp_path) == {"run"}
+
+
+def test_an_existing_folder_is_refused_and_only_force_replaces_it(run, tmp_path):
+    out = tmp_path / "bundle"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="exists already: remove it, name another, or replace"):
+        export_run(run, out, rank_world())
+    assert names(out) == {"mine.txt"}
+    export_run(run, out, rank_world(), force=True)
+    Bundle.open(out).close()
+    assert "mine.txt" not in names(out)
+    assert names(tmp_path) == {"run", "bundle"}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_failed_export_leaves_nothing_new_and_the_old_bundle_whole(force, run, tmp_path):
+    out = tmp_path / "bundle"
+    if force:
+        export_run(run, out, rank_world())
+    before = names(tmp_path)
+    (path,) = RunFolder(run).evaluations.glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"is damaged .*: run `kway eval` again"):
+        export_run(run, out, rank_world(), force=force)
+    assert names(tmp_path) == before
+    if force:
+        with Bundle.open(out) as bundle:
+            bundle.verify()
