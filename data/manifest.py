@@ -4,6 +4,7 @@ It is written last, so a folder without it is not finished. It holds nothing per
 the offset index beside each shard (`data/index.py`).
 """
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -81,6 +82,11 @@ class Manifest(_Record):
         if not shards:
             raise ValueError(f"no split {split!r} here: there are {', '.join(self.splits)}")
         return shards
+
+    def digest(self, split: str) -> str:
+        """16 hexadecimal digits that tell this split's samples and their order from any others."""
+        content = "".join(f"{shard.samples} {shard.sha256}\n" for shard in self.of_split(split))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @classmethod
     def load(cls, folder: Path) -> "Manifest":

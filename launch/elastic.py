@@ -5,6 +5,7 @@ torchrun turns every worker's exit code into 1; this returns the code that count
 
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Sequence
@@ -37,8 +38,20 @@ def run_ranks(module: str, arguments: Sequence[str], *, num_processes: int) -> i
     try:
         elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
     except ChildFailedError as failure:
-        code: int = failure.get_first_failure()[1].exitcode
-        return code if code > 0 else EXIT_FAILED
+        return _code_that_counts(failure)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     return 0
+
+
+def _code_that_counts(failure: ChildFailedError) -> int:
+    """Of all ranks' codes the one that tells most: a rank whose peer ends fails too, with 1."""
+    codes = {rank: found.exitcode for rank, found in failure.failures.items()}
+    for rank, code in codes.items():
+        # The agent itself ends the other ranks by SIGTERM.
+        if code < 0 and code != -signal.SIGTERM:
+            name = signal.Signals(-code).name
+            hint = ": out of memory?" if name == "SIGKILL" else ""
+            print(f"error: rank {rank} was ended by {name}{hint}", file=sys.stderr)
+            return 128 - code
+    return next((code for code in codes.values() if code > EXIT_FAILED), EXIT_FAILED)

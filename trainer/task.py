@@ -91,7 +91,8 @@ class Task(nn.Module):
     def create_optimizer_state(self, optimizer: Optimizer) -> None:
         """Make the moments exist, so that a checkpoint has somewhere to load them into."""
         for parameter in self.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
         rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = 0.0  # the decay of AdamW is scaled by it: nothing moves

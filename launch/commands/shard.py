@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -13,7 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from data.manifest import Manifest
 from data.verify import damages
-from data.writer import Report, Written, write_shards
+
+if TYPE_CHECKING:
+    from data.writer import Report, Written
 
 app = typer.Typer(help="Turn a source into shards, or check shards.", no_args_is_help=True)
 
@@ -42,6 +44,7 @@ def glyphs(
 ) -> None:
     """Characters drawn from the fonts that matplotlib ships; needs no download."""
     from data.sources import Glyphs
+    from data.writer import write_shards
 
     source = Glyphs(classes, samples=samples, size=size, seed=seed, confusables=confusables)
     _write(
@@ -75,6 +78,7 @@ def imagefolder(
 ) -> None:
     """A folder of pictures of your own."""
     from data.sources import ImageFolder
+    from data.writer import write_shards
 
     source = ImageFolder(
         folder,
@@ -113,7 +117,7 @@ def verify(folder: Annotated[Path, typer.Argument(help="folder of shards")]) -> 
     print(f"{folder} is sound: {_contents(Manifest.load(folder))}, {_seconds(started)}")
 
 
-def _write(write: Callable[[Report], Written], out: Path) -> None:
+def _write(write: "Callable[[Report], Written]", out: Path) -> None:
     started = time.monotonic()
     with _progress("writing") as report:
         written = write(report)
@@ -144,7 +148,7 @@ def _seconds(started: float) -> str:
 
 
 @contextmanager
-def _progress(verb: str) -> Iterator[Report]:
+def _progress(verb: str) -> "Iterator[Report]":
     """A bar with rate and time left on a terminal; a plain line now and then elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -165,7 +169,7 @@ def _progress(verb: str) -> Iterator[Report]:
         )
 
 
-def _plain_lines(verb: str) -> Report:
+def _plain_lines(verb: str) -> "Report":
     rate = _Rate()
     last = time.monotonic()
 

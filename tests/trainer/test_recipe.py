@@ -123,7 +123,7 @@ def test_loading_a_recipe_does_not_load_torch(tmp_path):
 
 @pytest.mark.parametrize(
     ("duration", "steps"),
-    [({"steps": 7}, 7), ({"epochs": 1}, 11), ({"epochs": 0.5}, 5), ({"samples": 21}, 3)],
+    [({"steps": 7}, 7), ({"epochs": 1}, 11), ({"epochs": 0.5}, 6), ({"samples": 21}, 3)],
 )
 def test_a_duration_is_rounded_up_to_whole_steps(duration, steps):
     assert Duration(**duration).in_steps(num_samples=101, global_batch=10) == steps
