@@ -61,10 +61,13 @@ class Engine:
     def nodes_at_once(self, num_rows: int, dim: int, itemsize: int) -> int:
         """Nodes a block, for logits, their gradient, a temporary, and two copies of the rows.
 
-        A power of two, so that a batch that is a row longer does not cut the classes anew.
+        All that this rank holds where that fits, otherwise a power of two, so that a batch that is
+        a row longer does not cut the classes anew.
         """
-        bytes_a_node = itemsize * (3 * num_rows + 2 * dim)
-        return 1 << max(6, (self.memory_bytes // bytes_a_node).bit_length() - 1)
+        fitting = self.memory_bytes // (itemsize * (3 * num_rows + 2 * dim))
+        if fitting >= self.weights.num_held:
+            return max(1, self.weights.num_held)
+        return 1 << max(6, fitting.bit_length() - 1)
 
     def _exchange_sizes(
         self, features: Tensor, labels: Tensor, held: Tensor

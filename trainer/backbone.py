@@ -90,7 +90,7 @@ def build_backbone(config: BackboneConfig, *, image: ImageConfig | None) -> Back
     is_text = hasattr(settings, "vocab_size")
     _check_channels(settings, image, is_text=is_text)
     # A pooler that stands after the token that we read would get no gradient: DDP waits for those.
-    takes = inspect.signature(MODEL_MAPPING[type(settings)]).parameters
+    takes = inspect.signature(MODEL_MAPPING[type(settings)]).parameters  # type: ignore[arg-type]
     options = {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}
     try:
         if config.weights == "pretrained":

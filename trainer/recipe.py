@@ -98,7 +98,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             tree[key] = {}
         tree = tree[key]
     last = keys[-1]
-    another_kind = last == "kind" and tree.get("kind", value) != value
+    another_kind = last in ("kind", "model_type") and tree.get(last, value) != value
     another_unit = last in Duration.model_fields and tree.keys() <= Duration.model_fields.keys()
     if another_kind or another_unit:
         tree.clear()
@@ -108,8 +108,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 def _merged(old: Any, new: Any) -> Any:
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
-    # Another kind, or another model, takes none of the old one's settings along.
-    if any(key in new and new[key] != old.get(key) for key in ("kind", "model_type")):
+    # Another kind takes none of the old one's settings along; `{model_type: …}` is a whole model.
+    if ("kind" in new and new["kind"] != old.get("kind")) or "model_type" in new:
         return new
     units = Duration.model_fields.keys()
     if old and new.keys() <= units and old.keys() <= units:
