@@ -17,8 +17,10 @@ class ImageConfig(_Config):
     device computes `(x / 255 - mean) / std`.
     """
 
-    size: int = Field(224, gt=0, description="side of the square input, pixels")
-    resize: int | None = Field(None, gt=0, description="short side before the crop; default: size")
+    size: int = Field(224, gt=0, le=4096, description="side of the square input, pixels")
+    resize: int | None = Field(
+        None, gt=0, le=4096, description="short side before the crop; default: size"
+    )
     channels: Literal[1, 3] = 3
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
