@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 _log = logging.getLogger("kway.serving")
 
@@ -62,6 +63,10 @@ def install_handlers(api: FastAPI) -> None:
     @api.exception_handler(RequestValidationError)
     async def invalid_parameters(_: Request, error: RequestValidationError) -> JSONResponse:
         return error_response(422, "invalid_parameter", describe_invalid(list(error.errors())))
+
+    @api.exception_handler(ClientDisconnect)
+    async def nobody_waits(_: Request, error: ClientDisconnect) -> JSONResponse:
+        return error_response(400, "client_left", "the client left before its body was read")
 
     @api.exception_handler(Exception)
     async def fault_of_ours(_: Request, error: Exception) -> JSONResponse:

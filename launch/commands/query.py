@@ -73,9 +73,7 @@ def _ask_bundle(
 
     opened = Bundle.open(bundle)
     picture_settings(opened)
-    opened.verify(
-        class_weights=False
-    )  # of those a question reads a row a class, whatever their size
+    opened.verify(class_weights=False)  # a question reads few of those, however many there are
     model = Model(opened)
     question = ask(model.bundle, classes, recall=recall, threshold=threshold)
     parts = []

@@ -306,7 +306,7 @@ def test_folders_named_like_packages_where_one_stands_do_not_hide_them(glyphs, t
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
     for name in ("data", "trainer"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "picture.txt").touch()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('not the package')")
     command = [Path(sys.executable).with_name("kway"), "train", recipe, "--nproc", "1"]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
