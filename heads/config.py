@@ -39,19 +39,111 @@ class VTreeConfig(_Config):
 
 class CrossEntropyConfig(_Config):
     kind: Literal["ce"] = "ce"
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    z_loss: float = Field(0.0, ge=0, description="weight of logsumexp(z)^2")
 
 
 class BatchCrossEntropyConfig(_Config):
     kind: Literal["batch_ce"] = "batch_ce"
 
 
+class SelfNormalisationConfig(_Config):
+    kind: Literal["self_norm"] = "self_norm"
+    alpha: float = Field(0.1, gt=0)
+
+
+class MaxMarginConfig(_Config):
+    kind: Literal["max_margin"] = "max_margin"
+    gamma: float = Field(1.0, gt=0)
+
+
+class BatchMaxMarginConfig(_Config):
+    kind: Literal["batch_max_margin"] = "batch_max_margin"
+    gamma: float = Field(1.0, gt=0)
+
+
+class NoiseContrastiveConfig(_Config):
+    kind: Literal["nce"] = "nce"
+    t: int = Field(10, gt=0, description="noise samples a row")
+    noise: Literal["uniform", "frequency"] = Field(
+        "frequency", description="q: the same for every class, or its share of the training labels"
+    )
+
+
 class BinaryCrossEntropyConfig(_Config):
     kind: Literal["bce"] = "bce"
 
 
+class SoftmaxCauchySchwarzConfig(_Config):
+    kind: Literal["softmax_cs"] = "softmax_cs"
+
+
+class SigmoidCauchySchwarzConfig(_Config):
+    kind: Literal["sigmoid_cs"] = "sigmoid_cs"
+
+
+class SoftmaxTanimotoConfig(_Config):
+    kind: Literal["softmax_tanimoto"] = "softmax_tanimoto"
+
+
+class SigmoidTanimotoConfig(_Config):
+    kind: Literal["sigmoid_tanimoto"] = "sigmoid_tanimoto"
+
+
+class TopKHingeConfig(_Config):
+    kind: Literal["topk_hinge"] = "topk_hinge"
+    k: int = Field(5, gt=0)
+    alpha: float = Field(1.0, ge=0, description="margin")
+
+
+class QuadraticConfig(_Config):
+    kind: Literal["quadratic"] = "quadratic"
+
+
+class CorrectClassQuadraticConfig(_Config):
+    kind: Literal["ccql"] = "ccql"
+    w: float | None = Field(None, ge=0, description="default: sqrt(K - 1) - 1")
+
+
+class TaylorSoftmaxConfig(_Config):
+    kind: Literal["taylor_softmax"] = "taylor_softmax"
+
+
+class SphericalSoftmaxConfig(_Config):
+    kind: Literal["spherical_softmax"] = "spherical_softmax"
+    eps: float = Field(1e-2, gt=0)
+
+
+class SphericalBoundConfig(_Config):
+    kind: Literal["spherical_bound"] = "spherical_bound"
+    xi: float = Field(1.0, gt=0)
+
+
+class SimLossConfig(_Config):
+    kind: Literal["simloss"] = "simloss"
+    lower: float = Field(0.0, ge=-1, lt=1, description="cosine at and below which S is 0")
+
+
 WeightsConfig = Annotated[DenseConfig | UTreeConfig | VTreeConfig, Field(discriminator="kind")]
 LossConfig = Annotated[
-    CrossEntropyConfig | BatchCrossEntropyConfig | BinaryCrossEntropyConfig,
+    CrossEntropyConfig
+    | BatchCrossEntropyConfig
+    | SelfNormalisationConfig
+    | MaxMarginConfig
+    | BatchMaxMarginConfig
+    | NoiseContrastiveConfig
+    | BinaryCrossEntropyConfig
+    | SoftmaxCauchySchwarzConfig
+    | SigmoidCauchySchwarzConfig
+    | SoftmaxTanimotoConfig
+    | SigmoidTanimotoConfig
+    | TopKHingeConfig
+    | QuadraticConfig
+    | CorrectClassQuadraticConfig
+    | TaylorSoftmaxConfig
+    | SphericalSoftmaxConfig
+    | SphericalBoundConfig
+    | SimLossConfig,
     Field(discriminator="kind"),
 ]
 

@@ -16,6 +16,7 @@ from tests.heads.cases import (
     LOSS_KINDS,
     WEIGHTINGS,
     label_tree,
+    make_loss,
     naive_loss_and_gradients,
     problem,
 )
@@ -26,7 +27,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 def make_head(kind: str, weighting: str, num_classes: int, dim: int, mesh=None) -> ClassHead:
     tree = label_tree(weighting, num_classes)
-    return ClassHead(dim, tree, LOSSES[kind](), mesh=mesh, dtype=torch.float64)
+    return ClassHead(dim, tree, make_loss(kind, num_classes), mesh=mesh, dtype=torch.float64)
 
 
 def set_nodes(head: ClassHead, nodes: Tensor) -> None:
@@ -46,7 +47,7 @@ def loss_and_gradients(head: ClassHead, features: Tensor, labels: Tensor):
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("kind", LOSS_KINDS)
 def test_loss_and_gradients_equal_the_definition(kind, weighting, memory):
-    head = make_head(kind, weighting, num_classes=201, dim=7)
+    head = make_head(kind, weighting, num_classes=70, dim=7)
     if memory != "one block, kept":
         object.__setattr__(head.engine, "memory_bytes", 1)
     features, labels, nodes = problem(head.tree, num_rows=9, dim=7)
@@ -79,6 +80,7 @@ def all_sharded_cases(num_classes: int, data_axis: int, blocks: bool):
         (kind, weighting): sharded_case(kind, weighting, num_classes, data_axis, blocks)
         for kind in LOSS_KINDS
         for weighting in WEIGHTINGS
+        if kind != "topk_hinge" or num_classes > 1
     }
 
 
@@ -207,8 +209,7 @@ def test_autocast_computes_in_bf16_and_keeps_float32_weights_and_gradients():
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)
 def test_a_class_that_is_impossible_gets_no_gradient_and_no_nan(kind):
-    loss = LOSSES[kind]()
-    head = ClassHead(2, 200, loss, bias=True, dtype=torch.float64)
+    head = ClassHead(2, 200, make_loss(kind, 200), bias=True, dtype=torch.float64)
     object.__setattr__(head.engine, "memory_bytes", 1)  # blocks of 64: the last is all -inf
     with torch.no_grad():
         head.weight[128:, -1] = -torch.inf
