@@ -154,6 +154,9 @@ class HeadConfig(_Config):
     weights: WeightsConfig = DenseConfig()
     loss: LossConfig = CrossEntropyConfig()
     num_classes: int | None = Field(None, gt=0, description="if given, the data must have as many")
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="balanced: rows weigh the inverse of their class's frequency"
+    )
     bias: bool = Field(True, description="a constant-1 feature column")
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int = Field(256, gt=0, description="budget for the logits held at one time, a rank")

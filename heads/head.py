@@ -6,6 +6,7 @@ of the classifier for evaluation and export. Training loops, checkpoints and fil
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -39,6 +40,8 @@ class ClassHead(nn.Module):
     rows of the node matrix. Leaves start normal with `init_std`, keyed by (seed, class); inner
     nodes at zero, biases where the loss wants them.
 
+    A row of label j weighs `class_weights[j]` (None: 1), one of label `ignore_index` nothing.
+
     >>> head = ClassHead(512, 1_000_000, CrossEntropy())
     >>> loss = head(features, labels)   # features [b, 512], labels [b]; the global-mean loss
     >>> loss.backward()
@@ -55,6 +58,8 @@ class ClassHead(nn.Module):
         seed: int = 0,
         init_std: float = 0.01,
         memory_mib: int = 256,
+        class_weights: Tensor | None = None,
+        ignore_index: int | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -68,7 +73,15 @@ class ClassHead(nn.Module):
             group_size=group_size(class_group),
             device=torch.device(device),
         )
-        self.engine = Engine(weights, loss, class_group, data_group, memory_mib << 20)
+        self.engine = Engine(
+            weights,
+            loss,
+            class_group,
+            data_group,
+            memory_bytes=memory_mib << 20,
+            class_weights=_checked_weights(class_weights, self.num_classes, device),
+            ignore_index=ignore_index,
+        )
         rows = self._initial_rows(seed, init_std)
         self.weight = nn.Parameter(torch.from_numpy(rows).to(device, dtype))
 
@@ -84,6 +97,10 @@ class ClassHead(nn.Module):
         Raises ValueError, on every rank, for labels outside the classes.
         """
         return self.engine(self._with_bias(features), labels, self.weight)
+
+    def row_weights(self, labels: Tensor) -> Tensor:
+        """What each row weighs in the mean [b]."""
+        return self.engine.row_weights(labels)
 
     def logits(self, features: Tensor, rows: Tensor) -> Tensor:
         """[b, dim] x [C, dim (+ 1)] -> [b, C], in the rows' precision."""
@@ -141,8 +158,11 @@ def build_head(
     mesh: DeviceMesh | None,
     seed: int,
     device: torch.device | str,
+    class_counts: np.ndarray | None = None,
 ) -> ClassHead:
     """The head of a recipe; trees are built from `label_vectors` [K, D] by every rank alike.
+
+    `class_counts` [K] are the training samples of each class, for what depends on frequency.
 
     Raises ValueError where `config.num_classes` or the label vectors do not fit `num_classes`.
     """
@@ -154,12 +174,19 @@ def build_head(
     return ClassHead(
         dim,
         build_tree(config, num_classes=num_classes, label_vectors=label_vectors),
-        build_loss(config.loss),
+        build_loss(
+            config.loss,
+            num_classes=num_classes,
+            label_vectors=label_vectors,
+            class_counts=class_counts,
+            device=device,
+        ),
         bias=config.bias,
         mesh=mesh,
         seed=seed,
         init_std=config.init_std,
         memory_mib=config.memory_mib,
+        class_weights=_class_weights(config.class_weights, num_classes, class_counts),
         device=device,
     )
 
@@ -189,6 +216,32 @@ def _cover_tree(config: CoverTreeConfig, num_classes: int, label_vectors: np.nda
             "shard the data again"
         )
     return build_cover_tree(label_vectors, base=config.base)
+
+
+def _class_weights(
+    kind: Literal["none", "balanced"], num_classes: int, class_counts: np.ndarray | None
+) -> Tensor | None:
+    """Balanced: N / (K n_j), so that every class weighs the same; a class without samples 0."""
+    if kind == "none":
+        return None
+    if class_counts is None:
+        raise ValueError("head.class_weights balanced needs the training samples of each class")
+    counts = torch.from_numpy(class_counts).to(torch.float32)
+    weights = counts.sum() / (num_classes * counts)
+    return torch.where(counts > 0, weights, 0)
+
+
+def _checked_weights(
+    weights: Tensor | None, num_classes: int, device: torch.device | str
+) -> Tensor | None:
+    if weights is None:
+        return None
+    if weights.shape != (num_classes,) or not (weights.isfinite() & (weights >= 0)).all():
+        raise ValueError(
+            f"class weights have shape {list(weights.shape)}: give {num_classes} finite numbers "
+            "that are not negative, one a class"
+        )
+    return weights.to(device)
 
 
 def _group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:

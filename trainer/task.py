@@ -134,9 +134,10 @@ class Task(nn.Module):
         return wrapper.no_sync()
 
     def _backward_part_by_part(self, parts: list[Batch]) -> Tensor:
-        """For a loss that is a mean over rows: each part weighs what share of the rows it has."""
-        rows = torch.tensor([len(p.labels) for p in parts], device=self.world.device)
-        shares = all_reduce_sum(rows, self.world.group) / self.global_batch
+        """For a loss that is a mean over rows: each part weighs what its rows do of all."""
+        weights = torch.stack([self.head.row_weights(part.labels).sum() for part in parts])
+        weights = all_reduce_sum(weights, self.world.group)
+        shares = weights / weights.sum()
         total = torch.zeros((), device=self.world.device)
         for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
             with self._synchronised(last=index == len(parts) - 1):
@@ -181,6 +182,7 @@ def build_task(
     num_classes: int,
     label_vectors: np.ndarray | None,
     world: World,
+    class_counts: np.ndarray | None = None,
 ) -> Task:
     """The task of a recipe with its initial weights, the same on every rank and world size."""
     torch.manual_seed(recipe.seed)
@@ -193,6 +195,7 @@ def build_task(
         mesh=world.mesh,
         seed=recipe.seed,
         device=world.device,
+        class_counts=class_counts,
     )
     return Task(backbone, head, recipe, world)
 

@@ -34,7 +34,7 @@ from trainer.optimizer import build_optimizer, rate_at, set_rate
 from trainer.run import RunFolder
 from trainer.task import Task, build_task
 from trainer.telemetry import Telemetry
-from trainer.trained import label_vectors_of
+from trainer.trained import class_counts_of, label_vectors_of
 from trainer.world import World
 
 
@@ -60,7 +60,11 @@ def train(recipe: Recipe, world: World) -> None:
 
     # ---------------------------------------------------------------- model
     task = build_task(
-        recipe, num_classes=split.num_classes, label_vectors=label_vectors, world=world
+        recipe,
+        num_classes=split.num_classes,
+        label_vectors=label_vectors,
+        world=world,
+        class_counts=class_counts_of(recipe, manifest),
     )
     optimizer = build_optimizer(recipe.optimizer, task)
     torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks

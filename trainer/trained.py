@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data import Manifest, load_label_vectors
+from data import Manifest, load_label_vectors, open_split
 from trainer.checkpoint import find_checkpoint, load_tensors
 from trainer.config import Recipe
 from trainer.run import RunFolder
@@ -44,6 +44,7 @@ def open_trained(path: Path, world: World) -> TrainedRun:
         num_classes=len(manifest.classes),
         label_vectors=label_vectors,
         world=world,
+        class_counts=class_counts_of(recipe, manifest),
     )
     if checkpoint.state["tree"] != task.head.tree.digest():
         raise ValueError(
@@ -52,6 +53,12 @@ def open_trained(path: Path, world: World) -> TrainedRun:
         )
     load_tensors(checkpoint, task.checkpoint_entries(None), world)
     return TrainedRun(folder, recipe, manifest, label_vectors, task.eval(), checkpoint.step)
+
+
+def class_counts_of(recipe: Recipe, manifest: Manifest) -> np.ndarray:
+    """Training samples of each class [K]."""
+    with open_split(recipe.data.shards, recipe.data.train_split) as split:
+        return np.bincount(split.labels, minlength=len(manifest.classes))
 
 
 def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:

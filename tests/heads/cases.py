@@ -183,9 +183,7 @@ NAIVE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sigmoid_tanimoto": _mean(lambda z, y: _tanimoto(_sigmoid(z), y)),
     "topk_hinge": _mean(_topk_hinge),
     "quadratic": _mean(lambda z, y: (_onehot(z, y) - z).square().sum() / 2),
-    "ccql": _mean(
-        lambda z, y: (_onehot(z, y) - z).square().sum() / 2 + 1.5 / 2 * (1 - z[y]) ** 2
-    ),
+    "ccql": _mean(lambda z, y: (_onehot(z, y) - z).square().sum() / 2 + 1.5 / 2 * (1 - z[y]) ** 2),
     "taylor_softmax": _mean(
         lambda z, y: -((1 + z[y] + z[y] ** 2 / 2) / (1 + z + z**2 / 2).sum()).log()
     ),
