@@ -32,6 +32,14 @@ class ClassRows:
     rows: Tensor
 
 
+@dataclass(frozen=True)
+class ClassScores:
+    """Scores of some classes: `class_ids` [C] and `scores` [b, C]."""
+
+    class_ids: Tensor
+    scores: Tensor
+
+
 class ClassHead(nn.Module):
     """Class weights x a loss over `num_classes` classes, sharded over a mesh's `class` axis.
 
@@ -105,6 +113,13 @@ class ClassHead(nn.Module):
     def logits(self, features: Tensor, rows: Tensor) -> Tensor:
         """[b, dim] x [C, dim (+ 1)] -> [b, C], in the rows' precision."""
         return self._with_bias(features).to(rows.dtype) @ rows.T
+
+    def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:
+        """Scores [b, C] of `features` [b, dim] for this rank's classes, in blocks (collective when
+        it starts); over the ranks of the `class` axis every class comes exactly once."""
+        for block in self.class_rows(classes_at_once):
+            scores = self.loss.score(self.logits(features, block.rows))
+            yield ClassScores(block.class_ids, scores)
 
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
         """This rank's rows of the classifier, in blocks of node order (collective when it starts).

@@ -130,9 +130,8 @@ class ClassWeights:
 
     def _block(self, start: int, stop: int) -> NodeBlock:
         tree = self.tree
-        ancestors = tree.ancestors(start)
+        ancestors, levels = path_levels(tree, start, stop)
         remote = ancestors[ancestors < self.start]
-        nodes = np.arange(start, stop)
         class_nodes = np.flatnonzero(tree.class_of_node[start:stop] >= 0)
         first = int(self._position_of_node[start])
         return NodeBlock(
@@ -140,30 +139,10 @@ class ClassWeights:
             stop=stop,
             held_ancestors=self._to_device(ancestors[ancestors >= self.start] - self.start),
             boundary_ancestors=self._to_device(np.searchsorted(self._boundary, remote)),
-            levels=self._levels(np.concatenate([ancestors, nodes]), start, len(ancestors)),
-            class_nodes=None if len(class_nodes) == len(nodes) else self._to_device(class_nodes),
+            levels=tuple((self._to_device(a), self._to_device(b)) for a, b in levels),
+            class_nodes=None if len(class_nodes) == stop - start else self._to_device(class_nodes),
             class_ids=self._to_device(tree.class_order[first : first + len(class_nodes)]),
             first_position=first,
-        )
-
-    def _levels(
-        self, layout: np.ndarray, start: int, num_ancestors: int
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
-        """(child, parent) positions by depth. A parent before `start` is one of the ancestors."""
-        depth = self.tree.depth[layout]
-        parent = self.tree.parent[layout]
-        position = np.where(
-            parent >= start,
-            parent - start + num_ancestors,
-            np.searchsorted(layout[:num_ancestors], parent),
-        )
-        order = np.argsort(depth, kind="stable")
-        by_depth = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
-        children = [level[parent[level] >= 0] for level in by_depth]
-        return tuple(
-            (self._to_device(child), self._to_device(position[child]))
-            for child in children
-            if len(child)
         )
 
     def _held_boundary(self) -> tuple[Tensor, Tensor]:
@@ -173,6 +152,29 @@ class ClassWeights:
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(array, dtype=np.int64)).to(self.device)
+
+
+def path_levels(
+    tree: LabelTree, start: int, stop: int
+) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """How values of the nodes `start:stop` add up down their paths.
+
+    Gives the ancestors of the first node, root first, and by depth the (child, parent) positions in
+    the layout [ancestors] + [nodes], parents before their children.
+    """
+    ancestors = tree.ancestors(start)
+    layout = np.concatenate([ancestors, np.arange(start, stop)])
+    depth, parent = tree.depth[layout], tree.parent[layout]
+    # In pre-order a parent before `start` is an ancestor of the first node.
+    position = np.where(
+        parent >= start,
+        parent - start + len(ancestors),
+        np.searchsorted(ancestors, parent),
+    )
+    order = np.argsort(depth, kind="stable")
+    by_depth = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
+    children = [level[parent[level] >= 0] for level in by_depth]
+    return ancestors, [(child, position[child]) for child in children if len(child)]
 
 
 def _boundary_nodes(tree: LabelTree, group_size: int) -> np.ndarray:
