@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from heads.scores import ScoreKind, score
+
 Stats = tuple[Tensor, ...]
 
 
@@ -82,7 +84,8 @@ class Loss(ABC):
     statistic: ClassVar[str]
     aligned: ClassVar[bool]
     couples_rows: ClassVar[bool] = False
-    score_kind: ClassVar[str] = "logit"
+    score_kind: ClassVar[ScoreKind] = "logit"
+    score_eps: ClassVar[float] = 0.0
     reductions: ClassVar[tuple[Reduction, ...]] = ()
 
     @abstractmethod
@@ -111,7 +114,7 @@ class Loss(ABC):
 
     def score(self, logits: Tensor) -> Tensor:
         """What evaluation, thresholds and serving compare; increasing in belief."""
-        return logits
+        return score(self.score_kind, logits, eps=self.score_eps)
 
     def initial_bias(self, num_classes: int) -> float:
         """The bias of every class before training, where the head has biases."""
