@@ -120,11 +120,10 @@ class _Step:
         logits = (self.features_Gd @ rows.T).to(self.stats_dtype).requires_grad_(with_graph)
         labels = torch.where(self.engine.counts(self.labels_G), self.labels_G, 0)
         column = self.engine.weights.class_position[labels] - block.first_position
-        here = (column >= 0) & (column < len(block.class_ids))
-        view = Block(block.class_ids, labels, torch.where(here, column, -1))
+        view = Block.of(block.class_ids, labels, column, logits)
         with torch.set_grad_enabled(with_graph):
             stats = self.engine.loss.statistics(logits, view)
-        return _BlockWork(rows, logits, stats)
+        return _BlockWork(rows, logits, view, stats)
 
     def identity(self) -> Stats:
         like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
@@ -137,14 +136,20 @@ class _BlockWork:
 
     rows_Cd: Tensor
     logits_GC: Tensor
+    view: Block
     stats: Stats
 
     def gradient_of_logits(self, grad_stats: Stats) -> Tensor:
         # Class ids among the statistics have no gradient.
         pairs = [(s, g) for s, g in zip(self.stats, grad_stats, strict=True) if s.requires_grad]
         outputs, grads = zip(*pairs, strict=True)
-        (grad,) = torch.autograd.grad(outputs, self.logits_GC, grads, retain_graph=True)
-        return grad
+        leaves = (self.logits_GC, self.view.true)
+        grad, by_true = torch.autograd.grad(
+            outputs, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        rows, _ = self.view.label_places
+        # The gradient of a plain sum comes expanded: it is made whole before it is written to.
+        return grad.contiguous().index_put_(self.view.label_places, by_true[rows], accumulate=True)
 
 
 class _HeadLoss(torch.autograd.Function):

@@ -13,6 +13,7 @@ from heads.losses.margin import BatchMaxMargin, MaxMargin, TopKHinge
 from heads.losses.quadratic import CorrectClassQuadratic, Quadratic
 from heads.losses.registry import LOSSES, build_loss
 from heads.losses.similarity import SimLoss
+from heads.losses.smooth_topk import SmoothTopK, topk_marginals
 from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftmax
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "SigmoidCauchySchwarz",
     "SigmoidTanimoto",
     "SimLoss",
+    "SmoothTopK",
     "SoftmaxCauchySchwarz",
     "SoftmaxTanimoto",
     "SphericalBound",
@@ -41,4 +43,5 @@ __all__ = [
     "TaylorSoftmax",
     "TopKHinge",
     "build_loss",
+    "topk_marginals",
 ]

@@ -21,24 +21,31 @@ Stats = tuple[Tensor, ...]
 class Block:
     """A block of classes as the rows of a batch see it.
 
-    `class_ids` [C] names the columns, `labels` [B] the rows' classes; `label_columns` [B] is the
-    column of each row's label, or -1 where it sits in another block.
+    `class_ids` [C] names the columns, `labels` [B] the rows' classes and `label_columns` [B] their
+    columns, -1 where a label is elsewhere; `label_places` are the (rows, columns) of those here. `true` [B] is z_y there, and 0 where the label is
+    elsewhere, so that blocks add up to it. It is a leaf of its own: its gradient is B numbers, and
+    through the logits it would be B x C of them.
     """
 
     class_ids: Tensor
     labels: Tensor
     label_columns: Tensor
+    label_places: tuple[Tensor, Tensor]
+    true: Tensor
 
-    def pick(self, logits_BC: Tensor) -> Tensor:
-        """The label's logit [B]; 0 where the label is elsewhere, so that blocks add up to it."""
-        picked = logits_BC.gather(1, self.label_columns.clamp(min=0).unsqueeze(1)).squeeze(1)
-        return torch.where(self.label_columns >= 0, picked, 0)
+    @classmethod
+    def of(cls, class_ids: Tensor, labels: Tensor, columns: Tensor, logits_BC: Tensor) -> "Block":
+        """`columns` [B] are those of the labels, outside 0..C-1 where a label is elsewhere."""
+        here = (columns >= 0) & (columns < len(class_ids))
+        columns = torch.where(here, columns, -1)
+        rows = here.nonzero().squeeze(1)
+        places = rows, columns[rows]
+        true = logits_BC.new_zeros(len(labels)).index_put_((rows,), logits_BC.detach()[places])
+        return cls(class_ids, labels, columns, places, true.requires_grad_(logits_BC.requires_grad))
 
     def false_logits(self, logits_BC: Tensor) -> Tensor:
         """The logits with -inf in the place of each row's label."""
-        rows = (self.label_columns >= 0).nonzero().squeeze(1)
-        nothing = logits_BC.new_tensor(-torch.inf)
-        return logits_BC.index_put((rows, self.label_columns[rows]), nothing)
+        return logits_BC.index_put(self.label_places, logits_BC.new_tensor(-torch.inf))
 
 
 @dataclass(frozen=True)

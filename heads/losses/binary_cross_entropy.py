@@ -24,7 +24,7 @@ class BinaryCrossEntropy(Loss):
     reductions = (Reduction.SUM, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return softplus(logits_BC).sum(1), block.pick(logits_BC)
+        return softplus(logits_BC).sum(1), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         every, true = total
@@ -58,7 +58,7 @@ class NoiseContrastiveEstimation(Loss):
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         q = self.noise[block.class_ids].to(logits_BC.dtype)
         expected = softplus(logits_BC - (self.t * q).log()) @ q
-        return expected, block.pick(logits_BC)
+        return expected, block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         expected, true = total

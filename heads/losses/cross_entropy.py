@@ -30,7 +30,7 @@ class CrossEntropy(Loss):
         return (Reduction.LOGSUMEXP, *sums)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        stats = logsumexp(logits_BC), block.pick(logits_BC)
+        stats = logsumexp(logits_BC), block.true
         return (*stats, logits_BC.sum(1)) if self.label_smoothing else stats
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
@@ -53,7 +53,7 @@ class SelfNormalisation(Loss):
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(logits_BC), block.pick(logits_BC)
+        return logsumexp(logits_BC), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         lse, true = total
@@ -76,7 +76,7 @@ class BatchCrossEntropy(Loss):
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(logits_BC), block.pick(logits_BC)
+        return logsumexp(logits_BC), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         check_batch(self.kind, rows)

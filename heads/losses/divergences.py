@@ -24,7 +24,7 @@ class SoftmaxCauchySchwarz(Loss):
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(2 * logits_BC), block.pick(logits_BC)
+        return logsumexp(2 * logits_BC), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         squares, true = total
@@ -42,7 +42,7 @@ class SigmoidCauchySchwarz(Loss):
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(2 * F.logsigmoid(logits_BC)), block.pick(logits_BC)
+        return logsumexp(2 * F.logsigmoid(logits_BC)), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         squares, true = total
@@ -60,7 +60,7 @@ class SoftmaxTanimoto(Loss):
     reductions = (Reduction.LOGSUMEXP, Reduction.LOGSUMEXP, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(logits_BC), logsumexp(2 * logits_BC), block.pick(logits_BC)
+        return logsumexp(logits_BC), logsumexp(2 * logits_BC), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         lse, squares, true = total
@@ -78,7 +78,7 @@ class SigmoidTanimoto(Loss):
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(2 * F.logsigmoid(logits_BC)), block.pick(logits_BC)
+        return logsumexp(2 * F.logsigmoid(logits_BC)), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         squares, true = total

@@ -24,7 +24,7 @@ class LargestFalse(Loss):
         columns = largest_columns(false.detach(), block.class_ids, self.num_largest)
         values = false.gather(1, columns)
         ids = torch.where(values == -torch.inf, _NO_CLASS, block.class_ids[columns])
-        return self._filled(values, ids, block.pick(logits_BC))
+        return self._filled(values, ids, block.true)
 
     def merge(self, parts: Sequence[Stats]) -> Stats:
         values, digits, true = zip(*parts, strict=True)

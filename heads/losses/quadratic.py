@@ -19,7 +19,7 @@ class Quadratic(Loss):
     reductions = (Reduction.SUM, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logits_BC.square().sum(1), block.pick(logits_BC)
+        return logits_BC.square().sum(1), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         squares, true = total

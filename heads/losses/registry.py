@@ -16,6 +16,7 @@ from heads.losses.divergences import (
 from heads.losses.margin import BatchMaxMargin, MaxMargin, TopKHinge
 from heads.losses.quadratic import CorrectClassQuadratic, Quadratic
 from heads.losses.similarity import SimLoss
+from heads.losses.smooth_topk import SmoothTopK
 from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftmax
 
 LOSSES: dict[str, type[Loss]] = {
@@ -31,6 +32,7 @@ LOSSES: dict[str, type[Loss]] = {
     "softmax_tanimoto": SoftmaxTanimoto,
     "sigmoid_tanimoto": SigmoidTanimoto,
     "topk_hinge": TopKHinge,
+    "smooth_topk": SmoothTopK,
     "quadratic": Quadratic,
     "ccql": CorrectClassQuadratic,
     "taylor_softmax": TaylorSoftmax,
@@ -66,8 +68,10 @@ def build_loss(
                     "another loss, or shards whose source gives label vectors"
                 )
             options["vectors"] = torch.from_numpy(label_vectors).to(device)
-        case "topk_hinge" if config.k >= num_classes:
-            raise ValueError(f"head.loss.k is {config.k} and there are {num_classes} classes")
+        case "topk_hinge" | "smooth_topk" if config.k >= num_classes:
+            raise ValueError(
+                f"head.loss.k is {config.k} and there are {num_classes} classes: lower k"
+            )
     return LOSSES[config.kind](**options)
 
 

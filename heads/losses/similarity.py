@@ -46,6 +46,5 @@ class SimLoss(Loss):
         cosine = vectors[block.labels] @ vectors[block.class_ids].T
         similarity = ((cosine - self.lower) / (1 - self.lower)).clamp_(0, 1)
         # A class is like itself, whatever rounding or a zero vector says.
-        rows = (block.label_columns >= 0).nonzero().squeeze(1)
-        similarity[rows, block.label_columns[rows]] = 1
+        similarity[block.label_places] = 1
         return similarity.log_()

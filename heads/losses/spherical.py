@@ -16,7 +16,7 @@ class SphericalLoss(Loss):
     reductions = (Reduction.SUM, Reduction.SUM, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logits_BC.sum(1), logits_BC.square().sum(1), block.pick(logits_BC)
+        return logits_BC.sum(1), logits_BC.square().sum(1), block.true
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def all_sharded_cases(num_classes: int, data_axis: int, blocks: bool):
         (kind, weighting): sharded_case(kind, weighting, num_classes, data_axis, blocks)
         for kind in LOSS_KINDS
         for weighting in WEIGHTINGS
-        if kind != "topk_hinge" or num_classes > 1
+        if kind not in ("topk_hinge", "smooth_topk") or num_classes > 1
     }
 
 
@@ -221,6 +221,7 @@ AT_MINUS_INFINITY = (
     "softmax_tanimoto",
     "sigmoid_tanimoto",
     "topk_hinge",
+    "smooth_topk",
     "simloss",
 )
 
