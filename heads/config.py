@@ -1,8 +1,11 @@
 """What a recipe may say about the head: class weights and loss. Free of torch: it loads at once."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_BASE = 1.3
 
 
 class _Config(BaseModel):
@@ -15,26 +18,33 @@ class DenseConfig(_Config):
     kind: Literal["dense"] = "dense"
 
 
-class CoverTreeConfig(_Config):
-    """A label tree built from the label vectors that travel with the class list."""
+class LabelTreeConfig(_Config):
+    """A cover tree of the label vectors that travel with the class list, or a tree from a file."""
 
     base: float = Field(
-        1.3, ge=1.001, le=1000, description="smaller: taller, narrower trees (paper 000, 5)"
+        _BASE, ge=1.001, le=1000, description="smaller: taller, narrower trees (paper 000, 5)"
     )
+    file: Path | None = Field(None, description="a tree that `kway tree build` wrote")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "LabelTreeConfig":
+        if self.file is not None and self.base != _BASE:
+            raise ValueError("a tree from a file has its base already: leave out base or file")
+        return self
 
 
 class UTreeConfig(_Config):
     """Rows are sums of class vectors on the path to the root (paper 000, section 4.1)."""
 
     kind: Literal["utree"] = "utree"
-    tree: CoverTreeConfig = CoverTreeConfig()
+    tree: LabelTreeConfig = LabelTreeConfig()
 
 
 class VTreeConfig(_Config):
     """Rows are sums over leaves (classes) and inner pseudoclasses (paper 000, section 4.2)."""
 
     kind: Literal["vtree"] = "vtree"
-    tree: CoverTreeConfig = CoverTreeConfig()
+    tree: LabelTreeConfig = LabelTreeConfig()
 
 
 class CrossEntropyConfig(_Config):
@@ -96,6 +106,13 @@ class TopKHingeConfig(_Config):
     alpha: float = Field(1.0, ge=0, description="margin")
 
 
+class SmoothTopKConfig(_Config):
+    kind: Literal["smooth_topk"] = "smooth_topk"
+    k: int = Field(5, ge=1, le=100)
+    tau: float = Field(1.0, gt=0, allow_inf_nan=False, description="temperature; 0: topk_hinge")
+    alpha: float = Field(1.0, ge=0, allow_inf_nan=False, description="margin")
+
+
 class QuadraticConfig(_Config):
     kind: Literal["quadratic"] = "quadratic"
 
@@ -138,6 +155,7 @@ LossConfig = Annotated[
     | SoftmaxTanimotoConfig
     | SigmoidTanimotoConfig
     | TopKHingeConfig
+    | SmoothTopKConfig
     | QuadraticConfig
     | CorrectClassQuadraticConfig
     | TaylorSoftmaxConfig

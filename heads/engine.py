@@ -192,8 +192,13 @@ class _HeadLoss(torch.autograd.Function):
             work = ctx.kept or step.work(block, with_graph=True)
             grad_logits = work.gradient_of_logits(grad_stats).to(step.compute_dtype)
             grad_features += grad_logits @ work.rows_Cd
-            grad_rows = (grad_logits.T @ step.features_Gd).to(step.stats_dtype)
-            weights.add_gradient(block, grad_rows, grad_held, grad_boundary)
+            if block.is_plain and grad_logits.dtype == grad_held.dtype:
+                # Straight into its place: no second K x d.
+                target = weights.held_rows(block, grad_held)
+                torch.mm(grad_logits.T, step.features_Gd, out=target)
+            else:
+                grad_rows = (grad_logits.T @ step.features_Gd).to(step.stats_dtype)
+                weights.add_gradient(block, grad_rows, grad_held, grad_boundary)
         weights.return_boundary(grad_boundary, grad_held, engine.class_group)
         all_reduce_sum(grad_held, engine.data_group)
         grad_features = reduce_scatter_rows(grad_features, ctx.sizes, engine.class_group)

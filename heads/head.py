@@ -4,8 +4,9 @@
 of the classifier for evaluation and export. Training loops, checkpoints and files are not here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,11 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from heads.collectives import group_rank, group_size
-from heads.config import CoverTreeConfig, HeadConfig
+from heads.config import HeadConfig, LabelTreeConfig
 from heads.engine import Engine
 from heads.init import normal_rows
 from heads.losses import Loss, build_loss
-from heads.tree import LabelTree, build_cover_tree
+from heads.tree import CoverTree, LabelTree, build_cover_tree
+from heads.tree.named_tree import NamedTree
 from heads.weights import ClassWeights
 
 
@@ -174,6 +176,7 @@ def build_head(
     seed: int,
     device: torch.device | str,
     class_counts: np.ndarray | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> ClassHead:
     """The head of a recipe; trees are built from `label_vectors` [K, D] by every rank alike.
 
@@ -188,7 +191,12 @@ def build_head(
         )
     return ClassHead(
         dim,
-        build_tree(config, num_classes=num_classes, label_vectors=label_vectors),
+        build_tree(
+            config,
+            num_classes=num_classes,
+            label_vectors=label_vectors,
+            class_names=class_names,
+        ),
         build_loss(
             config.loss,
             num_classes=num_classes,
@@ -207,23 +215,57 @@ def build_head(
 
 
 def build_tree(
-    config: HeadConfig, *, num_classes: int, label_vectors: np.ndarray | None
+    config: HeadConfig,
+    *,
+    num_classes: int,
+    label_vectors: np.ndarray | None,
+    class_names: Sequence[str] | None = None,
 ) -> LabelTree:
-    """The label tree behind a recipe's class weights."""
-    match config.weights.kind:
-        case "dense":
-            return LabelTree.dense(num_classes)
-        case "utree":
-            return _cover_tree(config.weights.tree, num_classes, label_vectors).utree()
-        case "vtree":
-            return _cover_tree(config.weights.tree, num_classes, label_vectors).vtree()
+    """The label tree behind a recipe's class weights, from `label_vectors` [K, D] or a file.
+
+    The classes of a file are matched by name where `class_names` [K] are given, else by number.
+    Raises ValueError where vectors are missing, or a tree has other classes or another kind.
+    """
+    weights = config.weights
+    if weights.kind == "dense":
+        return LabelTree.dense(num_classes)
+    if weights.tree.file is not None:
+        return _tree_from_file(weights.tree.file, weights.kind, num_classes, class_names)
+    cover = _cover_tree(weights.tree, num_classes, label_vectors)
+    return cover.utree() if weights.kind == "utree" else cover.vtree()
 
 
-def _cover_tree(config: CoverTreeConfig, num_classes: int, label_vectors: np.ndarray | None):
+def _tree_from_file(
+    path: Path,
+    kind: Literal["utree", "vtree"],
+    num_classes: int,
+    class_names: Sequence[str] | None,
+) -> LabelTree:
+    named = NamedTree.load(path)
+    if len(named.classes) != num_classes:
+        raise ValueError(
+            f"tree {path} has {len(named.classes)} classes and the data {num_classes}: "
+            "build it from the data's class list"
+        )
+    tree = named.tree if class_names is None else named.for_classes(class_names)
+    every_node_a_class = tree.num_nodes == tree.num_classes
+    classes_are_leaves = not tree.has_children[tree.node_of_class].any()
+    if not (every_node_a_class if kind == "utree" else classes_are_leaves):
+        other = "vtree" if kind == "utree" else "utree"
+        raise ValueError(
+            f"tree {path} is no {kind}: choose head.weights.kind={other}, "
+            f"or build it with kway tree build --kind {kind}"
+        )
+    return tree
+
+
+def _cover_tree(
+    config: LabelTreeConfig, num_classes: int, label_vectors: np.ndarray | None
+) -> CoverTree:
     if label_vectors is None:
         raise ValueError(
-            "head.weights needs label vectors and the shards carry none: "
-            "choose head.weights.kind=dense, or shards whose source gives label vectors"
+            "head.weights needs label vectors and the shards carry none: choose "
+            "head.weights.kind=dense or head.weights.tree.file, or shards with label vectors"
         )
     if len(label_vectors) != num_classes:
         raise ValueError(

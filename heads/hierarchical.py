@@ -40,7 +40,6 @@ class HierarchicalSoftmax(Loss):
     paper = "Morin and Bengio 2005, cited by 000"
     statistic = "logsumexp z of the siblings at each level, sum of z on the path"
     aligned = False
-    score_kind = "log_probability"
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
 
     def __post_init__(self) -> None:

@@ -44,6 +44,11 @@ class NodeBlock:
     first_position: int
 
     @property
+    def is_plain(self) -> bool:
+        """Every node is a class and a root: class rows are the held vectors as they lie."""
+        return not self.levels and self.class_nodes is None
+
+    @property
     def num_ancestors(self) -> int:
         return len(self.boundary_ancestors) + len(self.held_ancestors)
 
@@ -95,10 +100,14 @@ class ClassWeights:
             mine, local = self._held_boundary()
             grad_held.index_add_(0, local, grad[mine])
 
+    def held_rows(self, block: NodeBlock, held: Tensor) -> Tensor:
+        """The part of a tensor laid out as the held vectors that belongs to a block's nodes."""
+        return held[block.start - self.start : block.stop - self.start]
+
     def rows(self, block: NodeBlock, held: Tensor, boundary: Tensor) -> Tensor:
         """Class rows [C, d] of a block: node vectors summed down their paths, level by level."""
-        own = held[block.start - self.start : block.stop - self.start]
-        if not block.levels and block.class_nodes is None:
+        own = self.held_rows(block, held)
+        if block.is_plain:
             return own
         ancestors = boundary[block.boundary_ancestors], held[block.held_ancestors]
         sums = torch.cat([*ancestors, own])
@@ -111,8 +120,8 @@ class ClassWeights:
         self, block: NodeBlock, grad_rows: Tensor, grad_held: Tensor, grad_boundary: Tensor
     ) -> None:
         """Add the gradient of a block's class rows [C, d] to that of the node vectors."""
-        own = grad_held[block.start - self.start : block.stop - self.start]
-        if not block.levels and block.class_nodes is None:
+        own = self.held_rows(block, grad_held)
+        if block.is_plain:
             own += grad_rows
             return
         num_nodes = block.stop - block.start

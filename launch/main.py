@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from launch.commands import demo, evaluate, export, losses, query, serve, shard, train
+from launch.commands import demo, evaluate, export, losses, query, serve, shard, train, tree
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -21,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(shard.app, name="shard")
+app.add_typer(tree.app, name="tree")
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)

@@ -73,6 +73,7 @@ def make_loss(kind: str, num_classes: int) -> Loss:
         "batch_max_margin": {"gamma": 0.7},
         "nce": {"noise": noise(num_classes), "t": 7},
         "topk_hinge": {"k": min(3, num_classes - 1), "alpha": 0.8},
+        "smooth_topk": {"k": min(2, num_classes - 1), "tau": 0.6, "alpha": 0.8},
         "ccql": {"w": 1.5},
         "spherical_softmax": {"eps": 0.05},
         "spherical_bound": {"xi": 1.3},
@@ -154,6 +155,16 @@ def _topk_hinge(z: Tensor, y: int) -> Tensor:
     return (means + 0.8 * (~has_y).to(z.dtype)).max() - means[has_y].max()
 
 
+def _smooth_topk(z: Tensor, y: int) -> Tensor:
+    """003 eq 9 over every k-tuple."""
+    k, tau = min(2, len(z) - 1), 0.6
+    tuples = torch.combinations(torch.arange(len(z)), k)
+    means = z[tuples].sum(1) / k
+    has_y = (tuples == y).any(1)
+    every = torch.exp((means + 0.8 * (~has_y).to(z.dtype)) / tau).sum()
+    return tau * every.log() - tau * torch.exp(means[has_y] / tau).sum().log()
+
+
 def _bound(z: Tensor, y: int) -> Tensor:
     """Bouchard's bound minimised over its alpha, where the derivative vanishes."""
     xi, num = 1.3, len(z)
@@ -182,6 +193,7 @@ NAIVE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "softmax_tanimoto": _mean(lambda z, y: _tanimoto(_softmax(z), y)),
     "sigmoid_tanimoto": _mean(lambda z, y: _tanimoto(_sigmoid(z), y)),
     "topk_hinge": _mean(_topk_hinge),
+    "smooth_topk": _mean(_smooth_topk),
     "quadratic": _mean(lambda z, y: (_onehot(z, y) - z).square().sum() / 2),
     "ccql": _mean(lambda z, y: (_onehot(z, y) - z).square().sum() / 2 + 1.5 / 2 * (1 - z[y]) ** 2),
     "taylor_softmax": _mean(
