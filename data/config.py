@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ImageConfig(_Config):
@@ -17,8 +17,10 @@ class ImageConfig(_Config):
     device computes `(x / 255 - mean) / std`.
     """
 
-    size: int = Field(224, gt=0, description="side of the square input, pixels")
-    resize: int | None = Field(None, gt=0, description="short side before the crop; default: size")
+    size: int = Field(224, gt=0, le=4096, description="side of the square input, pixels")
+    resize: int | None = Field(
+        None, gt=0, le=4096, description="short side before the crop; default: size"
+    )
     channels: Literal[1, 3] = 3
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
@@ -27,6 +29,8 @@ class ImageConfig(_Config):
     def _channel_constants_fit(self) -> "ImageConfig":
         if len(self.mean) != self.channels or len(self.std) != self.channels:
             raise ValueError(f"mean and std need {self.channels} numbers, one a channel")
+        if min(self.std) <= 0:
+            raise ValueError("std must be positive")
         if self.resize is not None and self.resize < self.size:
             raise ValueError(f"resize {self.resize} is smaller than size {self.size}")
         return self
@@ -43,6 +47,16 @@ class AugmentConfig(_Config):
         (3 / 4, 4 / 3), description="width / height of the crop"
     )
     flip: float = Field(0.5, ge=0, le=1, description="probability of a left-right flip")
+
+    @model_validator(mode="after")
+    def _ranges_are_possible(self) -> "AugmentConfig":
+        low, high = self.crop_area or (1.0, 1.0)
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"crop_area is [{low}, {high}]: give two shares, 0 < low <= high <= 1")
+        low, high = self.crop_ratio
+        if not 0 < low <= high:
+            raise ValueError(f"crop_ratio is [{low}, {high}]: give two numbers, 0 < low <= high")
+        return self
 
 
 class DataConfig(_Config):

@@ -4,13 +4,18 @@ Training's random crops are `data/augment.py`. Normalising happens on the device
 """
 
 import io
+import struct
+import warnings
+import zlib
 
 import cv2
 import numpy as np
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
+    Image,
     ImageFile,
+    ImageOps,
     JpegImagePlugin,
     PngImagePlugin,
     WebPImagePlugin,
@@ -20,10 +25,16 @@ from data.config import ImageConfig
 
 # Loader processes are the parallelism here; OpenCV's own threads would fight them, and hang a fork.
 cv2.setNumThreads(0)
-# What cannot be decoded is an error of ours with the sample's name; OpenCV would print its own.
+# What cannot be decoded is an error of ours with the sample's name; OpenCV would log its own. The
+# libpng and libjpeg inside it print a line to stderr all the same, which nothing here can stop.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
+# A plugin may still measure a picture against Pillow's own limit: an error, caught below.
+warnings.simplefilter("error", Image.DecompressionBombWarning)
+
 MAX_PIXELS = 50_000_000
+# The short side is scaled to a fixed length: a thin strip would become gigabytes.
+MAX_ASPECT = 100
 
 # The first bytes decide, never a file's name. Plugins are called by class: Image.open would warn
 # about, or refuse, large pictures by a limit that is global to the process.
@@ -36,41 +47,91 @@ _FORMATS: dict[bytes, tuple[str, type[ImageFile.ImageFile]]] = {
 }
 
 
+_DAMAGE = (
+    SyntaxError,
+    OSError,
+    ValueError,
+    EOFError,
+    IndexError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+
+
 def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
     """The format of a picture ("jpg", "png", "webp", "bmp", "gif"), from its header alone.
 
-    Raises ValueError for anything else, for a damaged header and for more than `max_pixels`.
+    Raises ValueError for anything else, for a damaged header, for more than `max_pixels` and for a
+    strip that is more than 100 times as long as wide.
     """
-    found = [entry for magic, entry in _FORMATS.items() if data.startswith(magic)]
-    if not found:
-        raise ValueError("not a picture: JPEG, PNG, WebP, BMP and GIF are read")
-    extension, plugin = found[0]
+    return _inspect(data, max_pixels)[0]
+
+
+def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
+    """The format, and whether the picture has transparency."""
+    extension, plugin = _format(data)
     try:
         with plugin(io.BytesIO(data)) as header:
             width, height = header.size
-    except (SyntaxError, OSError, ValueError) as error:
+            transparent = header.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (
+                header.mode in ("1", "L", "P", "RGB") and "transparency" in header.info
+            )
+    except _DAMAGE as error:
         raise ValueError(f"not a picture: its {extension} header is damaged ({error})") from error
     if width * height > max_pixels:
         raise ValueError(
             f"a picture of {width} x {height} pixels is over the limit of {max_pixels}: "
             "make it smaller"
         )
-    return extension
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise ValueError(
+            f"a picture of {width} x {height} pixels is too thin a strip: at most "
+            f"{MAX_ASPECT} times as long as wide"
+        )
+    return extension, transparent
+
+
+def _format(data: bytes) -> tuple[str, type[ImageFile.ImageFile]]:
+    for magic, found in _FORMATS.items():
+        if data.startswith(magic):
+            return found
+    raise ValueError("not a picture: JPEG, PNG, WebP, BMP and GIF are read")
 
 
 def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Pixels uint8 [H, W, channels], RGB or grey, turned as the EXIF orientation says.
 
-    Raises ValueError for what is no picture, is cut off, or has more than `max_pixels`.
+    What is transparent shows a white ground. Raises ValueError for what is no picture, is cut off,
+    has more than `max_pixels` or is too thin a strip.
     """
-    extension = inspect(data, max_pixels)
+    extension, transparent = _inspect(data, max_pixels)
+    if transparent:
+        picture = _on_white(data)
+        return picture if channels == 3 else cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)[:, :, None]
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR
-    picture = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
-    if picture is None:
+    decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
+    if decoded is None:
         raise ValueError(f"a picture that cannot be decoded: its {extension} data is damaged")
     if channels == 1:
-        return picture[:, :, None]
-    return cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)
+        return decoded[:, :, None]
+    return cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
+
+
+def _on_white(data: bytes) -> np.ndarray:
+    """By Pillow: OpenCV either drops transparency or ignores the EXIF orientation."""
+    extension, plugin = _format(data)
+    try:
+        with plugin(io.BytesIO(data)) as opened:
+            picture = ImageOps.exif_transpose(opened.convert("RGBA"))
+    except _DAMAGE as error:
+        raise ValueError(
+            f"a picture that cannot be decoded: its {extension} data is damaged"
+        ) from error
+    ground = Image.new("RGBA", picture.size, "white")
+    return np.asarray(Image.alpha_composite(ground, picture).convert("RGB"))
 
 
 def resize(picture: np.ndarray, height: int, width: int) -> np.ndarray:

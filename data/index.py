@@ -9,7 +9,7 @@ import os
 import struct
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,8 +69,17 @@ class IndexBuilder:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def crc32(self) -> int:
+        """Of all entries; it stands in the manifest."""
+        return _crc32(self._extensions, self._arrays())
+
     def to_bytes(self, info: ShardInfo) -> bytes:
         """The file's content; `info` travels along, so that a resumed run need not hash again."""
+        # One metadata key: safetensors writes several in a random order.
+        about = {"shard": info.model_dump(), "extensions": self._extensions}
+        return save(self._arrays(), metadata={"kway": json.dumps(about)})
+
+    def _arrays(self) -> dict[str, np.ndarray]:
         table = np.array(self._rows, dtype=np.int64)
         arrays = {
             "blocks": table[:, [0, 4]].astype(np.uint32),
@@ -79,11 +88,15 @@ class IndexBuilder:
             "extension": table[:, [3, 7]].astype(np.uint8),
             "labels": table[:, 8].astype(np.int32),
         }
-        # One metadata key: safetensors writes several in a random order.
-        about = {"shard": info.model_dump(), "extensions": self._extensions}
         # safetensors writes a transposed view as if it were not one.
-        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        return save(whole, metadata={"kway": json.dumps(about)})
+        return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+def _crc32(extensions: Sequence[str], arrays: Mapping[str, np.ndarray]) -> int:
+    crc = zlib.crc32(json.dumps(list(extensions)).encode())
+    for name in _COLUMNS:
+        crc = zlib.crc32(arrays[name].view(np.uint8).data, crc)
+    return crc
 
 
 def index_path(shard: Path) -> Path:
@@ -100,8 +113,7 @@ def open_index(shard: Path) -> ShardIndex:
         return _map(path)
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise ValueError(
-            f"{path} is damaged ({str(error).splitlines()[0]}): copy it again, "
-            "or delete the folder and run kway shard again"
+            f"{path} is damaged ({str(error).splitlines()[0]}): copy it or run kway shard again"
         ) from error
 
 
@@ -127,6 +139,10 @@ def _map(path: Path) -> ShardIndex:
         if stop - start != np.dtype(kind).itemsize * int(np.prod(shape)) or start < 0:
             raise ValueError(f"{name} has the wrong length")
         arrays[name] = np.memmap(path, kind, "r", offset=8 + length + start, shape=shape)
+    if _crc32(extensions, arrays) != info.index_crc32:
+        raise ValueError("its checksum does not hold")
+    if arrays["extension"].max() >= len(extensions) or arrays["blocks"].min() < 1:
+        raise ValueError("an entry points nowhere")
     return ShardIndex(info, extensions, **arrays)
 
 

@@ -4,6 +4,8 @@ It is written last, so a folder without it is not finished. It holds nothing per
 the offset index beside each shard (`data/index.py`).
 """
 
+import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -38,6 +40,7 @@ class ShardInfo(_Record):
     samples: int = Field(gt=0)
     bytes: int = Field(gt=0)
     sha256: Digest
+    index_crc32: int = Field(ge=0, lt=2**32, description="of the entries of the index beside it")
 
 
 class SourceInfo(_Record):
@@ -57,7 +60,7 @@ class Manifest(_Record):
     modality: Literal["image"] = "image"
     source: SourceInfo
     classes: tuple[ClassInfo, ...]
-    shards: tuple[ShardInfo, ...]
+    shards: tuple[ShardInfo, ...] = Field(min_length=1)
     label_vectors: FileName | None = None
 
     @model_validator(mode="after")
@@ -75,12 +78,22 @@ class Manifest(_Record):
         """Names of the splits, in the order of their first shard."""
         return tuple(dict.fromkeys(shard.split for shard in self.shards))
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; the position is the label."""
+        return tuple(info.name for info in self.classes)
+
     def of_split(self, split: str) -> tuple[ShardInfo, ...]:
         """The shards of `split`; ValueError names the splits that there are."""
         shards = tuple(shard for shard in self.shards if shard.split == split)
         if not shards:
             raise ValueError(f"no split {split!r} here: there are {', '.join(self.splits)}")
         return shards
+
+    def digest(self, split: str) -> str:
+        """16 hexadecimal digits that tell this split's samples and their order from any others."""
+        content = "".join(f"{shard.samples} {shard.sha256}\n" for shard in self.of_split(split))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @classmethod
     def load(cls, folder: Path) -> "Manifest":
@@ -97,7 +110,7 @@ class Manifest(_Record):
             if (size := path.stat().st_size) != shard.bytes:
                 raise ValueError(
                     f"{path} has {size} bytes and the manifest says {shard.bytes}: "
-                    "copy it again, or delete the folder and run kway shard again"
+                    "copy it or run kway shard again"
                 )
         return manifest
 
@@ -107,8 +120,8 @@ class Manifest(_Record):
         path = folder / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(
-                f"{folder} holds no {MANIFEST}: make the shards with kway shard, "
-                "or run it again to finish them"
+                f"{folder} holds no {MANIFEST}: make the shards with kway shard, run it again "
+                "to finish them, or copy the file where it was lost"
             )
         content = path.read_bytes()
         try:
@@ -118,7 +131,7 @@ class Manifest(_Record):
                     f"{path} has format version {version} and this kway reads up to "
                     f"{FORMAT_VERSION}: install a newer kway"
                 )
-            return cls.model_validate_json(content)
+            stored = _Stored.model_validate_json(content)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the file"
@@ -126,6 +139,27 @@ class Manifest(_Record):
                 f"{path} is damaged ({where}: {first['msg']}): run kway shard again "
                 "into an empty folder"
             ) from error
+        manifest = cls.model_construct(**{name: getattr(stored, name) for name in cls.model_fields})
+        if stored.checksum != manifest._checksum():
+            raise ValueError(
+                f"{path} is damaged or was edited (its checksum does not hold): run kway shard "
+                "again into an empty folder"
+            )
+        return manifest
+
+    def to_bytes(self) -> bytes:
+        """The content of `manifest.json`: this, and a checksum of it."""
+        stored = _Stored(**dict(self), checksum=self._checksum())
+        return stored.model_dump_json(indent=1).encode() + b"\n"
+
+    def _checksum(self) -> str:
+        # Of the values, so that how a library spaces its JSON does not matter.
+        values = self.model_dump(mode="json")
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+class _Stored(Manifest):
+    checksum: Digest
 
 
 class _Version(BaseModel):

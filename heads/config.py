@@ -9,7 +9,7 @@ _BASE = 1.3
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DenseConfig(_Config):
@@ -141,6 +141,12 @@ class SimLossConfig(_Config):
     lower: float = Field(0.0, ge=-1, lt=1, description="cosine at and below which S is 0")
 
 
+class HierarchicalSoftmaxConfig(_Config):
+    """A softmax at every inner node of `head.weights`' tree; it has no class rows to export."""
+
+    kind: Literal["hierarchical_softmax"] = "hierarchical_softmax"
+
+
 WeightsConfig = Annotated[DenseConfig | UTreeConfig | VTreeConfig, Field(discriminator="kind")]
 LossConfig = Annotated[
     CrossEntropyConfig
@@ -161,7 +167,8 @@ LossConfig = Annotated[
     | TaylorSoftmaxConfig
     | SphericalSoftmaxConfig
     | SphericalBoundConfig
-    | SimLossConfig,
+    | SimLossConfig
+    | HierarchicalSoftmaxConfig,
     Field(discriminator="kind"),
 ]
 

@@ -51,10 +51,14 @@ class Engine:
         this rank's node vectors [n, d]. The gradients of both are those of the global-mean loss:
         that of `held` is complete, that of `features` is complete for these rows.
 
-        Raises ValueError on every rank where a label of any rank is outside the classes.
+        Raises ValueError on every rank where a label of any rank is outside the classes, or where
+        features and labels of any rank do not fit.
         """
-        sizes, num_rows = self._exchange_sizes(labels)
-        loss: Tensor = _HeadLoss.apply(features, held, labels, self, sizes, num_rows)
+        sizes, num_rows = self._exchange_sizes(features, labels, held)
+        with_grad = torch.is_grad_enabled()  # inside the Function it always reads as off
+        loss: Tensor = _HeadLoss.apply(
+            features, held, labels.long(), self, sizes, num_rows, with_grad
+        )
         return loss
 
     def counts(self, labels: Tensor) -> Tensor:
@@ -73,28 +77,46 @@ class Engine:
     def nodes_at_once(self, num_rows: int, dim: int, itemsize: int) -> int:
         """Nodes a block, for logits, their gradient, a temporary, and two copies of the rows.
 
-        A power of two, so that a batch that is a row longer does not cut the classes anew.
+        All that this rank holds where that fits, otherwise a power of two, so that a batch that is
+        a row longer does not cut the classes anew.
         """
-        bytes_a_node = itemsize * (3 * num_rows + 2 * dim)
-        return 1 << max(6, (self.memory_bytes // bytes_a_node).bit_length() - 1)
+        fitting = self.memory_bytes // (itemsize * (3 * num_rows + 2 * dim))
+        if fitting >= self.weights.num_held:
+            return max(1, self.weights.num_held)
+        return 1 << max(6, fitting.bit_length() - 1)
 
-    def _exchange_sizes(self, labels: Tensor) -> tuple[list[int], list[int]]:
-        """Rows of each rank of the class group, and of each class group along `data`."""
+    def _exchange_sizes(
+        self, features: Tensor, labels: Tensor, held: Tensor
+    ) -> tuple[list[int], list[int]]:
+        """Rows of each rank of the class group, and of each class group along `data`.
+
+        What is wrong on one rank travels along, so that all of them raise and none is left waiting.
+        """
         num_classes = self.weights.tree.num_classes
+        fits = _fits(features, labels, held)
         counts = self.counts(labels)
-        outside = int((((labels < 0) | (labels >= num_classes)) & counts).sum())
-        counted = int(counts.sum())
-        mine = torch.tensor([len(labels), outside, counted], device=self.weights.device)
+        outside = int((((labels < 0) | (labels >= num_classes)) & counts).sum()) if fits else 0
+        mine = torch.tensor(
+            [len(features), int(counts.sum()), outside, not fits], device=self.weights.device
+        )
         group = torch.stack(all_gather_equal(mine, self.class_group))
-        world = torch.stack(all_gather_equal(group.sum(0), self.data_group)).tolist()
-        if any(bad for _, bad, _ in world):
+        world = torch.stack(all_gather_equal(group.sum(0), self.data_group))
+        _, all_counted, all_outside, misfits = world.sum(0).tolist()
+        if misfits:
             raise ValueError(
-                f"{sum(bad for _, bad, _ in world)} labels are outside 0..{num_classes - 1}, "
-                f"{outside} of them on this rank: the data and the head disagree on the classes"
+                f"features {list(features.shape)} of {features.dtype} and labels "
+                f"{list(labels.shape)} of {labels.dtype}{'' if fits else ' do not fit'}, "
+                f"{misfits} ranks do not fit: give floats [b, {held.shape[1]}], the bias column "
+                "included, and b integers"
             )
-        if not any(counted for _, _, counted in world):
+        if all_outside:
+            raise ValueError(
+                f"{all_outside} labels are outside 0..{num_classes - 1}, {outside} of them on "
+                "this rank: the data and the head disagree on the classes"
+            )
+        if not all_counted:
             raise ValueError("the global batch has no rows that count: give the head at least one")
-        return group[:, 0].tolist(), [rows for rows, _, _ in world]
+        return group[:, 0].tolist(), world[:, 0].tolist()
 
 
 @dataclass
@@ -162,10 +184,11 @@ class _HeadLoss(torch.autograd.Function):
         engine: Engine,
         sizes: list[int],
         world_rows: list[int],
+        with_grad: bool,
     ) -> Tensor:
         step = _gathered_step(engine, features, held, labels, sizes)
         # Where all of this rank's classes fit the budget, backward need not compute them again.
-        keep = len(step.blocks) == 1 and any(ctx.needs_input_grad)
+        keep = with_grad and len(step.blocks) == 1 and any(ctx.needs_input_grad)
         with torch.autocast(features.device.type, enabled=False):
             worked = [step.work(block, with_graph=keep) for block in step.blocks]
             parts = [tuple(stat.detach() for stat in work.stats) for work in worked]
@@ -180,6 +203,8 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the head has no second derivative: leave create_graph out")
         step: _Step = ctx.step
         engine, weights = step.engine, step.engine.weights
         ctx.saved_tensors  # noqa: B018  raises where a saved tensor was changed in place
@@ -205,6 +230,7 @@ class _HeadLoss(torch.autograd.Function):
         return (
             grad_features.to(ctx.feature_dtype),
             grad_held.to(ctx.held_dtype),
+            None,
             None,
             None,
             None,
@@ -257,6 +283,13 @@ class _Others:
         if self.counts is not None:
             total = tuple(stat[self.counts] for stat in total)
         return self.loss.value(total, self.rows)
+
+
+def _fits(features: Tensor, labels: Tensor, held: Tensor) -> bool:
+    """Features are floats [b, d] for vectors [n, d], labels integers [b]."""
+    integral = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    shapes = features.shape == (*labels.shape, held.shape[1]) and labels.dim() == 1
+    return integral and shapes and features.is_floating_point()
 
 
 def _gathered_step(

@@ -4,10 +4,8 @@
 of the classifier for evaluation and export. Training loops, checkpoints and files are not here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,12 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from heads.collectives import group_rank, group_size
-from heads.config import HeadConfig, LabelTreeConfig
 from heads.engine import Engine
 from heads.init import normal_rows
-from heads.losses import Loss, build_loss
-from heads.tree import CoverTree, LabelTree, build_cover_tree
-from heads.tree.named_tree import NamedTree
+from heads.losses import Loss
+from heads.tree import LabelTree
 from heads.weights import ClassWeights
 
 
@@ -108,6 +104,10 @@ class ClassHead(nn.Module):
         """
         return self.engine(self._with_bias(features), labels, self.weight)
 
+    def tree_digest(self) -> str:
+        """Tells the label tree from any other, whose rows would mean other classes."""
+        return self.tree.digest()
+
     def row_weights(self, labels: Tensor) -> Tensor:
         """What each row weighs in the mean [b]."""
         return self.engine.row_weights(labels)
@@ -164,128 +164,6 @@ class ClassHead(nn.Module):
             # On the roots, so that every class has it once.
             rows[tree.parent[nodes] < 0, self.dim] = self.loss.initial_bias(self.num_classes)
         return rows
-
-
-def build_head(
-    config: HeadConfig,
-    *,
-    dim: int,
-    num_classes: int,
-    label_vectors: np.ndarray | None,
-    mesh: DeviceMesh | None,
-    seed: int,
-    device: torch.device | str,
-    class_counts: np.ndarray | None = None,
-    class_names: Sequence[str] | None = None,
-) -> ClassHead:
-    """The head of a recipe; trees are built from `label_vectors` [K, D] by every rank alike.
-
-    `class_counts` [K] are the training samples of each class, for what depends on frequency.
-
-    Raises ValueError where `config.num_classes` or the label vectors do not fit `num_classes`.
-    """
-    if config.num_classes not in (None, num_classes):
-        raise ValueError(
-            f"head.num_classes is {config.num_classes} and the shards have {num_classes} classes: "
-            "correct it, leave it out, or point data.shards at the other shards"
-        )
-    return ClassHead(
-        dim,
-        build_tree(
-            config,
-            num_classes=num_classes,
-            label_vectors=label_vectors,
-            class_names=class_names,
-        ),
-        build_loss(
-            config.loss,
-            num_classes=num_classes,
-            label_vectors=label_vectors,
-            class_counts=class_counts,
-            device=device,
-        ),
-        bias=config.bias,
-        mesh=mesh,
-        seed=seed,
-        init_std=config.init_std,
-        memory_mib=config.memory_mib,
-        class_weights=_class_weights(config.class_weights, num_classes, class_counts),
-        device=device,
-    )
-
-
-def build_tree(
-    config: HeadConfig,
-    *,
-    num_classes: int,
-    label_vectors: np.ndarray | None,
-    class_names: Sequence[str] | None = None,
-) -> LabelTree:
-    """The label tree behind a recipe's class weights, from `label_vectors` [K, D] or a file.
-
-    The classes of a file are matched by name where `class_names` [K] are given, else by number.
-    Raises ValueError where vectors are missing, or a tree has other classes or another kind.
-    """
-    weights = config.weights
-    if weights.kind == "dense":
-        return LabelTree.dense(num_classes)
-    if weights.tree.file is not None:
-        return _tree_from_file(weights.tree.file, weights.kind, num_classes, class_names)
-    cover = _cover_tree(weights.tree, num_classes, label_vectors)
-    return cover.utree() if weights.kind == "utree" else cover.vtree()
-
-
-def _tree_from_file(
-    path: Path,
-    kind: Literal["utree", "vtree"],
-    num_classes: int,
-    class_names: Sequence[str] | None,
-) -> LabelTree:
-    named = NamedTree.load(path)
-    if len(named.classes) != num_classes:
-        raise ValueError(
-            f"tree {path} has {len(named.classes)} classes and the data {num_classes}: "
-            "build it from the data's class list"
-        )
-    tree = named.tree if class_names is None else named.for_classes(class_names)
-    every_node_a_class = tree.num_nodes == tree.num_classes
-    classes_are_leaves = not tree.has_children[tree.node_of_class].any()
-    if not (every_node_a_class if kind == "utree" else classes_are_leaves):
-        other = "vtree" if kind == "utree" else "utree"
-        raise ValueError(
-            f"tree {path} is no {kind}: choose head.weights.kind={other}, "
-            f"or build it with kway tree build --kind {kind}"
-        )
-    return tree
-
-
-def _cover_tree(
-    config: LabelTreeConfig, num_classes: int, label_vectors: np.ndarray | None
-) -> CoverTree:
-    if label_vectors is None:
-        raise ValueError(
-            "head.weights needs label vectors and the shards carry none: choose "
-            "head.weights.kind=dense or head.weights.tree.file, or shards with label vectors"
-        )
-    if len(label_vectors) != num_classes:
-        raise ValueError(
-            f"there are {len(label_vectors)} label vectors and {num_classes} classes: "
-            "shard the data again"
-        )
-    return build_cover_tree(label_vectors, base=config.base)
-
-
-def _class_weights(
-    kind: Literal["none", "balanced"], num_classes: int, class_counts: np.ndarray | None
-) -> Tensor | None:
-    """Balanced: N / (K n_j), so that every class weighs the same; a class without samples 0."""
-    if kind == "none":
-        return None
-    if class_counts is None:
-        raise ValueError("head.class_weights balanced needs the training samples of each class")
-    counts = torch.from_numpy(class_counts).to(torch.float32)
-    weights = counts.sum() / (num_classes * counts)
-    return torch.where(counts > 0, weights, 0)
 
 
 def _checked_weights(

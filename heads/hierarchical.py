@@ -6,7 +6,7 @@ it shares the engine; what a class scores is its log-probability, no row of weig
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,80 +14,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from heads.collectives import all_gather_rows, group_size
-from heads.head import ClassHead, ClassScores
-from heads.losses.base import Block, Loss, Reduction, Rows, Stats, logsumexp
+from heads.head import ClassHead, ClassRows, ClassScores
+from heads.losses.hierarchical import HierarchicalSoftmax
 from heads.tree import LabelTree
 from heads.weights import path_levels, shard_range
 
 # What an ignored label becomes: no id of a node, as an id of a class may be.
 _IGNORED_NODE = -100
 
-# Shape legend: B rows, C nodes of a block, D levels of the tree, d features.
-
-
-@dataclass(frozen=True, eq=False)
-class HierarchicalSoftmax(Loss):
-    """-log p(y), the mean over rows; the "classes" it sees are the nodes of `tree`, the labels are
-    leaves. Statistics: at each level, logsumexp over the siblings of the label's ancestor there
-    [B, D], and the sum of the logits on the path [B]."""
-
-    tree: LabelTree
-    device: torch.device | str = "cpu"
-    parent: Tensor = field(init=False)
-    depth: Tensor = field(init=False)
-
-    kind = "hierarchical_softmax"
-    paper = "Morin and Bengio 2005, cited by 000"
-    statistic = "logsumexp z of the siblings at each level, sum of z on the path"
-    aligned = False
-    reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
-
-    def __post_init__(self) -> None:
-        for name in ("parent", "depth"):
-            values = torch.from_numpy(getattr(self.tree, name).copy()).to(self.device)
-            object.__setattr__(self, name, values)
-
-    @property
-    def num_levels(self) -> int:
-        return int(self.tree.depth.max()) + 1
-
-    def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        path_BD = self._paths(block.labels)
-        parent, depth = self.parent[block.class_ids], self.depth[block.class_ids]
-        levels, on_path = [], torch.zeros_like(logits_BC[:, 0])
-        for level in range(self.num_levels):
-            columns = (depth == level).nonzero().squeeze(1)
-            if not len(columns):
-                levels.append(torch.full_like(logits_BC[:, 0], -torch.inf))
-                continue
-            logits = logits_BC[:, columns]
-            above = path_BD[:, level - 1 : level] if level else torch.full_like(path_BD[:, :1], -1)
-            # A row whose path ends above this level has no siblings here.
-            sibling = (parent[columns] == above) & (path_BD[:, level : level + 1] >= 0)
-            levels.append(logsumexp(logits.masked_fill(~sibling, -torch.inf)))
-            own = block.class_ids[columns] == path_BD[:, level : level + 1]
-            on_path = on_path + logits.masked_fill(~own, 0).sum(1)
-        return torch.stack(levels, dim=1), on_path
-
-    def identity(self, like: Tensor) -> Stats:
-        nothing = like.new_full((len(like), self.num_levels), -torch.inf)
-        return nothing, torch.zeros_like(like)
-
-    def value(self, total: Stats, rows: Rows) -> Tensor:
-        siblings, on_path = total
-        # Levels below the label's leaf are -inf: they are no factor of its probability.
-        factors = torch.where(siblings == -torch.inf, 0, siblings)
-        return rows.mean(factors.sum(1) - on_path)
-
-    def _paths(self, leaves: Tensor) -> Tensor:
-        """The node on each leaf's path at each level [B, D]; -1 below the leaf."""
-        paths = leaves.new_full((len(leaves), self.num_levels), -1)
-        rows, nodes = torch.arange(len(leaves), device=leaves.device), leaves
-        while len(nodes):
-            paths[rows, self.depth[nodes]] = nodes
-            above = self.parent[nodes]
-            rows, nodes = rows[above >= 0], above[above >= 0]
-        return paths
+# Shape legend: b rows, S nodes of a block of scores, C classes of it.
 
 
 class HierarchicalSoftmaxHead(ClassHead):
@@ -138,6 +73,16 @@ class HierarchicalSoftmaxHead(ClassHead):
 
     def row_weights(self, labels: Tensor) -> Tensor:
         return super().row_weights(self._leaves(labels))
+
+    def tree_digest(self) -> str:
+        return self.label_tree.digest()
+
+    def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
+        """There are none: raises ValueError."""
+        raise ValueError(
+            "hierarchical_softmax has no row of weights a class, so it cannot be exported for "
+            "one-class questions: train another head.loss for that"
+        )
 
     def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:
         """Log-probabilities [b, C] of this rank's classes, in blocks (collective when it starts).

@@ -5,9 +5,11 @@ torchrun turns every worker's exit code into 1; this returns the code that count
 
 import logging
 import os
+import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -19,8 +21,9 @@ EXIT_FAILED = 1
 def run_ranks(module: str, arguments: Sequence[str], *, num_processes: int) -> int:
     """Run `python -m module arguments…` as `num_processes` ranks; the first failure's exit code."""
     # The ranks' own line says what is wrong; the agent's report would bury it.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    logging.getLogger("torch.distributed.launcher").setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):  # each has a level of its own
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     # As torchrun does: without it each rank starts a thread a core in every library.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     config = LaunchConfig(
@@ -35,10 +38,36 @@ def run_ranks(module: str, arguments: Sequence[str], *, num_processes: int) -> i
         monitor_interval=0.2,
     )
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
+        with _own_signal_handlers():
+            # -P: a folder named data/ where the user stands must not hide the package.
+            elastic_launch(config, sys.executable)("-P", "-u", "-m", module, *arguments)
     except ChildFailedError as failure:
-        code: int = failure.get_first_failure()[1].exitcode
-        return code if code > 0 else EXIT_FAILED
+        return _code_that_counts(failure)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     return 0
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Bring back this process's handlers on leaving: torch leaves its own behind."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _code_that_counts(failure: ChildFailedError) -> int:
+    """Of all ranks' codes the one that tells most: a rank whose peer ends fails too, with 1."""
+    codes = {rank: found.exitcode for rank, found in failure.failures.items()}
+    for rank, code in codes.items():
+        # The agent itself ends the other ranks by SIGTERM.
+        if code < 0 and code != -signal.SIGTERM:
+            name = signal.Signals(-code).name
+            hint = ": out of memory?" if name == "SIGKILL" else ""
+            print(f"error: rank {rank} was ended by {name}{hint}", file=sys.stderr)
+            return 128 - code
+    return next((code for code in codes.values() if code > EXIT_FAILED), EXIT_FAILED)

@@ -4,11 +4,13 @@ Exit codes: 0 done, 1 failed, 2 bad configuration or input, 130 interrupted.
 """
 
 import sys
+from typing import NoReturn
 
 import typer
 
 from launch.commands import demo, evaluate, export, losses, query, serve, shard, train, tree
 
+EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
@@ -32,7 +34,7 @@ app.command("demo")(demo.demo)
 
 
 def main() -> None:
-    """Run `kway`; ValueError and OSError become one line and exit code 2.
+    """Run `kway`; a wrong option, ValueError and OSError become one line and exit code 2.
 
     `kway --traceback COMMAND …` shows where such an error came from.
     """
@@ -40,11 +42,23 @@ def main() -> None:
     if show_origin:
         del sys.argv[1]
     try:
-        app()
+        code = app(standalone_mode=False)  # typer's own way with errors is a box of five lines
+    except typer.Abort:
+        sys.exit(EXIT_FAILED)
+    except typer.TyperException as error:
+        message = error.format_message()
+        if not message:  # no command was given, and typer has printed the help
+            sys.exit(EXIT_BAD_INPUT)
+        _fail(message)
     except (ValueError, OSError) as error:
         if show_origin:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)
+        _fail(str(error))
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(reason: str) -> NoReturn:
+    print(f"error: {' '.join(reason.split())}", file=sys.stderr)
+    sys.exit(EXIT_BAD_INPUT)

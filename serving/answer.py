@@ -3,6 +3,7 @@
 The server, `kway query` on a folder and the tests all come through here.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -66,10 +67,13 @@ def ask(
 ) -> Question:
     """Make a question of class names or ids.
 
-    Raises ValueError for an unknown class, a recall without thresholds, or both given.
+    Raises ValueError for an unknown class, a recall without thresholds, a threshold that is not
+    finite, or both given.
     """
     if recall is not None and threshold is not None:
         raise ValueError("give recall or threshold, not both")
+    if threshold is not None and not math.isfinite(threshold):
+        raise ValueError(f"threshold {threshold} decides nothing: give a finite number")
     class_ids = tuple(bundle.class_id(wanted) for wanted in classes)
     if recall is not None and class_ids:
         bundle.threshold(class_ids[0], recall)  # an unknown recall is refused before any work

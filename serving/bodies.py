@@ -147,10 +147,16 @@ async def _read_form(form: FormData) -> Query:
         name: [value for value in form.getlist(name) if isinstance(value, str)]
         for name in ("classes", "recall", "threshold")
     }
+    if len(fields["classes"]) != len(form.getlist("classes")):
+        raise ApiError(422, "invalid_query", "classes holds a file: send names or ids as text")
     values: dict[str, object] = {"classes": fields["classes"]}
     for name in ("recall", "threshold"):
+        if len(form.getlist(name)) > 1 or len(fields[name]) != len(form.getlist(name)):
+            raise ApiError(
+                422, "invalid_query", f"{name} is a file or stands twice: send it once, as a number"
+            )
         if fields[name]:
-            values[name] = fields[name][-1]
+            values[name] = fields[name][0]
     try:
         body = QueryBody.model_validate(values)
     except ValidationError as error:

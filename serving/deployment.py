@@ -16,6 +16,7 @@ from ray.serve.schema import LoggingConfig
 
 from serving.api import build_api
 from serving.config import ServingConfig
+from serving.log import append_errors
 from serving.loopback import keep_replica_port_on_loopback
 from serving.metrics import QueryMetrics, agent_pages
 from serving.metrics_page import exposition
@@ -31,7 +32,8 @@ _SPARE_REQUESTS = 64
 class Kway:
     """A replica: opens the bundle by its path, so that no weights travel through Ray."""
 
-    def __init__(self, bundle: str, config: dict[str, Any]) -> None:
+    def __init__(self, bundle: str, config: dict[str, Any], errors: str) -> None:
+        append_errors(Path(errors))
         if ray.util.get_node_ip_address() == "127.0.0.1":
             keep_replica_port_on_loopback()
         self._service = Service(
@@ -49,8 +51,11 @@ class Kway:
         self._service.check_health()
 
 
-def application(bundle: Path, config: ServingConfig) -> Application:
-    """The application for `serve.run`, with every limit of Ray's stated."""
+def application(bundle: Path, config: ServingConfig, errors: Path) -> Application:
+    """The application for `serve.run`, with every limit of Ray's stated.
+
+    `errors` is the file that replicas append their errors to.
+    """
     return Kway.options(  # type: ignore[attr-defined]
         num_replicas=config.replicas,
         ray_actor_options={"num_cpus": 1},
@@ -60,4 +65,4 @@ def application(bundle: Path, config: ServingConfig) -> Application:
         max_constructor_retry_count=1,
         graceful_shutdown_timeout_s=10,
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
-    ).bind(str(bundle.resolve()), config.model_dump())
+    ).bind(str(bundle.resolve()), config.model_dump(), str(errors))

@@ -14,8 +14,6 @@ from data.images import MAX_PIXELS, decode, for_evaluation
 from serving.answer import Answer, Question, answer
 from trainer.bundle import Bundle
 
-_MAX_ASPECT = 100
-
 
 def picture_settings(bundle: Bundle) -> ImageConfig:
     """The preprocessing of a model of pictures; ValueError for a model of texts."""
@@ -43,16 +41,10 @@ class Model:
     def prepare(self, data: bytes, *, max_pixels: int = MAX_PIXELS) -> Tensor:
         """Bytes of a picture file -> uint8 [C, size, size], by the very code of evaluation.
 
-        Raises ValueError for what is no picture, is damaged or has too many pixels.
+        Raises ValueError for what is no picture, is damaged, has too many pixels or is too thin
+        a strip.
         """
         picture = decode(data, channels=self.image.channels, max_pixels=max_pixels)
-        height, width = picture.shape[:2]
-        # The short side is scaled to a fixed length: a thin strip would become gigabytes.
-        if max(height, width) > _MAX_ASPECT * min(height, width):
-            raise ValueError(
-                f"a picture of {width} x {height} pixels is too thin a strip: at most "
-                f"{_MAX_ASPECT} times as long as wide"
-            )
         return torch.as_tensor(for_evaluation(picture, self.image))
 
     @torch.inference_mode()

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,9 +19,12 @@ import httpx
 import psutil
 
 from serving.config import ServingConfig
+from serving.guard import guarded
+from serving.log import shown_errors
 from serving.loopback import set_environment
 
 _APPLICATION = "kway"
+_PACKAGES = Path(__file__).parents[1]
 _OBJECT_STORE_BYTES = 100 * 2**20
 _POLL_SECONDS = 1.0
 _SILENCE_SECONDS = 60.0
@@ -46,19 +49,23 @@ def free_port(host: str, port: int) -> int:
 def running(bundle: Path, config: ServingConfig) -> Iterator[str]:
     """Serve the bundle folder on `config.host`; yields the URL when the server is ready.
 
-    `config.port` 0 takes any free port. On leaving, everything that was started is stopped and
-    Ray's session folder is removed. Raises ChildProcessError when the server does not come up.
+    `config.port` 0 takes any free port. The replicas' errors come out on standard error. On
+    leaving, and when this process is killed, all that was started is stopped and Ray's session
+    folder is removed. Raises ChildProcessError when the server does not come up.
     """
     port = free_port(config.host, config.port)
     set_environment()
     session = Path(tempfile.mkdtemp(prefix="kway-ray-"))
-    before = set(psutil.Process().children(recursive=True))
-    try:
-        _start(bundle, config.model_copy(update={"port": port}), session)
-        yield _url(config.host, port)
-    finally:
-        _stop(before)
-        shutil.rmtree(session, ignore_errors=True)
+    errors = session / "errors.log"
+    with guarded(session):
+        before = set(psutil.Process().children(recursive=True))
+        try:
+            with shown_errors(errors):
+                _start(bundle, config.model_copy(update={"port": port}), session, errors)
+                yield _url(config.host, port)
+        finally:
+            _stop(before)
+            shutil.rmtree(session, ignore_errors=True)
 
 
 def _url(host: str, port: int) -> str:
@@ -66,7 +73,7 @@ def _url(host: str, port: int) -> str:
     return f"http://{local}:{port}"
 
 
-def _start(bundle: Path, config: ServingConfig, session: Path) -> None:
+def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> None:
     import ray
     from ray import serve
     from ray.serve.schema import LoggingConfig
@@ -93,7 +100,7 @@ def _start(bundle: Path, config: ServingConfig, session: Path) -> None:
             logging_config=logs,
         )
         try:
-            serve.run(application(bundle, config), name=_APPLICATION, logging_config=logs)
+            serve.run(application(bundle, config, errors), name=_APPLICATION, logging_config=logs)
         except RuntimeError as error:
             reason = _last_line(str(error))
             raise ChildProcessError(f"the server did not start: {reason}") from error
@@ -104,7 +111,9 @@ def _start_ray(num_replicas: int, session: Path) -> None:
 
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with _own_process_groups():
+        # Ray lets replicas import from its driver's current folder before all others; one with a
+        # folder data/ in it would hide ours.
+        with _own_process_groups(), chdir(_PACKAGES):
             ray.init(
                 address="local",  # never a cluster that happens to be there
                 num_cpus=num_replicas,
@@ -183,13 +192,14 @@ def _stop(before: set[psutil.Process]) -> None:
 
 
 class StopSignal:
-    """SIGINT and SIGTERM as a flag. Before `hold`, during the start, they raise SystemExit(0)."""
+    """SIGINT, SIGTERM and SIGHUP as a flag. Before `hold`, during the start: SystemExit(0)."""
 
     def __init__(self) -> None:
         self._set = threading.Event()
         self._raises = True
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # by nohup
+                signal.signal(number, self._handle)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self._set.set()

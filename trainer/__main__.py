@@ -35,9 +35,18 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error, EXIT_BAD_INPUT)
     except FloatingPointError as error:
         return _fail(error, EXIT_FAILED)
+    except RuntimeError as error:
+        if not _is_lost_peer(error):
+            raise
+        return _fail(RuntimeError("another rank ended in the middle of a step"), EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0
+
+
+def _is_lost_peer(error: RuntimeError) -> bool:
+    """gloo says so only in words."""
+    return "gloo/transport" in str(error) or "Connection closed by peer" in str(error)
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -1,13 +1,27 @@
 """The part below the head: a transformers encoder that turns a batch's inputs into features."""
 
+import difflib
+import inspect
 from pathlib import Path
+from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PretrainedConfig
 
 from data.config import ImageConfig
 from trainer.config import BackboneConfig
+
+# What transformers raises for fields that do not fit a model, or each other.
+_CONFIGURATION_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    StrictDataclassError,
+)
 
 
 class Backbone(nn.Module):
@@ -24,6 +38,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.pooling = pooling
+        self.modality = "text" if image is None else "image"
         config = encoder.config
         assert isinstance(config, PretrainedConfig)
         self.dim: int = (
@@ -40,43 +55,74 @@ class Backbone(nn.Module):
             output = self.encoder(pixel_values=pixels)
         else:
             output = self.encoder(**inputs)
-        match self.pooling:
-            case "auto" if "pixel_values" in inputs and output.get("pooler_output") is not None:
-                return output.pooler_output.flatten(1)
-            case "mean" if "attention_mask" in inputs:
-                mask = inputs["attention_mask"].unsqueeze(-1).to(output.last_hidden_state.dtype)
-                return (output.last_hidden_state * mask).sum(1) / mask.sum(1).clamp(min=1)
-            case "mean":
-                return output.last_hidden_state.flatten(2).mean(2)
-            case _:
-                return output.last_hidden_state[:, 0]
+        return self._pooled(output, inputs.get("attention_mask"))
+
+    def _pooled(self, output: Any, mask: Tensor | None) -> Tensor:
+        hidden: Tensor = output.last_hidden_state
+        if hidden.ndim == 4:  # a feature map [B, dim, h, w]
+            if self.pooling == "cls":
+                raise ValueError(
+                    "backbone.pooling is cls and this encoder gives a feature map, no tokens: "
+                    "use auto or mean"
+                )
+            pooled = output.get("pooler_output")
+            return hidden.mean((2, 3)) if pooled is None else pooled.flatten(1)
+        if self.pooling != "mean":
+            return hidden[:, 0]
+        if mask is None:
+            return hidden.mean(1)
+        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 def build_backbone(config: BackboneConfig, *, image: ImageConfig | None) -> Backbone:
     """Make the encoder that `config` names, without a pooler that nothing would train.
 
     Weights come from a local folder or the hub as safetensors only; code from the hub is never run.
-    Random weights follow torch's global generator: seed it first.
+    Random weights follow torch's global generator: seed it first. Raises ValueError naming what the
+    encoder's configuration does not take.
     """
-    if config.name is not None:
-        settings = AutoConfig.from_pretrained(config.name, trust_remote_code=False)
-    else:
-        fields = dict(config.config or {})
-        try:
-            settings = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"backbone.config: {error}") from error
+    settings = _settings(config)
+    if settings.is_encoder_decoder:
+        raise ValueError(
+            f"backbone.config: {settings.model_type} is an encoder and a decoder: choose an encoder"
+        )
     is_text = hasattr(settings, "vocab_size")
     _check_channels(settings, image, is_text=is_text)
-    # BERT's pooler stands after the token that we read: without a gradient DDP would wait for it.
-    options = {"add_pooling_layer": False} if is_text else {}
-    if config.weights == "pretrained":
-        encoder = AutoModel.from_pretrained(
-            str(config.name), trust_remote_code=False, use_safetensors=True, **options
-        )
-    else:
-        encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
+    # A pooler that stands after the token that we read would get no gradient: DDP waits for those.
+    takes = inspect.signature(MODEL_MAPPING[type(settings)]).parameters  # type: ignore[arg-type]
+    options = {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}
+    try:
+        if config.weights == "pretrained":
+            encoder = AutoModel.from_pretrained(
+                str(config.name), trust_remote_code=False, use_safetensors=True, **options
+            )
+        else:
+            encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
+    except _CONFIGURATION_ERRORS as error:
+        raise ValueError(f"backbone.config does not make a model: {_one_line(error)}") from error
     return Backbone(encoder, pooling=config.pooling, image=None if is_text else image)
+
+
+def _settings(config: BackboneConfig) -> PretrainedConfig:
+    if config.name is not None:
+        return AutoConfig.from_pretrained(config.name, trust_remote_code=False)
+    fields = dict(config.config or {})
+    model_type = fields.pop("model_type")
+    try:
+        default = AutoConfig.for_model(model_type)
+        known = {*default.to_dict(), *default.attribute_map}
+        for name in fields.keys() - known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"see the fields of {model_type}"
+            raise ValueError(f"{name} is not a known key: {hint}")
+        return AutoConfig.for_model(model_type, **fields)
+    except _CONFIGURATION_ERRORS as error:
+        raise ValueError(f"backbone.config: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _check_channels(

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -60,17 +62,25 @@ def save_checkpoint(
         aside.mkdir(parents=True)
     world.barrier()
     with _single_process_is_meant():
-        dcp.save(
-            entries,
-            storage_writer=HuggingFaceStorageWriter(str(aside), save_distributed=True),
-            no_dist=world.size == 1,
-        )
+        try:
+            dcp.save(
+                entries,
+                storage_writer=HuggingFaceStorageWriter(str(aside), save_distributed=True),
+                no_dist=world.size == 1,
+            )
+        except CheckpointException as error:
+            # A BaseException with every rank's traceback; the first cause is what a person needs.
+            rank, (cause, _) = next(iter(error.failures.items()))
+            raise OSError(
+                f"checkpoint {aside} could not be written on rank {rank}: {cause}"
+            ) from None
     random_states = _gather_random_states(world)
     if world.is_main:
         whole = {**state, "world_size": world.size, "random_states": random_states}
         (aside / _STATE).write_text(json.dumps(whole, indent=1), encoding="utf-8")
         _commit(aside, folder)
-        for old in _folders(root)[:-keep]:
+        # Folders of later steps are what a resume refused: they must not push sound ones out.
+        for old in [path for path in committed_folders(root) if path.name <= folder.name][:-keep]:
             shutil.rmtree(old)
     world.barrier()
     return folder
@@ -83,7 +93,7 @@ def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[s
     """
     found, refused = None, []
     if world.is_main:
-        for folder in reversed(_folders(root)):
+        for folder in reversed(committed_folders(root)):
             try:
                 found = open_checkpoint(folder)
                 break
@@ -103,9 +113,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     Raises ValueError naming the folder and the file that is missing, added or altered.
     """
     manifest = _read_json(folder / _MANIFEST)
-    if manifest.get("format_version", 0) > FORMAT_VERSION:
+    version, listed = manifest.get("format_version"), manifest.get("files")
+    if not isinstance(version, int) or not isinstance(listed, dict):
+        raise ValueError(f"checkpoint {folder}: {_MANIFEST} is unreadable: not a manifest")
+    if version > FORMAT_VERSION:
         raise ValueError(f"checkpoint {folder} has a newer format than this kway: update kway")
-    listed = manifest.get("files", {})
     present = {path.name for path in folder.iterdir()} - {_MANIFEST}
     for name in sorted(set(listed) ^ present):
         what = "is missing" if name in listed else "does not belong there"
@@ -190,9 +202,9 @@ def _fingerprint(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
-def _folders(root: Path) -> list[Path]:
-    """Committed checkpoints, oldest first."""
-    return sorted(path for path in root.glob("step-*") if not path.name.endswith(".partial"))
+def committed_folders(root: Path) -> list[Path]:
+    """The folders of committed checkpoints under `root`, oldest first."""
+    return sorted(path for path in root.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -3,17 +3,18 @@
 Loading YAML and overrides is `trainer/recipe.py`.
 """
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from data.config import DataConfig
 from heads.config import HeadConfig
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Duration(_Config):
@@ -33,8 +34,19 @@ class Duration(_Config):
         """Optimizer steps this lasts, for an epoch of `num_samples`; never less than it says."""
         if self.steps is not None:
             return self.steps
-        samples = self.samples if self.samples is not None else self.epochs * num_samples  # type: ignore[operator]
-        return -(-int(samples) // global_batch)
+        if self.samples is not None:
+            return -(-self.samples // global_batch)
+        assert self.epochs is not None
+        return math.ceil(self.epochs * num_samples / global_batch)
+
+
+def _not_zero(duration: Duration) -> Duration:
+    if 0 in (duration.steps, duration.epochs, duration.samples):
+        raise ValueError("an interval must be longer than 0")
+    return duration
+
+
+Interval = Annotated[Duration, AfterValidator(_not_zero)]
 
 
 class BackboneConfig(_Config):
@@ -48,8 +60,7 @@ class BackboneConfig(_Config):
     config: dict[str, Any] | None = None
     weights: Literal["random", "pretrained"] = "random"
     pooling: Literal["auto", "cls", "mean"] = Field(
-        "auto",
-        description="auto: the pooled output of a vision model, the first token of a text one",
+        "auto", description="auto: the first token, or the mean of a feature map"
     )
     batch_norm: Literal["sync", "local", "frozen"] = "sync"
 
@@ -64,6 +75,9 @@ class BackboneConfig(_Config):
         return self
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class SGDConfig(_Config):
     kind: Literal["sgd"] = "sgd"
     lr: float = Field(0.1, gt=0)
@@ -75,7 +89,7 @@ class SGDConfig(_Config):
 class AdamWConfig(_Config):
     kind: Literal["adamw"] = "adamw"
     lr: float = Field(1e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.01, ge=0)
 
@@ -111,16 +125,16 @@ class TrainConfig(_Config):
 
 
 class EvalConfig(_Config):
-    every: Duration | None = Field(
+    every: Interval | None = Field(
         None, description="also evaluate during training; always at the end"
     )
     batch: int = Field(512, gt=0, description="samples a rank and forward pass")
-    topk: tuple[int, ...] = (1, 5)
-    recalls: tuple[float, ...] = (0.9, 0.99)
+    topk: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 5), min_length=1)
+    recalls: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((0.9, 0.99), min_length=1)
 
 
 class CheckpointConfig(_Config):
-    every: Duration = Duration(epochs=1)
+    every: Interval = Duration(epochs=1)
     keep: int = Field(2, gt=0, description="newest checkpoints kept")
 
 
@@ -139,7 +153,7 @@ class Recipe(_Config):
     """One run. `run` is the folder that logs, checkpoints and the resolved recipe go to."""
 
     run: Path
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     resume: Literal["auto", "never"] = "auto"
     data: DataConfig
     backbone: BackboneConfig

@@ -9,7 +9,10 @@ from trainer.config import Duration, OptimizerConfig, ScheduleConfig
 
 
 def build_optimizer(config: OptimizerConfig, module: nn.Module) -> Optimizer:
-    """One optimizer over a module's parameters; vectors (norms, biases) are not decayed."""
+    """One optimizer over a module's parameters; vectors (norms, biases) are not decayed.
+
+    The head's biases are a column of its matrix and decay with it.
+    """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1]},

@@ -23,6 +23,7 @@ class _Loader(yaml.SafeLoader):
     """YAML in which 1e-8 is a number and a key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        self.flatten_mapping(node)  # merge keys: <<
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = {str(key) for key in keys if keys.count(key) > 1}
         if twice:
@@ -46,7 +47,11 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     if not path.is_file():
         raise FileNotFoundError(f"recipe {path} does not exist: give the path of a YAML file")
-    tree = _parse(path.read_text(encoding="utf-8"), f"recipe {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"recipe {path} is not UTF-8 text: {error}") from None
+    tree = _parse(text, f"recipe {path}")
     if not isinstance(tree, dict):
         raise ValueError(f"recipe {path} is not a mapping of keys to values")
     for override in overrides:
@@ -78,7 +83,7 @@ def _parse(text: str, origin: str) -> Any:
         where = f" in line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ValueError(f"{origin} is not YAML{where}: {problem}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{origin}: {error}") from None
 
 
@@ -93,7 +98,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             tree[key] = {}
         tree = tree[key]
     last = keys[-1]
-    another_kind = last == "kind" and tree.get("kind", value) != value
+    another_kind = last in ("kind", "model_type") and tree.get(last, value) != value
     another_unit = last in Duration.model_fields and tree.keys() <= Duration.model_fields.keys()
     if another_kind or another_unit:
         tree.clear()
@@ -103,7 +108,11 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 def _merged(old: Any, new: Any) -> Any:
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
-    if "kind" in new and new["kind"] != old.get("kind"):
+    # Another kind takes none of the old one's settings along; `{model_type: …}` is a whole model.
+    if ("kind" in new and new["kind"] != old.get("kind")) or "model_type" in new:
+        return new
+    units = Duration.model_fields.keys()
+    if old and new.keys() <= units and old.keys() <= units:
         return new
     return {key: _merged(old.get(key), new.get(key, old.get(key))) for key in {**old, **new}}
 

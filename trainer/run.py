@@ -1,9 +1,13 @@
 """A run's folder: where its files are, its recipe, and whether another recipe may go on in it."""
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint import committed_folders
 from trainer.config import Recipe
 from trainer.recipe import dump_recipe, load_recipe
 
@@ -30,6 +34,20 @@ class RunFolder:
     def evaluations(self) -> Path:
         return self.path / "evaluations"
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; ValueError where another one is training in it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"run {self.path} is being trained by another process: wait for it, stop it, "
+                    "or choose another run folder"
+                ) from None
+            yield
+
     def load_recipe(self) -> Recipe:
         """The resolved recipe of a run; FileNotFoundError where the folder is no run."""
         if not self.recipe.is_file():
@@ -45,8 +63,7 @@ class RunFolder:
         Raises ValueError where the folder has checkpoints of a recipe that this one cannot go on
         from, or any at all under `resume: never`.
         """
-        # A save that was killed leaves `step-….partial`, which is no checkpoint.
-        if any(not path.suffix for path in self.checkpoints.glob("step-*")):
+        if committed_folders(self.checkpoints):
             if recipe.resume == "never":
                 raise ValueError(
                     f"run {self.path} has checkpoints and resume is never: choose another run "

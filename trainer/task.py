@@ -1,6 +1,6 @@
 """A task = backbone + head: it owns wrapping, the gradients of a step and checkpoint entries."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -91,7 +91,8 @@ class Task(nn.Module):
     def create_optimizer_state(self, optimizer: Optimizer) -> None:
         """Make the moments exist, so that a checkpoint has somewhere to load them into."""
         for parameter in self.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
         rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = 0.0  # the decay of AdamW is scaled by it: nothing moves
@@ -179,7 +180,7 @@ class Task(nn.Module):
 def build_task(
     recipe: Recipe,
     *,
-    num_classes: int,
+    class_names: Sequence[str],
     label_vectors: np.ndarray | None,
     world: World,
     class_counts: np.ndarray | None = None,
@@ -190,7 +191,8 @@ def build_task(
     head = build_head(
         recipe.head,
         dim=backbone.dim,
-        num_classes=num_classes,
+        num_classes=len(class_names),
+        class_names=class_names,
         label_vectors=label_vectors,
         mesh=world.mesh,
         seed=recipe.seed,

@@ -26,6 +26,7 @@ from rich.progress import (
 from rich.table import Column
 
 from trainer.config import TelemetryConfig
+from trainer.step_log import drop_lines_after
 from trainer.world import World
 
 
@@ -50,7 +51,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
     def __enter__(self) -> "Telemetry":
         if self.active:
             self.metrics = _Metrics(self.config)  # first: a port in use leaves all as it was
-            _drop_lines_after(self.path, self.start_step)
+            drop_lines_after(self.path, self.start_step)
             self.file = self.path.open("a", encoding="utf-8")
             self.console = Console(
                 file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True
@@ -210,20 +211,3 @@ class _Metrics:
         if self.server is not None:
             self.server.shutdown()
             self.server.server_close()
-
-
-def _drop_lines_after(path: Path, step: int) -> None:
-    """A resumed run writes the steps after its checkpoint anew: each stands in the file once."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] > step:
-                continue
-        except (ValueError, KeyError):
-            continue  # the last line of a killed run may be cut
-        kept.append(f"{line}\n")
-    aside = path.with_suffix(".partial")
-    aside.write_text("".join(kept), encoding="utf-8")
-    aside.rename(path)

@@ -3,18 +3,16 @@
 `train` is the whole story of a run. Everything it calls lives in the module of its name.
 """
 
-import json
 import math
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from data import (
-    Batch,
     Cursor,
     Manifest,
     Split,
@@ -32,6 +30,7 @@ from trainer.config import Duration, Recipe
 from trainer.evaluation import evaluate_split, save_evaluation
 from trainer.optimizer import build_optimizer, rate_at, set_rate
 from trainer.run import RunFolder
+from trainer.step_log import SampleLog
 from trainer.task import Task, build_task
 from trainer.telemetry import Telemetry
 from trainer.trained import class_counts_of, label_vectors_of
@@ -45,7 +44,11 @@ def train(recipe: Recipe, world: World) -> None:
     before the update when the loss or its gradient is not finite.
     """
     run = RunFolder(recipe.run)
+    with run.locked() if world.is_main else nullcontext():
+        _train(recipe, run, world)
 
+
+def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
     # ---------------------------------------------------------------- data
     manifest = Manifest.load(recipe.data.shards)
     split = open_split(recipe.data.shards, recipe.data.train_split)
@@ -61,7 +64,7 @@ def train(recipe: Recipe, world: World) -> None:
     # ---------------------------------------------------------------- model
     task = build_task(
         recipe,
-        num_classes=split.num_classes,
+        class_names=manifest.class_names,
         label_vectors=label_vectors,
         world=world,
         class_counts=class_counts_of(recipe, manifest),
@@ -74,13 +77,26 @@ def train(recipe: Recipe, world: World) -> None:
     if world.is_main:
         run.claim(recipe)
     world.barrier()
-    state = TrainState(step=0, cursor=Cursor(recipe.seed), tree=task.head.tree.digest())
+    state = TrainState(
+        step=0,
+        cursor=Cursor(recipe.seed),
+        tree=task.head.tree_digest(),
+        data=manifest.digest(recipe.data.train_split),
+    )
     checkpoint, refused = find_checkpoint(run.checkpoints, world)
     if checkpoint is not None:
         task.create_optimizer_state(optimizer)
         state = state.resumed(checkpoint)
         load_tensors(checkpoint, task.checkpoint_entries(optimizer), world)
         restore_random_state(checkpoint, world, seed=recipe.seed)
+    if state.step > num_steps:
+        raise ValueError(
+            f"run {run.path} is at step {state.step} and train.duration is {num_steps} steps: "
+            "lengthen it, or choose another run folder"
+        )
+    if world.is_main:
+        SampleLog.trim(run.path, state.step)
+    world.barrier()
 
     # ---------------------------------------------------------------- steps
     telemetry = Telemetry(
@@ -100,7 +116,8 @@ def train(recipe: Recipe, world: World) -> None:
         cursor=state.cursor,
     )
     evaluation_step = None
-    with telemetry, loader, SampleLog(run.path, recipe, world, state.step) as sample_log:
+    sample_log = SampleLog(run.path, rank=world.rank, wanted=recipe.telemetry.sample_ids)
+    with telemetry, loader, sample_log:
         for line in refused:
             telemetry.say(f"refused {line}")
         telemetry.say(_introduction(recipe, task, split, world, state.step, num_steps))
@@ -124,20 +141,21 @@ def train(recipe: Recipe, world: World) -> None:
             _check_finite(step, float(loss), float(norm))
             optimizer.step()
             assert batch.cursor is not None
-            state = TrainState(step, batch.cursor, state.tree)
+            state = replace(state, step=step, cursor=batch.cursor)
             sample_log.write(step, batch)
 
             if telemetry.is_due(step):
                 telemetry.step(
                     step, loss=float(loss), learning_rate=rate, gradient_norm=float(norm)
                 )
-            if step == num_steps or step % max(1, steps(recipe.checkpoint.every)) == 0:
-                with telemetry.pause():
-                    _save(run, task, optimizer, state, recipe, world, telemetry)
-            if recipe.evaluation.every and step % max(1, steps(recipe.evaluation.every)) == 0:
+            # Before the checkpoint: what comes after one is not done again on resuming from it.
+            if recipe.evaluation.every and step % steps(recipe.evaluation.every) == 0:
                 with telemetry.pause():
                     _evaluate(run, task, step, recipe, world, label_vectors, telemetry)
                 evaluation_step = step
+            if step == num_steps or step % steps(recipe.checkpoint.every) == 0:
+                with telemetry.pause():
+                    _save(run, task, optimizer, state, recipe, world, telemetry)
 
         # ------------------------------------------------------------ the end
         if evaluation_step != num_steps:
@@ -151,46 +169,31 @@ class TrainState:
     step: int
     cursor: Cursor
     tree: str
+    data: str
 
     def to_json(self) -> dict[str, Any]:
-        return {"step": self.step, "cursor": self.cursor.to_json(), "tree": self.tree}
+        return {
+            "step": self.step,
+            "cursor": self.cursor.to_json(),
+            "tree": self.tree,
+            "data": self.data,
+        }
 
     def resumed(self, checkpoint: Checkpoint) -> "TrainState":
-        """The state in a checkpoint; ValueError where its label tree is not this run's."""
+        """The state in a checkpoint; ValueError where its tree or its shards are not this run's."""
         saved = checkpoint.state
+        if saved["data"] != self.data:
+            raise ValueError(
+                f"checkpoint {checkpoint.folder} was trained on other shards: point data.shards at "
+                "those, or start another run folder"
+            )
         if saved["tree"] != self.tree:
             raise ValueError(
                 f"checkpoint {checkpoint.folder} has another label tree: its shards had other "
                 "classes or label vectors; point data.shards at those, or start another run folder"
             )
-        return TrainState(saved["step"], Cursor.from_json(saved["cursor"]), self.tree)
-
-
-class SampleLog:
-    """If asked for, the ids of every step's samples, a file a rank: what an audit needs."""
-
-    def __init__(self, run: Path, recipe: Recipe, world: World, start_step: int) -> None:
-        self.path = run / f"samples-rank{world.rank}.jsonl" if recipe.telemetry.sample_ids else None
-        if self.path is not None:
-            kept = []
-            if self.path.exists():
-                lines = self.path.read_text(encoding="utf-8").splitlines()
-                kept = [line for line in lines if _step_of(line) <= start_step]
-            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-
-    def __enter__(self) -> "SampleLog":
-        self.file = self.path.open("a", encoding="utf-8") if self.path else None
-        return self
-
-    def write(self, step: int, batch: Batch) -> None:
-        if self.file is not None:
-            record = {"step": step, "samples": batch.indices.tolist()}
-            self.file.write(json.dumps(record) + "\n")
-            self.file.flush()
-
-    def __exit__(self, *_: object) -> None:
-        if self.file is not None:
-            self.file.close()
+        cursor = Cursor.from_json(saved["cursor"])
+        return replace(self, step=saved["step"], cursor=cursor)
 
 
 def _evaluate(
@@ -250,11 +253,3 @@ def _introduction(
         f"{nodes} x {columns}; {world.size} x {world.device.type}; {num_steps} steps of "
         f"{recipe.train.global_batch}{start}"
     )
-
-
-def _step_of(line: str) -> float:
-    try:
-        step: int = json.loads(line)["step"]
-    except (ValueError, KeyError):
-        return math.inf  # the last line of a killed run may be cut
-    return step

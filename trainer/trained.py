@@ -41,12 +41,12 @@ def open_trained(path: Path, world: World) -> TrainedRun:
         raise FileNotFoundError(f"run {path} has no checkpoint to load{reason}")
     task = build_task(
         recipe,
-        num_classes=len(manifest.classes),
+        class_names=manifest.class_names,
         label_vectors=label_vectors,
         world=world,
         class_counts=class_counts_of(recipe, manifest),
     )
-    if checkpoint.state["tree"] != task.head.tree.digest():
+    if checkpoint.state["tree"] != task.head.tree_digest():
         raise ValueError(
             f"checkpoint {checkpoint.folder} has another label tree than {recipe.data.shards} "
             "gives now: bring back the shards it was trained on"

@@ -65,10 +65,11 @@ def open_world(
     chosen = _device(device, local_rank)
     # The same number of threads however the ranks were launched: sums depend on it.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _die_with_parent()
     if size == 1:
         yield World(rank, size, local_rank, chosen, None)
         return
-    _die_with_parent()
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
     mesh = init_device_mesh(chosen.type, (1, size), mesh_dim_names=("data", "class"))

@@ -3,7 +3,6 @@
 Pictures larger than needed are packed smaller, as JPEG; the others keep their bytes.
 """
 
-import csv
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,18 +15,11 @@ import cv2
 
 from data.images import MAX_PIXELS, decode, inspect, resize_short_side
 from data.manifest import ClassInfo, SourceInfo
+from data.sources.listing import ENDINGS, File, Listing, list_class_folders, list_label_file
 from data.sources.source import Sample
 
-ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
-_EVALUATION_FOLDERS = ("test", "val", "validation")
 # A tar header holds a name of 100 bytes; the extension needs a few.
 _MAX_KEY_BYTES = 90
-
-
-class _File(NamedTuple):
-    path: str  # inside the folder
-    class_name: str
-    split: str | None  # None: by hash
 
 
 class _Task(NamedTuple):
@@ -114,30 +106,27 @@ class ImageFolder:
             data, extension = jpeg.tobytes(), "jpg"
         return Sample(task.key, data, extension, task.label)
 
+    def notes(self) -> list[str]:
+        """What of the folder is left out without being an error, one line each."""
+        return self._listing.notes()
+
     @property
-    def ignored(self) -> int:
-        """Files in class folders whose names do not end like a picture's."""
-        if self.labels is not None:
-            return 0
-        everything = sum(path.is_file() for path in self.folder.glob("**/*"))
-        return everything - len(self._files)
+    def _files(self) -> list[File]:
+        return self._listing.files
 
     @cached_property
-    def _files(self) -> list[_File]:
+    def _listing(self) -> Listing:
         if self.labels is not None:
-            files = list(_labelled(self.folder, self.labels))
-        elif splits := _split_folders(self.folder):
-            files = [f for name, split in splits.items() for f in _tree(self.folder, name, split)]
-        else:
-            files = list(_tree(self.folder, "", None))
-        return sorted(files)
+            return list_label_file(self.folder, self.labels)
+        return list_class_folders(self.folder)
 
     @cached_property
     def _class_names(self) -> list[str]:
         names = sorted({file.class_name for file in self._files})
         if len(names) < 2:
+            found = "1 class" if names else "no class"
             raise ValueError(
-                f"{self.folder} has {len(names)} class folders with pictures "
+                f"{self.labels or self.folder} has {found} with pictures "
                 f"({', '.join(sorted(ENDINGS))}): at least 2 are needed"
             )
         trained = {file.class_name for file in self._files if file.split in (None, "train")}
@@ -153,53 +142,7 @@ class ImageFolder:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
 
-def _split_folders(folder: Path) -> dict[str, str]:
-    """Sub-folder -> split, where `folder` holds `train/` and something to evaluate on."""
-    held_out = [name for name in _EVALUATION_FOLDERS if (folder / name).is_dir()]
-    if not held_out or not (folder / "train").is_dir():
-        return {}
-    names = {name: "test" if name == held_out[0] else "validation" for name in held_out}
-    if len(held_out) > 2:
-        raise ValueError(f"{folder} holds both val/ and validation/: remove one")
-    return {"train": "train", **names}
-
-
-def _tree(folder: Path, part: str, split: str | None) -> Iterator[_File]:
-    for class_folder in (folder / part).iterdir():
-        if not class_folder.is_dir() or class_folder.name.startswith("."):
-            continue
-        for path in class_folder.rglob("*"):
-            if path.suffix.lower() in ENDINGS and path.is_file():
-                yield _File(path.relative_to(folder).as_posix(), class_folder.name, split)
-
-
-def _labelled(folder: Path, labels: Path) -> Iterator[_File]:
-    """Lines `file,class` of a label file; a first line that says just that is skipped."""
-    seen: dict[str, int] = {}
-    root = folder.resolve()
-    with labels.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.reader(lines)
-        for row in reader:
-            where = f"{labels}, line {reader.line_num}"
-            if not row or (reader.line_num == 1 and row == ["file", "class"]):
-                continue
-            if len(row) != 2 or not all(cell.strip() for cell in row):
-                raise ValueError(f"{where}: {','.join(row)!r} is not file,class: correct it")
-            path = (root / row[0].strip()).resolve()
-            if not path.is_relative_to(root):
-                raise ValueError(f"{where}: {row[0]!r} is outside {folder}: name files inside it")
-            name = path.relative_to(root).as_posix()
-            if name in seen:
-                raise ValueError(
-                    f"{where}: {row[0]!r} is listed before, in line {seen[name]}: keep one of them"
-                )
-            if not path.is_file():
-                raise FileNotFoundError(f"{where}: {path} is missing: add it or remove the line")
-            seen[name] = reader.line_num
-            yield _File(name, row[1].strip(), None)
-
-
-def _split_by_hash(files: Sequence[_File], test_fraction: float) -> list[str]:
+def _split_by_hash(files: Sequence[File], test_fraction: float) -> list[str]:
     """A split for each file; a class keeps the picture whose hash is largest for training."""
     hashes = [
         int.from_bytes(hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).digest()[:8])
@@ -215,7 +158,7 @@ def _split_by_hash(files: Sequence[_File], test_fraction: float) -> list[str]:
     ]
 
 
-def _keys(files: Sequence[_File]) -> Iterator[str]:
+def _keys(files: Sequence[File]) -> Iterator[str]:
     """A webdataset key a file: its path without ending; made unique, and short enough for tar."""
     seen: set[str] = set()
     for file in files:

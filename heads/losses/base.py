@@ -22,9 +22,9 @@ class Block:
     """A block of classes as the rows of a batch see it.
 
     `class_ids` [C] names the columns, `labels` [B] the rows' classes and `label_columns` [B] their
-    columns, -1 where a label is elsewhere; `label_places` are the (rows, columns) of those here. `true` [B] is z_y there, and 0 where the label is
-    elsewhere, so that blocks add up to it. It is a leaf of its own: its gradient is B numbers, and
-    through the logits it would be B x C of them.
+    columns, -1 where a label is elsewhere; `label_places` are the (rows, columns) of those here.
+    `true` [B] is z_y there and 0 elsewhere, so that blocks add up to it. It is a leaf of its own:
+    its gradient is B numbers, and through the logits it would be B x C of them.
     """
 
     class_ids: Tensor

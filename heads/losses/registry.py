@@ -13,6 +13,7 @@ from heads.losses.divergences import (
     SoftmaxCauchySchwarz,
     SoftmaxTanimoto,
 )
+from heads.losses.hierarchical import HierarchicalSoftmax
 from heads.losses.margin import BatchMaxMargin, MaxMargin, TopKHinge
 from heads.losses.quadratic import CorrectClassQuadratic, Quadratic
 from heads.losses.similarity import SimLoss
@@ -39,6 +40,7 @@ LOSSES: dict[str, type[Loss]] = {
     "spherical_softmax": SphericalSoftmax,
     "spherical_bound": SphericalBound,
     "simloss": SimLoss,
+    "hierarchical_softmax": HierarchicalSoftmax,
 }
 
 

@@ -1,7 +1,10 @@
 """`kway demo`: the main job, end to end, on pictures made from the fonts of this machine."""
 
+import shlex
+import signal
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -21,42 +24,42 @@ def demo(
 
     console, started = Console(highlight=False), time.monotonic()
 
-    def announce(number: int, what: str, command: str) -> None:
+    def announce(number: int, what: str, *command: object) -> None:
         seconds = f"{time.monotonic() - started:.0f} s"
         console.rule(f"{number}/6  {what}  ({seconds})", align="left")
-        console.print(f"$ {command}", style="dim", markup=False, soft_wrap=True)
+        line = shlex.join(["kway", *map(str, command)])
+        console.print(f"$ {line}", style="dim", markup=False, soft_wrap=True)
 
+    exit_on_signals()
     shards, bundle = out / "shards", out / "bundle"
-    announce(1, "pictures of characters", f"kway shard glyphs -o {shards} --classes {classes}")
+    made = ("shard", "glyphs", "-o", shards, "--classes", classes)
+    announce(1, "pictures of characters", *made)
     shard.glyphs(shards, classes=classes)
 
     for run in runs.RUNS:
-        command = (
-            f"kway train launch/recipes/glyphs.yaml --nproc {runs.NUM_PROCESSES} "
-            f"data.shards={shards} run={run.folder(out)} train.duration.epochs={epochs} "
-            f"head.weights.kind={run.weights} head.loss.kind={run.loss}"
-        )
-        announce(2, f"train {run.name} on {runs.NUM_PROCESSES} processes", command)
+        what = f"train {run.name} on {runs.NUM_PROCESSES} processes"
+        recipe, *overrides = run.arguments(out, shards, epochs)
+        announce(2, what, "train", recipe, "--nproc", runs.NUM_PROCESSES, *overrides)
         code = run.train(out, shards, epochs)
         if code:
             raise typer.Exit(code)
 
     chosen = runs.DENSE_BATCH_CE
-    announce(3, "compare", f"kway eval {chosen.folder(out)}")
+    announce(3, "compare", "eval", chosen.folder(out))
     table, markdown = runs.comparison(out)
     (out / "comparison.md").write_text(markdown, encoding="utf-8")
     console.print(table)
     with open_world("cpu") as world:
         picture.draw(out, world, out / "comparison.png")
 
-        announce(4, "export", f"kway export {chosen.folder(out)} -o {bundle} --force")
+        announce(4, "export", "export", chosen.folder(out), "-o", bundle, "--force")
         export_run(chosen.folder(out), bundle, world, force=True)
 
-    announce(5, "serve", f"kway serve {bundle}")
+    announce(5, "serve", "serve", bundle)
     asked = questions.make_questions(shards, out / "questions")
     with questions.server(bundle, out / "server.log") as url:
         console.print(f"ready at {url}")
-        announce(6, "ask", f'kway query {url} --class "{asked[0].asked}" {asked[0].picture}')
+        announce(6, "ask", "query", url, "--class", asked[0].asked, asked[0].picture)
         answers = [questions.ask(url, question) for question in asked]
         console.print(questions.answers_table(asked, answers))
     console.print(
@@ -65,3 +68,14 @@ def demo(
         markup=False,
         soft_wrap=True,
     )
+
+
+def exit_on_signals() -> None:
+    """Make an end by a signal an orderly one: the demo's server is stopped on the way out."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # by nohup
+            signal.signal(number, leave)

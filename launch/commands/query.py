@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from pydantic import BaseModel, PositiveInt
 
 if TYPE_CHECKING:
     import httpx
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
 _BATCH = 16
 # What a multipart form adds to each of its pictures, generously.
 _FORM_BYTES = 1000
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class _Limits(BaseModel):
+    max_inputs: PositiveInt
+    max_body_bytes: PositiveInt
+
+
+class _Served(BaseModel):
+    """What is needed of a server's description."""
+
+    limits: _Limits
 
 
 def query(
@@ -54,9 +68,15 @@ def _ask_bundle(
     threshold: float | None,
 ) -> "Answer":
     from serving.answer import ask
-    from serving.model import Model
+    from serving.model import Model, picture_settings
+    from trainer.bundle import Bundle
 
-    model = Model.open(bundle)
+    opened = Bundle.open(bundle)
+    picture_settings(opened)
+    opened.verify(
+        class_weights=False
+    )  # of those a question reads a row a class, whatever their size
+    model = Model(opened)
     question = ask(model.bundle, classes, recall=recall, threshold=threshold)
     parts = []
     for start in range(0, len(pictures), _BATCH):
@@ -88,12 +108,10 @@ def _ask_server(
     url = url.rstrip("/")
     with httpx.Client(timeout=60) as client:
         try:
-            limits = _accepted(client.get(f"{url}/v1/model"), url)["limits"]
+            limits = _accepted(client.get(f"{url}/v1/model"), url, _Served).limits
             parts = [
-                Answer.model_validate(
-                    _accepted(client.post(f"{url}/v1/query", data=fields, files=files), url)
-                )
-                for files in _requests(pictures, limits["max_inputs"], limits["max_body_bytes"])
+                _accepted(client.post(f"{url}/v1/query", data=fields, files=files), url, Answer)
+                for files in _requests(pictures, limits.max_inputs, limits.max_body_bytes)
             ]
         except httpx.InvalidURL as error:
             raise ValueError(f"{url} is no URL: {error}") from error
@@ -123,12 +141,12 @@ def _requests(pictures: list[Path], max_inputs: int, max_bytes: int) -> Iterator
     yield files
 
 
-def _accepted(answer: "httpx.Response", url: str) -> dict[str, Any]:
-    """The JSON of an answer; ValueError with the server's own words for a refusal."""
+def _accepted(answer: "httpx.Response", url: str, kind: type[Body]) -> Body:
+    """The body of an answer; ValueError with the server's own words for a refusal."""
     try:
         body = answer.json()
-        if answer.status_code == 200 and isinstance(body, dict):
-            return body
+        if answer.status_code == 200:
+            return kind.model_validate(body)
         reason = str(body["error"]["message"])
     except (ValueError, KeyError, TypeError):
         reason = f"status {answer.status_code}, and no JSON of kway's: is it a kway server?"

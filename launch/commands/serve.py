@@ -8,6 +8,8 @@ import typer
 from serving.config import ServingConfig
 
 _DEFAULTS = ServingConfig()
+_MAX_BODY_MIB = 4096
+_MAX_SECONDS = 3600
 
 
 def serve(
@@ -26,7 +28,10 @@ def serve(
         int, typer.Option(help="pictures in one forward pass", min=1)
     ] = _DEFAULTS.batch_size,
     batch_wait: Annotated[
-        float, typer.Option(help="seconds an idle replica waits for a batch to fill", min=0)
+        float,
+        typer.Option(
+            help="seconds an idle replica waits for a batch to fill", min=0, max=_MAX_SECONDS
+        ),
     ] = _DEFAULTS.batch_wait_seconds,
     max_requests: Annotated[
         int, typer.Option(help="requests in progress a replica; beyond it: 429", min=1)
@@ -34,11 +39,13 @@ def serve(
     max_inputs: Annotated[
         int, typer.Option(help="pictures in one request", min=1)
     ] = _DEFAULTS.max_inputs,
-    max_body_mib: Annotated[float, typer.Option(help="MiB of one request's body", min=0.001)] = (
-        _DEFAULTS.max_body_bytes / 2**20
-    ),
+    max_body_mib: Annotated[
+        float,
+        typer.Option(help="MiB of one request's body", min=0.001, max=_MAX_BODY_MIB),
+    ] = _DEFAULTS.max_body_bytes / 2**20,
     timeout: Annotated[
-        float, typer.Option(help="seconds that one request may take", min=0.1)
+        float,
+        typer.Option(help="seconds that one request may take", min=0.1, max=_MAX_SECONDS),
     ] = _DEFAULTS.request_timeout_seconds,
 ) -> None:
     """Serve a bundle with Ray: POST /v1/query, GET /v1/classes, /v1/model, /health, /metrics."""
@@ -63,6 +70,7 @@ def serve(
     with Bundle.open(bundle) as opened:  # a bad bundle is an error now, not after Ray's start
         first = opened.names.names[0]
         picture_settings(opened)
+        opened.verify()
     stop = StopSignal()
     with running(bundle, config) as url:
         typer.echo(f"ready: {url}  (documentation at {url}/docs, Ctrl-C ends it)")

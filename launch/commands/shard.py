@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -13,7 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from data.manifest import Manifest
 from data.verify import damages
-from data.writer import Report, Written, write_shards
+
+if TYPE_CHECKING:
+    from data.writer import Report, Written
 
 app = typer.Typer(help="Turn a source into shards, or check shards.", no_args_is_help=True)
 
@@ -42,6 +44,7 @@ def glyphs(
 ) -> None:
     """Characters drawn from the fonts that matplotlib ships; needs no download."""
     from data.sources import Glyphs
+    from data.writer import write_shards
 
     source = Glyphs(classes, samples=samples, size=size, seed=seed, confusables=confusables)
     _write(
@@ -75,6 +78,7 @@ def imagefolder(
 ) -> None:
     """A folder of pictures of your own."""
     from data.sources import ImageFolder
+    from data.writer import write_shards
 
     source = ImageFolder(
         folder,
@@ -84,9 +88,8 @@ def imagefolder(
         test_fraction=test_fraction,
         skip_bad=skip_bad,
     )
-    if source.ignored:
-        endings = "files whose names do not end like a picture's"
-        print(f"note: ignoring {source.ignored} {endings} in {folder}", file=sys.stderr)
+    for note in source.notes():
+        print(f"note: {folder}: {note}", file=sys.stderr)
     _write(
         lambda report: write_shards(
             source, out, samples_per_shard=samples_per_shard, workers=workers, report=report
@@ -105,7 +108,7 @@ def verify(folder: Annotated[Path, typer.Argument(help="folder of shards")]) -> 
         print(f"damaged: {line}", file=sys.stderr)
     if found:
         print(
-            f"error: {folder} is damaged in {len(found)} places: copy it again, "
+            f"error: {folder} is damaged in {_count(len(found), 'place')}: copy it again, "
             "or delete it and run kway shard again",
             file=sys.stderr,
         )
@@ -113,7 +116,7 @@ def verify(folder: Annotated[Path, typer.Argument(help="folder of shards")]) -> 
     print(f"{folder} is sound: {_contents(Manifest.load(folder))}, {_seconds(started)}")
 
 
-def _write(write: Callable[[Report], Written], out: Path) -> None:
+def _write(write: "Callable[[Report], Written]", out: Path) -> None:
     started = time.monotonic()
     with _progress("writing") as report:
         written = write(report)
@@ -121,9 +124,9 @@ def _write(write: Callable[[Report], Written], out: Path) -> None:
         print(f"{out} is complete already: {_contents(written.manifest)}")
         return
     if written.resumed:
-        print(f"{written.resumed} shards stood already")
+        print(f"stood already: {_count(written.resumed, 'shard')}")
     if written.left_out:
-        print(f"warning: left out {written.left_out} bad pictures", file=sys.stderr)
+        print(f"warning: left out {_count(written.left_out, 'bad picture')}", file=sys.stderr)
     print(f"{out}: {_contents(written.manifest)}, {_seconds(started)}")
 
 
@@ -135,8 +138,12 @@ def _contents(manifest: Manifest) -> str:
     size = sum(shard.bytes for shard in manifest.shards) / 1e6
     return (
         f"{splits} samples, {len(manifest.classes):,} classes, "
-        f"{len(manifest.shards)} shards, {size:,.1f} MB"
+        f"{_count(len(manifest.shards), 'shard')}, {size:,.1f} MB"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def _seconds(started: float) -> str:
@@ -144,7 +151,7 @@ def _seconds(started: float) -> str:
 
 
 @contextmanager
-def _progress(verb: str) -> Iterator[Report]:
+def _progress(verb: str) -> "Iterator[Report]":
     """A bar with rate and time left on a terminal; a plain line now and then elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -165,17 +172,17 @@ def _progress(verb: str) -> Iterator[Report]:
         )
 
 
-def _plain_lines(verb: str) -> Report:
+def _plain_lines(verb: str) -> "Report":
     rate = _Rate()
     last = time.monotonic()
 
     def report(done: int, total: int) -> None:
         nonlocal last
         speed = rate.of(done)
-        if time.monotonic() - last < _SECONDS_BETWEEN_LINES:
+        if speed == 0 or time.monotonic() - last < _SECONDS_BETWEEN_LINES:
             return
         last = time.monotonic()
-        left = (total - done) / speed if speed else 0
+        left = (total - done) / speed
         print(
             f"{verb} {done:,} of {total:,} samples, {speed:,.0f} samples/s, {left:,.0f} s left",
             file=sys.stderr,

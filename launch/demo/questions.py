@@ -58,7 +58,7 @@ def server(bundle: Path, log: Path) -> Iterator[str]:
     """`kway serve` in a process of its own on a free port; yields its URL once it is ready."""
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "launch", "serve", str(bundle), "--port", "0"],
+            [sys.executable, "-P", "-u", "-m", "launch", "serve", str(bundle), "--port", "0"],
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -7,10 +7,16 @@ from pathlib import Path
 from rich.table import Table
 
 from launch.elastic import run_ranks
+from trainer.checkpoint import committed_folders
 from trainer.run import RunFolder
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "glyphs.yaml"
 NUM_PROCESSES = 2
+
+
+def recipe_path() -> Path:
+    """The recipe's file, by its short name where that is below the current folder."""
+    return RECIPE.relative_to(Path.cwd()) if RECIPE.is_relative_to(Path.cwd()) else RECIPE
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,10 @@ class DemoRun:
     def folder(self, out: Path) -> Path:
         return out / "runs" / f"{self.weights}-{self.loss}"
 
-    def train(self, out: Path, shards: Path, epochs: float) -> int:
-        """Train with two processes, from the newest checkpoint if there is one; the exit code."""
-        overrides = [
+    def arguments(self, out: Path, shards: Path, epochs: float) -> list[str]:
+        """The recipe and what is changed of it, as `kway train` takes them."""
+        return [
+            str(recipe_path()),
             f"data.shards={json.dumps(str(shards))}",
             f"run={json.dumps(str(self.folder(out)))}",
             f"train.duration.epochs={epochs}",
@@ -37,12 +44,17 @@ class DemoRun:
             f"head.loss.kind={self.loss}",
             "telemetry.log_every=50",
         ]
-        return run_ranks("trainer", [str(RECIPE), *overrides], num_processes=NUM_PROCESSES)
+
+    def train(self, out: Path, shards: Path, epochs: float) -> int:
+        """Train with two processes, from the newest checkpoint if there is one; the exit code."""
+        arguments = self.arguments(out, shards, epochs)
+        return run_ranks("trainer", arguments, num_processes=NUM_PROCESSES)
 
     def measures(self, out: Path) -> dict[str, float]:
-        """The newest evaluation of the run."""
-        newest = max(RunFolder(self.folder(out)).evaluations.glob("step-*.json"))
-        measures: dict[str, float] = json.loads(newest.read_text(encoding="utf-8"))
+        """The evaluation of the run's last checkpoint."""
+        run = RunFolder(self.folder(out))
+        path = run.evaluations / f"{committed_folders(run.checkpoints)[-1].name}.json"
+        measures: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
         return measures
 
 

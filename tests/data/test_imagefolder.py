@@ -113,7 +113,7 @@ def test_label_file_names_the_classes(tmp_path: Path) -> None:
         ),
         ("0.png,cat\n./0.png,cat\n", r"line 2: '\./0\.png' is listed before, in line 1"),
         ("0.png\n", r"line 1: '0\.png' is not file,class"),
-        ("0.png,cat\n9.png,cat\n", r"line 2: .*9\.png is missing"),
+        ("0.png,cat\n9.png,cat\n", r"line 2: '9\.png' is missing"),
         ("../secret.png,cat\n", r"line 1: '\.\./secret\.png' is outside"),
     ],
 )
@@ -126,10 +126,106 @@ def test_bad_label_files_are_refused_with_the_line(tmp_path: Path, lines: str, s
         ImageFolder(tmp_path / "in", labels=labels).classes()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'0.png,cat\n"1.png,' + b"x" * 200_000, r"line 2: field larger .*a quote left open there"),
+        (b'0.png,cat\n"1.png,' + b"x\n" * 9_000, r"line 2: '1\.png,x\\nx.*…' is not file,class"),
+        ("0.png,cat\n1.png,crème\n".encode("latin-1"), r"line 2: not UTF-8 text"),
+        (b"0.png,cat\n1\x00.png,cat\n", r"line 2: '1\\x00\.png' is missing"),
+    ],
+)
+def test_unreadable_label_files_are_refused_in_one_short_line(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    write_picture(tmp_path / "0.png", 0)
+    labels = tmp_path / "labels.csv"
+    labels.write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"labels\.csv, {said}") as error:
+        ImageFolder(tmp_path, labels=labels).classes()
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_listed_pictures_may_be_links_to_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for i in range(2):
+        write_picture(tmp_path / "elsewhere" / f"{i}.png", i)
+        (tmp_path / "in" / f"{i}.png").symlink_to(tmp_path / "elsewhere" / f"{i}.png")
+    labels = tmp_path / "labels.csv"
+    labels.write_text("0.png,cat\n1.png,dog\n")
+    source = ImageFolder(tmp_path / "in", labels=labels)
+    assert names(source)["train"] == {"0.png", "1.png"}
+
+
+def test_what_is_left_out_of_class_folders_is_counted_and_named(tmp_path: Path) -> None:
+    write_picture(tmp_path / "in" / "a" / "0.png", 0)
+    write_picture(tmp_path / "elsewhere" / "deep" / "0.png", 1)
+    (tmp_path / "elsewhere" / "notes.txt").write_text("")
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "elsewhere")
+    for loose in ("1.png", "2.png", ".hidden/0.png"):
+        write_picture(tmp_path / "in" / loose, 2)
+    (tmp_path / "in" / "README").write_text("")
+    (tmp_path / "in" / "bare").mkdir()
+    source = ImageFolder(tmp_path / "in", test_fraction=0)
+    assert names(source) == {"train": {"a/0.png", "linked/deep/0.png"}}
+    files, pictures, empty = source.notes()
+    assert files.startswith("ignoring 1 file in class folders")
+    assert pictures == "ignoring 2 pictures outside class folders"
+    assert empty == "no class without pictures: 'bare'"
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (("train/a", "train/b", "valid/a", "valid/b"), "train looks like a split"),
+        (("Train/a", "Train/b", "Test/a", "Test/b"), "Test looks like a split"),
+        (("train/a", "train/b"), "train looks like a split"),
+        (("train", "valid"), "train looks like a split"),
+        (("eval/a", "a", "b"), "eval looks like a split"),
+    ],
+)
+def test_folders_that_look_like_splits_are_no_classes(
+    tmp_path: Path, paths: tuple[str, ...], said: str
+) -> None:
+    for path in paths:
+        write_picture(tmp_path / path / "0.png", 0)
+    with pytest.raises(ValueError, match=said):
+        ImageFolder(tmp_path).classes()
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for name in ("bus", "train"):
+        write_picture(tmp_path / name / "0.png", 0)
+    assert [info.name for info in ImageFolder(tmp_path).classes()] == ["bus", "train"]
+
+
+def test_a_test_folder_without_pictures_is_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        write_picture(tmp_path / "train" / name / "0.png", 0)
+    (tmp_path / "test" / "a").mkdir(parents=True)
+    with pytest.raises(ValueError, match="test has no pictures in class folders"):
+        ImageFolder(tmp_path).classes()
+
+
+def test_folders_beside_the_splits_are_named(tmp_path: Path) -> None:
+    for path in ("train/a", "train/b", "test/a", "dev/a"):
+        write_picture(tmp_path / path / "0.png", 0)
+    assert ImageFolder(tmp_path).notes() == ["ignoring what is no split beside train: 'dev'"]
+
+
+def test_a_class_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    write_picture(tmp_path / "a" / "0.png", 0)
+    write_picture(tmp_path / "b" / "0.png", 0)
+    (tmp_path / "b").rename(tmp_path / "cr\udce8me")
+    with pytest.raises(ValueError, match=r"'cr\\udce8me' is not UTF-8: rename it"):
+        ImageFolder(tmp_path).classes()
+
+
 def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is no folder"):
         ImageFolder(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="0 class folders with pictures"):
+    with pytest.raises(ValueError, match="has no class with pictures"):
         ImageFolder(tmp_path).classes()
 
 

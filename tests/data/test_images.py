@@ -11,7 +11,7 @@ from PIL import Image
 
 from data.augment import for_training, random_box, sample_rng
 from data.config import AugmentConfig, ImageConfig
-from data.images import decode, for_evaluation, resize_short_side
+from data.images import decode, for_evaluation, inspect, resize_short_side
 
 
 def smooth(height: int, width: int) -> np.ndarray:
@@ -73,6 +73,65 @@ def test_a_decompression_bomb_is_refused_by_its_header() -> None:
         decode(bomb, 3)
     with pytest.raises(ValueError, match="over the limit of 100"):
         decode(encoded(smooth(20, 20), "PNG"), 3, max_pixels=100)
+
+
+def test_a_canvas_over_the_limit_of_pillow_is_refused_too() -> None:
+    data = bytearray(encoded(np.dstack([smooth(20, 20), smooth(20, 20)[:, :, :1]]), "WEBP"))
+    assert data[12:16] == b"VP8X"
+    data[24:30] = b"\xff\x3f\x00\xff\x3f\x00"  # 16,384 x 16,384
+    with pytest.raises(ValueError, match="picture"):
+        decode(bytes(data), 3)
+
+
+@pytest.mark.parametrize("size", [(1, 101), (101, 1)])
+def test_a_thin_strip_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="too thin a strip: at most 100 times"):
+        inspect(encoded(smooth(*size), "PNG"))
+    assert inspect(encoded(smooth(1, 100), "PNG")) == "png"
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("PNG", "RGBA"), ("PNG", "LA"), ("PNG", "P"), ("WEBP", "RGBA"), ("GIF", "RGBA")],
+)
+def test_what_is_transparent_shows_a_white_ground(kind: str, mode: str) -> None:
+    drawing = Image.new("RGBA", (20, 30), (0, 0, 0, 0))
+    drawing.paste((0, 0, 0, 255), (5, 5, 15, 25))
+    buffer = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    turned = {} if kind == "GIF" else {"exif": exif}
+    drawing.convert(mode).save(
+        buffer, kind, **({"lossless": True} if kind == "WEBP" else {}), **turned
+    )
+    expected = np.full((30, 20), 255, np.uint8)
+    expected[5:25, 5:15] = 0
+    if turned:
+        expected = np.rot90(expected, -1)
+    assert np.array_equal(decode(buffer.getvalue(), 1)[:, :, 0], expected)
+    assert np.array_equal(decode(buffer.getvalue(), 3), np.dstack([expected] * 3))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF"])
+def test_damaged_transparency_gives_pixels_or_a_value_error(kind: str) -> None:
+    picture = np.dstack([smooth(20, 20), smooth(20, 20)[:, :, :1]])
+    data = encoded(picture, kind)
+    rng, refused = np.random.default_rng(0), 0
+    for _ in range(300):
+        broken = bytearray(data[: rng.integers(len(data) // 2, len(data) + 1)])
+        for place in rng.integers(0, len(broken), 4):
+            broken[place] = rng.integers(256)
+        try:
+            assert decode(bytes(broken), 3, max_pixels=10_000).dtype == np.uint8
+        except ValueError:
+            refused += 1
+    assert refused
+
+
+def test_sides_that_take_gigabytes_are_refused() -> None:
+    for sides in ({"size": 4097}, {"resize": 4097}):
+        with pytest.raises(ValueError, match="less than or equal to 4096"):
+            ImageConfig(**sides)
 
 
 @pytest.mark.parametrize(("height", "width"), [(50, 80), (80, 50), (7, 300), (24, 24), (1, 1)])

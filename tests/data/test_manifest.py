@@ -5,10 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from data import Manifest, load_label_vectors, open_split
-from data.index import index_path
+from data.index import _crc32, index_path, open_index
+
+COLUMNS = ("blocks", "sizes", "crc32", "extension", "labels")
 
 
 @pytest.fixture
@@ -21,6 +24,13 @@ def copy(shards: Path, tmp_path: Path) -> Path:
 def edit(folder: Path, **changes: object) -> None:
     content = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(content | changes))
+
+
+def replace(folder: Path, **changes: object) -> None:
+    """As `edit`, by whoever can make a checksum too."""
+    whole = Manifest.read(folder)
+    changed = Manifest.model_validate(whole.model_dump() | changes)
+    (folder / "manifest.json").write_bytes(changed.to_bytes())
 
 
 def message(folder: Path, kind: type[Exception] = ValueError) -> str:
@@ -66,8 +76,42 @@ def test_class_listed_twice(copy: Path) -> None:
     assert "class 'apple' is listed twice" in message(copy)
 
 
+def test_a_manifest_without_shards(copy: Path) -> None:
+    edit(copy, shards=[])
+    assert "(shards: " in message(copy)
+
+
+def test_an_edited_class_list(copy: Path) -> None:
+    classes = json.loads((copy / "manifest.json").read_text())["classes"]
+    edit(copy, classes=[*classes, {"name": "elder"}])
+    assert "its checksum does not hold" in message(copy)
+
+
+def test_an_index_with_another_label(copy: Path) -> None:
+    path = index_path(copy / "train-000000.tar")
+    content = bytearray(path.read_bytes())
+    with safe_open(path, framework="numpy") as file:
+        labels = file.get_tensor("labels").tobytes()
+    content[content.index(labels)] ^= 1  # a class that there is, too
+    path.write_bytes(content)
+    assert "its checksum does not hold" in message(copy)
+
+
+@pytest.mark.parametrize(("column", "wrong"), [("extension", 9), ("blocks", 0)])
+def test_an_index_that_points_nowhere_and_was_made_so(copy: Path, column: str, wrong: int) -> None:
+    shard = copy / "train-000000.tar"
+    index = open_index(shard)
+    arrays = {name: np.array(getattr(index, name)) for name in COLUMNS}
+    arrays[column][0, 0] = wrong
+    info = index.info.model_copy(update={"index_crc32": _crc32(index.extensions, arrays)})
+    about = {"shard": info.model_dump(), "extensions": index.extensions}
+    save_file(arrays, index_path(shard), metadata={"kway": json.dumps(about)})
+    replace(copy, shards=[info, *Manifest.read(copy).shards[1:]])
+    assert "an entry points nowhere" in message(copy)
+
+
 def test_fewer_classes_than_labels(copy: Path) -> None:
-    edit(copy, classes=[{"name": "apple"}, {"name": "birne"}, {"name": "crème"}])
+    replace(copy, classes=[{"name": "apple"}, {"name": "birne"}, {"name": "crème"}])
     assert "has label 3 and the manifest lists 3 classes" in message(copy)
 
 
@@ -112,14 +156,16 @@ def test_index_is_small(tmp_path: Path) -> None:
     builder, n = IndexBuilder(), 2000
     for i in range(n):
         builder.add({"jpg": b"x", "cls": b"1"}, offset=i * 2048, sample="jpg", label=1)
-    info = ShardInfo(file="a.tar", split="train", samples=n, bytes=1, sha256="0" * 64)
+    info = ShardInfo(
+        file="a.tar", split="train", samples=n, bytes=1, sha256="0" * 64, index_crc32=0
+    )
     assert len(builder.to_bytes(info)) <= 31 * n
 
 
 def test_label_vectors_fit_the_class_list(copy: Path) -> None:
     with pytest.raises(ValueError, match="has no label vectors"):
         load_label_vectors(copy, Manifest.load(copy))
-    edit(copy, label_vectors="label_vectors.safetensors")
+    replace(copy, label_vectors="label_vectors.safetensors")
     path = copy / "label_vectors.safetensors"
     for wrong, said in (
         (np.zeros((3, 2), np.float32), r"has shape \[3, 2\]"),

@@ -1,11 +1,12 @@
 """`kway shard` as a person uses it."""
 
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from launch.commands.shard import app
+from launch.commands.shard import _plain_lines, app
 
 
 def kway_shard(*arguments: object) -> Result:
@@ -17,7 +18,7 @@ def test_imagefolder_ends_with_one_line_of_what_was_made(pictures: Path, tmp_pat
     first = kway_shard("imagefolder", pictures, "-o", tmp_path / "out", "--workers", 1)
     (pictures / "apple" / "notes.txt").unlink()
     assert first.exit_code == 0
-    assert "ignoring 1 files" in first.stderr
+    assert "ignoring 1 file in" in first.stderr
     (line,) = first.stdout.splitlines()
     assert "4 classes, 2 shards, 0.2 MB, " in line
     assert "train + " in line
@@ -55,6 +56,36 @@ def test_verify_names_what_is_damaged(shards: Path, tmp_path: Path) -> None:
     assert ".cls does not say" in damaged.stderr
     assert "test-000000.tar is missing" in damaged.stderr
     assert "train-000000" not in damaged.stderr
+
+
+def test_verify_checks_the_index_and_counts_one_place(shards: Path, tmp_path: Path) -> None:
+    for path in shards.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    index = tmp_path / "train-000000.index.safetensors"
+    content = bytearray(index.read_bytes())
+    content[-1] ^= 1
+    index.write_bytes(content)
+    damaged = kway_shard("verify", tmp_path)
+    assert damaged.exit_code == 2
+    assert "index.safetensors is damaged (its checksum does not hold)" in damaged.stderr
+    assert "in 1 place:" in damaged.stderr
+
+
+def test_one_shard_is_no_plural(pictures: Path, tmp_path: Path) -> None:
+    done = kway_shard("imagefolder", pictures, "-o", tmp_path / "out", "--test-fraction", 0)
+    assert "4 classes, 1 shard, " in done.stdout
+
+
+def test_lines_of_progress_wait_for_a_speed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launch.commands.shard._SECONDS_BETWEEN_LINES", 0)
+    report = _plain_lines("writing")
+    report(100, 1000)
+    assert capsys.readouterr().err == ""
+    time.sleep(0.01)
+    report(200, 1000)
+    assert capsys.readouterr().err.startswith("writing 200 of 1,000 samples, ")
 
 
 def test_verify_of_a_cut_shard_names_the_samples_that_are_gone(

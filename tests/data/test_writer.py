@@ -2,19 +2,24 @@
 
 import gc
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import warnings
 from pathlib import Path
+from threading import Barrier, Thread
 
 import pytest
 import webdataset
 
 from data import Manifest, open_split
+from data.claim import UNFINISHED, claimed
+from data.manifest import SourceInfo
 from data.sources import ImageFolder
-from data.writer import UNFINISHED, write_shards
+from data.writer import write_shards
 from tests.data.conftest import write_picture
 
 WRITE = """
@@ -215,3 +220,91 @@ def test_bad_pictures_are_counted_when_skipped(tmp_path: Path) -> None:
     assert written.left_out == 1
     assert sum(shard.samples for shard in written.manifest.shards) == 12
     assert not (tmp_path / "out" / UNFINISHED).exists()
+
+
+@pytest.mark.parametrize(
+    "lost", ["train-000000.tar", "train-000001.index.safetensors", "test-000000.tar"]
+)
+@pytest.mark.parametrize("cut", [False, True])
+def test_what_is_lost_of_a_finished_folder_is_written_again(
+    shards: Path, pictures: Path, tmp_path: Path, lost: str, cut: bool
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(shards, out)
+    if cut:
+        (out / lost).write_bytes((out / lost).read_bytes()[:300])
+    else:
+        (out / lost).unlink()
+    written = write(pictures, out)
+    assert not written.complete_before
+    assert written.resumed == len(written.manifest.shards) - 1
+    assert contents(out) == contents(shards)
+
+
+def test_shards_without_their_manifest_are_left_alone(
+    shards: Path, pictures: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(shards, out)
+    (out / "manifest.json").unlink()
+    before = contents(out)
+    with pytest.raises(ValueError, match="choose an empty folder, or delete this one"):
+        write(pictures, out)
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(("limit", "named"), [(100, UNFINISHED), (9_000, "train-000000.tar")])
+def test_a_full_disk_is_named_and_the_same_call_goes_on(
+    shards: Path, pictures: Path, tmp_path: Path, limit: int, named: str
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(OSError, match=rf"{named} cannot be written \(.*\): free space"):
+            write(pictures, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.glob("out/*.aside"))
+    write(pictures, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(shards)
+
+
+def test_a_file_is_no_folder(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("precious")
+    with pytest.raises(ValueError, match="out is a file: name a folder"):
+        write(pictures, tmp_path / "out")
+
+
+def test_of_writers_that_start_at_once_one_owns_the_folder(tmp_path: Path) -> None:
+    about = SourceInfo(kind="race")
+    for attempt in range(25):
+        start, outcomes = Barrier(4, timeout=30), []
+
+        def write_once(folder: Path, start: Barrier, outcomes: list[str]) -> None:
+            start.wait()
+            try:
+                with claimed(folder, about):
+                    start.wait()
+                    outcomes.append("wrote")
+            except ValueError as error:
+                start.wait()
+                outcomes.append(str(error))
+
+        arguments = (tmp_path / f"{attempt}", start, outcomes)
+        threads = [Thread(target=write_once, args=arguments) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(outcomes) == 4
+        assert outcomes.count("wrote") == 1
+        assert sum("is being written by another" in line for line in outcomes) == 3
+
+
+def test_nothing_but_bad_pictures_is_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "bad.png").write_bytes(b"this is text")
+    with pytest.raises(ValueError, match=r"every sample of .* was left out as bad"):
+        write_shards(ImageFolder(tmp_path / "in", skip_bad=True), tmp_path / "out", workers=1)
+    assert not (tmp_path / "out").exists()

@@ -156,6 +156,41 @@ def test_a_label_outside_on_one_rank_stops_every_rank_with_one_line():
         run_on_ranks(2, label_outside_on_one_rank)
 
 
+def rows_that_do_not_fit_on_one_rank(what: str):
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
+    head = make_head("ce", "dense", 4, 3, mesh)
+    features, labels = torch.zeros(2, 3, dtype=torch.float64), torch.tensor([0, 1])
+    if group_rank(mesh.get_group("class")) == 1:
+        features = {"rows": features[:1], "width": features[:, :2], "labels": features}[what]
+        labels = labels.double() if what == "labels" else labels
+    head(features, labels)
+
+
+@pytest.mark.parametrize("what", ["rows", "width", "labels"])
+def test_rows_that_do_not_fit_on_one_rank_stop_every_rank(what):
+    with pytest.raises(RankError, match=r"rank 0:(.|\n)*1 ranks do not fit: give floats \[b, 4\]"):
+        run_on_ranks(2, rows_that_do_not_fit_on_one_rank, what)
+
+
+def test_labels_of_any_integer_type_are_class_ids():
+    head = make_head("ce", "dense", 5, 3)
+    features, _, nodes = problem(head.tree, num_rows=4, dim=3)
+    set_nodes(head, nodes)
+    labels = torch.ones(4, dtype=torch.int64)
+    for dtype in (torch.uint8, torch.int32):
+        torch.testing.assert_close(head(features, labels.to(dtype)), head(features, labels))
+
+
+def test_a_second_derivative_is_refused_and_a_loss_without_gradients_keeps_none():
+    head = make_head("ce", "dense", 5, 3)
+    features, labels, _ = problem(head.tree, num_rows=4, dim=3)
+    loss = head(features.requires_grad_(), labels)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss, features, create_graph=True)
+    with torch.inference_mode():
+        torch.testing.assert_close(head(features, labels), loss.detach())
+
+
 def test_batch_loss_refuses_a_single_row():
     head = make_head("batch_ce", "dense", 4, 3)
     with pytest.raises(ValueError, match="at least 2 rows, got 1"):

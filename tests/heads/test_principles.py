@@ -174,7 +174,7 @@ def linear_head(loss: Loss, rows: Tensor) -> ClassHead:
 @pytest.mark.parametrize(("num_classes", "dim"), [(12, 5), (4, 9)])
 @pytest.mark.parametrize("sigma", [0.05, 0.5])
 def test_lemma_3_4_gives_the_minimum_of_the_quadratic_loss(num_classes, dim, sigma):
-    """001 as corrected: M (M'M + K sigma^2 I)^-1 and 1/2 sum sigma^2 / (K sigma^2 + lambda(MM'))."""
+    """001, corrected: M (M'M + K sigma^2 I)^-1 and 1/2 sum sigma^2 / (K sigma^2 + lambda(MM'))."""
     centres, points, labels = mixture(num_classes, dim, sigma)
     ridge = centres.T @ centres + num_classes * sigma**2 * torch.eye(dim, dtype=torch.float64)
     head = linear_head(Quadratic(), centres @ torch.linalg.inv(ridge))

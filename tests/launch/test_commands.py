@@ -1,7 +1,9 @@
 """The `kway` command as a person meets it: what it prints, its exit codes, its one-line errors."""
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -16,10 +18,13 @@ import pytest
 import torch
 
 from heads import LOSSES
+from launch.demo import runs
 from launch.main import app, main
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, environment, write_recipe
+from tests.system.test_training import wait_for_step
+from tests.tiny_bundle import write as write_bundle
 from trainer.bundle import Bundle
 from trainer.recipe import load_recipe
 from trainer.run import RunFolder
@@ -197,6 +202,30 @@ def shard_of_no_folder(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
     return code, str(tmp_path / "none")
 
 
+def endless_body(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    return kway("serve", tmp_path, "--max-body-mib", "inf"), "--max-body-mib"
+
+
+def no_number(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    return kway("serve", tmp_path, "--timeout", "nan"), "--timeout"
+
+
+def endless_wait(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    return kway("serve", tmp_path, "--batch-wait", "inf"), "--batch-wait"
+
+
+def unknown_option(kway: Kway, **_: Any) -> tuple[int, str]:
+    return kway("train", "--fast"), "--fast"
+
+
+def unknown_command(kway: Kway, **_: Any) -> tuple[int, str]:
+    return kway("trian"), "No such command 'trian'"
+
+
+def name_of_two_lines(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    return kway("eval", tmp_path / "a\n  b"), f"{tmp_path}/a b is not a run"
+
+
 MISTAKES = [
     no_recipe,
     unknown_key,
@@ -211,6 +240,12 @@ MISTAKES = [
     query_of_no_bundle,
     query_of_no_picture,
     shard_of_no_folder,
+    endless_body,
+    no_number,
+    endless_wait,
+    unknown_option,
+    unknown_command,
+    name_of_two_lines,
 ]
 
 
@@ -228,6 +263,13 @@ def test_a_mistake_is_one_line_that_names_the_thing_and_exit_code_2(
     assert error.count("\n") == 1, error
     # Nothing is left behind but what the mistake needed.
     assert {path.name for path in tmp_path.iterdir()} - before <= {"copy", "mine"}
+
+
+def test_without_a_command_there_is_help_and_exit_code_2(kway, capsys):
+    assert kway() == 2
+    out, error = capsys.readouterr()
+    assert "Usage:" in out
+    assert "error:" not in error
 
 
 def test_traceback_shows_where_an_error_came_from(monkeypatch, tmp_path):
@@ -258,6 +300,96 @@ def processes_with(mark: str) -> list[psutil.Process]:
         except psutil.Error:  # ended meanwhile, or somebody else's
             continue
     return found
+
+
+def test_folders_named_like_packages_where_one_stands_do_not_hide_them(glyphs, tmp_path):
+    recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
+    for name in ("data", "trainer"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "picture.txt").touch()
+    command = [Path(sys.executable).with_name("kway"), "train", recipe, "--nproc", "1"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "checkpoints" / "step-00000004").is_dir()
+
+
+def test_the_signal_handlers_are_ours_again_after_a_run():
+    code = (
+        "import signal; from launch.elastic import run_ranks\n"
+        "numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)\n"
+        "before = [signal.getsignal(number) for number in numbers]\n"
+        "assert run_ranks('platform', [], num_processes=1) == 0\n"
+        "assert [signal.getsignal(number) for number in numbers] == before\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_ends_training_without_a_word(number, glyphs, tmp_path):
+    recipe = glyph_recipe(
+        glyphs, tmp_path / "run", train__duration={"steps": 100_000}, telemetry={"log_every": 1}
+    )
+    process = subprocess.Popen(
+        [*KWAY, "train", str(write_recipe(tmp_path, recipe)), "--nproc", "1"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_step(tmp_path / "run", 2, process)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert error == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_to_the_demo_ends_its_server_too(number, tmp_path):
+    mark, bundle = uuid.uuid4().hex, write_bundle(tmp_path / "bundle")
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from launch.commands.demo import exit_on_signals; from launch.demo import questions\n"
+        "exit_on_signals()\n"
+        "with questions.server(Path(sys.argv[1]), Path(sys.argv[2])) as url:\n"
+        "    print(url, flush=True); time.sleep(100)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(bundle), str(tmp_path / "log")],
+        cwd=ROOT,
+        env=environment() | {"KWAY_TEST_MARK": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("http://")
+        assert len(processes_with(mark)) > 2
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    # Python ends itself by SIGINT where nobody catches it; `kway` makes 130 of it.
+    assert process.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
+    assert ("Traceback" in error) is (number == signal.SIGINT)
+    assert processes_with(mark) == []
+
+
+def test_the_demo_compares_the_last_checkpoints_and_not_an_older_runs_leftovers(run, tmp_path):
+    shutil.move(run, runs.DENSE_CE.folder(tmp_path))
+    folder = RunFolder(runs.DENSE_CE.folder(tmp_path)).evaluations
+    expected = json.loads((folder / "step-00000004.json").read_text())
+    (folder / "step-00000099.json").write_text("{}")
+    assert runs.DENSE_CE.measures(tmp_path) == expected
+
+
+def test_the_recipe_that_the_demo_names_is_there_wherever_one_stands(tmp_path, monkeypatch):
+    for folder in (ROOT, tmp_path):
+        monkeypatch.chdir(folder)
+        named, *_ = runs.DENSE_CE.arguments(tmp_path, tmp_path / "shards", 1.0)
+        assert Path(named).samefile(runs.RECIPE)
+        assert Path(named).is_absolute() is (folder == tmp_path)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +14,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
 
 import cv2
 import httpx
@@ -25,6 +29,7 @@ from typer.testing import CliRunner
 
 from launch.commands import query
 from serving.answer import Answer
+from tests.system.processes import ROOT
 from tests.tiny_bundle import NAMES, write
 
 COMMAND = """
@@ -69,10 +74,14 @@ class Server:
     errors: Path
 
 
-def start(bundle: Path, errors: Path, *options: object) -> Server:
+def start(
+    bundle: Path, errors: Path, *options: object, start: list[str] | None = None, cwd: Path = ROOT
+) -> Server:
+    arguments = ["serve", str(bundle), "--port", "0", *map(str, options)]
     with errors.open("w") as stderr:
         process = subprocess.Popen(
-            command("serve", bundle, "--port", 0, *options),
+            [*start, *arguments] if start else command(*arguments),
+            cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -282,6 +291,15 @@ def test_the_position_of_a_bad_picture_is_named(client: httpx.Client, pictures: 
     assert error_of(answer)[2].startswith("images[1]: not a picture")
 
 
+def form(*fields: tuple[str, str]) -> bytes:
+    """A multipart form, and a picture that is none in it."""
+    parts = [*fields, ('images"; filename="b', "x")]
+    head = 'Content-Disposition: form-data; name="'
+    return "".join(f'--b\r\n{head}{name}"\r\n\r\n{value}\r\n' for name, value in parts).encode() + (
+        b"--b--\r\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "body", "status", "code"),
     [
@@ -308,6 +326,20 @@ def test_the_position_of_a_bad_picture_is_named(client: httpx.Client, pictures: 
             413,
             "too_many_pictures",
         ),
+        *[
+            (
+                "multipart/form-data; boundary=b",
+                form(("classes", "husky"), *fields),
+                422,
+                "invalid_query",
+            )
+            for fields in (
+                [("threshold", "1"), ("threshold", "2")],
+                [("recall", "0.9"), ('recall"; filename="a', "0.9")],
+                [('threshold"; filename="a', "1")],
+                [('classes"; filename="a', "tabby cat")],
+            )
+        ],
         ("application/x-www-form-urlencoded", b"classes=husky", 415, "unknown_content_type"),
     ],
 )
@@ -482,6 +514,8 @@ def test_a_folder_that_is_no_bundle_is_refused_before_anything_starts(tmp_path: 
         (("{bundle}", "--class", "husky", "{tmp}/none.png"), "is no file"),
         (("{bundle}", "--class", "husky", "{bundle}/bundle.json"), "not a picture"),
         (("{url}", "--class", "husky", "{bundle}/bundle.json"), "not a picture"),
+        (("{bundle}", "--class", "husky", "--threshold", "nan", "{picture}"), "a finite number"),
+        (("{bundle}", "--class", "husky", "--threshold", "inf", "{picture}"), "a finite number"),
         (("http://127.0.0.1:1", "--class", "husky", "{picture}"), "is `kway serve` running there"),
     ],
 )
@@ -499,18 +533,123 @@ def test_a_wrong_question_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_sigterm_during_the_start_ends_it_with_code_0_and_leaves_no_process(bundle: Path) -> None:
+class _Foreign(BaseHTTPRequestHandler):
+    """Answers 200 and JSON to everything, and none of it is kway's."""
+
+    answer = b"{}"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.answer)))
+        self.end_headers()
+        self.wfile.write(self.answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("answer", [b"{}", b"[]", b'{"limits": {"max_inputs": "many"}}', b"<p>"])
+def test_a_server_that_is_not_kways_is_refused_in_one_line(
+    pictures: list[Path], answer: bytes
+) -> None:
+    handler = type("Handler", (_Foreign,), {"answer": answer})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
+        thread = Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(ValueError, match="is it a kway server") as caught:
+                ask(f"http://127.0.0.1:{other.server_port}", "--class", "husky", pictures[0])
+        finally:
+            other.shutdown()
+            thread.join()
+    assert "\n" not in str(caught.value)
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["class_weights.safetensors", "backbone.safetensors"])
+def test_a_damaged_bundle_is_not_served(bundle: Path, tmp_path: Path, name: str) -> None:
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    flip(copy / name)
+    ran = run("serve", copy, "--port", 0)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert re.fullmatch(rf"error: .*{name} does not match its checksum.*\n", ran.stderr), ran.stderr
+
+
+def test_a_question_checks_all_of_a_bundle_but_its_class_weights(
+    bundle: Path, pictures: list[Path], tmp_path: Path
+) -> None:
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    flip(copy / "class_weights.safetensors")  # of the last class, which is not asked for
+    assert "husky" in ask(copy, "--class", "husky", pictures[0])
+    flip(copy / "backbone.safetensors")
+    with pytest.raises(ValueError, match=r"backbone\.safetensors does not match its checksum"):
+        ask(copy, "--class", "husky", pictures[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_during_the_start_ends_it_with_code_0_and_leaves_no_process(
+    bundle: Path, number: signal.Signals
+) -> None:
     arguments = command("serve", bundle, "--port", 0)
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, process_group=0) as process:
         deadline = time.monotonic() + 60
         children: list[psutil.Process] = []
-        while not children and time.monotonic() < deadline:
+        while len(children) < 2 and time.monotonic() < deadline:  # the guard is the first
             time.sleep(0.1)
             children = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, number)
         assert process.wait(timeout=60) == 0
     _, left = psutil.wait_procs(children, timeout=5)
     assert left == []
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Ray's sockets lie in it, and their paths may have 107 bytes."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_an_error_of_the_model_shows_on_the_terminal_and_a_killed_server_leaves_nothing(
+    bundle: Path, pictures: list[Path], tmp_path: Path, short_folder: Path
+) -> None:
+    """Started where folders have the names of our packages: they must not hide them."""
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    for name in ("data", "serving"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('not the package')")
+    folder = short_folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        other = start(
+            copy,
+            tmp_path / "stderr",
+            start=[sys.executable, "-P", "-m", "launch"],
+            cwd=tmp_path,
+        )
+    try:
+        body = as_json(pictures[:1], classes=["husky"])
+        assert httpx.post(f"{other.url}/v1/query", json=body, timeout=30).status_code == 200
+        weights = copy / "class_weights.safetensors"
+        os.truncate(weights, 100)
+        answer = httpx.post(f"{other.url}/v1/query", json=body, timeout=30)
+        assert error_of(answer)[:2] == (500, "internal")
+        deadline = time.monotonic() + 10
+        while "Traceback" not in other.errors.read_text() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert str(weights) in other.errors.read_text()
+        assert list(folder.glob("kway-ray-*"))
+        other.process.kill()
+        _, left = psutil.wait_procs(other.children, timeout=30)
+        assert left == []
+        assert list(folder.iterdir()) == []
+    finally:
+        end(other)
 
 
 def test_sigterm_to_the_process_group_ends_the_server_in_order_and_leaves_no_process(

@@ -1,6 +1,7 @@
 """The parts of a replica that need no server: answers, batches, metrics, the port check."""
 
 import asyncio
+import json
 import socket
 import threading
 from pathlib import Path
@@ -75,6 +76,16 @@ def test_a_model_that_is_not_aligned_says_so_in_every_answer(tmp_path: Path, mod
     found = other.answer([other.prepare(picture(9, 9))], ask(other.bundle, [0]))
     assert not found.aligned
     assert "trained with ce, which is not aligned" in str(found.notice)
+
+
+@pytest.mark.parametrize("key", ["size", "resize"])
+def test_a_bundle_of_huge_pictures_is_refused(tmp_path: Path, key: str) -> None:
+    file = write(tmp_path / "b") / "bundle.json"
+    content = json.loads(file.read_text())
+    content["model"]["image"][key] = 100_000
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"model\.image\.{key}: .* 4096"):
+        Model.open(tmp_path / "b")
 
 
 def test_a_model_of_texts_is_refused_by_the_server_of_pictures(tmp_path: Path) -> None:

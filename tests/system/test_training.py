@@ -3,17 +3,21 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from data import open_split
+from data.sources import Glyphs
+from data.writer import write_shards
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, TORCHRUN, environment, kway, run, write_recipe
 from trainer.__main__ import main
@@ -60,9 +64,9 @@ def test_torchrun_and_kway_train_do_the_same_thing(glyphs, tmp_path):
     assert len(losses(tmp_path / "a")) == 4
 
 
-def start(recipe: Path, run_folder: Path) -> "subprocess.Popen[bytes]":
+def start(recipe: Path, run_folder: Path, num: int = 2) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [*KWAY, "train", str(recipe), f"run={run_folder}", "--nproc", "2"],
+        [*KWAY, "train", str(recipe), f"run={run_folder}", "--nproc", str(num)],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.DEVNULL,
@@ -71,7 +75,7 @@ def start(recipe: Path, run_folder: Path) -> "subprocess.Popen[bytes]":
     )
 
 
-def wait_for_step(run_folder: Path, step: int, process: "subprocess.Popen[bytes]") -> None:
+def wait_for_step(run_folder: Path, step: int, process: "subprocess.Popen[Any]") -> None:
     path, deadline = run_folder / "metrics.jsonl", time.monotonic() + 90
     while time.monotonic() < deadline:
         assert process.poll() is None, "the run ended before it could be killed"
@@ -124,7 +128,8 @@ def test_a_run_killed_at_random_steps_ends_with_the_same_bits(glyphs, tmp_path):
     assert all(epochs <= count <= epochs + 1 for count in counts.values())
 
 
-def test_no_rank_outlives_its_killed_launcher(glyphs, tmp_path):
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_no_rank_outlives_its_killed_launcher(num_processes, glyphs, tmp_path):
     recipe = write_recipe(
         tmp_path,
         glyph_recipe(
@@ -134,10 +139,15 @@ def test_no_rank_outlives_its_killed_launcher(glyphs, tmp_path):
             telemetry={"log_every": 1},
         ),
     )
-    process = start(recipe, tmp_path / "run")
+    process = start(recipe, tmp_path / "run", num_processes)
     wait_for_step(tmp_path / "run", 2, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) == 2
+    assert len(children) == num_processes
+    # A second one in the same folder is refused and does no harm.
+    answer = run([*KWAY, "train", str(recipe), f"run={tmp_path / 'run'}"])
+    assert answer.returncode == 2
+    assert "is being trained by another process" in answer.stderr
+    assert process.poll() is None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + 5
@@ -190,6 +200,48 @@ def test_another_recipe_may_not_go_on_in_a_run_folder(glyphs, tmp_path, capsys):
     assert "was started with another head.loss.kind, seed" in capsys.readouterr().err
     assert main([recipe, "resume=never"]) == 2
     assert "has checkpoints and resume is never" in capsys.readouterr().err
+
+
+def test_a_run_cannot_end_before_where_it_is(glyphs, tmp_path, capsys):
+    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
+    assert main([recipe]) == 0
+    assert main([recipe, "train.duration.steps=2"]) == 2
+    assert "is at step 4 and train.duration is 2 steps" in capsys.readouterr().err
+
+
+def test_other_shards_in_the_same_place_are_refused(glyphs, tmp_path, capsys):
+    shards = tmp_path / "shards"
+    shutil.copytree(glyphs, shards)
+    recipe = str(write_recipe(tmp_path, glyph_recipe(shards, tmp_path / "run")))
+    assert main([recipe]) == 0
+    shutil.rmtree(shards)
+    write_shards(Glyphs(13, samples=2, size=16), shards, workers=0)
+    assert main([recipe, "train.duration.steps=6"]) == 2
+    assert "was trained on other shards" in capsys.readouterr().err
+
+
+def test_a_killed_rank_is_named(glyphs, tmp_path):
+    recipe = write_recipe(
+        tmp_path,
+        glyph_recipe(
+            glyphs, tmp_path / "run", train__duration={"steps": 100_000}, telemetry={"log_every": 1}
+        ),
+    )
+    process = subprocess.Popen(
+        [*KWAY, "train", str(recipe), "--nproc", "2"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_step(tmp_path / "run", 2, process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "was ended by SIGKILL: out of memory?" in error
+    assert "Traceback" not in error
 
 
 def test_a_finished_run_started_again_changes_nothing(glyphs, tmp_path):

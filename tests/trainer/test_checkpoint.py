@@ -39,7 +39,7 @@ def task_and_optimizer(
     manifest = Manifest.load(shards)
     task = build_task(
         recipe,
-        num_classes=len(manifest.classes),
+        class_names=manifest.class_names,
         label_vectors=label_vectors_of(recipe, manifest),
         world=rank_world(),
     )
@@ -125,6 +125,18 @@ def test_only_the_newest_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
 
+def test_a_refused_checkpoint_does_not_push_sound_ones_out(tmp_path):
+    save_plain(tmp_path, 5)
+    flip_a_bit(save_plain(tmp_path, 10))
+    (tmp_path / "step-zzz").mkdir()
+    for step in (6, 8):
+        save_plain(tmp_path, step)
+    found, refused = find_checkpoint(tmp_path, rank_world())
+    assert found is not None
+    assert found.step == 8
+    assert len(refused) == 1
+
+
 def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
     names = {path.suffix for path in save_plain(tmp_path, 1).iterdir()}
     assert names == {".json", ".safetensors"}
@@ -170,6 +182,11 @@ def damage_the_manifest(folder: Path) -> str:
     return r"manifest\.json is unreadable"
 
 
+def strange_manifest(folder: Path) -> str:
+    (folder / "manifest.json").write_text('{"format_version": "x", "files": {}}')
+    return r"manifest\.json is unreadable"
+
+
 def newer_format(folder: Path) -> str:
     path = folder / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
@@ -187,6 +204,7 @@ def newer_format(folder: Path) -> str:
         remove_the_manifest,
         damage_the_manifest,
         newer_format,
+        strange_manifest,
     ],
 )
 def test_an_altered_checkpoint_is_refused_by_name_and_the_one_before_it_is_taken(damage, tmp_path):

@@ -48,6 +48,23 @@ def test_a_mapping_whose_kind_changes_is_replaced_and_others_merge(tmp_path):
     assert (merged.lr, merged.momentum) == (0.2, 0.5)
 
 
+def test_another_model_type_takes_no_settings_of_the_old_one_along():
+    """The line for ResNet-50 that launch/recipes/pictures.yaml gives."""
+    path = Path("launch/recipes/pictures.yaml")
+    for override in ("backbone.config={model_type: resnet}", "backbone.config.model_type=vit"):
+        config = load_recipe(path, [override]).backbone.config
+        assert config.keys() == {"model_type"}
+    one_field = load_recipe(path, ["backbone.config.depths=[1, 1, 1, 1]"]).backbone.config
+    assert one_field["hidden_sizes"] == [64, 128, 256, 512]
+
+
+def test_merge_keys_and_units_merge(tmp_path):
+    path = recipe_file(tmp_path, MINIMAL + "optimizer: {<<: {lr: 0.3}, momentum: 0.5}\n")
+    assert load_recipe(path).optimizer.lr == 0.3
+    path = recipe_file(tmp_path, MINIMAL + "train: {duration: {epochs: 2}}\n")
+    assert load_recipe(path, ["train.duration={steps: 3}"]).train.duration == Duration(steps=3)
+
+
 def test_a_mapping_without_kind_is_of_the_default_kind(tmp_path):
     path = recipe_file(tmp_path, MINIMAL + "optimizer: {lr: 0.3}\nhead: {weights: {}}\n")
     recipe = load_recipe(path)
@@ -80,6 +97,12 @@ def test_one_unit_of_a_duration_takes_the_place_of_another(tmp_path):
         ("optimizer.lr=-1", r"optimizer\.lr: .*greater than 0, got -1"),
         ("train.duration={steps: 1, epochs: 1}", r"exactly one of steps, epochs, samples"),
         ("data.image.mean=[0.5]", r"data\.image: mean and std need 3 numbers"),
+        ("evaluation.topk=[]", r"evaluation\.topk: "),
+        ("evaluation.recalls=[1.5]", r"evaluation\.recalls\.0: .*less than or equal to 1"),
+        ("checkpoint.every.steps=0", r"an interval must be longer than 0"),
+        ("train.duration.epochs=.inf", r"train\.duration\.epochs: .*finite"),
+        ("data.augment.crop_area=[-1,2]", r"crop_area is \[-1\.0, 2\.0\]"),
+        ("data.image.std=[0,1,1]", r"std must be positive"),
         ("seed", r"override 'seed' is not of the form key=value"),
         ("seed=[", r"override 'seed=\[' is not YAML"),
         (
@@ -123,7 +146,7 @@ def test_loading_a_recipe_does_not_load_torch(tmp_path):
 
 @pytest.mark.parametrize(
     ("duration", "steps"),
-    [({"steps": 7}, 7), ({"epochs": 1}, 11), ({"epochs": 0.5}, 5), ({"samples": 21}, 3)],
+    [({"steps": 7}, 7), ({"epochs": 1}, 11), ({"epochs": 0.5}, 6), ({"samples": 21}, 3)],
 )
 def test_a_duration_is_rounded_up_to_whole_steps(duration, steps):
     assert Duration(**duration).in_steps(num_samples=101, global_batch=10) == steps

@@ -29,7 +29,7 @@ def make_task(shards: Path, **changes) -> Task:
     manifest = Manifest.load(shards)
     vectors = label_vectors_of(recipe, manifest)
     return build_task(
-        recipe, num_classes=len(manifest.classes), label_vectors=vectors, world=rank_world()
+        recipe, class_names=manifest.class_names, label_vectors=vectors, world=rank_world()
     )
 
 
@@ -175,6 +175,48 @@ def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
         optimizer.zero_grad()
         loss = float(task.backward(texts(8)))
     assert loss < before / 2
+
+
+VIT = {
+    "model_type": "vit",
+    "image_size": 16,
+    "patch_size": 8,
+    "num_channels": 1,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+
+
+@pytest.mark.parametrize("pooling", ["auto", "cls", "mean"])
+def test_a_vision_transformer_trains_every_parameter(glyphs, pooling):
+    task = make_task(glyphs, backbone__config=VIT, backbone__pooling=pooling).train()
+    task.backward(pictures(0, 12))
+    assert task.head.dim == 16
+    assert all(parameter.grad is not None for parameter in task.parameters())
+
+
+def test_a_feature_map_has_no_first_token(glyphs):
+    task = make_task(glyphs, backbone__pooling="cls")
+    with pytest.raises(ValueError, match=r"pooling is cls and this encoder gives a feature"):
+        task.backward(pictures(0, 12))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**TINY_BERT, "hiden_size": 4}, "hiden_size is not a known key: did you mean hidden_size"),
+        ({**TINY_BERT, "hidden_size": "abc"}, r"backbone\.config: "),
+        ({"model_type": "resnet", "num_channels": 1, "hidden_act": "foo"}, r"backbone\.config"),
+        ({"model_type": "resnet", "num_channels": 1, "layer_type": "foo"}, r"backbone\.config: "),
+        ({"model_type": "t5"}, "t5 is an encoder and a decoder"),
+    ],
+)
+def test_a_configuration_that_makes_no_model_is_one_line(glyphs, config, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        make_task(glyphs, backbone__config=config)
+    assert "\n" not in str(caught.value)
 
 
 def test_mean_pooling_leaves_padding_out(glyphs):

@@ -1,0 +1,59 @@
+"""Files that are there whole or not at all: written aside, flushed to disk, then renamed."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+ASIDE = ".aside"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; removed where the block fails, whatever the reason.
+
+    The block renames it. Raises OSError with the path and a remedy where the disk is full.
+    """
+    aside = path.with_name(path.name + ASIDE)
+    try:
+        with explained(path):
+            yield aside
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Name `path` and the remedy where the disk is full: a failed `write` names nothing."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        raise OSError(
+            f"{path} cannot be written ({error.strerror}): free space and run the same again"
+        ) from error
+
+
+def commit(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole, or not at all, even after a power cut."""
+    with written_aside(path) as aside:
+        with aside.open("wb") as file:
+            file.write(content)
+            flush(file)
+        aside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def flush(file: IO[bytes]) -> None:
+    """Write what is buffered, down to the disk."""
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,201 @@
+"""Which files are pictures of which class: by class folders, or by a label file.
+
+Nothing is opened but the label file: whether a file is a picture shows later.
+"""
+
+import csv
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, NamedTuple
+
+ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
+_EVALUATION_FOLDERS = ("test", "val", "validation")
+_LIKE_SPLITS = frozenset({"train", "training", "valid", "dev", "eval", *_EVALUATION_FOLDERS})
+_NAMED = 5
+_SHOWN = 60
+
+
+class File(NamedTuple):
+    """`path` is inside the folder; `split` None: by hash."""
+
+    path: str
+    class_name: str
+    split: str | None
+
+
+@dataclass
+class Listing:
+    """`files` in order of path; what is left out without being an error is counted."""
+
+    files: list[File] = field(default_factory=list)
+    other_files: int = 0
+    loose_pictures: int = 0
+    empty_folders: list[str] = field(default_factory=list)
+    unread_folders: list[str] = field(default_factory=list)
+
+    def notes(self) -> list[str]:
+        """What is left out, one line each."""
+        notes = []
+        if self.other_files:
+            notes.append(
+                f"ignoring {_count(self.other_files, 'file')} in class folders with a name that "
+                "does not end like a picture's"
+            )
+        if self.loose_pictures:
+            notes.append(f"ignoring {_count(self.loose_pictures, 'picture')} outside class folders")
+        if self.empty_folders:
+            notes.append(f"no class without pictures: {_some(self.empty_folders)}")
+        if self.unread_folders:
+            notes.append(f"ignoring what is no split beside train: {_some(self.unread_folders)}")
+        return notes
+
+
+def list_class_folders(folder: Path) -> Listing:
+    """Pictures in class folders, which stand in `folder` or in split folders in it.
+
+    Raises ValueError for folders that look like splits and are none, for a split without pictures,
+    and for a class name that is not UTF-8.
+    """
+    listing = Listing()
+    splits = _split_folders(folder)
+    if not splits:
+        _refuse_split_names(folder)
+        _add_tree(listing, folder, folder, None)
+    for name, split in splits.items():
+        _add_tree(listing, folder, folder / name, split)
+        if not any(file.path.startswith(f"{name}/") for file in listing.files):
+            raise ValueError(
+                f"{folder / name} has no pictures in class folders: add some, or remove it"
+            )
+    if splits:
+        listing.unread_folders = [f.name for f in _folders(folder) if f.name not in splits]
+    listing.files.sort()
+    return listing
+
+
+def _split_folders(folder: Path) -> dict[str, str]:
+    """Sub-folder -> split, where `folder` holds `train/` and something to evaluate on."""
+    held_out = [name for name in _EVALUATION_FOLDERS if (folder / name).is_dir()]
+    if not held_out or not (folder / "train").is_dir():
+        return {}
+    names = {name: "test" if name == held_out[0] else "validation" for name in held_out}
+    if len(held_out) > 2:
+        raise ValueError(f"{folder} holds both val/ and validation/: remove one")
+    return {"train": "train", **names}
+
+
+def _refuse_split_names(folder: Path) -> None:
+    """A class may be called train; a folder of that name with folders in it is a split."""
+    folders = _folders(folder)
+    alike = [f for f in folders if f.name.lower() in _LIKE_SPLITS]
+    for found in alike:
+        if len(alike) == len(folders) or _folders(found):
+            raise ValueError(
+                f"{found} looks like a split, not like a class: splits are train/ with test/, val/ "
+                "or validation/ beside it; rename it, or move its class folders up"
+            )
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+
+
+def _add_tree(listing: Listing, root: Path, part: Path, split: str | None) -> None:
+    for class_folder in _folders(part):
+        _check_name(class_folder)
+        before = len(listing.files)
+        for parent, _, names in os.walk(class_folder):
+            for path in (Path(parent, name) for name in names):
+                if path.suffix.lower() in ENDINGS and path.is_file():
+                    inside = path.relative_to(root).as_posix()
+                    listing.files.append(File(inside, class_folder.name, split))
+                else:
+                    listing.other_files += 1
+        if len(listing.files) == before:
+            listing.empty_folders.append(str(class_folder.relative_to(root)))
+    listing.loose_pictures += sum(
+        path.suffix.lower() in ENDINGS and path.is_file() for path in part.iterdir()
+    )
+
+
+def _check_name(class_folder: Path) -> None:
+    try:
+        class_folder.name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{class_folder.parent}: the name of class folder {class_folder.name!r} is not UTF-8: "
+            "rename it"
+        ) from error
+
+
+def list_label_file(folder: Path, labels: Path) -> Listing:
+    """Lines `file,class` of a label file; a first line that says just that is skipped.
+
+    Raises ValueError or FileNotFoundError with the line.
+    """
+    seen: dict[str, int] = {}
+    listing = Listing()
+    root = os.path.abspath(folder)
+    for line, row in _rows(labels):
+        where = f"{labels}, line {line}"
+        if len(row) != 2 or not all(cell.strip() for cell in row):
+            raise ValueError(f"{where}: {_cut(','.join(row))} is not file,class: correct it")
+        # By its name alone: a picture may be a link to one elsewhere.
+        name = os.path.relpath(os.path.join(root, row[0].strip()), root)
+        if name.split(os.sep)[0] == os.pardir:
+            raise ValueError(f"{where}: {_cut(row[0])} is outside {folder}: name files inside it")
+        if name in seen:
+            raise ValueError(
+                f"{where}: {_cut(row[0])} is listed before, in line {seen[name]}: keep one of them"
+            )
+        if not Path(root, name).is_file():
+            raise FileNotFoundError(
+                f"{where}: {_cut(name)} is missing in {folder}: add it or remove the line"
+            )
+        seen[name] = line
+        listing.files.append(File(name, row[1].strip(), None))
+    listing.files.sort()
+    return listing
+
+
+def _rows(labels: Path) -> Iterator[tuple[int, list[str]]]:
+    """(number of its first line, cells) of each row, less empty ones and the heading."""
+    with labels.open("rb") as file:
+        reader = csv.reader(_lines(file, labels))
+        while True:
+            line = reader.line_num + 1
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                raise ValueError(
+                    f"{labels}, line {line}: {error}: is a quote left open there?"
+                ) from error
+            if row is None:
+                return
+            if row and (line, row) != (1, ["file", "class"]):
+                yield line, row
+
+
+def _lines(file: IO[bytes], labels: Path) -> Iterator[str]:
+    for number, line in enumerate(file, start=1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{labels}, line {number}: not UTF-8 text: save the file as UTF-8"
+            ) from error
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(map(repr, names[:_NAMED])) + more

@@ -1,0 +1,133 @@
+"""The plan of the house: registries, names, docstrings, and what may be imported without torch."""
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from typer.main import get_command
+
+from data.sources import SOURCES
+from heads.config import LossConfig
+from heads.losses import LOSSES
+from launch.commands import shard
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("heads", "data", "trainer", "serving", "launch", "benchmarks")
+MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+TEXTS = [
+    *sorted(ROOT.glob("*.*")),
+    *(path for folder in ("docs", "k8s", ".github", ".ci") for path in (ROOT / folder).rglob("*")),
+    *(path for room in ROOMS for path in (ROOT / room).rglob("*.y*ml")),
+]
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def kinds(union: Any) -> list[str]:
+    """The `kind` of each model of a tagged union."""
+    members, *_ = get_args(union)
+    return [member.model_fields["kind"].default for member in get_args(members)]
+
+
+def test_every_loss_of_a_recipe_is_registered_under_its_own_kind():
+    assert list(LOSSES) == kinds(LossConfig)
+    assert [loss.kind for loss in LOSSES.values()] == list(LOSSES)
+
+
+def test_every_source_has_its_command():
+    commands = get_command(shard.app).commands  # type: ignore[attr-defined]
+    assert commands.keys() - {"verify"} == SOURCES.keys()
+
+
+@pytest.mark.parametrize("room", ["heads", "data", "heads.tree", "heads.losses", "data.sources"])
+def test_every_public_name_of_a_room_is_there(room):
+    module = import_module(room)
+    assert module.__all__
+    for name in module.__all__:
+        assert getattr(module, name) is not None, name
+    if hasattr(module, "_HOME"):
+        assert sorted(module._HOME) == sorted(module.__all__)
+
+
+def test_there_is_something_to_look_at():
+    assert len(MODULES) > 60
+    assert len(TESTS) > 20
+    assert len(TEXTS) > 5
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_every_module_says_what_it_is(path):
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert docstring, f"{relative(path)} has no docstring"
+    assert docstring.splitlines()[0].rstrip().endswith((".", ":")) or "\n" in docstring
+
+
+def test_every_test_module_says_what_it_claims():
+    for path in TESTS:
+        text = path.read_text(encoding="utf-8")
+        assert not text or ast.get_docstring(ast.parse(text)), relative(path)
+
+
+def test_no_module_is_a_drawer_for_everything():
+    drawers = {"utils", "util", "common", "helpers", "helper", "misc"}
+    assert [relative(p) for p in [*MODULES, *TESTS] if drawers & set(p.with_suffix("").parts)] == []
+
+
+def test_nothing_is_left_to_do_in_the_tree():
+    marks = tuple(first + second for first, second in (("TO", "DO"), ("FIX", "ME"), ("XX", "X")))
+    for path in [*MODULES, *TESTS, *TEXTS]:
+        if path.is_file() and path.suffix not in {".png", ".svg", ".jpg"}:
+            text = path.read_text(encoding="utf-8")
+            assert not any(mark in text for mark in marks), relative(path)
+
+
+def test_configuration_and_the_command_load_without_torch():
+    """A recipe with a mistake, and `kway --help`, answer at once."""
+    heavy = ("torch", "transformers", "ray", "cv2", "deepspeed", "matplotlib")
+    code = (
+        "import sys, heads.config, data.config, trainer.config, trainer.recipe, serving.config, "
+        f"launch.main; print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level packages that a module imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return {name.partition(".")[0] for name in names}
+
+
+def test_torchvision_is_not_needed():
+    """Beside a CPU build of torch it does not import and breaks imports inside transformers."""
+    name = "torch" + "vision"
+    assert find_spec(name) is None, f"with {name} installed these tests do not show its absence"
+    assert [relative(path) for path in [*MODULES, *TESTS] if name in imported(path)] == []
+    assert name not in (ROOT / "constraints.txt").read_text()
+
+
+def test_pickles_and_remote_code_are_never_loaded():
+    for path in MODULES:
+        assert not imported(path) & {"pickle", "dill", "cloudpickle", "joblib"}, relative(path)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
+                setting = (node.arg, node.value.value)
+                forbidden = [("trust_remote_code", True), ("allow_pickle", True)]
+                assert setting not in forbidden, f"{relative(path)}:{node.value.lineno}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                raise AssertionError(f"{relative(path)}:{node.lineno} reads a pickle")
