@@ -151,9 +151,9 @@ WeightsConfig = Annotated[DenseConfig | UTreeConfig | VTreeConfig, Field(discrim
 LossConfig = Annotated[
     CrossEntropyConfig
     | BatchCrossEntropyConfig
-    | SelfNormalisationConfig
     | MaxMarginConfig
     | BatchMaxMarginConfig
+    | SelfNormalisationConfig
     | NoiseContrastiveConfig
     | BinaryCrossEntropyConfig
     | SoftmaxCauchySchwarzConfig

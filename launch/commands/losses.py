@@ -13,14 +13,16 @@ def losses() -> None:
     """List the losses: where they come from, and whether one logit alone can be trusted."""
     from heads.losses import LOSSES
 
-    table = Table(
-        "head.loss.kind", "paper", "logit separation", "statistics of a row", "hyperparameters"
-    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("head.loss.kind", no_wrap=True)
+    for column in ("paper", "logits", "statistics of a row", "hyperparameters"):
+        table.add_column(column, overflow="fold")
     for kind, loss in LOSSES.items():
-        aligned = "aligned" if loss.aligned else "no"
+        aligned = "aligned" if loss.aligned else "-"
         cells = kind, loss.paper, aligned, loss.statistic, _hyperparameters(kind)
         table.add_row(*(Text(cell) for cell in cells))
     Console().print(table)
+    print("aligned: with the Principle of Logit Separation, one logit alone can be compared")
 
 
 def _hyperparameters(kind: str) -> str:

@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 from safetensors.numpy import save_file
 
+from heads.build import build_head, build_tree
 from heads.config import HeadConfig
-from heads.head import build_head, build_tree
 from heads.tree import LabelTree, NamedTree, TreeStatistics, build_cover_tree, draw_tree
 
 NAMES = tuple(f"class {i}" for i in range(40))
