@@ -78,6 +78,11 @@ class Manifest(_Record):
         """Names of the splits, in the order of their first shard."""
         return tuple(dict.fromkeys(shard.split for shard in self.shards))
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; the position is the label."""
+        return tuple(info.name for info in self.classes)
+
     def of_split(self, split: str) -> tuple[ShardInfo, ...]:
         """The shards of `split`; ValueError names the splits that there are."""
         shards = tuple(shard for shard in self.shards if shard.split == split)

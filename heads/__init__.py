@@ -7,7 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heads.head import ClassHead, ClassRows, build_head, build_tree
+    from heads.build import build_head, build_tree
+    from heads.head import ClassHead, ClassRows
+    from heads.hierarchical import HierarchicalSoftmaxHead
     from heads.losses import LOSSES, BatchCrossEntropy, BinaryCrossEntropy, CrossEntropy, Loss
     from heads.tree import CoverTree, LabelTree, build_cover_tree
 
@@ -19,6 +21,7 @@ __all__ = [
     "ClassRows",
     "CoverTree",
     "CrossEntropy",
+    "HierarchicalSoftmaxHead",
     "LabelTree",
     "Loss",
     "build_cover_tree",
@@ -37,8 +40,9 @@ _HOME = {
     "LabelTree": "heads.tree",
     "Loss": "heads.losses",
     "build_cover_tree": "heads.tree",
-    "build_head": "heads.head",
-    "build_tree": "heads.head",
+    "HierarchicalSoftmaxHead": "heads.hierarchical",
+    "build_head": "heads.build",
+    "build_tree": "heads.build",
 }
 
 

@@ -1,8 +1,11 @@
 """What a recipe may say about the head: class weights and loss. Free of torch: it loads at once."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_BASE = 1.3
 
 
 class _Config(BaseModel):
@@ -15,43 +18,157 @@ class DenseConfig(_Config):
     kind: Literal["dense"] = "dense"
 
 
-class CoverTreeConfig(_Config):
-    """A label tree built from the label vectors that travel with the class list."""
+class LabelTreeConfig(_Config):
+    """A cover tree of the label vectors that travel with the class list, or a tree from a file."""
 
     base: float = Field(
-        1.3, ge=1.001, le=1000, description="smaller: taller, narrower trees (paper 000, 5)"
+        _BASE, ge=1.001, le=1000, description="smaller: taller, narrower trees (paper 000, 5)"
     )
+    file: Path | None = Field(None, description="a tree that `kway tree build` wrote")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "LabelTreeConfig":
+        if self.file is not None and self.base != _BASE:
+            raise ValueError("a tree from a file has its base already: leave out base or file")
+        return self
 
 
 class UTreeConfig(_Config):
     """Rows are sums of class vectors on the path to the root (paper 000, section 4.1)."""
 
     kind: Literal["utree"] = "utree"
-    tree: CoverTreeConfig = CoverTreeConfig()
+    tree: LabelTreeConfig = LabelTreeConfig()
 
 
 class VTreeConfig(_Config):
     """Rows are sums over leaves (classes) and inner pseudoclasses (paper 000, section 4.2)."""
 
     kind: Literal["vtree"] = "vtree"
-    tree: CoverTreeConfig = CoverTreeConfig()
+    tree: LabelTreeConfig = LabelTreeConfig()
 
 
 class CrossEntropyConfig(_Config):
     kind: Literal["ce"] = "ce"
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    z_loss: float = Field(0.0, ge=0, description="weight of logsumexp(z)^2")
 
 
 class BatchCrossEntropyConfig(_Config):
     kind: Literal["batch_ce"] = "batch_ce"
 
 
+class SelfNormalisationConfig(_Config):
+    kind: Literal["self_norm"] = "self_norm"
+    alpha: float = Field(0.1, gt=0)
+
+
+class MaxMarginConfig(_Config):
+    kind: Literal["max_margin"] = "max_margin"
+    gamma: float = Field(1.0, gt=0)
+
+
+class BatchMaxMarginConfig(_Config):
+    kind: Literal["batch_max_margin"] = "batch_max_margin"
+    gamma: float = Field(1.0, gt=0)
+
+
+class NoiseContrastiveConfig(_Config):
+    kind: Literal["nce"] = "nce"
+    t: int = Field(10, gt=0, description="noise samples a row")
+    noise: Literal["uniform", "frequency"] = Field(
+        "frequency", description="q: the same for every class, or its share of the training labels"
+    )
+
+
 class BinaryCrossEntropyConfig(_Config):
     kind: Literal["bce"] = "bce"
 
 
+class SoftmaxCauchySchwarzConfig(_Config):
+    kind: Literal["softmax_cs"] = "softmax_cs"
+
+
+class SigmoidCauchySchwarzConfig(_Config):
+    kind: Literal["sigmoid_cs"] = "sigmoid_cs"
+
+
+class SoftmaxTanimotoConfig(_Config):
+    kind: Literal["softmax_tanimoto"] = "softmax_tanimoto"
+
+
+class SigmoidTanimotoConfig(_Config):
+    kind: Literal["sigmoid_tanimoto"] = "sigmoid_tanimoto"
+
+
+class TopKHingeConfig(_Config):
+    kind: Literal["topk_hinge"] = "topk_hinge"
+    k: int = Field(5, gt=0)
+    alpha: float = Field(1.0, ge=0, description="margin")
+
+
+class SmoothTopKConfig(_Config):
+    kind: Literal["smooth_topk"] = "smooth_topk"
+    k: int = Field(5, ge=1, le=100)
+    tau: float = Field(1.0, gt=0, allow_inf_nan=False, description="temperature; 0: topk_hinge")
+    alpha: float = Field(1.0, ge=0, allow_inf_nan=False, description="margin")
+
+
+class QuadraticConfig(_Config):
+    kind: Literal["quadratic"] = "quadratic"
+
+
+class CorrectClassQuadraticConfig(_Config):
+    kind: Literal["ccql"] = "ccql"
+    w: float | None = Field(None, ge=0, description="default: sqrt(K - 1) - 1")
+
+
+class TaylorSoftmaxConfig(_Config):
+    kind: Literal["taylor_softmax"] = "taylor_softmax"
+
+
+class SphericalSoftmaxConfig(_Config):
+    kind: Literal["spherical_softmax"] = "spherical_softmax"
+    eps: float = Field(1e-2, gt=0)
+
+
+class SphericalBoundConfig(_Config):
+    kind: Literal["spherical_bound"] = "spherical_bound"
+    xi: float = Field(1.0, gt=0)
+
+
+class SimLossConfig(_Config):
+    kind: Literal["simloss"] = "simloss"
+    lower: float = Field(0.0, ge=-1, lt=1, description="cosine at and below which S is 0")
+
+
+class HierarchicalSoftmaxConfig(_Config):
+    """A softmax at every inner node of `head.weights`' tree; it has no class rows to export."""
+
+    kind: Literal["hierarchical_softmax"] = "hierarchical_softmax"
+
+
 WeightsConfig = Annotated[DenseConfig | UTreeConfig | VTreeConfig, Field(discriminator="kind")]
 LossConfig = Annotated[
-    CrossEntropyConfig | BatchCrossEntropyConfig | BinaryCrossEntropyConfig,
+    CrossEntropyConfig
+    | BatchCrossEntropyConfig
+    | MaxMarginConfig
+    | BatchMaxMarginConfig
+    | SelfNormalisationConfig
+    | NoiseContrastiveConfig
+    | BinaryCrossEntropyConfig
+    | SoftmaxCauchySchwarzConfig
+    | SigmoidCauchySchwarzConfig
+    | SoftmaxTanimotoConfig
+    | SigmoidTanimotoConfig
+    | TopKHingeConfig
+    | SmoothTopKConfig
+    | QuadraticConfig
+    | CorrectClassQuadraticConfig
+    | TaylorSoftmaxConfig
+    | SphericalSoftmaxConfig
+    | SphericalBoundConfig
+    | SimLossConfig
+    | HierarchicalSoftmaxConfig,
     Field(discriminator="kind"),
 ]
 
@@ -62,6 +179,9 @@ class HeadConfig(_Config):
     weights: WeightsConfig = DenseConfig()
     loss: LossConfig = CrossEntropyConfig()
     num_classes: int | None = Field(None, gt=0, description="if given, the data must have as many")
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="balanced: rows weigh the inverse of their class's frequency"
+    )
     bias: bool = Field(True, description="a constant-1 feature column")
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int = Field(256, gt=0, description="budget for the logits held at one time, a rank")

@@ -32,7 +32,8 @@ class Engine:
     """How one head computes: its weights' plan, its loss and its process groups.
 
     `class_group` shares the classes, `data_group` holds the same classes on other rows; None is one
-    process. `memory_bytes` bounds the logits that a block may hold at one time.
+    process. `memory_bytes` bounds the logits that a block may hold at one time. A row weighs
+    `class_weights` [K] of its label (None: 1), and nothing where the label is `ignore_index`.
     """
 
     weights: ClassWeights
@@ -40,6 +41,8 @@ class Engine:
     class_group: ProcessGroup | None
     data_group: ProcessGroup | None
     memory_bytes: int
+    class_weights: Tensor | None = None
+    ignore_index: int | None = None
 
     def __call__(self, features: Tensor, labels: Tensor, held: Tensor) -> Tensor:
         """The loss of the global batch, the same scalar on every rank.
@@ -57,6 +60,19 @@ class Engine:
             features, held, labels.long(), self, sizes, num_rows, with_grad
         )
         return loss
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """Which rows count at all, bool [b]."""
+        if self.ignore_index is None:
+            return torch.ones_like(labels, dtype=torch.bool)
+        return labels != self.ignore_index
+
+    def row_weights(self, labels: Tensor) -> Tensor:
+        """What each row weighs [b], of labels that `_exchange_sizes` has checked."""
+        counts = self.counts(labels)
+        if self.class_weights is None:
+            return counts.to(torch.float32)
+        return torch.where(counts, self.class_weights[torch.where(counts, labels, 0)], 0)
 
     def nodes_at_once(self, num_rows: int, dim: int, itemsize: int) -> int:
         """Nodes a block, for logits, their gradient, a temporary, and two copies of the rows.
@@ -78,11 +94,14 @@ class Engine:
         """
         num_classes = self.weights.tree.num_classes
         fits = _fits(features, labels, held)
-        outside = int(((labels < 0) | (labels >= num_classes)).sum()) if fits else 0
-        mine = torch.tensor([len(features), outside, not fits], device=self.weights.device)
+        counts = self.counts(labels)
+        outside = int((((labels < 0) | (labels >= num_classes)) & counts).sum()) if fits else 0
+        mine = torch.tensor(
+            [len(features), int(counts.sum()), outside, not fits], device=self.weights.device
+        )
         group = torch.stack(all_gather_equal(mine, self.class_group))
         world = torch.stack(all_gather_equal(group.sum(0), self.data_group))
-        all_rows, all_outside, misfits = world.sum(0).tolist()
+        _, all_counted, all_outside, misfits = world.sum(0).tolist()
         if misfits:
             raise ValueError(
                 f"features {list(features.shape)} of {features.dtype} and labels "
@@ -95,8 +114,8 @@ class Engine:
                 f"{all_outside} labels are outside 0..{num_classes - 1}, {outside} of them on "
                 "this rank: the data and the head disagree on the classes"
             )
-        if not all_rows:
-            raise ValueError("the global batch has no rows: give the head at least one")
+        if not all_counted:
+            raise ValueError("the global batch has no rows that count: give the head at least one")
         return group[:, 0].tolist(), world[:, 0].tolist()
 
 
@@ -108,7 +127,7 @@ class _Step:
     features_Gd: Tensor
     held: Tensor
     boundary: Tensor
-    label_positions_G: Tensor
+    labels_G: Tensor
     compute_dtype: torch.dtype
     stats_dtype: torch.dtype
 
@@ -121,12 +140,12 @@ class _Step:
     def work(self, block: NodeBlock, *, with_graph: bool) -> "_BlockWork":
         rows = self.engine.weights.rows(block, self.held, self.boundary).to(self.compute_dtype)
         logits = (self.features_Gd @ rows.T).to(self.stats_dtype).requires_grad_(with_graph)
-        column = self.label_positions_G - block.first_position
-        here = (column >= 0) & (column < len(block.class_ids))
-        view = Block(block.class_ids, torch.where(here, column, -1))
+        labels = torch.where(self.engine.counts(self.labels_G), self.labels_G, 0)
+        column = self.engine.weights.class_position[labels] - block.first_position
+        view = Block.of(block.class_ids, labels, column, logits)
         with torch.set_grad_enabled(with_graph):
             stats = self.engine.loss.statistics(logits, view)
-        return _BlockWork(rows, logits, stats)
+        return _BlockWork(rows, logits, view, stats)
 
     def identity(self) -> Stats:
         like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
@@ -139,11 +158,20 @@ class _BlockWork:
 
     rows_Cd: Tensor
     logits_GC: Tensor
+    view: Block
     stats: Stats
 
     def gradient_of_logits(self, grad_stats: Stats) -> Tensor:
-        (grad,) = torch.autograd.grad(self.stats, self.logits_GC, grad_stats, retain_graph=True)
-        return grad
+        # Class ids among the statistics have no gradient.
+        pairs = [(s, g) for s, g in zip(self.stats, grad_stats, strict=True) if s.requires_grad]
+        outputs, grads = zip(*pairs, strict=True)
+        leaves = (self.logits_GC, self.view.true)
+        grad, by_true = torch.autograd.grad(
+            outputs, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        rows, _ = self.view.label_places
+        # The gradient of a plain sum comes expanded: it is made whole before it is written to.
+        return grad.contiguous().index_put_(self.view.label_places, by_true[rows], accumulate=True)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -165,7 +193,7 @@ class _HeadLoss(torch.autograd.Function):
             worked = [step.work(block, with_graph=keep) for block in step.blocks]
             parts = [tuple(stat.detach() for stat in work.stats) for work in worked]
             mine = engine.loss.merge(parts) if parts else step.identity()
-            others = _Others.gather(engine, mine, world_rows)
+            others = _Others.gather(step, mine, world_rows)
         ctx.step, ctx.parts, ctx.others = step, parts, others
         ctx.kept = worked[0] if keep else None
         ctx.sizes, ctx.feature_dtype, ctx.held_dtype = sizes, features.dtype, held.dtype
@@ -189,8 +217,13 @@ class _HeadLoss(torch.autograd.Function):
             work = ctx.kept or step.work(block, with_graph=True)
             grad_logits = work.gradient_of_logits(grad_stats).to(step.compute_dtype)
             grad_features += grad_logits @ work.rows_Cd
-            grad_rows = (grad_logits.T @ step.features_Gd).to(step.stats_dtype)
-            weights.add_gradient(block, grad_rows, grad_held, grad_boundary)
+            if block.is_plain and grad_logits.dtype == grad_held.dtype:
+                # Straight into its place: no second K x d.
+                target = weights.held_rows(block, grad_held)
+                torch.mm(grad_logits.T, step.features_Gd, out=target)
+            else:
+                grad_rows = (grad_logits.T @ step.features_Gd).to(step.stats_dtype)
+                weights.add_gradient(block, grad_rows, grad_held, grad_boundary)
         weights.return_boundary(grad_boundary, grad_held, engine.class_group)
         all_reduce_sum(grad_held, engine.data_group)
         grad_features = reduce_scatter_rows(grad_features, ctx.sizes, engine.class_group)
@@ -214,10 +247,15 @@ class _Others:
     class_rank: int
     data_totals: list[Stats]
     data_rank: int
+    counts: Tensor | None
     rows: Rows
 
     @classmethod
-    def gather(cls, engine: Engine, mine: Stats, world_rows: list[int]) -> "_Others":
+    def gather(cls, step: _Step, mine: Stats, world_rows: list[int]) -> "_Others":
+        engine = step.engine
+        labels = all_gather_rows(step.labels_G, world_rows, engine.data_group)
+        counts = engine.counts(labels)
+        weights = engine.row_weights(labels)[counts].to(step.stats_dtype)
         class_parts = _gather_stats(mine, all_gather_equal, engine.class_group)
         total = engine.loss.merge(class_parts)
         data_totals = _gather_stats(total, _uneven(world_rows), engine.data_group)
@@ -227,7 +265,12 @@ class _Others:
             class_rank=group_rank(engine.class_group),
             data_totals=data_totals,
             data_rank=group_rank(engine.data_group),
-            rows=Rows(sum(world_rows), engine.weights.tree.num_classes),
+            counts=None if engine.ignore_index is None else counts,
+            rows=Rows(
+                num_classes=engine.weights.tree.num_classes,
+                labels=labels[counts],
+                weights=None if engine.class_weights is None else weights,
+            ),
         )
 
     def value(self, mine: Stats) -> Tensor:
@@ -237,6 +280,8 @@ class _Others:
         data_totals = [*self.data_totals]
         data_totals[self.data_rank] = self.loss.merge(class_parts)
         total = tuple(torch.cat(column) for column in zip(*data_totals, strict=True))
+        if self.counts is not None:
+            total = tuple(stat[self.counts] for stat in total)
         return self.loss.value(total, self.rows)
 
 
@@ -258,9 +303,7 @@ def _gathered_step(
         features_Gd=all_gather_rows(features.to(compute_dtype), sizes, engine.class_group),
         held=held,
         boundary=engine.weights.fetch_boundary(held, engine.class_group),
-        label_positions_G=all_gather_rows(
-            engine.weights.class_position[labels], sizes, engine.class_group
-        ),
+        labels_G=all_gather_rows(labels, sizes, engine.class_group),
         compute_dtype=compute_dtype,
         stats_dtype=torch.promote_types(compute_dtype, torch.float32),
     )

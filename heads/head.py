@@ -15,11 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from heads.collectives import group_rank, group_size
-from heads.config import CoverTreeConfig, HeadConfig
 from heads.engine import Engine
 from heads.init import normal_rows
-from heads.losses import Loss, build_loss
-from heads.tree import LabelTree, build_cover_tree
+from heads.losses import Loss
+from heads.tree import LabelTree
 from heads.weights import ClassWeights
 
 
@@ -31,6 +30,14 @@ class ClassRows:
     rows: Tensor
 
 
+@dataclass(frozen=True)
+class ClassScores:
+    """Scores of some classes: `class_ids` [C] and `scores` [b, C]."""
+
+    class_ids: Tensor
+    scores: Tensor
+
+
 class ClassHead(nn.Module):
     """Class weights x a loss over `num_classes` classes, sharded over a mesh's `class` axis.
 
@@ -38,6 +45,8 @@ class ClassHead(nn.Module):
     with axes `data` and `class`; None is one process. Every rank holds `weight`, its contiguous
     rows of the node matrix. Leaves start normal with `init_std`, keyed by (seed, class); inner
     nodes at zero, biases where the loss wants them.
+
+    A row of label j weighs `class_weights[j]` (None: 1), one of label `ignore_index` nothing.
 
     >>> head = ClassHead(512, 1_000_000, CrossEntropy())
     >>> loss = head(features, labels)   # features [b, 512], labels [b]; the global-mean loss
@@ -55,6 +64,8 @@ class ClassHead(nn.Module):
         seed: int = 0,
         init_std: float = 0.01,
         memory_mib: int = 256,
+        class_weights: Tensor | None = None,
+        ignore_index: int | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -68,7 +79,15 @@ class ClassHead(nn.Module):
             group_size=group_size(class_group),
             device=torch.device(device),
         )
-        self.engine = Engine(weights, loss, class_group, data_group, memory_mib << 20)
+        self.engine = Engine(
+            weights,
+            loss,
+            class_group,
+            data_group,
+            memory_bytes=memory_mib << 20,
+            class_weights=_checked_weights(class_weights, self.num_classes, device),
+            ignore_index=ignore_index,
+        )
         rows = self._initial_rows(seed, init_std)
         self.weight = nn.Parameter(torch.from_numpy(rows).to(device, dtype))
 
@@ -85,9 +104,24 @@ class ClassHead(nn.Module):
         """
         return self.engine(self._with_bias(features), labels, self.weight)
 
+    def tree_digest(self) -> str:
+        """Tells the label tree from any other, whose rows would mean other classes."""
+        return self.tree.digest()
+
+    def row_weights(self, labels: Tensor) -> Tensor:
+        """What each row weighs in the mean [b]."""
+        return self.engine.row_weights(labels)
+
     def logits(self, features: Tensor, rows: Tensor) -> Tensor:
         """[b, dim] x [C, dim (+ 1)] -> [b, C], in the rows' precision."""
         return self._with_bias(features).to(rows.dtype) @ rows.T
+
+    def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:
+        """Scores [b, C] of `features` [b, dim] for this rank's classes, in blocks (collective when
+        it starts); over the ranks of the `class` axis every class comes exactly once."""
+        for block in self.class_rows(classes_at_once):
+            scores = self.loss.score(self.logits(features, block.rows))
+            yield ClassScores(block.class_ids, scores)
 
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
         """This rank's rows of the classifier, in blocks of node order (collective when it starts).
@@ -132,63 +166,17 @@ class ClassHead(nn.Module):
         return rows
 
 
-def build_head(
-    config: HeadConfig,
-    *,
-    dim: int,
-    num_classes: int,
-    label_vectors: np.ndarray | None,
-    mesh: DeviceMesh | None,
-    seed: int,
-    device: torch.device | str,
-) -> ClassHead:
-    """The head of a recipe; trees are built from `label_vectors` [K, D] by every rank alike.
-
-    Raises ValueError where `config.num_classes` or the label vectors do not fit `num_classes`.
-    """
-    if config.num_classes not in (None, num_classes):
+def _checked_weights(
+    weights: Tensor | None, num_classes: int, device: torch.device | str
+) -> Tensor | None:
+    if weights is None:
+        return None
+    if weights.shape != (num_classes,) or not (weights.isfinite() & (weights >= 0)).all():
         raise ValueError(
-            f"head.num_classes is {config.num_classes} and the shards have {num_classes} classes: "
-            "correct it, leave it out, or point data.shards at the other shards"
+            f"class weights have shape {list(weights.shape)}: give {num_classes} finite numbers "
+            "that are not negative, one a class"
         )
-    return ClassHead(
-        dim,
-        build_tree(config, num_classes=num_classes, label_vectors=label_vectors),
-        build_loss(config.loss),
-        bias=config.bias,
-        mesh=mesh,
-        seed=seed,
-        init_std=config.init_std,
-        memory_mib=config.memory_mib,
-        device=device,
-    )
-
-
-def build_tree(
-    config: HeadConfig, *, num_classes: int, label_vectors: np.ndarray | None
-) -> LabelTree:
-    """The label tree behind a recipe's class weights."""
-    match config.weights.kind:
-        case "dense":
-            return LabelTree.dense(num_classes)
-        case "utree":
-            return _cover_tree(config.weights.tree, num_classes, label_vectors).utree()
-        case "vtree":
-            return _cover_tree(config.weights.tree, num_classes, label_vectors).vtree()
-
-
-def _cover_tree(config: CoverTreeConfig, num_classes: int, label_vectors: np.ndarray | None):
-    if label_vectors is None:
-        raise ValueError(
-            "head.weights needs label vectors and the shards carry none: "
-            "choose head.weights.kind=dense, or shards whose source gives label vectors"
-        )
-    if len(label_vectors) != num_classes:
-        raise ValueError(
-            f"there are {len(label_vectors)} label vectors and {num_classes} classes: "
-            "shard the data again"
-        )
-    return build_cover_tree(label_vectors, base=config.base)
+    return weights.to(device)
 
 
 def _group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:

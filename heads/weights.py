@@ -44,6 +44,11 @@ class NodeBlock:
     first_position: int
 
     @property
+    def is_plain(self) -> bool:
+        """Every node is a class and a root: class rows are the held vectors as they lie."""
+        return not self.levels and self.class_nodes is None
+
+    @property
     def num_ancestors(self) -> int:
         return len(self.boundary_ancestors) + len(self.held_ancestors)
 
@@ -95,10 +100,14 @@ class ClassWeights:
             mine, local = self._held_boundary()
             grad_held.index_add_(0, local, grad[mine])
 
+    def held_rows(self, block: NodeBlock, held: Tensor) -> Tensor:
+        """The part of a tensor laid out as the held vectors that belongs to a block's nodes."""
+        return held[block.start - self.start : block.stop - self.start]
+
     def rows(self, block: NodeBlock, held: Tensor, boundary: Tensor) -> Tensor:
         """Class rows [C, d] of a block: node vectors summed down their paths, level by level."""
-        own = held[block.start - self.start : block.stop - self.start]
-        if not block.levels and block.class_nodes is None:
+        own = self.held_rows(block, held)
+        if block.is_plain:
             return own
         ancestors = boundary[block.boundary_ancestors], held[block.held_ancestors]
         sums = torch.cat([*ancestors, own])
@@ -111,8 +120,8 @@ class ClassWeights:
         self, block: NodeBlock, grad_rows: Tensor, grad_held: Tensor, grad_boundary: Tensor
     ) -> None:
         """Add the gradient of a block's class rows [C, d] to that of the node vectors."""
-        own = grad_held[block.start - self.start : block.stop - self.start]
-        if not block.levels and block.class_nodes is None:
+        own = self.held_rows(block, grad_held)
+        if block.is_plain:
             own += grad_rows
             return
         num_nodes = block.stop - block.start
@@ -130,9 +139,8 @@ class ClassWeights:
 
     def _block(self, start: int, stop: int) -> NodeBlock:
         tree = self.tree
-        ancestors = tree.ancestors(start)
+        ancestors, levels = path_levels(tree, start, stop)
         remote = ancestors[ancestors < self.start]
-        nodes = np.arange(start, stop)
         class_nodes = np.flatnonzero(tree.class_of_node[start:stop] >= 0)
         first = int(self._position_of_node[start])
         return NodeBlock(
@@ -140,30 +148,10 @@ class ClassWeights:
             stop=stop,
             held_ancestors=self._to_device(ancestors[ancestors >= self.start] - self.start),
             boundary_ancestors=self._to_device(np.searchsorted(self._boundary, remote)),
-            levels=self._levels(np.concatenate([ancestors, nodes]), start, len(ancestors)),
-            class_nodes=None if len(class_nodes) == len(nodes) else self._to_device(class_nodes),
+            levels=tuple((self._to_device(a), self._to_device(b)) for a, b in levels),
+            class_nodes=None if len(class_nodes) == stop - start else self._to_device(class_nodes),
             class_ids=self._to_device(tree.class_order[first : first + len(class_nodes)]),
             first_position=first,
-        )
-
-    def _levels(
-        self, layout: np.ndarray, start: int, num_ancestors: int
-    ) -> tuple[tuple[Tensor, Tensor], ...]:
-        """(child, parent) positions by depth. A parent before `start` is one of the ancestors."""
-        depth = self.tree.depth[layout]
-        parent = self.tree.parent[layout]
-        position = np.where(
-            parent >= start,
-            parent - start + num_ancestors,
-            np.searchsorted(layout[:num_ancestors], parent),
-        )
-        order = np.argsort(depth, kind="stable")
-        by_depth = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
-        children = [level[parent[level] >= 0] for level in by_depth]
-        return tuple(
-            (self._to_device(child), self._to_device(position[child]))
-            for child in children
-            if len(child)
         )
 
     def _held_boundary(self) -> tuple[Tensor, Tensor]:
@@ -173,6 +161,29 @@ class ClassWeights:
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(array, dtype=np.int64)).to(self.device)
+
+
+def path_levels(
+    tree: LabelTree, start: int, stop: int
+) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """How values of the nodes `start:stop` add up down their paths.
+
+    Gives the ancestors of the first node, root first, and by depth the (child, parent) positions in
+    the layout [ancestors] + [nodes], parents before their children.
+    """
+    ancestors = tree.ancestors(start)
+    layout = np.concatenate([ancestors, np.arange(start, stop)])
+    depth, parent = tree.depth[layout], tree.parent[layout]
+    # In pre-order a parent before `start` is an ancestor of the first node.
+    position = np.where(
+        parent >= start,
+        parent - start + len(ancestors),
+        np.searchsorted(ancestors, parent),
+    )
+    order = np.argsort(depth, kind="stable")
+    by_depth = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
+    children = [level[parent[level] >= 0] for level in by_depth]
+    return ancestors, [(child, position[child]) for child in children if len(child)]
 
 
 def _boundary_nodes(tree: LabelTree, group_size: int) -> np.ndarray:

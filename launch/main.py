@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from launch.commands import demo, evaluate, export, losses, query, serve, shard, train
+from launch.commands import demo, evaluate, export, losses, query, serve, shard, train, tree
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(shard.app, name="shard")
+app.add_typer(tree.app, name="tree")
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)

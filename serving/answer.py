@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from trainer.bundle import Bundle, score
+from trainer.bundle import Bundle
 
 NOT_ALIGNED = (
     "this model was trained with {kind}, which is not aligned with the Principle of Logit "
@@ -82,7 +82,7 @@ def ask(
 
 def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
     """Features [B, dim] -> verdicts for B inputs, reading only the rows of the classes asked."""
-    logits = score(features, bundle.rows(question.class_ids)).tolist()
+    scores = bundle.scores(features, question.class_ids).tolist()
     bars = [_threshold(bundle, class_id, question) for class_id in question.class_ids]
     loss = bundle.spec.loss
     return Answer(
@@ -105,7 +105,7 @@ def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
                     )
                 ],
             )
-            for place, row in enumerate(logits)
+            for place, row in enumerate(scores)
         ],
     )
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from data.config import ImageConfig
+from heads.scores import ScoreKind, score
 from trainer.backbone import Backbone, build_backbone
 from trainer.class_names import ClassNames
 from trainer.config import BackboneConfig
@@ -55,7 +56,8 @@ class LossSpec(_Spec):
 
     kind: str
     aligned: bool
-    score: Literal["logit"] = Field("logit", description="what thresholds are compared with")
+    score: ScoreKind = Field("logit", description="what thresholds are compared with")
+    eps: float = Field(0.0, description="of the score `spherical`")
 
 
 class RecallThresholds(_Spec):
@@ -284,6 +286,11 @@ class Bundle:
         """Class ids -> their rows, float32 [n, dim (+ 1: the bias)], read from disk."""
         return self._rows.read(class_ids)
 
+    def scores(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
+        """Features [B, dim] -> scores [B, n] of the classes, which thresholds are compared with."""
+        loss = self.spec.loss
+        return score(loss.score, logits_of(features, self.rows(class_ids)), eps=loss.eps)
+
     def threshold(
         self, class_id: int, recall: float
     ) -> tuple[float | None, ThresholdSource | None]:
@@ -319,7 +326,7 @@ class Bundle:
         return backbone.eval().requires_grad_(False)
 
 
-def score(features: Tensor, rows: Tensor) -> Tensor:
+def logits_of(features: Tensor, rows: Tensor) -> Tensor:
     """Features [B, dim] and rows [n, dim (+ 1: the bias)] -> logits [B, n]."""
     dim = features.shape[1]
     assert rows.shape[1] in (dim, dim + 1)

@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 
 from data import Batch, EvalLoader, open_split
 from heads.collectives import all_gather_equal, all_gather_rows, all_reduce_sum
+from heads.largest import largest_columns, sort_largest
 from heads.similarity import similarity_accuracy
 from heads.slc import ClassMeasures, block_measures, pooled_thresholds
 from trainer.config import EvalConfig, Recipe
@@ -59,12 +60,11 @@ def evaluate(
     true_scores = torch.zeros(len(labels), device=world.device)
     nothing = block_measures(features[:, :0], labels, labels[:0], config.recalls)
     measures = [nothing]  # a rank may have no class
-    for block in task.head.class_rows(_classes_at_once(task, len(labels))):
-        scores = task.head.loss.score(task.head.logits(features, block.rows))
-        top.add(scores, block.class_ids)
-        measures.append(block_measures(scores, labels, block.class_ids, config.recalls))
+    for block in task.head.score_blocks(features, _classes_at_once(task, len(labels))):
+        top.add(block.scores, block.class_ids)
+        measures.append(block_measures(block.scores, labels, block.class_ids, config.recalls))
         own = labels.unsqueeze(1) == block.class_ids
-        true_scores += torch.where(own, scores, 0).sum(1)
+        true_scores += torch.where(own, block.scores, 0).sum(1)
     predicted = top.over_ranks(group)
     classes = _over_ranks(measures, group)
     metrics = {
@@ -153,7 +153,7 @@ class _TopK:
 
     def add(self, scores_NC: Tensor, class_ids_C: Tensor) -> None:
         """Take in a block of classes."""
-        best = _top_columns(scores_NC, class_ids_C, self.k)
+        best = largest_columns(scores_NC, class_ids_C, self.k)
         self.scores = torch.cat([self.scores, scores_NC.gather(1, best)], dim=1)
         self.class_ids = torch.cat([self.class_ids, class_ids_C[best]], dim=1)
         self._sort()
@@ -168,24 +168,7 @@ class _TopK:
         return self.class_ids
 
     def _sort(self) -> None:
-        by_id = self.class_ids.argsort(dim=1)
-        scores, class_ids = self.scores.gather(1, by_id), self.class_ids.gather(1, by_id)
-        by_score = scores.argsort(dim=1, stable=True, descending=True)[:, : self.k]
-        self.scores, self.class_ids = scores.gather(1, by_score), class_ids.gather(1, by_score)
-
-
-def _top_columns(scores_NC: Tensor, class_ids_C: Tensor, k: int) -> Tensor:
-    """Columns [N, min(k, C)] of the highest scores, of equal ones those with the lowest ids."""
-    k = min(k, len(class_ids_C))
-    values, columns = scores_NC.topk(k, dim=1)
-    # topk breaks ties as it likes: where the last place is shared, sort that row in full.
-    last = values[:, -1:]
-    shared = (scores_NC == last).sum(1) > (values == last).sum(1)
-    if shared.any():
-        by_id = class_ids_C.argsort()
-        rows = scores_NC[shared][:, by_id]
-        columns[shared] = by_id[rows.argsort(dim=1, stable=True, descending=True)[:, :k]]
-    return columns
+        self.scores, self.class_ids = sort_largest(self.scores, self.class_ids, self.k)
 
 
 def _gathered_features(

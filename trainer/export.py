@@ -52,7 +52,12 @@ def _spec(trained: TrainedRun, evaluation: Evaluation) -> BundleSpec:
             ClassEntry(name=info.name, attributes=info.attributes)
             for info in trained.manifest.classes
         ),
-        loss=LossSpec(kind=head.loss.kind, aligned=head.loss.aligned),
+        loss=LossSpec(
+            kind=head.loss.kind,
+            aligned=head.loss.aligned,
+            score=head.loss.score_kind,
+            eps=head.loss.score_eps,
+        ),
         bias=head.bias,
         dim=head.dim,
         thresholds=_thresholds(evaluation),

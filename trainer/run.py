@@ -83,10 +83,15 @@ class RunFolder:
 
 def _differences(old: Recipe, new: Recipe) -> list[str]:
     before, after = (_flat(recipe.model_dump(mode="json")) for recipe in (old, new))
-    return sorted(
+    changed = {
         key
         for key in before.keys() | after.keys()
         if before.get(key) != after.get(key) and _under(key, _FIXED) and not _under(key, _FREE)
+    }
+    # Of another kind all settings differ: its name says it.
+    kinds = {key.removesuffix(".kind") for key in changed if key.endswith(".kind")}
+    return sorted(
+        key for key in changed if key.endswith(".kind") or key.rpartition(".")[0] not in kinds
     )
 
 

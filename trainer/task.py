@@ -1,6 +1,6 @@
 """A task = backbone + head: it owns wrapping, the gradients of a step and checkpoint entries."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -135,9 +135,10 @@ class Task(nn.Module):
         return wrapper.no_sync()
 
     def _backward_part_by_part(self, parts: list[Batch]) -> Tensor:
-        """For a loss that is a mean over rows: each part weighs what share of the rows it has."""
-        rows = torch.tensor([len(p.labels) for p in parts], device=self.world.device)
-        shares = all_reduce_sum(rows, self.world.group) / self.global_batch
+        """For a loss that is a mean over rows: each part weighs what its rows do of all."""
+        weights = torch.stack([self.head.row_weights(part.labels).sum() for part in parts])
+        weights = all_reduce_sum(weights, self.world.group)
+        shares = weights / weights.sum()
         total = torch.zeros((), device=self.world.device)
         for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
             with self._synchronised(last=index == len(parts) - 1):
@@ -179,9 +180,10 @@ class Task(nn.Module):
 def build_task(
     recipe: Recipe,
     *,
-    num_classes: int,
+    class_names: Sequence[str],
     label_vectors: np.ndarray | None,
     world: World,
+    class_counts: np.ndarray | None = None,
 ) -> Task:
     """The task of a recipe with its initial weights, the same on every rank and world size."""
     torch.manual_seed(recipe.seed)
@@ -189,11 +191,13 @@ def build_task(
     head = build_head(
         recipe.head,
         dim=backbone.dim,
-        num_classes=num_classes,
+        num_classes=len(class_names),
+        class_names=class_names,
         label_vectors=label_vectors,
         mesh=world.mesh,
         seed=recipe.seed,
         device=world.device,
+        class_counts=class_counts,
     )
     return Task(backbone, head, recipe, world)
 

@@ -33,7 +33,7 @@ from trainer.run import RunFolder
 from trainer.step_log import SampleLog
 from trainer.task import Task, build_task
 from trainer.telemetry import Telemetry
-from trainer.trained import label_vectors_of
+from trainer.trained import class_counts_of, label_vectors_of
 from trainer.world import World
 
 
@@ -63,7 +63,11 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
 
     # ---------------------------------------------------------------- model
     task = build_task(
-        recipe, num_classes=split.num_classes, label_vectors=label_vectors, world=world
+        recipe,
+        class_names=manifest.class_names,
+        label_vectors=label_vectors,
+        world=world,
+        class_counts=class_counts_of(recipe, manifest),
     )
     optimizer = build_optimizer(recipe.optimizer, task)
     torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks
@@ -76,7 +80,7 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
     state = TrainState(
         step=0,
         cursor=Cursor(recipe.seed),
-        tree=task.head.tree.digest(),
+        tree=task.head.tree_digest(),
         data=manifest.digest(recipe.data.train_split),
     )
     checkpoint, refused = find_checkpoint(run.checkpoints, world)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data import Manifest, load_label_vectors
+from data import Manifest, load_label_vectors, open_split
 from trainer.checkpoint import find_checkpoint, load_tensors
 from trainer.config import Recipe
 from trainer.run import RunFolder
@@ -41,17 +41,24 @@ def open_trained(path: Path, world: World) -> TrainedRun:
         raise FileNotFoundError(f"run {path} has no checkpoint to load{reason}")
     task = build_task(
         recipe,
-        num_classes=len(manifest.classes),
+        class_names=manifest.class_names,
         label_vectors=label_vectors,
         world=world,
+        class_counts=class_counts_of(recipe, manifest),
     )
-    if checkpoint.state["tree"] != task.head.tree.digest():
+    if checkpoint.state["tree"] != task.head.tree_digest():
         raise ValueError(
             f"checkpoint {checkpoint.folder} has another label tree than {recipe.data.shards} "
             "gives now: bring back the shards it was trained on"
         )
     load_tensors(checkpoint, task.checkpoint_entries(None), world)
     return TrainedRun(folder, recipe, manifest, label_vectors, task.eval(), checkpoint.step)
+
+
+def class_counts_of(recipe: Recipe, manifest: Manifest) -> np.ndarray:
+    """Training samples of each class [K]."""
+    with open_split(recipe.data.shards, recipe.data.train_split) as split:
+        return np.bincount(split.labels, minlength=len(manifest.classes))
 
 
 def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:

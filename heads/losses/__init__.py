@@ -1,30 +1,47 @@
 """The losses, by the `kind` that recipes use."""
 
-from heads.config import LossConfig
-from heads.losses.base import Block, Loss, Rows, Stats
-from heads.losses.binary_cross_entropy import BinaryCrossEntropy
-from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy
-
-LOSSES: dict[str, type[Loss]] = {
-    "ce": CrossEntropy,
-    "batch_ce": BatchCrossEntropy,
-    "bce": BinaryCrossEntropy,
-}
-
-
-def build_loss(config: LossConfig) -> Loss:
-    """The loss that a recipe's `head.loss` names, with its hyperparameters."""
-    return LOSSES[config.kind](**config.model_dump(exclude={"kind"}))
-
+from heads.losses.base import Block, Loss, Reduction, Rows, Stats
+from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
+from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalisation
+from heads.losses.divergences import (
+    SigmoidCauchySchwarz,
+    SigmoidTanimoto,
+    SoftmaxCauchySchwarz,
+    SoftmaxTanimoto,
+)
+from heads.losses.margin import BatchMaxMargin, MaxMargin, TopKHinge
+from heads.losses.quadratic import CorrectClassQuadratic, Quadratic
+from heads.losses.registry import LOSSES, build_loss
+from heads.losses.similarity import SimLoss
+from heads.losses.smooth_topk import SmoothTopK, topk_marginals
+from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftmax
 
 __all__ = [
     "LOSSES",
     "BatchCrossEntropy",
+    "BatchMaxMargin",
     "BinaryCrossEntropy",
     "Block",
+    "CorrectClassQuadratic",
     "CrossEntropy",
     "Loss",
+    "MaxMargin",
+    "NoiseContrastiveEstimation",
+    "Quadratic",
+    "Reduction",
     "Rows",
+    "SelfNormalisation",
+    "SigmoidCauchySchwarz",
+    "SigmoidTanimoto",
+    "SimLoss",
+    "SmoothTopK",
+    "SoftmaxCauchySchwarz",
+    "SoftmaxTanimoto",
+    "SphericalBound",
+    "SphericalSoftmax",
     "Stats",
+    "TaylorSoftmax",
+    "TopKHinge",
     "build_loss",
+    "topk_marginals",
 ]

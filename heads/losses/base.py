@@ -6,10 +6,13 @@ Shape letters: B rows, C classes of a block, K all classes, m rows of the global
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from heads.scores import ScoreKind, score
 
 Stats = tuple[Tensor, ...]
 
@@ -18,25 +21,60 @@ Stats = tuple[Tensor, ...]
 class Block:
     """A block of classes as the rows of a batch see it.
 
-    `class_ids` [C] names the columns; `label_columns` [B] is the column of each row's label, or -1
-    where the label sits in another block.
+    `class_ids` [C] names the columns, `labels` [B] the rows' classes and `label_columns` [B] their
+    columns, -1 where a label is elsewhere; `label_places` are the (rows, columns) of those here.
+    `true` [B] is z_y there and 0 elsewhere, so that blocks add up to it. It is a leaf of its own:
+    its gradient is B numbers, and through the logits it would be B x C of them.
     """
 
     class_ids: Tensor
+    labels: Tensor
     label_columns: Tensor
+    label_places: tuple[Tensor, Tensor]
+    true: Tensor
 
-    def pick(self, logits_BC: Tensor) -> Tensor:
-        """The label's logit [B]; 0 where the label is elsewhere, so that blocks add up to it."""
-        picked = logits_BC.gather(1, self.label_columns.clamp(min=0).unsqueeze(1)).squeeze(1)
-        return torch.where(self.label_columns >= 0, picked, 0)
+    @classmethod
+    def of(cls, class_ids: Tensor, labels: Tensor, columns: Tensor, logits_BC: Tensor) -> "Block":
+        """`columns` [B] are those of the labels, outside 0..C-1 where a label is elsewhere."""
+        here = (columns >= 0) & (columns < len(class_ids))
+        columns = torch.where(here, columns, -1)
+        rows = here.nonzero().squeeze(1)
+        places = rows, columns[rows]
+        true = logits_BC.new_zeros(len(labels)).index_put_((rows,), logits_BC.detach()[places])
+        return cls(class_ids, labels, columns, places, true.requires_grad_(logits_BC.requires_grad))
+
+    def false_logits(self, logits_BC: Tensor) -> Tensor:
+        """The logits with -inf in the place of each row's label."""
+        return logits_BC.index_put(self.label_places, logits_BC.new_tensor(-torch.inf))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of the global batch, for `Loss.value`."""
+    """The rows of the global batch that count, for `Loss.value`: m of them.
 
-    num_rows: int
+    `labels` [m] are their classes and `weights` [m] what they weigh; None: all the same.
+    """
+
     num_classes: int
+    labels: Tensor
+    weights: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.labels)
+
+    def mean(self, per_row: Tensor) -> Tensor:
+        """The weighted mean of `per_row` [m]."""
+        if self.weights is None:
+            return per_row.mean()
+        return (self.weights * per_row).sum() / self.weights.sum()
+
+
+class Reduction(Enum):
+    """How a statistic [B] of disjoint blocks joins to that of their union."""
+
+    SUM = "sum"
+    LOGSUMEXP = "logsumexp"
 
 
 class Loss(ABC):
@@ -44,6 +82,8 @@ class Loss(ABC):
 
     `aligned` says whether the loss is aligned with the Principle of Logit Separation (002,
     definition 1). `couples_rows` says that `value` is not a mean of terms of one row each.
+    `reductions` has one entry a statistic; a loss whose statistics join in another way overrides
+    `merge` and `identity`.
     """
 
     kind: ClassVar[str]
@@ -51,18 +91,29 @@ class Loss(ABC):
     statistic: ClassVar[str]
     aligned: ClassVar[bool]
     couples_rows: ClassVar[bool] = False
+    score_kind: ClassVar[ScoreKind] = "logit"
+    score_eps: ClassVar[float] = 0.0
+    reductions: ClassVar[tuple[Reduction, ...]] = ()
 
     @abstractmethod
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         """Statistics [B, ...] of each row's logits over the block's classes."""
 
-    @abstractmethod
     def merge(self, parts: Sequence[Stats]) -> Stats:
         """Join the statistics of one or more disjoint blocks; associative and commutative."""
+        return tuple(
+            logsumexp(torch.stack(column, dim=1))
+            if reduction is Reduction.LOGSUMEXP
+            else torch.stack(column).sum(0)
+            for reduction, column in zip(self.reductions, zip(*parts, strict=True), strict=True)
+        )
 
-    @abstractmethod
     def identity(self, like: Tensor) -> Stats:
         """The statistics of no class at all, for the rows of `like` [B]."""
+        return tuple(
+            torch.full_like(like, -torch.inf if reduction is Reduction.LOGSUMEXP else 0)
+            for reduction in self.reductions
+        )
 
     @abstractmethod
     def value(self, total: Stats, rows: Rows) -> Tensor:
@@ -70,15 +121,11 @@ class Loss(ABC):
 
     def score(self, logits: Tensor) -> Tensor:
         """What evaluation, thresholds and serving compare; increasing in belief."""
-        return logits
+        return score(self.score_kind, logits, eps=self.score_eps)
 
     def initial_bias(self, num_classes: int) -> float:
         """The bias of every class before training, where the head has biases."""
         return 0.0
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Names and values, for listings and model cards."""
-        return {}
 
 
 class _LogSumExp(torch.autograd.Function):

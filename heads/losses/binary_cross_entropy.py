@@ -1,15 +1,15 @@
-"""Binary cross-entropy: every class is a question of its own."""
+"""Losses that make every class a question of its own: binary cross-entropy, noise contrast."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from heads.losses.base import Block, Loss, Rows, Stats
+from heads.losses.base import Block, Loss, Reduction, Rows, Stats
 
 
+@dataclass(frozen=True)
 class BinaryCrossEntropy(Loss):
     """-log sigmoid(z_y) - sum over j != y of log(1 - sigmoid(z_j)), the mean over rows.
 
@@ -21,22 +21,55 @@ class BinaryCrossEntropy(Loss):
     paper = "002 section 4.3"
     statistic = "sum softplus z, z_y"
     aligned = True
+    reductions = (Reduction.SUM, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        # Above 50, softplus(z) - z is below float64's last bit: the default of 20 is not.
-        return F.softplus(logits_BC, threshold=50).sum(1), block.pick(logits_BC)
+        return softplus(logits_BC).sum(1), block.true
 
-    def merge(self, parts: Sequence[Stats]) -> Stats:
-        softplus, true = zip(*parts, strict=True)
-        return torch.stack(softplus).sum(0), torch.stack(true).sum(0)
-
-    def identity(self, like: Tensor) -> Stats:
-        return torch.zeros_like(like), torch.zeros_like(like)
+    def value(self, total: Stats, rows: Rows) -> Tensor:
+        every, true = total
+        return rows.mean(every - true)
 
     def initial_bias(self, num_classes: int) -> float:
         """The logit of 1/K: from 0, K - 1 false classes a row drown the true one's gradient."""
         return -math.log(max(num_classes - 1, 1))
 
+
+@dataclass(frozen=True, eq=False)
+class NoiseContrastiveEstimation(Loss):
+    """-log g_y - t E_{j ~ q} log(1 - g_j) with g_j = sigmoid(z_j - log(t q_j)) (002, eq 8).
+
+    The expectation is exact, over all classes. `noise` q [K] is positive and sums to 1.
+    """
+
+    noise: Tensor
+    t: int = 10
+
+    kind = "nce"
+    paper = "002 eq 8"
+    statistic = "expectation under q of log(1 - g_j), z_y"
+    aligned = True
+    reductions = (Reduction.SUM, Reduction.SUM)
+
+    def __post_init__(self) -> None:
+        if not (self.noise > 0).all():
+            raise ValueError("nce needs a noise distribution that is positive for every class")
+
+    def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
+        q = self.noise[block.class_ids].to(logits_BC.dtype)
+        expected = softplus(logits_BC - (self.t * q).log()) @ q
+        return expected, block.true
+
     def value(self, total: Stats, rows: Rows) -> Tensor:
-        softplus, true = total
-        return (softplus - true).mean()
+        expected, true = total
+        own = (self.t * self.noise[rows.labels].to(true.dtype)).log()
+        return rows.mean(softplus(own - true) + self.t * expected)
+
+    def initial_bias(self, num_classes: int) -> float:
+        """log(1/K): the logits of a normalised model that knows nothing."""
+        return -math.log(num_classes)
+
+
+def softplus(z: Tensor) -> Tensor:
+    """log(1 + exp(z)); above 50, where torch then returns z, exact to float64's last bit."""
+    return F.softplus(z, threshold=50)

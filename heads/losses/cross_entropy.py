@@ -1,42 +1,71 @@
-"""Cross-entropy and its batch version, which share their statistics and differ in `value`."""
+"""Cross-entropy and what is built on its statistics: self-normalisation and the batch version."""
 
-import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from heads.losses.base import Block, Loss, Rows, Stats, logsumexp
+from heads.losses.base import Block, Loss, Reduction, Rows, Stats, logsumexp
 
 
+@dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """-log p_y = logsumexp(z) - z_y, the mean over rows (002, eq 1)."""
+    """-log p_y = logsumexp(z) - z_y, the mean over rows (002, eq 1).
+
+    `label_smoothing` e puts e/K of the target on every class (Szegedy et al. 2016); `z_loss` c adds
+    c logsumexp(z)^2, which keeps the logits' level in place (PaLM, Chowdhery et al. 2022).
+    """
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
 
     kind = "ce"
     paper = "002 eq 1"
-    statistic = "logsumexp z, z_y"
+    statistic = "logsumexp z, z_y (sum z under label smoothing)"
     aligned = False
 
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:  # type: ignore[override]
+        sums = (Reduction.SUM, Reduction.SUM) if self.label_smoothing else (Reduction.SUM,)
+        return (Reduction.LOGSUMEXP, *sums)
+
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(logits_BC), block.pick(logits_BC)
+        stats = logsumexp(logits_BC), block.true
+        return (*stats, logits_BC.sum(1)) if self.label_smoothing else stats
 
-    def merge(self, parts: Sequence[Stats]) -> Stats:
-        lse, true = zip(*parts, strict=True)
-        return logsumexp(torch.stack(lse, dim=1)), torch.stack(true).sum(0)
+    def value(self, total: Stats, rows: Rows) -> Tensor:
+        lse, target, *every = total
+        if every:
+            target = torch.lerp(target, every[0] / rows.num_classes, self.label_smoothing)
+        return rows.mean(lse - target + self.z_loss * lse.square())
 
-    def identity(self, like: Tensor) -> Stats:
-        return torch.full_like(like, -torch.inf), torch.zeros_like(like)
+
+@dataclass(frozen=True)
+class SelfNormalisation(Loss):
+    """-log p_y + alpha log^2(sum exp z), the mean over rows (002, section 4.1)."""
+
+    alpha: float = 0.1
+
+    kind = "self_norm"
+    paper = "002 section 4.1"
+    statistic = "logsumexp z, z_y"
+    aligned = True
+    reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
+
+    def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
+        return logsumexp(logits_BC), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         lse, true = total
-        return (lse - true).mean()
+        return rows.mean(lse - true + self.alpha * lse.square())
 
 
-class BatchCrossEntropy(CrossEntropy):
+@dataclass(frozen=True)
+class BatchCrossEntropy(Loss):
     """KL(P_B || Q_B) with one softmax over the whole batch (002, definition 2).
 
-    P_B puts 1/m on each row's label, so the loss is logsumexp over rows and classes of z, less
-    the mean of z_y, less log m.
+    P_B puts 1/m on each row's label (row weights in proportion), so the loss is logsumexp over rows
+    and classes of z, less the mean of z_y, less log m.
     """
 
     kind = "batch_ce"
@@ -44,12 +73,24 @@ class BatchCrossEntropy(CrossEntropy):
     statistic = "logsumexp z, z_y (one Z for the batch)"
     aligned = True
     couples_rows = True
+    reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
+
+    def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
+        return logsumexp(logits_BC), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
-        if rows.num_rows < 2:
-            raise ValueError(
-                "batch_ce needs a global batch of at least 2 rows, got "
-                f"{rows.num_rows}: raise train.global_batch"
-            )
+        check_batch(self.kind, rows)
         lse, true = total
-        return logsumexp(lse.unsqueeze(0)).squeeze(0) - true.mean() - math.log(rows.num_rows)
+        share = torch.ones_like(true) if rows.weights is None else rows.weights
+        share = share / share.sum()
+        log_z = logsumexp(lse.unsqueeze(0)).squeeze(0)
+        return log_z + (share * (share.log() - true)).sum()
+
+
+def check_batch(kind: str, rows: Rows) -> None:
+    """A batch loss compares rows with each other: ValueError where there is only one."""
+    if rows.num_rows < 2:
+        raise ValueError(
+            f"{kind} needs a global batch of at least 2 rows, got {rows.num_rows}: "
+            "raise train.global_batch"
+        )

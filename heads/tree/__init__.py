@@ -1,6 +1,28 @@
-"""Label trees: the one structure behind all class weights, and the cover tree that builds it."""
+"""Label trees: the one structure behind all class weights; what builds, names and shows them."""
 
 from heads.tree.cover import CoverTree, build_cover_tree
+from heads.tree.encoder import encode_names
+from heads.tree.hierarchy import Hierarchy, read_parent_table
 from heads.tree.label_tree import LabelTree
+from heads.tree.named_tree import NamedTree
+from heads.tree.picture import draw_tree
+from heads.tree.statistics import TreeStatistics
+from heads.tree.vectors import load_label_vectors, project, read_label_vectors
+from heads.tree.wordnet import WordNet, read_wordnet
 
-__all__ = ["CoverTree", "LabelTree", "build_cover_tree"]
+__all__ = [
+    "CoverTree",
+    "Hierarchy",
+    "LabelTree",
+    "NamedTree",
+    "TreeStatistics",
+    "WordNet",
+    "build_cover_tree",
+    "draw_tree",
+    "encode_names",
+    "load_label_vectors",
+    "project",
+    "read_label_vectors",
+    "read_parent_table",
+    "read_wordnet",
+]

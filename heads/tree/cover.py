@@ -1,4 +1,4 @@
-"""A cover tree over label vectors, exact and simple: O(K^2 d) time, O(K d) memory.
+"""A cover tree over label vectors (Beygelzimer, Kakade and Langford 2006), built level by level.
 
 It says which classes lie near which; `utree` and `vtree` turn that into the label trees of paper
 000, sections 4.1 and 4.2. It reads no files and knows nothing of class names.
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+from threadpoolctl import threadpool_limits
 
-from heads.tree.label_tree import IntArray, LabelTree
+from heads.tree.label_tree import IntArray, LabelTree, preorder
+from heads.tree.net import FloatArray, Net
 
-FloatArray = NDArray[np.float64]
 Metric = Literal["cosine", "euclidean"]
 
 
@@ -44,98 +45,75 @@ class CoverTree:
         at level l + 1 with parent c. Each (c, l) with two or more of them is one pseudoclass, so
         there are fewer than 2K nodes.
         """
+        parents, centers = self._explicit()
+        classes = np.append(np.arange(len(self.level)), np.full(len(centers), -1))
+        return LabelTree.from_parents(parents, classes)
+
+    def pseudoclass_centers(self) -> IntArray:
+        """The class at the centre of each pseudoclass of `vtree`, in the order of its nodes."""
+        parents, centers = self._explicit()
+        walk = preorder(parents)
+        return centers[walk[walk >= len(self.level)] - len(self.level)]
+
+    def _explicit(self) -> tuple[IntArray, IntArray]:
+        """Parents of the classes, then of the pseudoclasses, and the pseudoclasses' centres."""
         num_classes = len(self.center_parent)
         newcomers = np.flatnonzero(self.center_parent >= 0)
-        host_pairs = np.stack([self.center_parent[newcomers], self.level[newcomers] - 1], 1)
+        num_levels = int(self.level.max()) + 1
+        host = self.center_parent[newcomers] * num_levels + self.level[newcomers] - 1
         # Sorted by centre, then level: the pair before is the centre's next shallower one.
-        pairs, host = np.unique(host_pairs, axis=0, return_inverse=True)
-        center = pairs[:, 0]
+        pairs, host = np.unique(host, return_inverse=True)
+        center = pairs // num_levels
         # The pseudoclass under which a class first appears.
         above = np.full(num_classes, -1, np.int64)
-        above[newcomers] = num_classes + host.reshape(-1)
+        above[newcomers] = num_classes + host
         pseudoclasses = num_classes + np.arange(len(center))
         is_shallowest = np.diff(center, prepend=-1) != 0
         pseudo_parent = np.where(is_shallowest, above[center], pseudoclasses - 1)
         class_parent = above.copy()
         is_deepest = np.diff(center, append=-1) != 0
         class_parent[center[is_deepest]] = pseudoclasses[is_deepest]
-        return LabelTree.from_parents(
-            np.concatenate([class_parent, pseudo_parent]),
-            np.concatenate([np.arange(num_classes), np.full(len(center), -1)]),
-        )
+        return np.concatenate([class_parent, pseudo_parent]), center
 
 
 def build_cover_tree(
     vectors: ArrayLike, *, base: float = 1.3, metric: Metric = "cosine"
 ) -> CoverTree:
-    """Build the cover tree of label vectors [K, d] by farthest-first traversal (Gonzalez 1985).
+    """Build the cover tree of label vectors [K, d], the same one every time.
 
     `metric` cosine compares rows scaled to unit length (zero rows stay zero), euclidean the rows
-    as they are. The root is the row closest to the mean; the next class is always the one farthest
-    from all before it; a class hangs under the nearest class of the net one level up. Ties go to
-    the lowest class id, for parents to the class inserted first. Classes nearer to each other than
-    the rounding of the vectors' own type count as equal. ValueError for a base outside 1.001..1000,
-    an empty or non-finite matrix, or an unknown metric.
+    as they are. The root is the row closest to the mean. Level by level, classes that the net does
+    not cover join it, the farthest of a block of candidates first; while there are no more than
+    fit one block that is farthest-first traversal (Gonzalez 1985). A class hangs under the nearest
+    class of the net one level up. Ties go to the lowest class id, for parents to the class that
+    joined first. Classes nearer to each other than the rounding of the vectors' own type count as
+    equal. All that decides is measured in float64; time is far below K^2 d where the vectors form
+    clusters, and K^2 d of float32 matrix products where they do not.
+
+    ValueError for a base outside 1.001..1000, an empty or non-finite matrix, or an unknown metric.
     """
     if not 1.001 <= base <= 1000:
         raise ValueError(f"base is {base}: a cover tree needs one from 1.001 to 1000, such as 1.3")
-    points, unit, resolution = _points(vectors, metric)
+    # The products of tiles are too small to share: threads that wait for each other made a tree of
+    # 100,000 vectors 10 times slower on a busy machine.
+    with threadpool_limits(1, user_api="blas"):
+        return _build(*_points(vectors, metric), base)
+
+
+def _build(points: FloatArray, unit: float, resolution: float, base: float) -> CoverTree:
     root = int(np.argmin(np.square(points - points.mean(0)).sum(1)))
-    net = _Net(points, root)
-    diameter = net.farthest()[1]
+    net = Net(points, root)
+    diameter = net.widest_gap()
     # Level l takes the gaps in (limits[l], limits[l - 1]].
     limits = diameter * base ** -np.arange(_num_levels(base, diameter, resolution) + 1.0)
-    parent = np.full(len(points), -1, np.int64)
     level = np.zeros(len(points), np.int64)
-    current, nearest_in_net_above = 0, net.nearest
-    while True:
-        point, gap = net.farthest()
-        if gap <= limits[-1]:
-            break
-        if gap <= limits[current]:
-            current = int(np.searchsorted(-limits, -gap, side="right"))
-            nearest_in_net_above = net.nearest.copy()
-        parent[point], level[point] = nearest_in_net_above[point], current
-        net.insert(point)
-    twins = net.outside()
+    while (gap := net.widest_gap()) > limits[-1]:
+        current = int(np.searchsorted(-limits, -gap, side="right"))
+        level[net.refine(limits[current])] = current
+    parent, twins = net.parent.copy(), net.outside()
     parent[twins], level[twins] = net.nearest[twins], level.max() + 1
     scale = 1.0 / (base * diameter * unit) if diameter > 0 else 1.0
     return CoverTree(parent, level, base, scale, root)
-
-
-class _Net:
-    """The classes inserted so far, and each other class's nearest among them."""
-
-    def __init__(self, points: FloatArray, root: int) -> None:
-        self._points = points
-        self._norms = np.square(points).sum(1)
-        self._gaps = np.full(len(points), np.inf)  # squared; -inf for those in the net
-        self.nearest = np.full(len(points), root, np.int64)
-        self.insert(root)
-
-    def insert(self, point: int) -> None:
-        """Add one class. BLAS finds who may be nearer to it, and only those are measured exactly.
-
-        The expansion |x|^2 + |c|^2 - 2 x.c alone would lose small distances to cancellation, and
-        would give equal rows a distance.
-        """
-        points, center = self._points, self._points[point]
-        norms = self._norms + self._norms[point]
-        rounding = 8 * (points.shape[1] + 4) * np.finfo(np.float64).eps * norms
-        self._gaps[point] = -np.inf
-        maybe = np.flatnonzero(norms - 2 * (points @ center) - rounding < self._gaps)
-        exact = np.square(points[maybe] - center).sum(1)
-        nearer = exact < self._gaps[maybe]
-        self._gaps[maybe[nearer]] = exact[nearer]
-        self.nearest[maybe[nearer]] = point
-
-    def farthest(self) -> tuple[int, float]:
-        """The class farthest from the net and its distance; 0 where all are inside."""
-        point = int(np.argmax(self._gaps))
-        return point, math.sqrt(max(self._gaps[point], 0.0))
-
-    def outside(self) -> IntArray:
-        return np.flatnonzero(self._gaps >= 0)
 
 
 def _num_levels(base: float, diameter: float, resolution: float) -> int:
@@ -163,16 +141,17 @@ def _points(vectors: ArrayLike, metric: Metric) -> tuple[FloatArray, float, floa
     match metric:
         case "cosine":
             # Twice, because the squares of very large or small entries leave the range of float64.
-            rows = _divide(rows, np.abs(rows).max(1, keepdims=True))
-            rows = _divide(rows, np.linalg.norm(rows, axis=1, keepdims=True))
+            _divide(rows, np.abs(rows).max(1, keepdims=True))
+            _divide(rows, np.linalg.norm(rows, axis=1, keepdims=True))
         case "euclidean":
             unit = float(np.abs(rows).max()) or 1.0
-            rows = rows / unit
+            rows /= unit
         case _:
             raise ValueError(f"metric is {metric!r}: use cosine or euclidean")
     eps = np.finfo(given.dtype if given.dtype.kind == "f" else np.float64).eps
     return rows, unit, 4 * float(eps) * float(np.linalg.norm(rows, axis=1).max())
 
 
-def _divide(rows: FloatArray, by: FloatArray) -> FloatArray:
-    return np.divide(rows, by, out=np.zeros_like(rows), where=by > 0)
+def _divide(rows: FloatArray, by: FloatArray) -> None:
+    """In place; rows to be divided by 0 are zeros and stay so."""
+    np.divide(rows, by, out=rows, where=by > 0)

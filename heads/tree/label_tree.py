@@ -130,6 +130,16 @@ class LabelTree:
         return sha.hexdigest()[:16]
 
 
+def preorder(parent: ArrayLike) -> IntArray:
+    """The nodes in the order in which `LabelTree.from_parents` numbers them.
+
+    For trees given as classes 0..K-1 first and pseudoclasses behind, each above some class: names
+    or vectors of the given nodes, taken in this order, fit the tree's.
+    """
+    # Pseudoclasses as further classes: none is the smallest at or below any node.
+    return LabelTree.from_parents(parent, np.arange(np.size(parent))).class_of_node
+
+
 def _read_only(values: IntArray) -> IntArray:
     copy = np.array(values, np.int64)
     copy.flags.writeable = False

@@ -1,16 +1,17 @@
 """Losses x weightings against their definitions in float64, written out naively."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from heads.losses import LOSSES
+from heads.losses import LOSSES, Loss
 from heads.tree import LabelTree, build_cover_tree
 
 WEIGHTINGS = ("dense", "utree", "vtree")
-LOSS_KINDS = tuple(LOSSES)
 
 
 def label_tree(weighting: str, num_classes: int) -> LabelTree:
@@ -51,31 +52,160 @@ def naive_logits(tree: LabelTree, features: Tensor, nodes: Tensor) -> Tensor:
     return x @ torch.stack(rows).T
 
 
-def _cross_entropy(z: Tensor, labels: Tensor) -> Tensor:
-    p = z.exp() / z.exp().sum(1, keepdim=True)
-    return -p[torch.arange(len(z)), labels].log().mean()
+def label_vectors(num_classes: int) -> Tensor:
+    generator = torch.Generator().manual_seed(num_classes)
+    return torch.randn(num_classes, 4, generator=generator, dtype=torch.float64)
 
 
-def _batch_cross_entropy(z: Tensor, labels: Tensor) -> Tensor:
+def noise(num_classes: int) -> Tensor:
+    generator = torch.Generator().manual_seed(num_classes)
+    counts = 0.1 + torch.rand(num_classes, generator=generator, dtype=torch.float64)
+    return counts / counts.sum()
+
+
+def make_loss(kind: str, num_classes: int) -> Loss:
+    """The loss with hyperparameters that are not their defaults."""
+    options: dict[str, Any] = {
+        "ce": {"label_smoothing": 0.1, "z_loss": 0.01},
+        "self_norm": {"alpha": 0.3},
+        "max_margin": {"gamma": 0.7},
+        "batch_max_margin": {"gamma": 0.7},
+        "nce": {"noise": noise(num_classes), "t": 7},
+        "topk_hinge": {"k": min(3, num_classes - 1), "alpha": 0.8},
+        "smooth_topk": {"k": min(2, num_classes - 1), "tau": 0.6, "alpha": 0.8},
+        "ccql": {"w": 1.5},
+        "spherical_softmax": {"eps": 0.05},
+        "spherical_bound": {"xi": 1.3},
+        "simloss": {"vectors": label_vectors(num_classes), "lower": 0.1},
+    }.get(kind, {})
+    return LOSSES[kind](**options)
+
+
+def _mean(term: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean over rows of a term of one row's logits [K] and label."""
+    return lambda z, labels: torch.stack(
+        [term(row, y) for row, y in zip(z, labels.tolist(), strict=True)]
+    ).mean()
+
+
+def _softmax(z: Tensor) -> Tensor:
+    return z.exp() / z.exp().sum()
+
+
+def _sigmoid(z: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-z))
+
+
+def _false(z: Tensor, y: int) -> Tensor:
+    return torch.cat([z[:y], z[y + 1 :]])
+
+
+def _onehot(z: Tensor, y: int) -> Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(y), len(z)).to(z.dtype)
+
+
+def _ce(z: Tensor, y: int) -> Tensor:
+    target = 0.9 * _onehot(z, y) + 0.1 / len(z)
+    return -(target * _softmax(z).log()).sum() + 0.01 * z.exp().sum().log() ** 2
+
+
+def _batch_ce(z: Tensor, labels: Tensor) -> Tensor:
     m = len(z)
     q = z.exp() / z.exp().sum()
     return sum(1 / m * torch.log(1 / m / q[i, labels[i]]) for i in range(m))
 
 
-def _binary_cross_entropy(z: Tensor, labels: Tensor) -> Tensor:
-    total = torch.zeros((), dtype=z.dtype)
-    for i, y in enumerate(labels.tolist()):
-        for j in range(z.shape[1]):
-            g = 1 / (1 + torch.exp(-z[i, j]))
-            total = total - (torch.log(g) if j == y else torch.log(1 - g))
-    return total / len(z)
+def _margin(z: Tensor, y: int) -> Tensor:
+    false = _false(z, y)
+    largest = false.max() if len(false) else torch.tensor(-torch.inf, dtype=z.dtype)
+    return (0.7 - z[y] + largest).clamp(min=0)
+
+
+def _batch_margin(z: Tensor, labels: Tensor) -> Tensor:
+    rows = list(zip(z, labels.tolist(), strict=True))
+    lowest = torch.stack([row[y] for row, y in rows]).min()
+    false = torch.cat([_false(row, y) for row, y in rows])
+    highest = false.max() if len(false) else torch.tensor(-torch.inf, dtype=z.dtype)
+    return (0.7 - lowest + highest).clamp(min=0) / len(z) + _mean(_margin)(z, labels)
+
+
+def _nce(z: Tensor, y: int) -> Tensor:
+    t, q = 7, noise(len(z))
+    g = 1 / (1 + t * q * torch.exp(-z))
+    return -g[y].log() - t * (q * (1 - g).log()).sum()
+
+
+def _bce(z: Tensor, y: int) -> Tensor:
+    g = _sigmoid(z)
+    return -g[y].log() - (1 - _false(g, y)).log().sum()
+
+
+def _tanimoto(p: Tensor, y: int) -> Tensor:
+    f = _onehot(p, y)
+    return -(f @ p) / (f.norm() + p.norm() - f @ p)
+
+
+def _topk_hinge(z: Tensor, y: int) -> Tensor:
+    """003 eq 8 over every k-tuple, scores over k."""
+    k = min(3, len(z) - 1)
+    tuples = torch.combinations(torch.arange(len(z)), k)
+    means = z[tuples].sum(1) / k
+    has_y = (tuples == y).any(1)
+    return (means + 0.8 * (~has_y).to(z.dtype)).max() - means[has_y].max()
+
+
+def _smooth_topk(z: Tensor, y: int) -> Tensor:
+    """003 eq 9 over every k-tuple."""
+    k, tau = min(2, len(z) - 1), 0.6
+    tuples = torch.combinations(torch.arange(len(z)), k)
+    means = z[tuples].sum(1) / k
+    has_y = (tuples == y).any(1)
+    every = torch.exp((means + 0.8 * (~has_y).to(z.dtype)) / tau).sum()
+    return tau * every.log() - tau * torch.exp(means[has_y] / tau).sum().log()
+
+
+def _bound(z: Tensor, y: int) -> Tensor:
+    """Bouchard's bound minimised over its alpha, where the derivative vanishes."""
+    xi, num = 1.3, len(z)
+    curvature = (1 / (1 + math.exp(-xi)) - 0.5) / (2 * xi)
+    alpha = (z.sum() * 2 * curvature + num / 2 - 1) / (2 * curvature * num)
+    terms = (z - alpha - xi) / 2 + curvature * ((z - alpha) ** 2 - xi**2)
+    return alpha + (terms + math.log(1 + math.exp(xi))).sum() - z[y]
+
+
+def _simloss(z: Tensor, y: int) -> Tensor:
+    v = label_vectors(len(z))
+    cosine = (v @ v[y]) / (v.norm(dim=1) * v[y].norm())
+    return -(((cosine - 0.1) / 0.9).clamp(min=0) @ _softmax(z)).log()
 
 
 NAIVE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "ce": _cross_entropy,
-    "batch_ce": _batch_cross_entropy,
-    "bce": _binary_cross_entropy,
+    "ce": _mean(_ce),
+    "batch_ce": _batch_ce,
+    "max_margin": _mean(_margin),
+    "batch_max_margin": _batch_margin,
+    "self_norm": _mean(lambda z, y: -_softmax(z)[y].log() + 0.3 * z.exp().sum().log() ** 2),
+    "nce": _mean(_nce),
+    "bce": _mean(_bce),
+    "softmax_cs": _mean(lambda z, y: -(_softmax(z)[y] / _softmax(z).norm()).log()),
+    "sigmoid_cs": _mean(lambda z, y: -(_sigmoid(z)[y] / _sigmoid(z).norm()).log()),
+    "softmax_tanimoto": _mean(lambda z, y: _tanimoto(_softmax(z), y)),
+    "sigmoid_tanimoto": _mean(lambda z, y: _tanimoto(_sigmoid(z), y)),
+    "topk_hinge": _mean(_topk_hinge),
+    "smooth_topk": _mean(_smooth_topk),
+    "quadratic": _mean(lambda z, y: (_onehot(z, y) - z).square().sum() / 2),
+    "ccql": _mean(lambda z, y: (_onehot(z, y) - z).square().sum() / 2 + 1.5 / 2 * (1 - z[y]) ** 2),
+    "taylor_softmax": _mean(
+        lambda z, y: -((1 + z[y] + z[y] ** 2 / 2) / (1 + z + z**2 / 2).sum()).log()
+    ),
+    "spherical_softmax": _mean(lambda z, y: -((z[y] ** 2 + 0.05) / (z**2 + 0.05).sum()).log()),
+    "spherical_bound": _mean(_bound),
+    "simloss": _mean(_simloss),
 }
+
+
+# Hierarchical softmax has a head of its own: test_hierarchical.py.
+LOSS_KINDS = tuple(NAIVE)
 
 
 def naive_loss_and_gradients(

@@ -16,6 +16,8 @@ from tests.heads.cases import (
     LOSS_KINDS,
     WEIGHTINGS,
     label_tree,
+    make_loss,
+    naive_logits,
     naive_loss_and_gradients,
     problem,
 )
@@ -26,7 +28,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 def make_head(kind: str, weighting: str, num_classes: int, dim: int, mesh=None) -> ClassHead:
     tree = label_tree(weighting, num_classes)
-    return ClassHead(dim, tree, LOSSES[kind](), mesh=mesh, dtype=torch.float64)
+    return ClassHead(dim, tree, make_loss(kind, num_classes), mesh=mesh, dtype=torch.float64)
 
 
 def set_nodes(head: ClassHead, nodes: Tensor) -> None:
@@ -46,7 +48,7 @@ def loss_and_gradients(head: ClassHead, features: Tensor, labels: Tensor):
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("kind", LOSS_KINDS)
 def test_loss_and_gradients_equal_the_definition(kind, weighting, memory):
-    head = make_head(kind, weighting, num_classes=201, dim=7)
+    head = make_head(kind, weighting, num_classes=70, dim=7)
     if memory != "one block, kept":
         object.__setattr__(head.engine, "memory_bytes", 1)
     features, labels, nodes = problem(head.tree, num_rows=9, dim=7)
@@ -79,6 +81,7 @@ def all_sharded_cases(num_classes: int, data_axis: int, blocks: bool):
         (kind, weighting): sharded_case(kind, weighting, num_classes, data_axis, blocks)
         for kind in LOSS_KINDS
         for weighting in WEIGHTINGS
+        if kind not in ("topk_hinge", "smooth_topk") or num_classes > 1
     }
 
 
@@ -102,7 +105,7 @@ def test_sharded_equals_the_definition(world_size, num_classes, data_axis):
 
 
 def test_sharded_in_many_blocks_equals_the_definition():
-    check_against_definition(run_on_ranks(2, all_sharded_cases, 300, 1, True), 300)
+    check_against_definition(run_on_ranks(2, all_sharded_cases, 150, 1, True), 150)
 
 
 def check_against_definition(ranks, num_classes: int) -> None:
@@ -240,10 +243,27 @@ def test_autocast_computes_in_bf16_and_keeps_float32_weights_and_gradients():
     torch.testing.assert_close(head.weight.grad, want, rtol=0, atol=2e-2 * float(want.abs().max()))
 
 
-@pytest.mark.parametrize("kind", LOSS_KINDS)
+# Losses of sums of z or z^2 have no finite value at z = -inf.
+AT_MINUS_INFINITY = (
+    "batch_ce",
+    "max_margin",
+    "batch_max_margin",
+    "self_norm",
+    "nce",
+    "bce",
+    "softmax_cs",
+    "sigmoid_cs",
+    "softmax_tanimoto",
+    "sigmoid_tanimoto",
+    "topk_hinge",
+    "smooth_topk",
+    "simloss",
+)
+
+
+@pytest.mark.parametrize("kind", AT_MINUS_INFINITY)
 def test_a_class_that_is_impossible_gets_no_gradient_and_no_nan(kind):
-    loss = LOSSES[kind]()
-    head = ClassHead(2, 200, loss, bias=True, dtype=torch.float64)
+    head = ClassHead(2, 200, make_loss(kind, 200), bias=True, dtype=torch.float64)
     object.__setattr__(head.engine, "memory_bytes", 1)  # blocks of 64: the last is all -inf
     with torch.no_grad():
         head.weight[128:, -1] = -torch.inf
@@ -280,3 +300,69 @@ def test_a_vtree_starts_at_the_same_classifier_as_dense_weights():
     torch.testing.assert_close(rows["dense"], rows["vtree"], rtol=0, atol=0)
     assert 0.4 < float(rows["dense"][:, :-1].std()) < 0.6
     assert (rows["dense"][:, -1] == 0).all()
+
+
+WEIGHTED = [kind for kind in LOSS_KINDS if kind not in ("batch_ce", "batch_max_margin")]
+
+
+@pytest.mark.parametrize("kind", WEIGHTED)
+def test_class_weights_make_a_weighted_mean_and_ignored_rows_do_not_count(kind):
+    """As torch.nn.functional.cross_entropy has it: the weights' sum is what divides."""
+    num_classes, dim = 13, 5
+    weights = torch.linspace(0.5, 2, num_classes, dtype=torch.float64)
+    tree = label_tree("vtree", num_classes)
+    head = ClassHead(
+        dim,
+        tree,
+        make_loss(kind, num_classes),
+        class_weights=weights,
+        ignore_index=-7,
+        dtype=torch.float64,
+    )
+    features, labels, nodes = problem(tree, num_rows=6, dim=dim)
+    set_nodes(head, nodes)
+    padded = torch.cat([features, torch.ones(2, dim, dtype=torch.float64)])
+    value, by_features, by_nodes = loss_and_gradients(
+        head, padded, torch.cat([labels, torch.tensor([-7, -7])])
+    )
+    shares = weights[labels] / weights[labels].sum()
+    expected = [
+        naive_loss_and_gradients(kind, tree, features[i : i + 1], labels[i : i + 1], nodes)
+        for i in range(6)
+    ]
+    want = sum(float(share) * loss for share, (loss, _, _) in zip(shares, expected, strict=True))
+    np.testing.assert_allclose(value, want, **EXACT)
+    np.testing.assert_allclose(
+        by_nodes, sum(float(s) * g for s, (_, _, g) in zip(shares, expected, strict=True)), **EXACT
+    )
+    assert (by_features[6:] == 0).all()
+
+
+def test_batch_cross_entropy_with_weights_is_the_divergence_from_the_weighted_target():
+    head = ClassHead(
+        5,
+        13,
+        make_loss("batch_ce", 13),
+        class_weights=torch.arange(13.0, dtype=torch.float64),
+        dtype=torch.float64,
+    )
+    features, _, nodes = problem(head.tree, num_rows=4, dim=5)
+    set_nodes(head, nodes)
+    labels = torch.tensor([1, 2, 3, 2])
+    z = naive_logits(head.tree, features, nodes)
+    p = torch.tensor([1, 2, 3, 2], dtype=torch.float64) / 8
+    q = z.exp() / z.exp().sum()
+    want = (p * (p / q[torch.arange(4), labels]).log()).sum()
+    torch.testing.assert_close(head(features, labels).detach(), want, rtol=1e-10, atol=1e-10)
+
+
+def test_a_batch_of_ignored_rows_is_an_error():
+    head = ClassHead(3, 4, make_loss("ce", 4), ignore_index=0)
+    with pytest.raises(ValueError, match="no rows that count"):
+        head(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("weights", [torch.ones(3), torch.tensor([1.0, -1, 1, 1])])
+def test_class_weights_that_do_not_fit_are_refused(weights):
+    with pytest.raises(ValueError, match="class weights have shape"):
+        ClassHead(3, 4, make_loss("ce", 4), class_weights=weights)

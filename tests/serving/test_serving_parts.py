@@ -20,7 +20,7 @@ from serving.metrics_page import render
 from serving.model import Model
 from serving.server import free_port
 from tests.tiny_bundle import NAMES, spec, tiny_backbone, write
-from trainer.bundle import Bundle, score, write_bundle
+from trainer.bundle import Bundle, logits_of, write_bundle
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_answers_are_the_logits_of_the_whole_classifier_on_evaluations_pixels(mo
     pixels = np.stack([for_evaluation(decode(f, channels=1), model.image) for f in files])
     with torch.no_grad():
         features = tiny_backbone()({"pixel_values": torch.from_numpy(pixels)})
-    expected = score(features, model.bundle.rows(range(len(NAMES))))[:, [2, 0]]
+    expected = logits_of(features, model.bundle.rows(range(len(NAMES))))[:, [2, 0]]
     logits = torch.tensor([[v.logit for v in result.verdicts] for result in found.results])
     torch.testing.assert_close(logits, expected)
     for result, row in zip(found.results, expected, strict=True):

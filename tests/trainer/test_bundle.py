@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.tiny_bundle import DIM, NAMES, rows, spec, tiny_backbone, write
-from trainer.bundle import Bundle, BundleSpec, score
+from trainer.bundle import Bundle, BundleSpec, logits_of
 from trainer.class_names import ClassNames
 
 
@@ -32,7 +32,7 @@ def test_rows_come_back_exactly_and_logits_equal_a_linear_layer(tmp_path: Path, 
     features = torch.randn(5, DIM)
     with Bundle.open(write(tmp_path / "b", bias=bias)) as bundle:
         assert torch.equal(bundle.rows(wanted), weight[wanted])
-        logits = score(features, bundle.rows(wanted))
+        logits = logits_of(features, bundle.rows(wanted))
     layer = torch.nn.Linear(DIM, len(NAMES), bias=bias)
     with torch.no_grad():
         layer.weight.copy_(weight[:, :DIM])

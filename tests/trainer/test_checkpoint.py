@@ -39,7 +39,7 @@ def task_and_optimizer(
     manifest = Manifest.load(shards)
     task = build_task(
         recipe,
-        num_classes=len(manifest.classes),
+        class_names=manifest.class_names,
         label_vectors=label_vectors_of(recipe, manifest),
         world=rank_world(),
     )

@@ -25,8 +25,9 @@ def task_and_recipe(shards: Path, weights: str) -> tuple[Task, object]:
     )
     manifest = Manifest.load(shards)
     vectors = load_label_vectors(shards, manifest)
-    num_classes = len(manifest.classes)
-    task = build_task(recipe, num_classes=num_classes, label_vectors=vectors, world=rank_world())
+    task = build_task(
+        recipe, class_names=manifest.class_names, label_vectors=vectors, world=rank_world()
+    )
     return task.eval(), recipe
 
 

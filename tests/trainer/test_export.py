@@ -14,7 +14,7 @@ from data.images import decode, for_evaluation
 from tests.heads.cases import naive_logits
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
-from trainer.bundle import Bundle, score
+from trainer.bundle import Bundle, logits_of
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation, save_evaluation
 from trainer.export import export_run
@@ -40,7 +40,7 @@ def held_out(shards: Path, recipe: Recipe) -> tuple[dict[str, Tensor], np.ndarra
 def bundle_logits(bundle: Bundle, inputs: dict[str, Tensor]) -> np.ndarray:
     with torch.no_grad():
         features = bundle.load_backbone()(inputs)
-        return score(features, bundle.rows(range(len(bundle.names)))).numpy()
+        return logits_of(features, bundle.rows(range(len(bundle.names)))).numpy()
 
 
 def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:

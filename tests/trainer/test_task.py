@@ -29,7 +29,7 @@ def make_task(shards: Path, **changes) -> Task:
     manifest = Manifest.load(shards)
     vectors = label_vectors_of(recipe, manifest)
     return build_task(
-        recipe, num_classes=len(manifest.classes), label_vectors=vectors, world=rank_world()
+        recipe, class_names=manifest.class_names, label_vectors=vectors, world=rank_world()
     )
 
 
@@ -199,9 +199,7 @@ def test_a_vision_transformer_trains_every_parameter(glyphs, pooling):
 
 def test_a_feature_map_has_no_first_token(glyphs):
     task = make_task(glyphs, backbone__pooling="cls")
-    with pytest.raises(
-        ValueError, match=r"pooling is cls and this encoder gives a feature"
-    ):
+    with pytest.raises(ValueError, match=r"pooling is cls and this encoder gives a feature"):
         task.backward(pictures(0, 12))
 
 

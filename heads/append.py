@@ -1,0 +1,113 @@
+"""Adds classes to a trained head: its node vectors and their optimizer state move together.
+
+New classes hang under nodes of the tree that there is; nothing that was learned changes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from heads.collectives import all_gather_rows, group_rank, group_size
+from heads.head import ClassHead
+from heads.init import normal_rows
+from heads.tree import LabelTree
+from heads.weights import ClassWeights, shard_range
+
+_ROWS_AT_ONCE = 1 << 18
+
+
+def append_to_tree(tree: LabelTree, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
+    """The tree with one new leaf a new class, and where each old node went [N].
+
+    `parents` are nodes of `tree`, -1 for a root; the new classes are K, K + 1, ... in order.
+    ValueError for a parent that is no node.
+    """
+    wanted = np.asarray(parents, dtype=np.int64)
+    outside = wanted[(wanted < -1) | (wanted >= tree.num_nodes)]
+    if len(outside):
+        raise ValueError(
+            f"parent {outside[0]} is no node of the label tree: give -1 or 0..{tree.num_nodes - 1}"
+        )
+    old, new = tree.num_nodes, len(wanted)
+    # A class at each node makes the old numbers readable in the new tree: its own, or a stand-in.
+    grown = LabelTree.from_parents(np.concatenate([tree.parent, wanted]), np.arange(old + new))
+    moved = grown.node_of_class
+    class_of_node = np.full(old + new, -1, dtype=np.int64)
+    class_of_node[moved[:old]] = tree.class_of_node
+    class_of_node[moved[old:]] = tree.num_classes + np.arange(new)
+    return LabelTree.from_arrays(
+        {"parent": grown.parent, "class_of_node": class_of_node}
+    ), np.array(moved[:old])
+
+
+def append_classes(
+    head: ClassHead,
+    parents: Sequence[int],
+    *,
+    optimizer: Optimizer | None = None,
+    seed: int = 0,
+    init_std: float = 0.01,
+) -> None:
+    """Grow `head` in place by one class a parent (collective).
+
+    What every old class scores stays as it is; new rows start as `ClassHead` starts a leaf. The
+    moments of `head.weight` in `optimizer` move along, those of new rows are zero.
+    """
+    tree, moved = append_to_tree(head.tree, parents)
+    old_weight, group = head.weight, head.engine.class_group
+    weights = ClassWeights(
+        tree,
+        group_rank=group_rank(group),
+        group_size=group_size(group),
+        device=head.engine.weights.device,
+    )
+    fresh = _new_rows(head, tree, weights, seed=seed, init_std=init_std)
+    rows = _moved_rows(old_weight.detach(), head, moved, weights) + fresh.to(old_weight)
+    new_weight = nn.Parameter(rows)
+    if optimizer is not None:
+        state = optimizer.state.pop(old_weight, {})
+        optimizer.state[new_weight] = {
+            name: _moved_rows(value, head, moved, weights)
+            if isinstance(value, Tensor) and value.shape == old_weight.shape
+            else value
+            for name, value in state.items()
+        }
+        for entry in optimizer.param_groups:
+            entry["params"] = [new_weight if p is old_weight else p for p in entry["params"]]
+    head.weight, head.tree = new_weight, tree
+    head.engine = replace(head.engine, weights=weights)
+
+
+def _new_rows(
+    head: ClassHead, tree: LabelTree, weights: ClassWeights, *, seed: int, init_std: float
+) -> Tensor:
+    classes = tree.class_of_node[weights.start : weights.stop]
+    added = np.flatnonzero(classes >= head.tree.num_classes)
+    rows = np.zeros((weights.num_held, head.weight.shape[1]), dtype=np.float32)
+    rows[added, : head.dim] = normal_rows(classes[added], head.dim, seed=seed, std=init_std)
+    return torch.from_numpy(rows)
+
+
+def _moved_rows(rows: Tensor, head: ClassHead, moved: np.ndarray, weights: ClassWeights) -> Tensor:
+    """This rank's rows of the new numbering; a bounded part of the old ones travels at a time."""
+    group = head.engine.class_group
+    size, rank = group_size(group), group_rank(group)
+    ranges = [shard_range(head.tree.num_nodes, r, size) for r in range(size)]
+    result = rows.new_zeros((weights.num_held, rows.shape[1]))
+    longest = max(stop - start for start, stop in ranges)
+    for offset in range(0, longest, _ROWS_AT_ONCE):
+        parts = [
+            (min(start + offset, stop), min(start + offset + _ROWS_AT_ONCE, stop))
+            for start, stop in ranges
+        ]
+        mine = slice(parts[rank][0] - ranges[rank][0], parts[rank][1] - ranges[rank][0])
+        travelled = all_gather_rows(rows[mine], [b - a for a, b in parts], group)
+        target = moved[np.concatenate([np.arange(a, b) for a, b in parts])]
+        here = np.flatnonzero((target >= weights.start) & (target < weights.stop))
+        places = torch.from_numpy(target[here] - weights.start).to(rows.device)
+        result[places] = travelled[torch.from_numpy(here).to(rows.device)]
+    return result

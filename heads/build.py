@@ -1,0 +1,143 @@
+"""From a recipe's head to the head: its label tree, its loss, its class weights."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from heads.config import HeadConfig, LabelTreeConfig
+from heads.head import ClassHead
+from heads.hierarchical import HierarchicalSoftmaxHead
+from heads.losses import build_loss
+from heads.tree import CoverTree, LabelTree, build_cover_tree
+from heads.tree.named_tree import NamedTree
+
+
+def build_head(
+    config: HeadConfig,
+    *,
+    dim: int,
+    num_classes: int,
+    label_vectors: np.ndarray | None,
+    mesh: DeviceMesh | None,
+    seed: int,
+    device: torch.device | str,
+    class_counts: np.ndarray | None = None,
+    class_names: Sequence[str] | None = None,
+) -> ClassHead:
+    """The head of a recipe; trees are built from `label_vectors` [K, D] by every rank alike.
+
+    `class_counts` [K] are the training samples of each class, for what depends on frequency.
+
+    Raises ValueError where `config.num_classes` or the label vectors do not fit `num_classes`.
+    """
+    if config.num_classes not in (None, num_classes):
+        raise ValueError(
+            f"head.num_classes is {config.num_classes} and the shards have {num_classes} classes: "
+            "correct it, leave it out, or point data.shards at the other shards"
+        )
+    tree = build_tree(
+        config, num_classes=num_classes, label_vectors=label_vectors, class_names=class_names
+    )
+    weights = _class_weights(config.class_weights, num_classes, class_counts)
+    options: dict[str, Any] = {
+        "bias": config.bias,
+        "mesh": mesh,
+        "seed": seed,
+        "init_std": config.init_std,
+        "memory_mib": config.memory_mib,
+        "device": device,
+    }
+    if config.loss.kind == "hierarchical_softmax":
+        if config.weights.kind == "dense" or weights is not None:
+            raise ValueError(
+                "head.loss hierarchical_softmax needs a tree and no class weights: choose "
+                "head.weights.kind=vtree and head.class_weights=none"
+            )
+        return HierarchicalSoftmaxHead(dim, tree, **options)
+    loss = build_loss(
+        config.loss,
+        num_classes=num_classes,
+        label_vectors=label_vectors,
+        class_counts=class_counts,
+        device=device,
+    )
+    return ClassHead(dim, tree, loss, class_weights=weights, **options)
+
+
+def build_tree(
+    config: HeadConfig,
+    *,
+    num_classes: int,
+    label_vectors: np.ndarray | None,
+    class_names: Sequence[str] | None = None,
+) -> LabelTree:
+    """The label tree behind a recipe's class weights, from `label_vectors` [K, D] or a file.
+
+    The classes of a file are matched by name where `class_names` [K] are given, else by number.
+    Raises ValueError where vectors are missing, or a tree has other classes or another kind.
+    """
+    weights = config.weights
+    if weights.kind == "dense":
+        return LabelTree.dense(num_classes)
+    if weights.tree.file is not None:
+        return _tree_from_file(weights.tree.file, weights.kind, num_classes, class_names)
+    cover = _cover_tree(weights.tree, num_classes, label_vectors)
+    return cover.utree() if weights.kind == "utree" else cover.vtree()
+
+
+def _tree_from_file(
+    path: Path,
+    kind: Literal["utree", "vtree"],
+    num_classes: int,
+    class_names: Sequence[str] | None,
+) -> LabelTree:
+    named = NamedTree.load(path)
+    if len(named.classes) != num_classes:
+        raise ValueError(
+            f"tree {path} has {len(named.classes)} classes and the data {num_classes}: "
+            "build it from the data's class list"
+        )
+    tree = named.tree if class_names is None else named.for_classes(class_names)
+    every_node_a_class = tree.num_nodes == tree.num_classes
+    classes_are_leaves = not tree.has_children[tree.node_of_class].any()
+    if not (every_node_a_class if kind == "utree" else classes_are_leaves):
+        other = "vtree" if kind == "utree" else "utree"
+        raise ValueError(
+            f"tree {path} is no {kind}: choose head.weights.kind={other}, "
+            f"or build it with kway tree build --kind {kind}"
+        )
+    return tree
+
+
+def _cover_tree(
+    config: LabelTreeConfig, num_classes: int, label_vectors: np.ndarray | None
+) -> CoverTree:
+    if label_vectors is None:
+        raise ValueError(
+            "head.weights needs label vectors and the shards carry none: choose "
+            "head.weights.kind=dense or head.weights.tree.file, or shards with label vectors"
+        )
+    if len(label_vectors) != num_classes:
+        raise ValueError(
+            f"there are {len(label_vectors)} label vectors and {num_classes} classes: "
+            "shard the data again"
+        )
+    return build_cover_tree(label_vectors, base=config.base)
+
+
+def _class_weights(
+    kind: Literal["none", "balanced"], num_classes: int, class_counts: np.ndarray | None
+) -> Tensor | None:
+    """Balanced: N / (K n_j), so that every class weighs the same; a class without samples 0."""
+    if kind == "none":
+        return None
+    if class_counts is None:
+        raise ValueError("head.class_weights balanced needs the training samples of each class")
+    counts = torch.from_numpy(class_counts).to(torch.float32)
+    weights = counts.sum() / (num_classes * counts)
+    return torch.where(counts > 0, weights, 0)

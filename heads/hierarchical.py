@@ -1,0 +1,170 @@
+"""Hierarchical softmax over a label tree (Morin and Bengio 2005): a softmax at every inner node.
+
+p(class) is the product, down the class's path, of the softmax of each node among its siblings
+(roots among the roots). It is an ordinary sharded head whose columns are the nodes of the tree, so
+it shares the engine; what a class scores is its log-probability, no row of weights.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from heads.collectives import all_gather_rows, group_size
+from heads.head import ClassHead, ClassRows, ClassScores
+from heads.losses.hierarchical import HierarchicalSoftmax
+from heads.tree import LabelTree
+from heads.weights import path_levels, shard_range
+
+# What an ignored label becomes: no id of a node, as an id of a class may be.
+_IGNORED_NODE = -100
+
+# Shape legend: b rows, S nodes of a block of scores, C classes of it.
+
+
+class HierarchicalSoftmaxHead(ClassHead):
+    """The head of hierarchical softmax: interface and sharding of `ClassHead`, over the nodes of
+    `tree`. A class at an inner node gets a leaf of its own below it, so that it can be chosen."""
+
+    def __init__(
+        self,
+        dim: int,
+        tree: LabelTree,
+        *,
+        bias: bool = True,
+        mesh: DeviceMesh | None = None,
+        seed: int = 0,
+        init_std: float = 0.01,
+        memory_mib: int = 256,
+        ignore_index: int | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.label_tree = classes_at_leaves(tree)
+        self.ignore_index = ignore_index
+        super().__init__(
+            dim,
+            self.label_tree.num_nodes,
+            HierarchicalSoftmax(self.label_tree, device),
+            bias=bias,
+            mesh=mesh,
+            seed=seed,
+            init_std=init_std,
+            memory_mib=memory_mib,
+            ignore_index=None if ignore_index is None else _IGNORED_NODE,
+            device=device,
+            dtype=dtype,
+        )
+        leaves = torch.from_numpy(self.label_tree.node_of_class.copy())
+        self.register_buffer("leaf_of_class", leaves.to(device), persistent=False)
+
+    leaf_of_class: Tensor
+
+    @property
+    def num_classes(self) -> int:
+        return self.label_tree.num_classes
+
+    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        """As `ClassHead.forward`: the mean of -log p(label) over the global batch (collective)."""
+        return super().forward(features, self._leaves(labels))
+
+    def row_weights(self, labels: Tensor) -> Tensor:
+        return super().row_weights(self._leaves(labels))
+
+    def tree_digest(self) -> str:
+        return self.label_tree.digest()
+
+    def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
+        """There are none: raises ValueError."""
+        raise ValueError(
+            "hierarchical_softmax has no row of weights a class, so it cannot be exported for "
+            "one-class questions: train another head.loss for that"
+        )
+
+    def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:
+        """Log-probabilities [b, C] of this rank's classes, in blocks (collective when it starts).
+
+        A block needs the siblings of its paths too, which other ranks may hold: every rank gathers
+        all node vectors once.
+        """
+        nodes, tree = self._all_nodes(), self.label_tree
+        start, stop = self.engine.weights.start, self.engine.weights.stop
+        for first in range(start, stop, classes_at_once):
+            block = _ScoreBlock.cut(tree, first, min(first + classes_at_once, stop))
+            if len(block.class_ids):
+                logits = self.logits(features, nodes[self._tensor(block.nodes)])
+                yield ClassScores(self._tensor(block.class_ids), block.log_probabilities(logits))
+
+    def _all_nodes(self) -> Tensor:
+        group = self.engine.class_group
+        size = group_size(group)
+        ranges = [shard_range(self.label_tree.num_nodes, rank, size) for rank in range(size)]
+        return all_gather_rows(self.weight.detach(), [b - a for a, b in ranges], group)
+
+    def _leaves(self, labels: Tensor) -> Tensor:
+        """The leaves of labels; what is no class becomes a node that the engine refuses."""
+        known = (labels >= 0) & (labels < self.num_classes)
+        leaves = self.leaf_of_class[torch.where(known, labels, 0)]
+        leaves = torch.where(known, leaves, self.label_tree.num_nodes)
+        if self.ignore_index is None:
+            return leaves
+        return torch.where(labels == self.ignore_index, _IGNORED_NODE, leaves)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.array(array)).to(self.weight.device)
+
+
+@dataclass(frozen=True)
+class _ScoreBlock:
+    """The nodes `start:stop`, those that their softmaxes need besides, and their path sums.
+
+    `nodes` [S] are all of them; `group` [S] says which softmax each belongs to; `layout` are the
+    positions in `nodes` of [ancestors of `start`] + [start:stop].
+    """
+
+    nodes: np.ndarray
+    group: np.ndarray
+    layout: np.ndarray
+    levels: list[tuple[np.ndarray, np.ndarray]]
+    leaves: np.ndarray
+    class_ids: np.ndarray
+
+    @classmethod
+    def cut(cls, tree: LabelTree, start: int, stop: int) -> "_ScoreBlock":
+        ancestors, levels = path_levels(tree, start, stop)
+        # Only nodes on the paths to both ends have children outside the range.
+        inner = [ancestors, tree.ancestors(stop) if stop < tree.num_nodes else ancestors[:0], [-1]]
+        siblings = np.flatnonzero(np.isin(tree.parent, np.concatenate(inner)))
+        nodes = np.union1d(np.arange(start, stop), siblings)
+        _, group = np.unique(tree.parent[nodes], return_inverse=True)
+        layout = np.searchsorted(nodes, np.concatenate([ancestors, np.arange(start, stop)]))
+        classes = tree.class_of_node[start:stop]
+        leaves = len(ancestors) + np.flatnonzero(classes >= 0)
+        return cls(nodes, group, layout, levels, leaves, classes[classes >= 0])
+
+    def log_probabilities(self, logits_bS: Tensor) -> Tensor:
+        """Logits of `nodes` [b, S] -> log-probabilities of the block's classes [b, C]."""
+        device = logits_bS.device
+        group = torch.from_numpy(self.group).to(device)
+        shape = (len(logits_bS), int(self.group.max()) + 1)
+        top = logits_bS.new_full(shape, -torch.inf)
+        top = top.scatter_reduce(1, group.expand(len(logits_bS), -1), logits_bS, "amax")
+        total = logits_bS.new_zeros(shape).index_add_(1, group, (logits_bS - top[:, group]).exp())
+        factors = logits_bS - (top + total.log())[:, group]
+        sums = factors[:, torch.from_numpy(self.layout).to(device)]
+        for child, parent in self.levels:
+            sums[:, torch.from_numpy(child)] += sums[:, torch.from_numpy(parent)]
+        return sums[:, torch.from_numpy(self.leaves).to(device)]
+
+
+def classes_at_leaves(tree: LabelTree) -> LabelTree:
+    """The tree with a new leaf below each inner node that carries a class, which moves there."""
+    inner = np.flatnonzero(tree.has_children & (tree.class_of_node >= 0))
+    moved = np.where(tree.has_children, -1, tree.class_of_node)
+    return LabelTree.from_parents(
+        np.concatenate([tree.parent, inner]),
+        np.concatenate([moved, tree.class_of_node[inner]]),
+    )

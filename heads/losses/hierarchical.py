@@ -1,0 +1,76 @@
+"""Hierarchical softmax (Morin and Bengio 2005) as a loss over the nodes of a label tree."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from heads.losses.base import Block, Loss, Reduction, Rows, Stats, logsumexp
+from heads.tree import LabelTree
+
+# Shape legend: B rows, C nodes of a block, D levels of the tree.
+
+
+@dataclass(frozen=True, eq=False)
+class HierarchicalSoftmax(Loss):
+    """-log p(y), the mean over rows; the "classes" it sees are the nodes of `tree`, the labels are
+    leaves. Statistics: at each level, logsumexp over the siblings of the label's ancestor there
+    [B, D], and the sum of the logits on the path [B]."""
+
+    tree: LabelTree
+    device: torch.device | str = "cpu"
+    parent: Tensor = field(init=False)
+    depth: Tensor = field(init=False)
+
+    kind = "hierarchical_softmax"
+    paper = "Morin and Bengio 2005, cited by 000"
+    statistic = "logsumexp z of the siblings at each level, sum of z on the path"
+    aligned = False
+    reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
+
+    def __post_init__(self) -> None:
+        for name in ("parent", "depth"):
+            values = torch.from_numpy(getattr(self.tree, name).copy()).to(self.device)
+            object.__setattr__(self, name, values)
+
+    @property
+    def num_levels(self) -> int:
+        return int(self.tree.depth.max()) + 1
+
+    def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
+        path_BD = self._paths(block.labels)
+        parent, depth = self.parent[block.class_ids], self.depth[block.class_ids]
+        levels, on_path = [], torch.zeros_like(logits_BC[:, 0])
+        for level in range(self.num_levels):
+            columns = (depth == level).nonzero().squeeze(1)
+            if not len(columns):
+                levels.append(torch.full_like(logits_BC[:, 0], -torch.inf))
+                continue
+            logits = logits_BC[:, columns]
+            above = path_BD[:, level - 1 : level] if level else torch.full_like(path_BD[:, :1], -1)
+            # A row whose path ends above this level has no siblings here.
+            sibling = (parent[columns] == above) & (path_BD[:, level : level + 1] >= 0)
+            levels.append(logsumexp(logits.masked_fill(~sibling, -torch.inf)))
+            own = block.class_ids[columns] == path_BD[:, level : level + 1]
+            on_path = on_path + logits.masked_fill(~own, 0).sum(1)
+        return torch.stack(levels, dim=1), on_path
+
+    def identity(self, like: Tensor) -> Stats:
+        nothing = like.new_full((len(like), self.num_levels), -torch.inf)
+        return nothing, torch.zeros_like(like)
+
+    def value(self, total: Stats, rows: Rows) -> Tensor:
+        siblings, on_path = total
+        # Levels below the label's leaf are -inf: they are no factor of its probability.
+        factors = torch.where(siblings == -torch.inf, 0, siblings)
+        return rows.mean(factors.sum(1) - on_path)
+
+    def _paths(self, leaves: Tensor) -> Tensor:
+        """The node on each leaf's path at each level [B, D]; -1 below the leaf."""
+        paths = leaves.new_full((len(leaves), self.num_levels), -1)
+        rows, nodes = torch.arange(len(leaves), device=leaves.device), leaves
+        while len(nodes):
+            paths[rows, self.depth[nodes]] = nodes
+            above = self.parent[nodes]
+            rows, nodes = rows[above >= 0], above[above >= 0]
+        return paths

@@ -1,0 +1,107 @@
+"""Margin losses: of each row's false logits only the largest few matter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from heads.largest import decode_ids, encode_ids, largest_columns, sort_largest
+from heads.losses.base import Block, Loss, Rows, Stats
+from heads.losses.cross_entropy import check_batch
+
+# Stands for "no class" where a row has fewer false classes than asked for; above every id.
+_NO_CLASS = 1 << 35
+
+
+class LargestFalse(Loss):
+    """A loss of z_y and the `num_largest` largest false logits [B, k], ties to the lowest id."""
+
+    num_largest: int
+
+    def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
+        false = block.false_logits(logits_BC)
+        columns = largest_columns(false.detach(), block.class_ids, self.num_largest)
+        values = false.gather(1, columns)
+        ids = torch.where(values == -torch.inf, _NO_CLASS, block.class_ids[columns])
+        return self._filled(values, ids, block.true)
+
+    def merge(self, parts: Sequence[Stats]) -> Stats:
+        values, digits, true = zip(*parts, strict=True)
+        ids = decode_ids(torch.cat(digits, dim=1))
+        largest, of = sort_largest(torch.cat(values, dim=1), ids, self.num_largest)
+        return largest, encode_ids(of, largest.dtype), torch.stack(true).sum(0)
+
+    def identity(self, like: Tensor) -> Stats:
+        nothing = like.new_empty(len(like), 0)
+        return self._filled(nothing, nothing.to(torch.int64), torch.zeros_like(like))
+
+    def _filled(self, values: Tensor, ids: Tensor, true: Tensor) -> Stats:
+        missing = self.num_largest - values.shape[1]
+        values = torch.nn.functional.pad(values, (0, missing), value=-torch.inf)
+        ids = torch.nn.functional.pad(ids, (0, missing), value=_NO_CLASS)
+        return values, encode_ids(ids, values.dtype), true
+
+
+@dataclass(frozen=True)
+class MaxMargin(LargestFalse):
+    """max(0, gamma - z_y + max of the false z), the mean over rows (002, eq 2)."""
+
+    gamma: float = 1.0
+
+    kind = "max_margin"
+    paper = "002 eq 2"
+    statistic = "max of the false z, z_y"
+    aligned = False
+    num_largest = 1
+
+    def value(self, total: Stats, rows: Rows) -> Tensor:
+        largest, _, true = total
+        return rows.mean(torch.relu(self.gamma - true + largest[:, 0]))
+
+
+@dataclass(frozen=True)
+class BatchMaxMargin(MaxMargin):
+    """The mean of max_margin, plus 1/m of that between the batch's extremes (002, definition 3):
+    its smallest true and its largest false logit."""
+
+    kind = "batch_max_margin"
+    paper = "002 def 3"
+    statistic = "max of the false z, z_y (their extremes over the batch)"
+    aligned = True
+    couples_rows = True
+
+    def value(self, total: Stats, rows: Rows) -> Tensor:
+        check_batch(self.kind, rows)
+        largest, _, true = total
+        # Over a dimension, so that of equal extremes the first row's alone has the gradient.
+        gap = true.min(dim=0).values - largest[:, 0].max(dim=0).values
+        return super().value(total, rows) + torch.relu(self.gamma - gap) / rows.num_rows
+
+
+@dataclass(frozen=True)
+class TopKHinge(LargestFalse):
+    """max(0, alpha + (k-th largest false z - z_y) / k), the mean over rows (003, eq 8).
+
+    The limit of `smooth_topk` as tau -> 0. Eq 6 differs by the scale 1/k of the scores.
+    """
+
+    k: int = 5
+    alpha: float = 1.0
+
+    kind = "topk_hinge"
+    paper = "003 eq 8"
+    statistic = "k largest false z, z_y"
+    aligned = False
+
+    @property
+    def num_largest(self) -> int:  # type: ignore[override]
+        return self.k
+
+    def value(self, total: Stats, rows: Rows) -> Tensor:
+        if self.k >= rows.num_classes:
+            raise ValueError(
+                f"topk_hinge k is {self.k} and there are {rows.num_classes} classes: lower k"
+            )
+        largest, _, true = total
+        return rows.mean(torch.relu(self.alpha + (largest[:, -1] - true) / self.k))

@@ -1,0 +1,105 @@
+"""The smooth top-k loss, and the probabilities of classes to be among the k that are predicted.
+
+Both are elementary symmetric polynomials of exp(z / (k tau)), which symmetric.py computes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from heads.losses.base import Block, Loss, Rows, Stats
+from heads.losses.symmetric import (
+    SymmetricPolynomials,
+    merge_polynomials,
+    no_scores,
+    symmetric_polynomials,
+)
+
+_MOST = 100  # degrees of a polynomial that float64 holds with all their coefficients
+
+
+@dataclass(frozen=True)
+class SmoothTopK(Loss):
+    """tau softplus((alpha - z_y / k) / tau + log sigma_k - log sigma_(k-1)), the mean over rows.
+
+    sigma_i is the i-th elementary symmetric polynomial of exp(z_j / (k tau)) over the false classes
+    j: this is 003, eq 10, its two logarithms taken together, with the margin `alpha` of the paper's
+    remark on cross-entropy (k = 1, tau = 1, alpha = 0). As tau -> 0 it tends to `topk_hinge`.
+    """
+
+    k: int = 5
+    tau: float = 1.0
+    alpha: float = 1.0
+
+    kind = "smooth_topk"
+    paper = "003 eq 10"
+    statistic = "log sigma_0..k of exp(z / k tau) over the false z, their k largest, z_y"
+    aligned = False
+
+    def __post_init__(self) -> None:
+        _check("smooth_topk ", self.k, self.tau)
+        if not (self.alpha >= 0 and math.isfinite(self.alpha)):
+            raise ValueError(f"smooth_topk alpha is {self.alpha}: give a margin of 0 or more")
+
+    @property
+    def _scale(self) -> float:
+        return 1 / (self.k * self.tau)
+
+    def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
+        polynomials = symmetric_polynomials(logits_BC, block.label_columns, self.k, self._scale)
+        return *polynomials, block.true
+
+    def merge(self, parts: Sequence[Stats]) -> Stats:
+        polynomials = [SymmetricPolynomials(largest, ratios) for largest, ratios, _ in parts]
+        true = torch.stack([true for _, _, true in parts]).sum(0)
+        return *merge_polynomials(polynomials, self._scale), true
+
+    def identity(self, like: Tensor) -> Stats:
+        return *no_scores(like, self.k), torch.zeros_like(like)
+
+    def value(self, total: Stats, rows: Rows) -> Tensor:
+        if self.k >= rows.num_classes:
+            raise ValueError(
+                f"smooth_topk k is {self.k} and there are {rows.num_classes} classes: lower k"
+            )
+        # In float64: the difference of two scores is divided by a tau that may be tiny.
+        largest, ratios, true = (stat.double() for stat in total)
+        kth = largest[:, -1].detach()
+        gap = (self.alpha * self.k + kth - true) * self._scale
+        # Fewer than k false classes are possible: no prediction leaves y out.
+        exists = kth != -torch.inf
+        last, previous = (ratios[:, i].where(exists, 0) for i in (-1, -2))
+        excess = softplus(gap.where(exists, -torch.inf) + last - previous, threshold=50)
+        return rows.mean(self.tau * excess).to(total[0].dtype)
+
+
+def topk_marginals(logits_BK: Tensor, k: int, tau: float = 1.0) -> Tensor:
+    """The probability [B, K] of each class to be in a k-tuple of classes, a row's sum being k.
+
+    A tuple has a probability in proportion to exp(sum of its z / (k tau)), as in the loss, so that
+    this is d log sigma_k / d (z / (k tau)) (003, appendix C, which has k tau = 1). Averaged over
+    the crops of a picture it gives their common top-k prediction. ValueError where k exceeds the
+    number of classes.
+    """
+    _check("", k, tau)
+    if k > logits_BK.shape[1]:
+        raise ValueError(f"k is {k} and there are {logits_BK.shape[1]} classes: lower k")
+    dtype = torch.promote_types(logits_BK.dtype, torch.float32)
+    logits = logits_BK.detach().to(dtype).requires_grad_()
+    scale = 1 / (k * tau)
+    with torch.enable_grad():
+        nothing = torch.full((len(logits),), -1, device=logits.device)
+        polynomials = symmetric_polynomials(logits, nothing, k, scale)
+        (grad,) = torch.autograd.grad(polynomials.log_ratios[:, -1].sum() / scale, logits)
+    return grad
+
+
+def _check(name: str, k: int, tau: float) -> None:
+    if not 1 <= k <= _MOST:
+        raise ValueError(f"{name}k is {k}: give a number from 1 to {_MOST}")
+    if not (tau > 0 and math.isfinite(tau)):
+        raise ValueError(f"{name}tau is {tau}: give a temperature above 0")

@@ -1,0 +1,149 @@
+"""Label trees from a given hierarchy: who lies under whom, by name, as a table or WordNet says.
+
+The classes become leaves and the names above them pseudoclasses; names above no class are left out.
+Where a name has several parents, the first that is listed counts.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from heads.tree.label_tree import IntArray, LabelTree, preorder
+from heads.tree.named_tree import NamedTree
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """`parents` of every name, the first counts, none for a root; `titles` are for show."""
+
+    origin: str
+    parents: Mapping[str, tuple[str, ...]]
+    titles: Mapping[str, str] = field(default_factory=dict)
+
+    def leaves(self) -> list[str]:
+        """The names under which no other stands, in the order of their first appearance."""
+        inner = {parent for parents in self.parents.values() for parent in parents}
+        return [name for name in self.parents if name not in inner]
+
+    def num_with_several_parents(self) -> int:
+        return sum(len(parents) > 1 for parents in self.parents.values())
+
+    def tree(
+        self,
+        class_names: Sequence[str],
+        *,
+        names: Sequence[str] | None = None,
+        collapse: bool = False,
+    ) -> NamedTree:
+        """The label tree of classes that stand at `names` of the hierarchy (default: their own).
+
+        A class with others below it, or beside it at one name, hangs as a leaf under a pseudoclass
+        of that name. `collapse` takes out the pseudoclasses with a single child. ValueError for a
+        name that is not in the hierarchy, and for a cycle.
+        """
+        names = class_names if names is None else names
+        above = self._paths(class_names, names)
+        inner = _inner_names(above, names)
+        number = {name: len(names) + i for i, name in enumerate(inner)}
+        hosts = [name if name in number else above[name] for name in names]
+        parents = np.array(
+            [-1 if name is None else number[name] for name in hosts + [above[n] for n in inner]],
+            np.int64,
+        )
+        titles = [self.titles.get(name, name) for name in inner]
+        if collapse:
+            parents, kept = _collapsed(parents, len(names))
+            titles = [title for title, keep in zip(titles, kept, strict=True) if keep]
+        return _named(parents, class_names, titles)
+
+    def _paths(self, class_names: Sequence[str], names: Sequence[str]) -> dict[str, str | None]:
+        """The parent of every name at or above a class, names in the order they are met."""
+        above: dict[str, str | None] = {}
+        for class_name, name in zip(class_names, names, strict=True):
+            if name not in self.parents:
+                raise ValueError(
+                    f"class {class_name!r} is not in {self.origin}: add it, or correct its name"
+                )
+            path: set[str] = set()
+            at: str | None = name
+            while at is not None and at not in above:
+                path.add(at)
+                up = next(iter(self.parents[at]), None)
+                if up in path:
+                    raise ValueError(
+                        f"{self.origin} has a cycle: {up!r} is above {at!r} and below it"
+                    )
+                above[at] = up
+                at = up
+        return above
+
+
+def read_parent_table(path: str | Path) -> Hierarchy:
+    """The hierarchy in a table of `child,parent` rows: CSV, or tab-separated where it ends in .tsv.
+
+    A first row that says `child` and `parent` may put the columns in another order. A row without
+    a parent names a root; so does a parent that is nobody's child. Of several rows of one child
+    the first gives its parent. FileNotFoundError, and ValueError with the number of the line.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"parent table {path} does not exist: give a CSV or TSV file")
+    parents: dict[str, list[str]] = {}
+    child_column, parent_column = 0, 1
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        for line, row in enumerate(rows, 1):
+            cells = [cell.strip() for cell in row]
+            lower = [cell.casefold() for cell in cells]
+            if line == 1 and {"child", "parent"} <= set(lower):
+                child_column, parent_column = lower.index("child"), lower.index("parent")
+                continue
+            if not any(cells):
+                continue
+            if len(cells) <= max(child_column, parent_column) or not cells[child_column]:
+                raise ValueError(
+                    f"{path}, line {line}: give `child,parent`, or `child,` for a root"
+                )
+            child, parent = cells[child_column], cells[parent_column]
+            listed = parents.setdefault(child, [])
+            if parent:
+                parents.setdefault(parent, [])
+                listed += [parent] if parent not in listed else []
+    if not parents:
+        raise ValueError(f"{path} is empty: give rows `child,parent`")
+    return Hierarchy(str(path), {name: tuple(listed) for name, listed in parents.items()})
+
+
+def _inner_names(above: Mapping[str, str | None], names: Sequence[str]) -> list[str]:
+    """Names with another name or with two classes under them, in the order of `above`."""
+    inner = {parent for parent in above.values() if parent is not None}
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            inner.add(name)
+        seen.add(name)
+    return [name for name in above if name in inner]
+
+
+def _collapsed(parents: IntArray, num_classes: int) -> tuple[IntArray, list[bool]]:
+    """Parents without the pseudoclasses that have one child, and which pseudoclasses are kept."""
+    children = np.bincount(parents[parents >= 0], minlength=len(parents))
+    kept = children != 1
+    kept[:num_classes] = True
+    up = parents.copy()
+    while (skip := (up >= 0) & ~kept[up]).any():
+        up[skip] = parents[up[skip]]
+    renumber = np.cumsum(kept) - 1
+    up = np.where(up < 0, -1, renumber[up])
+    return up[kept], kept[num_classes:].tolist()
+
+
+def _named(parents: IntArray, class_names: Sequence[str], titles: Sequence[str]) -> NamedTree:
+    num_classes = len(class_names)
+    classes = np.append(np.arange(num_classes), np.full(len(titles), -1))
+    walk = preorder(parents)
+    ordered = tuple(titles[node - num_classes] for node in walk[walk >= num_classes].tolist())
+    return NamedTree(LabelTree.from_parents(parents, classes), tuple(class_names), ordered)

@@ -1,0 +1,128 @@
+"""A label tree with names, and the file that holds it: safetensors, nothing else to run or trust.
+
+The arrays of the tree are tensors; class names, names of pseudoclasses and a digest are metadata.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from heads.tree.cover import CoverTree
+from heads.tree.label_tree import LabelTree
+
+_FORMAT = "kway label tree 1"
+_ARRAYS = ("parent", "class_of_node")
+
+
+@dataclass(frozen=True, eq=False)
+class NamedTree:
+    """A label tree over `classes` [K]; `pseudoclasses` name its other nodes in node order."""
+
+    tree: LabelTree
+    classes: tuple[str, ...]
+    pseudoclasses: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.classes) != self.tree.num_classes:
+            raise ValueError(
+                f"a label tree of {self.tree.num_classes} classes has {len(self.classes)} names"
+            )
+        if len(self.pseudoclasses) != self.tree.num_nodes - self.tree.num_classes:
+            raise ValueError(
+                f"{self.tree.num_nodes - self.tree.num_classes} pseudoclasses have "
+                f"{len(self.pseudoclasses)} names"
+            )
+        twice = [name for name, count in Counter(self.classes).items() if count > 1]
+        if twice:
+            raise ValueError(f"class {twice[0]!r} is in the class list twice: make names unique")
+
+    @classmethod
+    def of_cover_tree(cls, cover: CoverTree, classes: Sequence[str], kind: str) -> "NamedTree":
+        """The utree or vtree of a cover tree; a pseudoclass has the name of the class it is about.
+
+        ValueError for another kind, or where there are not as many names as classes.
+        """
+        if len(classes) != len(cover.level):
+            raise ValueError(f"a tree of {len(cover.level)} classes has {len(classes)} names")
+        match kind:
+            case "utree":
+                return cls(cover.utree(), tuple(classes), ())
+            case "vtree":
+                centers = cover.pseudoclass_centers()
+                return cls(cover.vtree(), tuple(classes), tuple(classes[c] for c in centers))
+        raise ValueError(f"kind is {kind!r}: use utree or vtree")
+
+    @property
+    def node_names(self) -> list[str]:
+        """A name [N] for every node."""
+        pseudoclasses = iter(self.pseudoclasses)
+        return [
+            next(pseudoclasses) if class_id < 0 else self.classes[class_id]
+            for class_id in self.tree.class_of_node.tolist()
+        ]
+
+    def for_classes(self, names: Sequence[str]) -> LabelTree:
+        """The same tree with the classes numbered as in `names`; ValueError if they differ."""
+        number = {name: i for i, name in enumerate(names)}
+        without = [name for name in self.classes if name not in number]
+        lacking = number.keys() - set(self.classes)
+        if without or lacking:
+            name, where = (min(lacking), "data") if lacking else (without[0], "tree")
+            raise ValueError(
+                f"the tree has {len(self.classes)} classes and the data {len(names)}, and "
+                f"{name!r} is only in the {where}: build the tree from the data's class list"
+            )
+        if tuple(names) == self.classes:
+            return self.tree
+        renumber = np.array([number[name] for name in self.classes], np.int64)
+        given = self.tree.class_of_node
+        classes = np.where(given < 0, -1, renumber[given])
+        return LabelTree.from_parents(self.tree.parent, classes)
+
+    def save(self, path: str | Path) -> None:
+        """Write the tree file, whole or not at all."""
+        path = Path(path)
+        metadata = {
+            "format": _FORMAT,
+            "digest": self.tree.digest(),
+            "classes": json.dumps(self.classes, ensure_ascii=False),
+            "pseudoclasses": json.dumps(self.pseudoclasses, ensure_ascii=False),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(path.name + ".part")
+        save_file(self.tree.arrays(), aside, metadata)
+        aside.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "NamedTree":
+        """Read a tree file. FileNotFoundError, and ValueError for what is none or is damaged."""
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"tree {path} does not exist: make it with kway tree build")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != _FORMAT:
+                    raise ValueError("it says nothing of a label tree")
+                tree = LabelTree.from_arrays({key: file.get_tensor(key) for key in _ARRAYS})
+            if tree.digest() != metadata["digest"]:
+                raise ValueError("its digest is another")
+            return cls(tree, *(_names(metadata[key]) for key in ("classes", "pseudoclasses")))
+        except (SafetensorError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"{path} is no sound tree file ({reason}): make it again with kway tree build"
+            ) from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("its names are no list")
+    return tuple(names)

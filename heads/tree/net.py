@@ -1,0 +1,228 @@
+"""A growing net of label vectors: who is in it, and every other class's nearest member, exactly.
+
+Classes that lie near each other share a tile. New members come in batches: float32 matrix products
+in a tile's own coordinates find the few classes that may now be nearer, the triangle inequality
+leaves out whole tiles, and only what remains is measured, in float64.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heads.tree.label_tree import IntArray, preorder
+
+FloatArray = NDArray[np.float64]
+
+_TILE = 256  # classes that one matrix product looks at
+_BLOCK = 512  # candidates compared with each other at a time
+_REGION_MEMBERS = 64  # members of the net where the candidates of a block come from
+_GROWTH = 3  # of the net, until the tiles are cut anew
+_PAIR_VALUES = 1 << 22  # differences held at a time
+
+
+class Net:
+    """A net over points [K, d], entries at most about 1, that starts with `root` alone.
+
+    `gaps` [K] are squared distances to the nearest member, -inf for members; `nearest` [K] is that
+    member, of equally near ones the first to come; `parent` [K] is, for members, the nearest member
+    of the net before the `refine` that brought them, -1 for the root.
+    """
+
+    def __init__(self, points: FloatArray, root: int) -> None:
+        self._points = points
+        num_points, dim = points.shape
+        self._slack = (dim + 8) * float(np.finfo(np.float32).eps)
+        self.nearest = np.full(num_points, root, np.int64)
+        self.parent = np.full(num_points, -1, np.int64)
+        everyone = np.arange(num_points)
+        self.gaps = self._squared_distances(everyone, self.nearest)
+        self.gaps[root] = -np.inf
+        self._size = 1
+        self._cut_tiles()
+
+    def widest_gap(self) -> float:
+        """The largest distance from a class to the net; 0 where all are members."""
+        return math.sqrt(max(float(self.gaps.max()), 0.0))
+
+    def outside(self) -> IntArray:
+        return np.flatnonzero(self.gaps >= 0)
+
+    def refine(self, separation: float) -> IntArray:
+        """Add classes until every class is within `separation` of the net; returns the new ones.
+
+        A class comes in only while it is farther than that from all members, so the members stay
+        as far apart from each other. The farthest of a block of candidates comes first, ties go to
+        the lowest class id.
+        """
+        if self._size >= _GROWTH * self._size_when_cut or 2 * len(self.outside()) < len(
+            self._order
+        ):
+            self._cut_tiles()
+        nearest_before, limit = self.nearest.copy(), separation * separation
+        new = []
+        for region in self._regions():
+            while len(candidates := region[self.gaps[region] > limit]):
+                chosen = self._separated(_spread_out(candidates), limit)
+                self._insert(chosen)
+                new.append(chosen)
+        joined = np.concatenate([np.empty(0, np.int64), *new])
+        self.parent[joined] = nearest_before[joined]
+        return joined
+
+    def _regions(self) -> Iterator[IntArray]:
+        """Runs of tiles with about as many members of the net nearby as a block can replace."""
+        num_tiles = len(self._edges) - 1
+        at_once = max(1, math.ceil(num_tiles * _REGION_MEMBERS / self._size))
+        for first in range(0, num_tiles, at_once):
+            last = min(first + at_once, num_tiles)
+            yield self._order[self._edges[first] : self._edges[last]]
+
+    def _separated(self, block: IntArray, limit: float) -> IntArray:
+        """The block's own farthest-first traversal, until no gap is larger than the limit."""
+        squares = self._block_distances(block, limit)
+        gaps = self.gaps[block]
+        chosen = []
+        while gaps[farthest := int(gaps.argmax())] > limit:
+            chosen.append(farthest)
+            np.minimum(gaps, squares[farthest], out=gaps)
+            gaps[farthest] = -np.inf
+        return block[chosen]
+
+    def _block_distances(self, block: IntArray, limit: float) -> FloatArray:
+        """Squared distances [C, C]; those that cancellation spoils are exact from the limit on."""
+        rows = self._points[block]
+        rows -= rows.mean(0)
+        norms = np.square(rows).sum(1)
+        squares = norms[:, None] + norms - 2 * (rows @ rows.T)
+        largest = 4 * float(norms.max())
+        rounding = (rows.shape[1] + 8) * float(np.finfo(np.float64).eps) * largest
+        one, other = np.nonzero((squares > limit - rounding) & (squares < 1e-5 * largest))
+        squares[one, other] = self._squared_distances(block[one], block[other])
+        return squares
+
+    def _insert(self, chosen: IntArray) -> None:
+        self.gaps[chosen] = -np.inf
+        self._size += len(chosen)
+        members = self._points[chosen]
+        middle = members.mean(0)
+        spread = math.sqrt(np.square(members - middle).sum(1).max())
+        away = np.sqrt(np.square(self._centers - middle).sum(1)) - spread
+        for tile in np.flatnonzero(away < self._reach):
+            self._bring_near(int(tile), chosen, members)
+
+    def _bring_near(self, tile: int, chosen: IntArray, members: FloatArray) -> None:
+        """Give the classes of one tile the new members that are nearer than the old."""
+        part = slice(self._edges[tile], self._edges[tile + 1])
+        local = members - self._centers[tile]
+        squares = np.square(local).sum(1)
+        near = np.flatnonzero(squares < self._reach[tile] ** 2)
+        if not near.size:
+            return
+        left = np.empty((len(near), local.shape[1] + 1), np.float32)
+        np.multiply(local[near], -2, out=left[:, :-1], casting="same_kind")
+        left[:, -1] = squares[near]
+        estimates = left @ self._rows[part].T  # |x - y|^2 - |x|^2, for y new and x of the tile
+        slack = self._slack * (self._radii[tile] + math.sqrt(squares[near].max())) ** 2
+        ids = self._order[part]
+        least = estimates.min(0)
+        hit = np.flatnonzero(least - slack < self.gaps[ids] - self._norms[part])
+        if not hit.size:
+            return
+        which, whose = np.nonzero(estimates[:, hit] <= least[hit] + np.float32(2 * slack))
+        self._keep_nearest(ids[hit][whose], chosen[near][which])
+        widest = float(self.gaps[ids].max())
+        self._reach[tile] = self._reach_of(self._radii[tile], widest)
+
+    def _keep_nearest(self, classes: IntArray, members: IntArray) -> None:
+        """Measure pairs, in the members' order of insertion, and keep the nearest of each class."""
+        exact = self._squared_distances(classes, members)
+        order = np.lexsort((np.arange(len(exact)), exact, classes))
+        first = order[np.diff(classes[order], prepend=-1) != 0]
+        first = first[exact[first] < self.gaps[classes[first]]]
+        self.gaps[classes[first]] = exact[first]
+        self.nearest[classes[first]] = members[first]
+
+    def _squared_distances(self, one: IntArray, other: IntArray) -> FloatArray:
+        """Between pairs of classes, from differences: equal rows are at 0, small ones exact."""
+        squares = np.empty(len(one))
+        at_once = max(1, _PAIR_VALUES // self._points.shape[1])
+        for start in range(0, len(one), at_once):
+            part = slice(start, start + at_once)
+            difference = self._points[one[part]]
+            difference -= self._points[other[part]]
+            squares[part] = np.einsum("ij,ij->i", difference, difference)
+        return squares
+
+    def _cut_tiles(self) -> None:
+        """Sort the classes outside by the tree of their nearest members, and cut that into tiles.
+
+        Classes at distance 0 from a member are done with and stand in no tile.
+        """
+        open_classes = np.flatnonzero(self.gaps > 0)
+        rank = self._preorder_of_members()
+        order = np.argsort(rank[self.nearest[open_classes]], kind="stable")
+        self._order = open_classes[order]
+        self._edges = _edges(self._jumps())
+        num_tiles, dim = len(self._edges) - 1, self._points.shape[1]
+        self._rows = np.ones((len(self._order), dim + 1), np.float32)
+        self._norms = np.empty(len(self._order))
+        self._centers = np.empty((num_tiles, dim))
+        self._radii, self._reach = np.empty(num_tiles), np.empty(num_tiles)
+        for tile in range(num_tiles):
+            part = slice(self._edges[tile], self._edges[tile + 1])
+            local = self._points[self._order[part]]
+            self._centers[tile] = local.mean(0)
+            local -= self._centers[tile]
+            self._rows[part, :-1] = local
+            self._norms[part] = np.einsum("ij,ij->i", local, local)
+            self._radii[tile] = math.sqrt(self._norms[part].max())
+            widest = float(self.gaps[self._order[part]].max())
+            self._reach[tile] = self._reach_of(self._radii[tile], widest)
+        self._size_when_cut = self._size
+
+    def _reach_of(self, radius: float, widest_gap: float) -> float:
+        """How near to a tile's centre a new member must be to matter; rounded up."""
+        if widest_gap <= 0:
+            return 0.0
+        return (radius + math.sqrt(widest_gap)) * (1 + 1e-6)
+
+    def _preorder_of_members(self) -> IntArray:
+        """The place [K] of each member in a depth-first walk of the tree so far."""
+        members = np.flatnonzero(self.gaps == -np.inf)
+        above = self.parent[members]
+        local = np.where(above < 0, -1, np.searchsorted(members, above))
+        walk = preorder(local)
+        rank = np.empty(len(self.gaps), np.int64)
+        rank[members[walk]] = np.arange(len(walk))
+        return rank
+
+    def _jumps(self) -> FloatArray:
+        """Squared distance between the nearest members of each class and of the one before it."""
+        nearest = self.nearest[self._order]
+        jumps = np.zeros(len(nearest))
+        changes = np.flatnonzero(np.diff(nearest)) + 1
+        jumps[changes] = self._squared_distances(nearest[changes - 1], nearest[changes])
+        return jumps
+
+
+def _edges(jumps: FloatArray) -> list[int]:
+    """Cut a sequence into tiles, each at the widest jump of the second half of what fits."""
+    edges = [0]
+    while (start := edges[-1]) < len(jumps):
+        if len(jumps) - start <= _TILE:
+            edges.append(len(jumps))
+            continue
+        earliest = start + _TILE // 2
+        window = jumps[earliest : start + _TILE + 1]
+        widest = int(window.argmax())
+        edges.append(earliest + widest if window[widest] > 0 else start + _TILE)
+    return edges
+
+
+def _spread_out(candidates: IntArray) -> IntArray:
+    """At most a block of the candidates, from all over, by rising class id."""
+    if len(candidates) > _BLOCK:
+        candidates = candidates[np.linspace(0, len(candidates) - 1, _BLOCK).astype(np.int64)]
+    return np.sort(candidates)

@@ -1,0 +1,68 @@
+"""What a label tree looks like in numbers, and whether it is worth having."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from heads.tree.label_tree import IntArray, LabelTree
+
+_SMALLEST_JUDGED = 20
+_TRIVIAL_SHARE = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class TreeStatistics:
+    """Counts of a tree; `leaf_depths[i]` classes lie i edges below a root, and `families` [F] are
+    the numbers of children of the nodes that have any, the roots counting as one family more."""
+
+    num_nodes: int
+    num_classes: int
+    leaf_depths: IntArray
+    families: IntArray
+
+    @classmethod
+    def of(cls, tree: LabelTree) -> "TreeStatistics":
+        families = np.append(tree.num_children, np.count_nonzero(tree.parent < 0))
+        return cls(
+            tree.num_nodes,
+            tree.num_classes,
+            np.bincount(tree.depth[tree.node_of_class]),
+            families[families > 0],
+        )
+
+    @property
+    def num_pseudoclasses(self) -> int:
+        return self.num_nodes - self.num_classes
+
+    @property
+    def largest_family_share(self) -> float:
+        """The part of all nodes that are children of the one node with the most."""
+        return float(self.families.max()) / self.num_nodes
+
+    @property
+    def near_trivial(self) -> bool:
+        """Whether most nodes hang side by side, so that the tree says next to nothing."""
+        judged = self.num_classes >= _SMALLEST_JUDGED
+        return judged and self.largest_family_share > _TRIVIAL_SHARE
+
+    def lines(self) -> list[str]:
+        """The statistics to print, a line each."""
+        inner = self.families[:-1] if self.families.size > 1 else self.families
+        depths = np.repeat(np.arange(len(self.leaf_depths)), self.leaf_depths)
+        return [
+            f"{self.num_classes:,} classes, {self.num_pseudoclasses:,} pseudoclasses, "
+            f"{self.num_nodes:,} nodes",
+            f"depth of classes: median {np.median(depths):.0f}, largest {depths.max()}",
+            *_histogram(self.leaf_depths),
+            f"children of a node: median {np.median(inner):.0f}, largest {self.families.max():,} "
+            f"({self.largest_family_share:.0%} of all nodes)",
+        ]
+
+
+def _histogram(counts: IntArray, *, width: int = 40) -> list[str]:
+    most = int(counts.max())
+    return [
+        f"  {depth:3d} {count:10,} {'#' * max(1, round(width * count / most))}"
+        for depth, count in enumerate(counts.tolist())
+        if count
+    ]

@@ -1,0 +1,100 @@
+"""Classes appended to a trained head: old scores stay, moments move, every world size agrees."""
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from heads import ClassHead, LabelTree
+from heads.append import append_classes, append_to_tree
+from tests.heads.cases import label_tree, make_loss
+from tests.ranks import run_on_ranks
+
+PARENTS = {"dense": [-1, -1], "utree": [0, 5], "vtree": [0, 0, 3]}
+
+
+def trained_head(weighting: str, mesh=None):
+    tree = label_tree(weighting, 13)
+    head = ClassHead(4, tree, make_loss("ce", 13), mesh=mesh, seed=1, init_std=0.5)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    step(head, optimizer)
+    return head, optimizer
+
+
+def step(head, optimizer) -> None:
+    """The same global batch on every rank: rank 0 brings all of it."""
+    alone = head.mesh is None or torch.distributed.get_rank() == 0
+    generator = torch.Generator().manual_seed(2)
+    features = torch.randn(8, 4, generator=generator)[: 8 if alone else 0]
+    labels = torch.randint(13, (8,), generator=generator)[: 8 if alone else 0]
+    optimizer.zero_grad()
+    head(features, labels).backward()
+    optimizer.step()
+
+
+def rows_of(head) -> dict[int, np.ndarray]:
+    return {
+        int(class_id): row.numpy().copy()
+        for block in head.class_rows()
+        for class_id, row in zip(block.class_ids, block.rows, strict=True)
+    }
+
+
+def grown(weighting: str, world_size: int):
+    mesh = None
+    if world_size > 1:
+        mesh = init_device_mesh("cpu", (1, world_size), mesh_dim_names=("data", "class"))
+    head, optimizer = trained_head(weighting, mesh)
+    before = rows_of(head)
+    append_classes(head, PARENTS[weighting], optimizer=optimizer, seed=9, init_std=0.1)
+    after = rows_of(head)
+    moment = optimizer.state[head.weight]["momentum_buffer"].numpy().copy()
+    step(head, optimizer)
+    return before, after, moment, rows_of(head)
+
+
+def joined(parts):
+    return {key: value for part in parts for key, value in part.items()}
+
+
+@pytest.mark.parametrize("weighting", ["dense", "utree", "vtree"])
+def test_old_classes_keep_their_rows_and_training_goes_on_the_same_on_every_world_size(weighting):
+    before, after, moment, later = grown(weighting, 1)
+    added = len(PARENTS[weighting])
+    assert sorted(after) == list(range(13 + added))
+    for class_id, row in before.items():
+        np.testing.assert_allclose(after[class_id], row, atol=1e-6)
+    assert np.abs(moment).sum() > 0
+    for world_size in (2, 3):
+        ranks = run_on_ranks(world_size, grown, weighting, world_size)
+        for index, want in ((1, after), (3, later)):
+            got = joined([rank[index] for rank in ranks])
+            assert sorted(got) == sorted(want)
+            for class_id, row in want.items():
+                np.testing.assert_allclose(got[class_id], row, atol=1e-5)
+        np.testing.assert_allclose(np.concatenate([rank[2] for rank in ranks]), moment, atol=1e-6)
+
+
+def test_momentum_moves_with_its_rows():
+    head, optimizer = trained_head("vtree")
+    old = optimizer.state[head.weight]["momentum_buffer"].clone()
+    tree, moved = append_to_tree(head.tree, PARENTS["vtree"])
+    append_classes(head, PARENTS["vtree"], optimizer=optimizer)
+    new = optimizer.state[head.weight]["momentum_buffer"]
+    torch.testing.assert_close(new[torch.from_numpy(moved)], old)
+    assert len(new) == tree.num_nodes
+    assert optimizer.param_groups[0]["params"] == [head.weight]
+
+
+def test_a_new_leaf_takes_its_place_below_its_parent():
+    tree = LabelTree.from_parents([-1, 0, 0], [-1, 0, 1])
+    new, moved = append_to_tree(tree, [0, -1])
+    assert new.num_classes == 4
+    assert new.parent[new.node_of_class[2]] == moved[0]
+    assert new.parent[new.node_of_class[3]] == -1
+    assert (new.class_of_node[moved] == tree.class_of_node).all()
+
+
+def test_a_parent_that_is_no_node_is_refused():
+    with pytest.raises(ValueError, match=r"parent 3 is no node of the label tree"):
+        append_to_tree(LabelTree.dense(3), [3])

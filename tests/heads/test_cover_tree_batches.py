@@ -1,0 +1,131 @@
+"""The cover tree beyond one block of candidates: many tiles, many batches, the same invariants."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.cover_tree import clustered, violations
+from heads.tree import CoverTree, build_cover_tree, net
+from tests.heads.test_cover_tree import (
+    BASES,
+    check_invariants,
+    check_label_trees,
+    distances,
+    rows_of,
+    unit_rows,
+)
+
+KINDS = ["random", "clustered", "duplicated", "zeros", "parallel", "grid", "dust"]
+
+
+def many_rows_of(kind: str, rng: np.random.Generator, num: int) -> np.ndarray:
+    match kind:
+        case "grid":  # nearly all distances tie
+            return rng.integers(-2, 3, size=(num, 3)).astype(float)
+        case "dust":  # clusters far smaller than float32 can tell from where they are
+            centers = rng.normal(size=(5, 4))
+            return centers[rng.integers(0, 5, num)] + 1e-7 * rng.normal(size=(num, 4))
+    rows = rows_of(kind, rng)
+    extra = rows[rng.integers(0, len(rows), num)] * rng.uniform(0.7, 1.3, (num, 1))
+    return np.concatenate([rows, extra + 0.1 * rng.normal(size=extra.shape)])
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(KINDS),
+    base=st.sampled_from(BASES),
+    metric=st.sampled_from(["cosine", "euclidean"]),
+)
+def test_invariants_hold_over_many_small_tiles_and_blocks(seed, kind, base, metric):
+    rng = np.random.default_rng(seed)
+    rows = many_rows_of(kind, rng, int(rng.integers(20, 120)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(net, "_TILE", int(rng.integers(2, 20)))
+        patch.setattr(net, "_BLOCK", int(rng.integers(1, 12)))
+        patch.setattr(net, "_REGION_MEMBERS", int(rng.integers(1, 8)))
+        patch.setattr(net, "_PAIR_VALUES", 50)
+        tree = build_cover_tree(rows, base=base, metric=metric)
+        assert same(tree, build_cover_tree(rows, base=base, metric=metric))
+    check_invariants(tree, distances(rows, metric))
+    check_label_trees(tree)
+
+
+def same(one: CoverTree, other: CoverTree) -> bool:
+    return np.array_equal(one.center_parent, other.center_parent) and np.array_equal(
+        one.level, other.level
+    )
+
+
+@pytest.mark.parametrize("kind", ["iid", "clustered", "grid"])
+def test_invariants_hold_between_all_pairs_of_1500_classes(kind):
+    rng = np.random.default_rng(11)
+    match kind:
+        case "iid":
+            rows = rng.normal(size=(1500, 24))
+        case "clustered":
+            rows = clustered(1500, 24, seed=2)
+        case "grid":
+            rows = rng.integers(-3, 4, size=(1500, 3)).astype(float)
+    # Differences, not products: the check is to be exact where the distances are small.
+    points = unit_rows(rows.astype(np.float64))
+    distance = np.stack([np.linalg.norm(points - point, axis=1) for point in points])
+    tree = build_cover_tree(rows)
+    assert (tree.level == tree.level.max()).sum() < 1500
+    check_invariants(tree, distance)
+
+
+@pytest.fixture(scope="module")
+def large() -> tuple[np.ndarray, CoverTree]:
+    rows = clustered(20_000, 16, seed=5)
+    rows[7000:7100] = rows[:100]
+    return rows, build_cover_tree(rows)
+
+
+def test_invariants_hold_on_sampled_classes_of_20_000(large):
+    rows, tree = large
+    assert violations(rows, tree, num_sampled=150) == []
+
+
+def test_duplicates_among_many_hang_under_their_equal(large):
+    _, tree = large
+    parent = tree.center_parent
+    first, second = np.arange(100), np.arange(7000, 7100)
+    assert ((parent[first] == second) | (parent[second] == first)).all()
+
+
+def test_sampled_check_finds_each_kind_of_damage(large):
+    rows, tree = large
+    rng = np.random.default_rng(0)
+    inner = np.flatnonzero((tree.level > 0) & (tree.level < tree.level.max() - 1))
+    moved = tree.center_parent.copy()
+    moved[inner] = rng.permutation(moved[inner])
+    deeper, shallower = tree.level.copy(), tree.level.copy()
+    deeper[inner] += 1
+    shallower[inner] -= 1
+    for damaged, message in (
+        (replace(tree, center_parent=moved), "nearest"),
+        (replace(tree, level=deeper), "not covered"),
+        (replace(tree, level=shallower), "not separated"),
+    ):
+        found = violations(rows, damaged, num_sampled=150)
+        assert any(message in line for line in found), message
+
+
+def test_precision_of_the_input_does_not_blur_tight_clusters_far_from_the_origin():
+    rng = np.random.default_rng(3)
+    directions = rng.normal(size=(8, 3))
+    rows = 1e3 * directions[rng.integers(0, 8, 900)] + 1e-4 * rng.normal(size=(900, 3))
+    tree = build_cover_tree(rows, metric="euclidean")
+    distance = np.stack([np.linalg.norm(rows - row, axis=1) for row in rows])
+    check_invariants(tree, distance)
+
+
+def test_of_equally_near_classes_of_one_batch_the_first_to_join_is_the_parent():
+    rows = [[0, 0], [10, 1], [10, -1], [10, 0], [-10, 1], [-10, -1], [-10, 0]]
+    tree = build_cover_tree(rows, base=10, metric="euclidean")
+    assert tree.level.tolist() == [0, 1, 1, 2, 1, 1, 2]
+    assert tree.center_parent.tolist() == [-1, 0, 0, 1, 0, 0, 4]

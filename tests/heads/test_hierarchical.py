@@ -1,0 +1,135 @@
+"""Hierarchical softmax equals its definition: loss, gradients, probabilities, sharded or not."""
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from heads import LabelTree
+from heads.collectives import group_rank
+from heads.hierarchical import HierarchicalSoftmaxHead, classes_at_leaves
+from tests.heads.cases import label_tree
+from tests.ranks import run_on_ranks
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def problem(tree: LabelTree, num_rows: int, dim: int):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(num_rows, dim, generator=generator, dtype=torch.float64)
+    labels = torch.randint(tree.num_classes, (num_rows,), generator=generator)
+    nodes = torch.randn(tree.num_nodes, dim + 1, generator=generator, dtype=torch.float64)
+    return features, labels, nodes
+
+
+def naive_log_probabilities(tree: LabelTree, features, nodes):
+    """Every class's product of softmaxes, one node at a time."""
+    x = torch.cat([features, torch.ones(len(features), 1, dtype=features.dtype)], 1)
+    z = x @ nodes.T
+    columns = []
+    for class_id in range(tree.num_classes):
+        node = int(np.flatnonzero(tree.class_of_node == class_id)[0])
+        log_p = torch.zeros(len(x), dtype=x.dtype)
+        while node >= 0:
+            siblings = np.flatnonzero(tree.parent == tree.parent[node])
+            log_p = log_p + z[:, node] - z[:, siblings].exp().sum(1).log()
+            node = int(tree.parent[node])
+        columns.append(log_p)
+    return torch.stack(columns, 1)
+
+
+def make_head(weighting: str, num_classes: int, dim: int, mesh=None, **options):
+    tree = label_tree(weighting, num_classes)
+    head = HierarchicalSoftmaxHead(dim, tree, mesh=mesh, dtype=torch.float64, **options)
+    features, labels, nodes = problem(head.label_tree, 11, dim)
+    weights = head.engine.weights
+    with torch.no_grad():
+        head.weight.copy_(nodes[weights.start : weights.stop])
+    return head, features, labels, nodes
+
+
+def expected(weighting: str, num_classes: int, dim: int):
+    tree = classes_at_leaves(label_tree(weighting, num_classes))
+    features, labels, nodes = problem(tree, 11, dim)
+    features.requires_grad_()
+    nodes.requires_grad_()
+    log_p = naive_log_probabilities(tree, features, nodes)
+    loss = -log_p[torch.arange(11), labels].mean()
+    loss.backward()
+    return float(loss.detach()), features.grad.numpy(), nodes.grad.numpy(), log_p.detach().numpy()
+
+
+def results(weighting: str, num_classes: int, dim: int, blocks: bool, sharded: bool):
+    mesh = None
+    begin, end = 0, 11
+    if sharded:
+        world = torch.distributed.get_world_size()
+        mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("data", "class"))
+        rank = group_rank(mesh.get_group("class"))
+        begin, end = 11 * rank // world, 11 * (rank + 1) // world
+    head, features, labels, _ = make_head(weighting, num_classes, dim, mesh)
+    if blocks:
+        object.__setattr__(head.engine, "memory_bytes", 1)
+    mine = features[begin:end].clone().requires_grad_()
+    loss = head(mine, labels[begin:end])
+    loss.backward()
+    at_once = 7 if blocks else 4096
+    scores = [
+        (block.class_ids.numpy(), block.scores.numpy())
+        for block in head.score_blocks(features, at_once)
+    ]
+    where = (begin, end), (head.engine.weights.start, head.engine.weights.stop)
+    return float(loss.detach()), mine.grad.numpy(), head.weight.grad.numpy(), scores, where
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["one block", "blocks"])
+@pytest.mark.parametrize("weighting", ["utree", "vtree"])
+def test_hierarchical_softmax_equals_its_definition(weighting, blocks):
+    check(weighting, 70, [results(weighting, 70, 4, blocks, sharded=False)])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_classes"), [(2, 13), (3, 13), (4, 13), (4, 2)], ids=str
+)
+def test_sharded_hierarchical_softmax_equals_its_definition(world_size, num_classes):
+    for weighting in ("utree", "vtree"):
+        ranks = run_on_ranks(world_size, results, weighting, num_classes, 4, True, True)
+        check(weighting, num_classes, ranks)
+
+
+def check(weighting: str, num_classes: int, ranks) -> None:
+    loss, by_features, by_nodes, log_p = expected(weighting, num_classes, 4)
+    seen = []
+    for got_loss, got_features, got_nodes, scores, ((begin, end), (start, stop)) in ranks:
+        np.testing.assert_allclose(got_loss, loss, **EXACT)
+        np.testing.assert_allclose(got_features, by_features[begin:end], **EXACT)
+        np.testing.assert_allclose(got_nodes, by_nodes[start:stop], **EXACT)
+        for class_ids, values in scores:
+            np.testing.assert_allclose(values, log_p[:, class_ids], **EXACT)
+            seen.extend(class_ids.tolist())
+    assert sorted(seen) == list(range(num_classes))
+
+
+def test_the_probabilities_of_all_classes_add_up_to_one():
+    _, _, _, log_p = expected("vtree", 13, 4)
+    np.testing.assert_allclose(np.exp(log_p).sum(1), 1, rtol=1e-12)
+
+
+def test_labels_outside_the_classes_are_refused_and_ignored_rows_do_not_count():
+    head, features, labels, _ = make_head("utree", 13, 4, ignore_index=3)
+    for wrong in (-1, 13, 17):
+        bad = torch.full_like(labels, 4)
+        bad[0] = wrong
+        with pytest.raises(ValueError, match="1 labels are outside"):
+            head(features, bad)
+
+
+@pytest.mark.parametrize("ignore_index", [-100, 3])
+def test_an_ignored_row_changes_nothing(ignore_index):
+    head, features, labels, _ = make_head("utree", 13, 4, ignore_index=ignore_index)
+    labels = torch.where(labels == 3, 4, labels)
+    alone = head(features, labels)
+    more = head(
+        torch.cat([features, features[:1]]), torch.cat([labels, torch.tensor([ignore_index])])
+    )
+    torch.testing.assert_close(alone, more, rtol=1e-12, atol=0)

@@ -1,0 +1,203 @@
+"""Trees that are given: parent tables and WordNet, with names kept and mistakes in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from heads.tree import NamedTree, read_parent_table, read_wordnet
+
+
+def write_table(folder: Path, *rows: str, name: str = "table.csv") -> Path:
+    path = folder / name
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def paths(named: NamedTree) -> dict[str, list[str]]:
+    """Names from the root down to each class."""
+    names = named.node_names
+    return {
+        name: [names[node] for node in named.tree.ancestors(int(named.tree.node_of_class[i]))]
+        for i, name in enumerate(named.classes)
+    }
+
+
+ANIMALS = ["dog,pet", "cat,pet", "pet,animal", "ant,insect", "insect,animal", "animal,", "oak,tree"]
+
+
+def test_inner_names_become_pseudoclasses_and_leaves_classes(tmp_path):
+    hierarchy = read_parent_table(write_table(tmp_path, *ANIMALS))
+    assert hierarchy.leaves() == ["dog", "cat", "ant", "oak"]
+    named = hierarchy.tree(hierarchy.leaves())
+    assert paths(named) == {
+        "dog": ["animal", "pet"],
+        "cat": ["animal", "pet"],
+        "ant": ["animal", "insect"],
+        "oak": ["tree"],
+    }
+    assert sorted(named.pseudoclasses) == ["animal", "insect", "pet", "tree"]
+
+
+def test_classes_keep_the_order_they_are_given_in_and_other_names_are_left_out(tmp_path):
+    named = read_parent_table(write_table(tmp_path, *ANIMALS)).tree(["ant", "cat"])
+    assert named.classes == ("ant", "cat")
+    assert paths(named) == {"ant": ["animal", "insect"], "cat": ["animal", "pet"]}
+
+
+def test_chains_collapse_on_request(tmp_path):
+    hierarchy = read_parent_table(write_table(tmp_path, "root,top", *ANIMALS, "animal,root"))
+    assert paths(hierarchy.tree(["dog", "cat", "ant"]))["ant"] == [
+        "top",
+        "root",
+        "animal",
+        "insect",
+    ]
+    named = hierarchy.tree(["dog", "cat", "ant"], collapse=True)
+    assert paths(named) == {"dog": ["animal", "pet"], "cat": ["animal", "pet"], "ant": ["animal"]}
+    assert paths(hierarchy.tree(["dog"], collapse=True)) == {"dog": []}
+
+
+def test_a_class_above_other_classes_is_a_leaf_under_its_own_pseudoclass(tmp_path):
+    named = read_parent_table(write_table(tmp_path, *ANIMALS)).tree(["pet", "dog", "animal"])
+    assert paths(named) == {
+        "pet": ["animal", "pet"],
+        "dog": ["animal", "pet"],
+        "animal": ["animal"],
+    }
+
+
+def test_of_several_parents_the_first_row_counts(tmp_path):
+    path = write_table(tmp_path, "cat,wild", "cat,pet", "dog,pet", "dog,pet", "pet,", "wild,pet")
+    hierarchy = read_parent_table(path)
+    assert hierarchy.num_with_several_parents() == 1
+    assert paths(hierarchy.tree(["cat", "dog"])) == {"cat": ["pet", "wild"], "dog": ["pet"]}
+
+
+def test_header_tabs_quotes_and_blank_lines_are_understood(tmp_path):
+    rows = ["Parent\tnote\tChild", "pet\tx\tdog", "", 'pet\t\t"big, cat"']
+    hierarchy = read_parent_table(write_table(tmp_path, *rows, name="table.tsv"))
+    assert paths(hierarchy.tree(["big, cat", "dog"])) == {"big, cat": ["pet"], "dog": ["pet"]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "message"),
+    [
+        (["a,b", "b,c", "c,a"], ["a"], "cycle: 'a' is above 'c' and below it"),
+        (["x,a", "a,b", "b,a"], ["x"], "cycle: 'a' is above 'b'"),
+        (["a,a"], ["a"], "cycle: 'a' is above 'a'"),
+        (["a,b"], ["a", "z"], "class 'z' is not in .*table.csv"),
+        (["a,b"], ["a", "a"], "'a' is in the class list twice"),
+        (["a,b", "c"], ["a"], "line 2: give `child,parent`"),
+        (["a,b", ",b"], ["a"], "line 2: give `child,parent`"),
+        (["child,parent"], ["a"], "is empty"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, rows, classes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        read_parent_table(write_table(tmp_path, *rows)).tree(classes)
+    assert "\n" not in str(error.value)
+
+
+def test_a_cycle_among_parents_that_do_not_count_is_none(tmp_path):
+    hierarchy = read_parent_table(write_table(tmp_path, "a,b", "b,c", "b,a"))
+    assert paths(hierarchy.tree(["a"])) == {"a": ["c", "b"]}
+
+
+def synset(offset: int, words: list[str], *above: str) -> str:
+    listed = " ".join(f"{word} 0" for word in words)
+    pointers = "".join(f" {pointer}" for pointer in above)
+    return f"{offset:08d} 05 n {len(words):02x} {listed} {len(above):03d}{pointers} | a gloss; @ 1"
+
+
+@pytest.fixture
+def wordnet(tmp_path: Path) -> Path:
+    """entity > animal > {carnivore > dog > poodle, pet > dog}, Rex is a dog, crane twice."""
+    write_table(
+        tmp_path,
+        "  1 This is a licence @ 2",
+        synset(1, ["entity"], "~ 00000002 n 0000"),
+        synset(2, ["animal", "beast"], "@ 00000001 n 0000", "! 00000001 a 0101"),
+        synset(3, ["carnivore"], "@ 00000002 n 0000"),
+        synset(4, ["pet"], "@ 00000002 n 0000"),
+        synset(
+            5,
+            ["dog", "domestic_dog"],
+            "~ 00000006 n 0000",
+            *(f"@ 0000000{i} n 0000" for i in (3, 4)),
+        ),
+        synset(6, ["poodle", *"abcdefghij"], "@ 00000005 n 0000"),
+        synset(7, ["Rex"], "@i 00000005 n 0000"),
+        synset(8, ["crane"], "@ 00000001 n 0000"),
+        synset(9, ["crane"], "@ 00000002 n 0000"),
+        name="data.noun",
+    )
+    write_table(
+        tmp_path,
+        "  1 This is a licence",
+        "dog n 1 2 @ ~ 1 1 00000005  ",
+        "domestic_dog n 1 2 @ ~ 1 0 00000005  ",
+        "poodle n 1 1 @ 1 1 00000006  ",
+        "rex n 1 1 @i 1 0 00000007  ",
+        "crane n 2 1 @ 2 1 00000009 00000008  ",
+        name="index.noun",
+    )
+    return tmp_path
+
+
+def test_wordnet_hypernyms_are_the_tree_and_the_first_listed_counts(wordnet):
+    named = read_wordnet(wordnet).tree(["poodle", "Rex", "crane"])
+    above = ["entity", "animal", "carnivore", "dog"]
+    assert paths(named) == {"poodle": above, "Rex": above, "crane": ["entity", "animal"]}
+    collapsed = read_wordnet(wordnet).tree(["poodle", "Rex", "crane"], collapse=True)
+    assert paths(collapsed)["poodle"] == ["animal", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("n00000006", 6),
+        ("n00000006_poodle", 6),
+        ("Domestic dog", 5),
+        ("crane", 9),
+        ("crane.n.02", 8),
+        ("unheard of, poodle", 6),
+    ],
+)
+def test_wordnet_names_are_synsets_senses_or_words(wordnet, name, expected):
+    assert read_wordnet(wordnet).synset(name) == f"n{expected:08d}"
+
+
+def test_two_classes_of_one_synset_are_leaves_under_it(wordnet):
+    named = read_wordnet(wordnet).tree(["dog", "domestic dog", "poodle"])
+    assert paths(named)["dog"] == paths(named)["domestic dog"]
+    assert paths(named)["dog"][-1] == "dog"
+    assert not named.tree.has_children[named.tree.node_of_class].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("unicorn", "class 'unicorn' is no noun in WordNet"),
+        ("crane.n.03", "class 'crane.n.03' is no noun"),
+        ("n00000099", "class 'n00000099' is not in WordNet"),
+    ],
+)
+def test_names_that_wordnet_lacks_are_one_line(wordnet, name, message):
+    with pytest.raises(ValueError, match=message) as error:
+        read_wordnet(wordnet).tree([name])
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_wordnet_files_are_named(wordnet):
+    data = wordnet / "data.noun"
+    whole = data.read_text()
+    data.write_text(whole[: whole.rindex(" n 0000")])
+    with pytest.raises(ValueError, match=r"data\.noun, line \d+ is no synset"):
+        read_wordnet(wordnet)
+    data.write_text("\n".join(line for line in whole.split("\n") if "entity" not in line))
+    with pytest.raises(ValueError, match="has no synset n00000001"):
+        read_wordnet(wordnet)
+    data.write_text(whole)
+    (wordnet / "index.noun").unlink()
+    with pytest.raises(FileNotFoundError, match=r"index\.noun does not exist"):
+        read_wordnet(wordnet)

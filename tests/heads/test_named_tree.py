@@ -1,0 +1,173 @@
+"""Tree files, their statistics and pictures, and heads that are built on them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from safetensors.numpy import save_file
+
+from heads.build import build_head, build_tree
+from heads.config import HeadConfig
+from heads.tree import LabelTree, NamedTree, TreeStatistics, build_cover_tree, draw_tree
+
+NAMES = tuple(f"class {i}" for i in range(40))
+ROWS = np.random.default_rng(0).normal(size=(40, 3))
+
+
+@pytest.fixture
+def named() -> NamedTree:
+    return NamedTree.of_cover_tree(build_cover_tree(ROWS), NAMES, "vtree")
+
+
+def config(kind: str, path: Path) -> HeadConfig:
+    return HeadConfig.model_validate({"weights": {"kind": kind, "tree": {"file": str(path)}}})
+
+
+@pytest.mark.parametrize("kind", ["vtree", "utree"])
+def test_a_tree_file_gives_back_the_tree_and_its_names(tmp_path, kind):
+    named = NamedTree.of_cover_tree(build_cover_tree(ROWS), NAMES, kind)
+    named.save(tmp_path / "new" / "a.tree")
+    loaded = NamedTree.load(tmp_path / "new" / "a.tree")
+    assert loaded.tree.digest() == named.tree.digest()
+    assert (loaded.classes, loaded.pseudoclasses) == (named.classes, named.pseudoclasses)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.tree"]
+
+
+def test_a_pseudoclass_of_a_cover_tree_is_named_after_a_class_below_it(named):
+    names = named.node_names
+    below: dict[int, set[str]] = {}
+    for i, node in enumerate(named.tree.node_of_class):
+        for above in named.tree.ancestors(int(node)):
+            below.setdefault(int(above), set()).add(NAMES[i])
+    assert len(below) == len(named.pseudoclasses)
+    assert all(names[node] in classes for node, classes in below.items())
+    assert names[0] == NAMES[build_cover_tree(ROWS).root]
+
+
+def test_a_tree_serves_the_same_classes_in_another_order(named):
+    order = np.random.default_rng(1).permutation(40)
+    tree = named.for_classes([NAMES[i] for i in order])
+    expected = build_cover_tree(ROWS[order]).vtree()
+    assert tree.digest() == expected.digest()
+    assert named.for_classes(NAMES) is named.tree
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((*NAMES, "zebra"), "40 classes and the data 41, and 'zebra' is only in the data"),
+        (NAMES[1:], "'class 0' is only in the tree"),
+        ((*NAMES[1:], "zebra"), "'zebra' is only in the data"),
+    ],
+)
+def test_other_classes_are_one_line(named, names, message):
+    with pytest.raises(ValueError, match=message) as error:
+        named.for_classes(names)
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_tree_files_are_refused(named, tmp_path):
+    path = tmp_path / "a.tree"
+    with pytest.raises(FileNotFoundError, match=r"a\.tree does not exist: make it with kway tree"):
+        NamedTree.load(path)
+    named.save(path)
+    content = path.read_bytes()
+    flipped = bytearray(content)
+    flipped[-8 * 20] ^= 1
+    for broken in (b"hello", content[:-5], bytes(flipped)):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="no sound tree file") as error:
+            NamedTree.load(path)
+        assert "\n" not in str(error.value)
+    save_file({"vectors": np.ones((2, 2))}, path)
+    with pytest.raises(ValueError, match="says nothing of a label tree"):
+        NamedTree.load(path)
+
+
+def test_a_head_takes_the_tree_of_a_file_by_name_or_by_number(named, tmp_path):
+    named.save(tmp_path / "a.tree")
+    given = config("vtree", tmp_path / "a.tree")
+    options = {"num_classes": 40, "label_vectors": None}
+    assert build_tree(given, **options).digest() == named.tree.digest()
+    backwards = build_tree(given, **options, class_names=NAMES[::-1])
+    assert backwards.digest() == build_cover_tree(ROWS[::-1]).vtree().digest()
+    head = build_head(
+        given, dim=4, mesh=None, seed=0, device="cpu", class_names=NAMES[::-1], **options
+    )
+    assert head.tree.digest() == backwards.digest()
+
+
+def test_a_head_refuses_a_file_with_other_classes_or_of_another_kind(named, tmp_path):
+    path = tmp_path / "a.tree"
+    named.save(path)
+    with pytest.raises(ValueError, match="has 40 classes and the data 41"):
+        build_tree(config("vtree", path), num_classes=41, label_vectors=None)
+    with pytest.raises(ValueError, match=r"is no utree: choose head\.weights\.kind=vtree"):
+        build_tree(config("utree", path), num_classes=40, label_vectors=None)
+    NamedTree.of_cover_tree(build_cover_tree(ROWS), NAMES, "utree").save(path)
+    with pytest.raises(ValueError, match=r"is no vtree: choose head\.weights\.kind=utree"):
+        build_tree(config("vtree", path), num_classes=40, label_vectors=None)
+    tree = build_tree(config("utree", path), num_classes=40, label_vectors=None)
+    assert tree.digest() == build_cover_tree(ROWS).utree().digest()
+
+
+def test_a_recipe_names_a_base_or_a_file_not_both():
+    weights = {"kind": "vtree", "tree": {"base": 2, "file": "a.tree"}}
+    with pytest.raises(ValidationError, match="leave out base or file"):
+        HeadConfig.model_validate({"weights": weights})
+    given = config("vtree", Path("a.tree"))
+    assert HeadConfig.model_validate(given.model_dump(mode="json")) == given
+
+
+def test_near_trivial_trees_are_told_from_others():
+    rng = np.random.default_rng(2)
+    trees = {
+        "iid": build_cover_tree(rng.normal(size=(300, 300))).vtree(),
+        "flat": LabelTree.dense(30),
+        "low": build_cover_tree(rng.normal(size=(300, 4))).vtree(),
+        "few": build_cover_tree(rng.normal(size=(8, 100))).vtree(),
+    }
+    trivial = {name for name, tree in trees.items() if TreeStatistics.of(tree).near_trivial}
+    assert trivial == {"iid", "flat"}
+
+
+def test_statistics_count_what_there_is():
+    #        6
+    #    4       5
+    #  0  1    2  3
+    tree = LabelTree.from_parents([4, 4, 5, 5, 6, 6, -1], [0, 1, 2, 3, -1, -1, -1])
+    statistics = TreeStatistics.of(tree)
+    assert (statistics.num_nodes, statistics.num_classes, statistics.num_pseudoclasses) == (7, 4, 3)
+    assert statistics.leaf_depths.tolist() == [0, 0, 4]
+    assert sorted(statistics.families) == [1, 2, 2, 2]
+    assert statistics.largest_family_share == pytest.approx(2 / 7)
+    assert statistics.lines()[0] == "4 classes, 3 pseudoclasses, 7 nodes"
+
+
+@pytest.mark.parametrize("rows", [4, 12, 500])
+def test_a_picture_shows_no_more_rows_than_asked_for(tmp_path, named, rows):
+    num_drawn = draw_tree(named, tmp_path / "a.png", rows=rows)
+    assert 1 <= num_drawn <= named.tree.num_nodes
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    if rows == 500:
+        assert num_drawn == named.tree.num_nodes
+
+
+def test_a_picture_of_names_that_no_font_has_warns_of_nothing(tmp_path):
+    names = ["🇨🇿", "👩‍🦰", "日本語", "$x^", "\U000f0000", "a" * 200]
+    rows = np.random.default_rng(4).normal(size=(6, 2))
+    named = NamedTree.of_cover_tree(build_cover_tree(rows), names, "vtree")
+    assert draw_tree(named, tmp_path / "a.png") == named.tree.num_nodes
+
+
+def test_names_must_fit_the_tree(named):
+    cover = build_cover_tree(ROWS)
+    with pytest.raises(ValueError, match="40 classes has 2 names"):
+        NamedTree.of_cover_tree(cover, ["a", "b"], "vtree")
+    with pytest.raises(ValueError, match="'a' is in the class list twice"):
+        NamedTree.of_cover_tree(cover, ["a"] * 40, "vtree")
+    with pytest.raises(ValueError, match="use utree or vtree"):
+        NamedTree.of_cover_tree(cover, NAMES, "wtree")
+    with pytest.raises(ValueError, match="pseudoclasses have 0 names"):
+        NamedTree(named.tree, named.classes, ())

@@ -1,0 +1,294 @@
+"""The smooth top-k loss and the top-k probabilities equal their definitions, in float32 too."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from heads import ClassHead
+from heads.config import SmoothTopKConfig
+from heads.losses import (
+    Block,
+    CrossEntropy,
+    Loss,
+    Rows,
+    SmoothTopK,
+    TopKHinge,
+    build_loss,
+    topk_marginals,
+)
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+TAUS = (0.001, 0.01, 0.1, 1.0, 10.0)
+STDS = (0.1, 1.0, 3.0, 30.0)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def loss_and_gradient(
+    loss: Loss, logits: Tensor, labels: Tensor, blocks: int = 1
+) -> tuple[Tensor, Tensor]:
+    """The loss of logits [B, K] taken in blocks of classes, and its gradient [B, K]."""
+    logits = logits.detach().clone().requires_grad_()
+    num_classes = logits.shape[1]
+    parts, trues = [], []
+    for ids in torch.arange(num_classes).chunk(blocks):
+        part = logits[:, ids[0] : ids[-1] + 1]
+        block = Block.of(ids, labels, labels - ids[0], part)
+        parts.append(loss.statistics(part, block))
+        trues.append(block.true)
+    value = loss.value(loss.merge(parts), Rows(num_classes, labels))
+    gradient, *by_true = torch.autograd.grad(value, [logits, *trues])
+    # All blocks' z_y are one sum, and so their gradients are the same.
+    return value.detach(), gradient.scatter_add(1, labels[:, None], by_true[0][:, None])
+
+
+def enumerated(k: int, tau: float, alpha: float, logits: Tensor, labels: Tensor):
+    """003 eq 9 over every k-tuple, and its gradient."""
+    logits = logits.detach().clone().requires_grad_()
+    tuples = torch.combinations(torch.arange(logits.shape[1]), k)
+    means = logits[:, tuples].sum(2) / k
+    has_y = (tuples == labels[:, None, None]).any(2)
+    every = torch.logsumexp((means + alpha * (~has_y).double()) / tau, 1)
+    right = torch.logsumexp(means.where(has_y, -torch.inf) / tau, 1)
+    value = (tau * every - tau * right).mean()
+    (gradient,) = torch.autograd.grad(value, logits)
+    return value.detach(), gradient
+
+
+def by_recursion(logits: Tensor, labels: Tensor, k: int, tau: Tensor, alpha: float):
+    """003 eq 10 of each row [B] at its own tau [B], by the recursion over one class after another
+    in log space and float64; and its gradient [B, K]."""
+    logits = logits.detach().double().requires_grad_()
+    scaled = logits / (k * tau[:, None])
+    false = scaled.scatter(1, labels[:, None], -math.inf)
+    # Not -inf, of which logaddexp has no gradient.
+    log_sigma = torch.full((len(logits), k + 1), -1e300, dtype=torch.float64)
+    log_sigma[:, 0] = 0
+    for log_term in false.unbind(1):
+        longer = torch.logaddexp(log_sigma[:, 1:], log_sigma[:, :-1] + log_term[:, None])
+        log_sigma = torch.cat([log_sigma[:, :1], longer], 1)
+    true = scaled.gather(1, labels[:, None]).squeeze(1)
+    without, rest = log_sigma[:, k] + alpha / tau, log_sigma[:, k - 1] + true
+    values = tau * (torch.logaddexp(without, rest) - rest)
+    (gradient,) = torch.autograd.grad(values.sum(), logits)
+    return values.detach(), gradient
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("k", "num_classes"), [(1, 2), (1, 9), (2, 3), (2, 14), (3, 7), (5, 6), (5, 12), (6, 11)]
+)
+def test_loss_and_gradient_equal_the_sum_over_all_tuples(k, num_classes, blocks):
+    labels = torch.randint(num_classes, (4,), generator=generator())
+    for tau in (0.01, 0.3, 10.0):
+        for std in (0.1, 10.0):
+            logits = torch.randn(4, num_classes, generator=generator(1), dtype=torch.float64) * std
+            expected = enumerated(k, tau, 0.7, logits, labels)
+            got = loss_and_gradient(SmoothTopK(k, tau, 0.7), logits, labels, blocks)
+            torch.testing.assert_close(got, expected, **EXACT)
+
+
+@pytest.mark.parametrize("blocks", [1, 6])
+def test_float32_is_exact_at_every_temperature_and_width_of_the_logits(blocks):
+    shape = (len(TAUS), len(STDS), 16, 500)
+    logits = torch.randn(shape, generator=generator()) * torch.tensor(STDS)[:, None, None]
+    # Half of the rows have a label that competes with the k-th largest score.
+    labels = torch.randint(500, shape[:-1], generator=generator(1))
+    labels[..., :8] = logits[..., :8, :].topk(8).indices.diagonal(dim1=-2, dim2=-1)
+    tau_of_row = torch.tensor(TAUS, dtype=torch.float64)[:, None, None].expand(shape[:-1])
+    values, gradients = by_recursion(
+        logits.flatten(0, 2), labels.flatten(), 5, tau_of_row.flatten(), 1.0
+    )
+    values, gradients = values.view(shape[:-1]), gradients.view(shape)
+    for i, tau in enumerate(TAUS):
+        for j in range(len(STDS)):
+            value, gradient = loss_and_gradient(
+                SmoothTopK(5, tau, 1.0), logits[i, j], labels[i, j], blocks
+            )
+            assert value.dtype == gradient.dtype == torch.float32
+            assert abs(float(value) / float(values[i, j].mean()) - 1) < 1e-6
+            error = (16 * gradient.double() - gradients[i, j]).norm(dim=1)
+            assert (error <= 2e-6 * gradients[i, j].norm(dim=1).clamp(min=1e-6)).all()
+
+
+@pytest.mark.parametrize(("k", "num_classes"), [(12, 40), (50, 160), (100, 130), (100, 900)])
+@pytest.mark.parametrize("std", [0.0, 1.0, 30.0])
+def test_large_k_is_as_exact(k, num_classes, std):
+    logits = torch.randn(6, num_classes, generator=generator()) * std
+    labels = torch.randint(num_classes, (6,), generator=generator(1))
+    for tau in (0.01, 1.0):
+        taus = torch.full((6,), tau, dtype=torch.float64)
+        values, gradients = by_recursion(logits, labels, k, taus, 1.0)
+        for blocks in (1, 3):
+            value, gradient = loss_and_gradient(SmoothTopK(k, tau, 1.0), logits, labels, blocks)
+            assert abs(float(value) / float(values.mean()) - 1) < 1e-5
+            error = (6 * gradient.double() - gradients).norm(dim=1)
+            assert (error <= 1e-5 * gradients.norm(dim=1).clamp(min=1e-6)).all()
+
+
+def test_a_common_offset_of_the_logits_costs_no_digits():
+    # Multiples of 1/256, so that the offset is exact.
+    logits = (torch.randn(20, 300, generator=generator()) * 256).round() / 256
+    labels = torch.randint(300, (20,), generator=generator(1))
+    for tau in (0.001, 0.1):
+        near = loss_and_gradient(SmoothTopK(5, tau), logits, labels, 3)
+        far = loss_and_gradient(SmoothTopK(5, tau), logits + 4096, labels, 3)
+        torch.testing.assert_close(far, near, rtol=1e-6, atol=1e-9)
+
+
+def test_with_k_1_and_no_margin_it_is_cross_entropy():
+    logits = 3 * torch.randn(9, 50, generator=generator(), dtype=torch.float64)
+    labels = torch.randint(50, (9,), generator=generator(1))
+    for blocks in (1, 4):
+        got = loss_and_gradient(SmoothTopK(k=1, tau=1, alpha=0), logits, labels, blocks)
+        expected = loss_and_gradient(CrossEntropy(), logits, labels, blocks)
+        torch.testing.assert_close(got, expected, **EXACT)
+
+
+def test_as_the_temperature_falls_it_tends_to_the_hinge():
+    logits = 2 * torch.randn(30, 40, generator=generator(), dtype=torch.float64)
+    labels = torch.cat([torch.randint(40, (15,), generator=generator(1)), logits[15:].argmax(1)])
+    hinge = loss_and_gradient(TopKHinge(5, 0.8), logits, labels)
+    for tau in (1.0, 0.1, 0.01, 1e-6):
+        smooth = loss_and_gradient(SmoothTopK(5, tau, 0.8), logits, labels)
+        # Each of the two smoothed maxima is above its maximum by tau log(tuples) at most.
+        assert abs(smooth[0] - hinge[0]) <= tau * math.log(math.comb(40, 5))
+    torch.testing.assert_close(smooth[0], hinge[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(smooth[1], hinge[1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("tau", [0.001, 1.0])
+@pytest.mark.parametrize(("k", "num_false"), [(5, 100), (100, 200_000)])
+def test_tied_scores_share_the_gradient(tau, k, num_false):
+    # sigma_100 of 200,000 terms is beyond float64 itself.
+    logits, labels = torch.full((2, num_false + 1), 7.0), torch.tensor([0, 60])
+    value, gradient = loss_and_gradient(SmoothTopK(k, tau, 1.0), logits, labels, 3)
+    # sigma_k over sigma_(k-1) of equal terms; log(e^x + 1) without the overflow of e^x.
+    excess = 1 / tau + math.log((num_false - k + 1) / k)
+    assert float(value) == pytest.approx(tau * (excess + math.log1p(math.exp(-excess))), rel=1e-5)
+    share = 1 / (1 + math.exp(-excess)) / k / 2
+    expected = torch.full_like(gradient, share / num_false)
+    expected[[0, 1], labels] = -share
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=0)
+
+
+def test_bf16_logits_give_finite_losses_and_gradients_at_every_temperature():
+    for std in STDS:
+        logits = (std * torch.randn(32, 300, generator=generator())).bfloat16().float()
+        labels = torch.randint(300, (32,), generator=generator(1))
+        for tau in TAUS:
+            taus = torch.full((32,), tau, dtype=torch.float64)
+            value, gradient = loss_and_gradient(SmoothTopK(5, tau), logits, labels, 2)
+            expected, gradients = by_recursion(logits, labels, 5, taus, 1.0)
+            torch.testing.assert_close(value.double(), expected.mean(), rtol=1e-6, atol=0)
+            error = (32 * gradient.double() - gradients).norm(dim=1)
+            assert (error <= 2e-6 * gradients.norm(dim=1).clamp(min=1e-6)).all()
+
+
+def test_a_head_under_bf16_autocast_has_finite_gradients():
+    for tau in (0.001, 1.0):
+        head = ClassHead(16, 300, SmoothTopK(5, tau), init_std=10)
+        features = torch.randn(8, 16, generator=generator(), requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = head(features, torch.arange(8))
+        value.backward()
+        assert value.dtype == torch.float32
+        for tensor in (value, features.grad, head.weight.grad):
+            assert tensor.isfinite().all()
+        assert (features.grad != 0).any()
+
+
+def test_impossible_classes_have_no_gradient_whatever_the_block():
+    logits = torch.randn(4, 30, generator=generator(), dtype=torch.float64)
+    labels = torch.tensor([0, 5, 9, 2])
+    expected = loss_and_gradient(SmoothTopK(3), logits[:, :10], labels)
+    logits[:, 10:] = -torch.inf
+    for blocks in (1, 3, 15):
+        value, gradient = loss_and_gradient(SmoothTopK(3), logits, labels, blocks)
+        torch.testing.assert_close((value, gradient[:, :10]), expected, **EXACT)
+        assert (gradient[:, 10:] == 0).all()
+
+
+def test_with_fewer_than_k_possible_false_classes_the_loss_is_zero():
+    logits = torch.full((3, 12), -torch.inf)
+    labels = torch.tensor([0, 6, 11])
+    for num_false in (0, 1, 2):
+        logits[:, 1 : 1 + num_false] = 5.0
+        logits[torch.arange(3), labels] = 1.0
+        for blocks in (1, 4):
+            value, gradient = loss_and_gradient(SmoothTopK(3), logits, labels, blocks)
+            assert value == 0
+            assert (gradient == 0).all()
+
+
+def test_nan_among_the_logits_is_nan_in_the_loss():
+    labels = torch.tensor([3])
+    for columns in ([3], [4], [60], [*range(4, 80)]):
+        logits = torch.randn(1, 80, generator=generator())
+        logits[0, columns] = torch.nan
+        for blocks in (1, 5):
+            assert loss_and_gradient(SmoothTopK(3), logits, labels, blocks)[0].isnan()
+
+
+def test_no_classes_are_neutral_in_a_merge():
+    loss = SmoothTopK(4, 0.5)
+    logits = torch.randn(3, 9, generator=generator(), dtype=torch.float64)
+    labels = torch.tensor([0, 1, 8])
+    stats = loss.statistics(logits, Block.of(torch.arange(9), labels, labels, logits))
+    for parts in ([loss.identity(stats[-1]), stats], [stats, loss.identity(stats[-1])]):
+        for merged, own in zip(loss.merge(parts), stats, strict=True):
+            torch.testing.assert_close(merged, own, **EXACT)
+
+
+@pytest.mark.parametrize(("k", "num_classes"), [(1, 5), (2, 5), (3, 8), (5, 5), (5, 12)])
+@pytest.mark.parametrize("tau", [0.05, 1.0])
+def test_marginals_equal_the_sum_over_all_tuples(k, num_classes, tau):
+    logits = torch.randn(4, num_classes, generator=generator(), dtype=torch.float64)
+    tuples = torch.combinations(torch.arange(num_classes), k)
+    probability = (logits[:, tuples].sum(2) / (k * tau)).softmax(1)
+    expected = torch.stack(
+        [(probability * (tuples == j).any(1)).sum(1) for j in range(num_classes)], 1
+    )
+    torch.testing.assert_close(topk_marginals(logits, k, tau), expected, **EXACT)
+
+
+def test_marginals_sum_to_k_and_tend_to_the_k_largest():
+    logits = 3 * torch.randn(20, 500, generator=generator()).bfloat16()
+    for tau in (0.01, 1.0):
+        marginals = topk_marginals(logits, 5, tau)
+        assert marginals.dtype == torch.float32
+        torch.testing.assert_close(marginals.sum(1), torch.full((20,), 5.0))
+        assert ((marginals >= 0) & (marginals <= 1 + 1e-6)).all()
+    logits = torch.arange(500.0).expand(2, -1)
+    assert (
+        topk_marginals(logits, 5, 0.001).round().nonzero()[:, 1].tolist() == [*range(495, 500)] * 2
+    )
+
+
+def test_hyperparameters_that_make_no_sense_are_errors():
+    for options, message in (
+        ({"k": 0}, "smooth_topk k is 0: give a number from 1 to 100"),
+        ({"k": 101}, "smooth_topk k is 101"),
+        ({"tau": 0.0}, "tau is 0.0: give a temperature above 0"),
+        ({"tau": math.nan}, "tau is nan"),
+        ({"alpha": -1.0}, "alpha is -1.0: give a margin of 0 or more"),
+        ({"alpha": math.inf}, "alpha is inf"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SmoothTopK(**options)
+    with pytest.raises(ValueError, match=r"^k is 4 and there are 3 classes: lower k$"):
+        topk_marginals(torch.zeros(1, 3), 4)
+
+
+@pytest.mark.parametrize("num_classes", [3, 5])
+def test_k_as_large_as_the_number_of_classes_is_an_error(num_classes):
+    loss = SmoothTopK(k=5)
+    with pytest.raises(ValueError, match=f"k is 5 and there are {num_classes} classes: lower k"):
+        loss_and_gradient(loss, torch.zeros(2, num_classes), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match=f"k is 5 and there are {num_classes} classes: lower k"):
+        build_loss(SmoothTopKConfig(k=5), num_classes=num_classes)
+    assert build_loss(SmoothTopKConfig(k=5, tau=0.5), num_classes=6) == SmoothTopK(5, 0.5, 1.0)
