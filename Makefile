@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test test-slow check format bench clean
+.PHONY: help install demo test test-slow check format bench bench-tree clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -39,6 +39,10 @@ format: $(READY) ## rewrite the sources in the house format
 
 bench: $(READY)  ## side-by-side measurements, printed as ratios
 	$(BIN)/python -m benchmarks.head_step
+	$(BIN)/python -m benchmarks.smooth_topk
+
+bench-tree: $(READY)  ## the cover tree of a million classes
+	$(BIN)/python -m benchmarks.cover_tree --million
 
 clean:           ## remove the virtual environment and what the demo made
 	rm -rf $(VENV) demo

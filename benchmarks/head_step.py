@@ -9,11 +9,8 @@ engine's loss and gradients are compared with the naive step's.
 """
 
 import argparse
-import os
-import platform
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,6 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.machine import machine
 from heads import ClassHead, LabelTree, build_cover_tree
 from heads.losses import LOSSES
 from heads.weights import NodeBlock
@@ -232,18 +230,6 @@ def hierarchy(num_classes: int, rng: np.random.Generator) -> LabelTree:
     )
     classes = np.concatenate([np.arange(num_classes), np.full(middle + top, -1)])
     return LabelTree.from_parents(parents, classes)
-
-
-def machine() -> str:
-    """What the numbers were measured on, and what else it was doing."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    model = models[0] if models else platform.processor() or platform.machine()
-    return (
-        f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start; "
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads"
-    )
 
 
 def _options() -> argparse.Namespace:

@@ -8,12 +8,9 @@ median over rounds of the ratio within a round, so that what else the machine do
 """
 
 import argparse
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -21,6 +18,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from benchmarks.machine import machine
 from heads import ClassHead
 from heads.losses import Block, CrossEntropy, Loss, Rows, SmoothTopK
 
@@ -34,7 +32,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     console = Console()
-    console.print(_machine(), highlight=False)
+    console.print(machine(), highlight=False)
     loss = SmoothTopK(options.k, options.tau)
     title = f"smooth_topk (k = {loss.k}, tau = {loss.tau:g}) beside ce, batch {options.batch}"
     table = Table("what", "classes", "smooth_topk ms", "ce ms", "ratio", "quartiles", title=title)
@@ -125,18 +123,6 @@ def _worst_error(loss: Loss, batch: int, classes: int, std: float) -> float:
         found.append(batch * _gradient(loss, leaf, labels).double())
     single, double = found
     return float(((single - double).norm(dim=1) / double.norm(dim=1).clamp(min=1e-6)).max())
-
-
-def _machine() -> str:
-    """What the numbers are measured on, and what else it is doing."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    model = models[0] if models else platform.processor() or platform.machine()
-    return (
-        f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start; "
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads"
-    )
 
 
 def _options() -> argparse.Namespace:

@@ -35,7 +35,7 @@ class Verdict(BaseModel):
 
     class_name: str = Field(alias="class")
     class_id: int
-    logit: float
+    logit: float = Field(description="for a spherical loss its score of the logit: see /v1/model")
     threshold: float | None
     threshold_source: Literal["class", "pooled", "request"] | None = Field(
         description="the class's own threshold, the pooled one of all classes, or the request's"
