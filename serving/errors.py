@@ -50,6 +50,7 @@ def describe_invalid(errors: list) -> str:
 
 def install_handlers(api: FastAPI) -> None:
     """Give every error of `api` the one shape, those of the framework included."""
+    from ray.exceptions import TaskCancelledError
 
     @api.exception_handler(ApiError)
     async def refused(_: Request, error: ApiError) -> JSONResponse:
@@ -65,10 +66,12 @@ def install_handlers(api: FastAPI) -> None:
         return error_response(422, "invalid_parameter", describe_invalid(list(error.errors())))
 
     @api.exception_handler(ClientDisconnect)
-    async def nobody_waits(_: Request, error: ClientDisconnect) -> JSONResponse:
-        return error_response(400, "client_left", "the client left before its body was read")
+    async def nobody_waits(_: Request, error: Exception) -> JSONResponse:
+        return error_response(400, "client_left", "the client left before it was answered")
 
     @api.exception_handler(Exception)
-    async def fault_of_ours(_: Request, error: Exception) -> JSONResponse:
+    async def fault_of_ours(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, TaskCancelledError):  # what Ray does when a waiting client leaves
+            return await nobody_waits(request, error)
         _log.exception("a request failed", exc_info=error)
         return error_response(500, "internal", "the server failed; its log says why")

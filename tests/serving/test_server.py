@@ -427,7 +427,12 @@ def test_health_model_and_documentation_answer(client: httpx.Client) -> None:
     model = client.get("/v1/model").json()
     assert model["limits"]["max_inputs"] == MAX_INPUTS
     assert (model["num_classes"], model["recalls"]) == (len(NAMES), [0.9, 0.99])
-    assert model["loss"] == {"kind": "batch_ce", "aligned": True, "score": "logit"}
+    assert model["loss"] == {
+        "kind": "batch_ce",
+        "aligned": True,
+        "score": "logit",
+        "eps": 0.0,
+    }
     assert "/v1/query" in client.get("/openapi.json").json()["paths"]
     assert error_of(client.get("/nowhere"))[:2] == (404, "no_such_path")
     assert error_of(client.get("/v1/query"))[:2] == (405, "wrong_method")
