@@ -67,7 +67,7 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
         class_names=manifest.class_names,
         label_vectors=label_vectors,
         world=world,
-        class_counts=class_counts_of(recipe, manifest),
+        class_counts=class_counts_of(split),
     )
     optimizer = build_optimizer(recipe.optimizer, task)
     torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks

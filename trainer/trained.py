@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data import Manifest, load_label_vectors, open_split
+from data import Manifest, Split, load_label_vectors, open_split
 from trainer.checkpoint import find_checkpoint, load_tensors
 from trainer.config import Recipe
 from trainer.run import RunFolder
@@ -39,12 +39,14 @@ def open_trained(path: Path, world: World) -> TrainedRun:
     if checkpoint is None:
         reason = f": {refused[0]}" if refused else ": train it first"
         raise FileNotFoundError(f"run {path} has no checkpoint to load{reason}")
+    with open_split(recipe.data.shards, recipe.data.train_split) as split:
+        class_counts = class_counts_of(split)
     task = build_task(
         recipe,
         class_names=manifest.class_names,
         label_vectors=label_vectors,
         world=world,
-        class_counts=class_counts_of(recipe, manifest),
+        class_counts=class_counts,
     )
     if checkpoint.state["tree"] != task.head.tree_digest():
         raise ValueError(
@@ -55,10 +57,9 @@ def open_trained(path: Path, world: World) -> TrainedRun:
     return TrainedRun(folder, recipe, manifest, label_vectors, task.eval(), checkpoint.step)
 
 
-def class_counts_of(recipe: Recipe, manifest: Manifest) -> np.ndarray:
-    """Training samples of each class [K]."""
-    with open_split(recipe.data.shards, recipe.data.train_split) as split:
-        return np.bincount(split.labels, minlength=len(manifest.classes))
+def class_counts_of(split: Split) -> np.ndarray:
+    """Samples of each class in a split [K]."""
+    return np.bincount(split.labels, minlength=split.num_classes)
 
 
 def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:

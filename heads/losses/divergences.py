@@ -13,6 +13,16 @@ from torch.nn import functional as F
 from heads.losses.base import Block, Loss, Reduction, Rows, Stats, logsumexp
 
 
+class SigmoidLoss(Loss):
+    """A loss of z_y and the norm of sigmoid(z) over all classes."""
+
+    statistic = "log sum sigmoid(z)^2, z_y"
+    reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
+
+    def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
+        return logsumexp(2 * F.logsigmoid(logits_BC)), block.true
+
+
 @dataclass(frozen=True)
 class SoftmaxCauchySchwarz(Loss):
     """-log(p_y / ||p||) = logsumexp(2z) / 2 - z_y, the mean over rows (002, eq 4)."""
@@ -32,17 +42,12 @@ class SoftmaxCauchySchwarz(Loss):
 
 
 @dataclass(frozen=True)
-class SigmoidCauchySchwarz(Loss):
+class SigmoidCauchySchwarz(SigmoidLoss):
     """-log(sigmoid(z_y) / ||sigmoid(z)||), the mean over rows (002, eq 5)."""
 
     kind = "sigmoid_cs"
     paper = "002 eq 5"
-    statistic = "log sum sigmoid(z)^2, z_y"
     aligned = False
-    reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
-
-    def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(2 * F.logsigmoid(logits_BC)), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         squares, true = total
@@ -68,17 +73,12 @@ class SoftmaxTanimoto(Loss):
 
 
 @dataclass(frozen=True)
-class SigmoidTanimoto(Loss):
+class SigmoidTanimoto(SigmoidLoss):
     """-s_y / (1 + ||s|| - s_y) with s = sigmoid(z), the mean over rows (002, eq 9)."""
 
     kind = "sigmoid_tanimoto"
     paper = "002 eq 9"
-    statistic = "log sum sigmoid(z)^2, z_y"
     aligned = True
-    reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
-
-    def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(2 * F.logsigmoid(logits_BC)), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         squares, true = total
