@@ -24,7 +24,6 @@ from torch.nn import functional as F
 from benchmarks.machine import machine
 from heads import ClassHead, LabelTree, build_cover_tree
 from heads.losses import LOSSES
-from heads.weights import NodeBlock
 
 # A cover tree takes O(K^2 d): above this number of classes the hierarchy is given instead.
 _LARGEST_COVER_TREE = 20_000
@@ -125,10 +124,9 @@ def contenders(case: Case, tree: LabelTree, memory_mib: int) -> dict[str, Step]:
     weight = dense.weight.detach()
     heads = {DENSE: dense, VTREE: head(tree, "ce")}
     heads |= {loss: head(case.classes, loss) for loss in ("batch_ce", "bce")}
-    if len(plan(dense, case)) > 1:
+    if 3 * 4 * case.classes * case.batch > memory_mib << 19:
         heads[KEPT] = head(case.classes, "ce", case.mib_for_all_logits)
     for module in heads.values():
-        plan(module, case)  # made once a run, not once a step
         if module.tree.num_nodes == case.classes:
             module.weight = dense.weight
     naive = LinearCrossEntropy(weight[:, :-1].contiguous(), weight[:, -1].contiguous())
@@ -136,12 +134,6 @@ def contenders(case: Case, tree: LabelTree, memory_mib: int) -> dict[str, Step]:
     steps = {name: Step(module, features, labels) for name, module in modules.items()}
     agree(steps[NAIVE], steps[DENSE])
     return steps
-
-
-def plan(head: ClassHead, case: Case) -> tuple[NodeBlock, ...]:
-    """The blocks of classes that a head computes a batch of this case in."""
-    engine = head.engine
-    return engine.weights.blocks(engine.nodes_at_once(case.batch, case.dim + 1, 4))
 
 
 def agree(naive: Step, ours: Step) -> None:

@@ -7,9 +7,8 @@ weights.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,8 +22,11 @@ from heads.collectives import (
     group_rank,
     reduce_scatter_rows,
 )
-from heads.losses import Block, Loss, Rows, Stats
-from heads.weights import ClassWeights, NodeBlock
+from heads.losses import Block, Choice, Loss, Rows, Stats
+from heads.weights import ClassBlock, ClassWeights
+
+# glibc maps and clears larger pieces anew each time: a page fault every 4 KiB.
+_CACHED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Engine:
     """How one head computes: its weights' plan, its loss and its process groups.
 
     `class_group` shares the classes, `data_group` holds the same classes on other rows; None is one
-    process. `memory_bytes` bounds the logits that a block may hold at one time. A row weighs
+    process. `memory_bytes` bounds what is held for logits at one time. A row weighs
     `class_weights` [K] of its label (None: 1), and nothing where the label is `ignore_index`.
     """
 
@@ -44,21 +46,27 @@ class Engine:
     class_weights: Tensor | None = None
     ignore_index: int | None = None
 
-    def __call__(self, features: Tensor, labels: Tensor, held: Tensor) -> Tensor:
+    @torch.compiler.disable
+    def __call__(
+        self, features: Tensor, labels: Tensor, held: Tensor, draw: int | None = None
+    ) -> Tensor:
         """The loss of the global batch, the same scalar on every rank.
 
         `features` [b, d] and `labels` [b] are this rank's rows, b may differ and be 0; `held` are
         this rank's node vectors [n, d]. The gradients of both are those of the global-mean loss:
-        that of `held` is complete, that of `features` is complete for these rows.
+        that of `held` is complete, that of `features` is complete for these rows. `draw` as in
+        `Loss.choose`.
 
-        Raises ValueError on every rank where a label of any rank is outside the classes, or where
-        features and labels of any rank do not fit.
+        Raises, on every rank, ValueError where a label of any rank is outside the classes or
+        features and labels of any rank do not fit, FloatingPointError where the loss is NaN.
         """
-        sizes, num_rows = self._exchange_sizes(features, labels, held)
+        sizes, num_rows = self.exchange_sizes(features, labels, held)
         with_grad = torch.is_grad_enabled()  # inside the Function it always reads as off
         loss: Tensor = _HeadLoss.apply(
-            features, held, labels.long(), self, sizes, num_rows, with_grad
+            features, held, labels.long(), self, sizes, num_rows, with_grad, draw
         )
+        if loss.isnan():
+            raise FloatingPointError(_not_a_number(features, held))
         return loss
 
     def counts(self, labels: Tensor) -> Tensor:
@@ -68,27 +76,28 @@ class Engine:
         return labels != self.ignore_index
 
     def row_weights(self, labels: Tensor) -> Tensor:
-        """What each row weighs [b], of labels that `_exchange_sizes` has checked."""
+        """What each row weighs [b], of labels that `exchange_sizes` has checked."""
         counts = self.counts(labels)
         if self.class_weights is None:
             return counts.to(torch.float32)
         return torch.where(counts, self.class_weights[torch.where(counts, labels, 0)], 0)
 
-    def nodes_at_once(self, num_rows: int, dim: int, itemsize: int) -> int:
-        """Nodes a block, for logits, their gradient, a temporary, and two copies of the rows.
+    def classes_at_once(self, num_rows: int, dim: int, itemsize: int) -> int:
+        """Classes a block: their logits take an eighth of the budget, a few temporaries of that
+        size fit, and half is left for logits that are kept.
 
-        All that this rank holds where that fits, otherwise a power of two, so that a batch that is
-        a row longer does not cut the classes anew.
+        A power of two, so that a batch that is a row longer does not cut the classes anew.
         """
-        fitting = self.memory_bytes // (itemsize * (3 * num_rows + 2 * dim))
-        if fitting >= self.weights.num_held:
-            return max(1, self.weights.num_held)
+        piece = self.memory_bytes // 8
+        if self.weights.device.type == "cpu":
+            piece = min(piece, _CACHED_BYTES)
+        fitting = piece // (itemsize * max(num_rows, 1 if self.weights.is_plain else dim))
         return 1 << max(6, fitting.bit_length() - 1)
 
-    def _exchange_sizes(
+    def exchange_sizes(
         self, features: Tensor, labels: Tensor, held: Tensor
     ) -> tuple[list[int], list[int]]:
-        """Rows of each rank of the class group, and of each class group along `data`.
+        """Rows of each rank of the class group, and of each class group along `data` (collective).
 
         What is wrong on one rank travels along, so that all of them raise and none is left waiting.
         """
@@ -121,31 +130,83 @@ class Engine:
 
 @dataclass
 class _Step:
-    """What one call of the engine computes with, on every row of the class group (G of them)."""
+    """What one call of the engine computes with, on every row of the class group (G of them).
+
+    `labels_m` are those of the global batch's rows that count, m of them, and `counts` says which
+    rows those are.
+    """
 
     engine: Engine
     features_Gd: Tensor
     held: Tensor
     boundary: Tensor
     labels_G: Tensor
+    labels_m: Tensor
+    counts: Tensor
+    choice: Choice | None
     compute_dtype: torch.dtype
     stats_dtype: torch.dtype
 
-    @cached_property
-    def blocks(self) -> tuple[NodeBlock, ...]:
-        rows, dim = self.features_Gd.shape
-        size = self.engine.nodes_at_once(rows, dim, self.stats_dtype.itemsize)
-        return self.engine.weights.blocks(size)
+    @classmethod
+    def gathered(
+        cls,
+        engine: Engine,
+        features: Tensor,
+        held: Tensor,
+        labels: Tensor,
+        sizes: list[int],
+        world_rows: list[int],
+        draw: int | None,
+    ) -> "_Step":
+        device = features.device.type
+        autocast = torch.is_autocast_enabled(device)
+        compute_dtype = torch.get_autocast_dtype(device) if autocast else features.dtype
+        labels_G = all_gather_rows(labels, sizes, engine.class_group)
+        labels = all_gather_rows(labels_G, world_rows, engine.data_group)
+        counts = engine.counts(labels)
+        return cls(
+            engine=engine,
+            features_Gd=all_gather_rows(features.to(compute_dtype), sizes, engine.class_group),
+            held=held,
+            boundary=engine.weights.fetch_boundary(held, engine.class_group),
+            # A row that does not count has any class: its gradient is zero.
+            labels_G=torch.where(engine.counts(labels_G), labels_G, 0),
+            labels_m=labels[counts],
+            counts=counts,
+            choice=engine.loss.choose(engine.weights.held, labels[counts], draw),
+            compute_dtype=compute_dtype,
+            stats_dtype=torch.promote_types(compute_dtype, torch.float32),
+        )
 
-    def work(self, block: NodeBlock, *, with_graph: bool) -> "_BlockWork":
-        rows = self.engine.weights.rows(block, self.held, self.boundary).to(self.compute_dtype)
-        logits = (self.features_Gd @ rows.T).to(self.stats_dtype).requires_grad_(with_graph)
-        labels = torch.where(self.engine.counts(self.labels_G), self.labels_G, 0)
-        column = self.engine.weights.class_position[labels] - block.first_position
-        view = Block.of(block.class_ids, labels, column, logits)
+    def blocks(self) -> Iterator[ClassBlock]:
+        rows, dim = self.features_Gd.shape
+        at_once = self.engine.classes_at_once(rows, dim, self.stats_dtype.itemsize)
+        return self.engine.weights.blocks(at_once, self.choice)
+
+    def logits_that_fit(self) -> tuple[bool, int]:
+        """Whether the graphs of all blocks may be kept for backward, and how many logits' bytes."""
+        choice, num_held = self.choice, len(self.engine.weights.held.class_ids)
+        classes = num_held if choice is None else len(choice.places)
+        room = self.engine.memory_bytes // 2
+        graphs = 3 * classes * len(self.features_Gd) * self.stats_dtype.itemsize
+        return graphs <= room, room
+
+    def class_rows(self, block: ClassBlock) -> Tensor:
+        rows = self.engine.weights.rows(block, self.held, self.boundary)
+        return rows.to(self.compute_dtype)
+
+    def work(
+        self, block: ClassBlock, *, with_graph: bool, logits: Tensor | None = None
+    ) -> "_BlockWork":
+        """Compute a block, from its `logits` [G, C] where they were kept."""
+        if logits is None:
+            logits = self.features_Gd @ self.class_rows(block).T
+        leaf = logits.to(self.stats_dtype).requires_grad_(with_graph)
+        columns = self.engine.weights.columns(block, self.labels_G)
+        view = Block.of(block.class_ids, self.labels_G, columns, leaf, block.weights)
         with torch.set_grad_enabled(with_graph):
-            stats = self.engine.loss.statistics(logits, view)
-        return _BlockWork(rows, logits, view, stats)
+            stats = self.engine.loss.statistics(leaf, view)
+        return _BlockWork(block, logits, leaf, view, stats)
 
     def identity(self) -> Stats:
         like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
@@ -154,10 +215,11 @@ class _Step:
 
 @dataclass(frozen=True)
 class _BlockWork:
-    """A block of classes computed: its rows, its logits (a leaf) and their statistics."""
+    """A block of classes computed: its logits as multiplied, as a leaf, and their statistics."""
 
-    rows_Cd: Tensor
+    block: ClassBlock
     logits_GC: Tensor
+    leaf_GC: Tensor
     view: Block
     stats: Stats
 
@@ -165,7 +227,7 @@ class _BlockWork:
         # Class ids among the statistics have no gradient.
         pairs = [(s, g) for s, g in zip(self.stats, grad_stats, strict=True) if s.requires_grad]
         outputs, grads = zip(*pairs, strict=True)
-        leaves = (self.logits_GC, self.view.true)
+        leaves = (self.leaf_GC, self.view.true)
         grad, by_true = torch.autograd.grad(
             outputs, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
         )
@@ -185,17 +247,23 @@ class _HeadLoss(torch.autograd.Function):
         sizes: list[int],
         world_rows: list[int],
         with_grad: bool,
+        draw: int | None,
     ) -> Tensor:
-        step = _gathered_step(engine, features, held, labels, sizes)
-        # Where all of this rank's classes fit the budget, backward need not compute them again.
-        keep = with_grad and len(step.blocks) == 1 and any(ctx.needs_input_grad)
+        step = _Step.gathered(engine, features, held, labels, sizes, world_rows, draw)
+        with_grad = with_grad and any(ctx.needs_input_grad)
+        # What fits the budget, backward need not compute again: graphs, or as many logits.
+        graphs, room = step.logits_that_fit()
+        parts, kept = [], []
         with torch.autocast(features.device.type, enabled=False):
-            worked = [step.work(block, with_graph=keep) for block in step.blocks]
-            parts = [tuple(stat.detach() for stat in work.stats) for work in worked]
+            for block in step.blocks():
+                work = step.work(block, with_graph=with_grad and graphs)
+                parts.append(tuple(stat.detach() for stat in work.stats))
+                room -= work.logits_GC.nbytes
+                if with_grad:
+                    kept.append(work if graphs else work.logits_GC if room >= 0 else None)
             mine = engine.loss.merge(parts) if parts else step.identity()
             others = _Others.gather(step, mine, world_rows)
-        ctx.step, ctx.parts, ctx.others = step, parts, others
-        ctx.kept = worked[0] if keep else None
+        ctx.step, ctx.parts, ctx.others, ctx.kept = step, parts, others, kept
         ctx.sizes, ctx.feature_dtype, ctx.held_dtype = sizes, features.dtype, held.dtype
         # Kept for their version counters: a weight changed in place before backward is an error.
         ctx.save_for_backward(features, held)
@@ -210,32 +278,36 @@ class _HeadLoss(torch.autograd.Function):
         ctx.saved_tensors  # noqa: B018  raises where a saved tensor was changed in place
         grad_parts = _gradient_of_parts(engine.loss, ctx.parts, ctx.others, grad_loss)
         # Weight gradients are accumulated in at least float32 whatever the products are made in.
-        grad_held = torch.zeros_like(step.held, dtype=step.stats_dtype)
-        grad_boundary = torch.zeros_like(step.boundary, dtype=step.stats_dtype)
+        grad_held = weights.gradient_like(
+            step.held, step.stats_dtype, every_class=step.choice is None
+        )
         grad_features = torch.zeros_like(step.features_Gd, dtype=step.stats_dtype)
-        for block, grad_stats in zip(step.blocks, grad_parts, strict=True):
-            work = ctx.kept or step.work(block, with_graph=True)
+        for block, kept, grad_stats in zip(step.blocks(), ctx.kept, grad_parts, strict=True):
+            work = (
+                kept
+                if isinstance(kept, _BlockWork)
+                else step.work(block, with_graph=True, logits=kept)
+            )
             grad_logits = work.gradient_of_logits(grad_stats).to(step.compute_dtype)
-            grad_features += grad_logits @ work.rows_Cd
-            if block.is_plain and grad_logits.dtype == grad_held.dtype:
+            _add_product(grad_features, grad_logits, step.class_rows(block))
+            target = weights.place_of(block, grad_held)
+            if target is not None and target.dtype == grad_logits.dtype:
                 # Straight into its place: no second K x d.
-                target = weights.held_rows(block, grad_held)
                 torch.mm(grad_logits.T, step.features_Gd, out=target)
             else:
-                grad_rows = (grad_logits.T @ step.features_Gd).to(step.stats_dtype)
-                weights.add_gradient(block, grad_rows, grad_held, grad_boundary)
-        weights.return_boundary(grad_boundary, grad_held, engine.class_group)
+                weights.put_gradient(block, grad_logits.T @ step.features_Gd, grad_held)
+        weights.sum_gradients(grad_held, engine.class_group)
         all_reduce_sum(grad_held, engine.data_group)
         grad_features = reduce_scatter_rows(grad_features, ctx.sizes, engine.class_group)
-        return (
-            grad_features.to(ctx.feature_dtype),
-            grad_held.to(ctx.held_dtype),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        no_gradients = (None,) * 6
+        return grad_features.to(ctx.feature_dtype), grad_held.to(ctx.held_dtype), *no_gradients
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 @dataclass(frozen=True)
@@ -253,22 +325,20 @@ class _Others:
     @classmethod
     def gather(cls, step: _Step, mine: Stats, world_rows: list[int]) -> "_Others":
         engine = step.engine
-        labels = all_gather_rows(step.labels_G, world_rows, engine.data_group)
-        counts = engine.counts(labels)
-        weights = engine.row_weights(labels)[counts].to(step.stats_dtype)
         class_parts = _gather_stats(mine, all_gather_equal, engine.class_group)
         total = engine.loss.merge(class_parts)
         data_totals = _gather_stats(total, _uneven(world_rows), engine.data_group)
+        weights = engine.row_weights(step.labels_m).to(step.stats_dtype)
         return cls(
             loss=engine.loss,
             class_parts=class_parts,
             class_rank=group_rank(engine.class_group),
             data_totals=data_totals,
             data_rank=group_rank(engine.data_group),
-            counts=None if engine.ignore_index is None else counts,
+            counts=None if engine.ignore_index is None else step.counts,
             rows=Rows(
                 num_classes=engine.weights.tree.num_classes,
-                labels=labels[counts],
+                labels=step.labels_m,
                 weights=None if engine.class_weights is None else weights,
             ),
         )
@@ -292,20 +362,13 @@ def _fits(features: Tensor, labels: Tensor, held: Tensor) -> bool:
     return integral and shapes and features.is_floating_point()
 
 
-def _gathered_step(
-    engine: Engine, features: Tensor, held: Tensor, labels: Tensor, sizes: list[int]
-) -> _Step:
-    device = features.device.type
-    autocast = torch.is_autocast_enabled(device)
-    compute_dtype = torch.get_autocast_dtype(device) if autocast else features.dtype
-    return _Step(
-        engine=engine,
-        features_Gd=all_gather_rows(features.to(compute_dtype), sizes, engine.class_group),
-        held=held,
-        boundary=engine.weights.fetch_boundary(held, engine.class_group),
-        labels_G=all_gather_rows(labels, sizes, engine.class_group),
-        compute_dtype=compute_dtype,
-        stats_dtype=torch.promote_types(compute_dtype, torch.float32),
+def _not_a_number(features: Tensor, held: Tensor) -> str:
+    rows = int((~features.isfinite().all(1)).sum())
+    vectors = int((~held.isfinite().all(1)).sum())
+    return (
+        f"the loss is NaN; on this rank {rows} of {len(features)} rows of features and "
+        f"{vectors} of {len(held)} weight vectors are not finite: lower the learning rate, or look "
+        "at the inputs"
     )
 
 

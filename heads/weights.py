@@ -6,17 +6,25 @@ contiguously, as `Shard(0)` does; then the only vectors that a rank's classes ne
 hold are the ancestors of its first node.
 """
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.nn.functional import embedding_bag
 
 from heads.collectives import all_reduce_sum
+from heads.losses.base import Choice, HeldClasses
 from heads.tree import LabelTree
+
+# Parents whose children are summed together: bounds what is held beside the gradient.
+_PARENTS_AT_ONCE = 8192
+# Every class keeps its path: far deeper than any label tree, far below what memory holds.
+_DEEPEST = 1000
+
+# Shape legend: N nodes, n nodes of this rank, C classes of a block, d features, M boundary nodes.
 
 
 def shard_range(num_rows: int, rank: int, size: int) -> tuple[int, int]:
@@ -26,141 +34,244 @@ def shard_range(num_rows: int, rank: int, size: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class NodeBlock:
-    """A contiguous range of this rank's nodes, and the plan of their path sums.
+class ClassBlock:
+    """Some of a rank's classes: their places among them (ascending) and their ids [C].
 
-    Vectors are laid out as [ancestors of the first node, root first] + [the nodes]. `levels` lists
-    (child, parent) positions in that layout, parents before their children. `class_nodes` are the
-    positions of the classes among the nodes, None where every node is a class.
+    `paths` are the nodes of their paths that this rank holds, class after class, and `offsets` [C]
+    where each path begins; None where every class is a node without parent. `num_remote` [C] counts
+    the nodes of a path that other ranks hold. `weights` as in `Choice`.
     """
 
-    start: int
-    stop: int
-    held_ancestors: Tensor
-    boundary_ancestors: Tensor
-    levels: tuple[tuple[Tensor, Tensor], ...]
-    class_nodes: Tensor | None
+    places: slice | Tensor
     class_ids: Tensor
-    first_position: int
-
-    @property
-    def is_plain(self) -> bool:
-        """Every node is a class and a root: class rows are the held vectors as they lie."""
-        return not self.levels and self.class_nodes is None
-
-    @property
-    def num_ancestors(self) -> int:
-        return len(self.boundary_ancestors) + len(self.held_ancestors)
+    paths: Tensor | None = None
+    offsets: Tensor | None = None
+    num_remote: Tensor | None = None
+    weights: Tensor | None = None
 
 
 class ClassWeights:
     """The part of a label tree's node matrix V [N, d] that one rank holds: rows `start:stop`.
 
-    Everything here is index arithmetic; the vectors themselves are passed in by the head.
+    Everything here is index arithmetic; the vectors themselves are passed in by the head. With
+    `damping` p the gradient of an inner node, a sum over the classes below it, is divided by their
+    number to the power p. Raises ValueError for a tree that is deeper than any label tree.
     """
 
     def __init__(
-        self, tree: LabelTree, *, group_rank: int = 0, group_size: int = 1, device: torch.device
+        self,
+        tree: LabelTree,
+        *,
+        group_rank: int = 0,
+        group_size: int = 1,
+        device: torch.device,
+        damping: float = 0.0,
     ) -> None:
-        self.tree = tree
-        self.device = device
+        if tree.depth.max() > _DEEPEST:
+            raise ValueError(
+                f"the label tree is {tree.depth.max()} levels deep: give one of at most {_DEEPEST}"
+            )
+        self.tree, self.device, self.damping = tree, device, damping
         self.start, self.stop = shard_range(tree.num_nodes, group_rank, group_size)
-        self.class_position = self._to_device(_inverse(tree.class_order))
-        # Classes in node order; a block's classes stand at consecutive positions of this order.
-        self._position_of_node = np.concatenate([[0], np.cumsum(tree.class_of_node >= 0)])
-        self._boundary = _boundary_nodes(tree, group_size)
-        self._blocks: dict[int, tuple[NodeBlock, ...]] = {}
+        first, last = np.cumsum(np.append(0, tree.class_of_node >= 0))[[self.start, self.stop]]
+        self.held = HeldClasses(
+            class_ids=self._to_device(tree.class_order[first:last]),
+            position=self._to_device(_inverse(tree.class_order)),
+            first=int(first),
+        )
+        self._plain = not (tree.parent >= 0).any()
+        if not self._plain:
+            self._plan_paths(tree.node_of_class[tree.class_order[first:last]])
+            self._plan_gradients(group_size)
 
     @property
     def num_held(self) -> int:
         return self.stop - self.start
 
-    def blocks(self, nodes_at_once: int) -> tuple[NodeBlock, ...]:
-        """This rank's nodes, cut into ranges of at most `nodes_at_once`; the last cut is kept.
+    @property
+    def is_plain(self) -> bool:
+        """Every node is a class and a root: class rows are the held vectors as they lie."""
+        return self._plain
 
-        A range of pseudoclasses only has no logits and is left out.
-        """
-        if nodes_at_once not in self._blocks:
-            edges = [*range(self.start, self.stop, nodes_at_once), self.stop]
-            cut = [self._block(a, b) for a, b in itertools.pairwise(edges)]
-            self._blocks = {nodes_at_once: tuple(block for block in cut if len(block.class_ids))}
-        return self._blocks[nodes_at_once]
+    def blocks(self, classes_at_once: int, choice: Choice | None = None) -> Iterator[ClassBlock]:
+        """This rank's classes, or those that a loss chose, `classes_at_once` a block."""
+        num = len(self.held.class_ids) if choice is None else len(choice.places)
+        for start in range(0, num, classes_at_once):
+            part = slice(start, min(start + classes_at_once, num))
+            if choice is None:
+                yield self._block(part)
+            else:
+                weights = None if choice.weights is None else choice.weights[part]
+                yield replace(self._block(choice.places[part]), weights=weights)
+
+    def columns(self, block: ClassBlock, labels: Tensor) -> Tensor:
+        """The labels' columns [b] in a block, outside 0..C-1 for a label that is elsewhere."""
+        places = self.held.position[labels] - self.held.first
+        if isinstance(block.places, slice):
+            return places - block.places.start
+        columns = torch.searchsorted(block.places, places).clamp_(max=len(block.places) - 1)
+        return torch.where(block.places[columns] == places, columns, -1)
 
     def fetch_boundary(self, held: Tensor, group: ProcessGroup | None) -> Tensor:
-        """The vectors [M, d] of every node that some rank needs and another holds (collective)."""
+        """Sums [m + 1, d] of the first 0..m of the m ancestors of this rank's first node that other
+        ranks hold, root first (collective)."""
+        if self._plain or not len(self._boundary):
+            return held.new_zeros((1, held.shape[1]))
         rows = held.new_zeros((len(self._boundary), held.shape[1]))
-        mine, local = self._held_boundary()
-        rows[mine] = held[local]
-        return all_reduce_sum(rows, group) if len(rows) else rows
+        rows[self._boundary_mine] = held[self._boundary_local]
+        chain = all_reduce_sum(rows, group)[self._chain]
+        return torch.cat([torch.zeros_like(rows[:1]), chain.cumsum(0)])
 
-    def return_boundary(self, grad: Tensor, grad_held: Tensor, group: ProcessGroup | None) -> None:
-        """Add what other ranks' classes gave to this rank's boundary vectors (collective)."""
-        if len(grad):
-            all_reduce_sum(grad, group)
-            mine, local = self._held_boundary()
-            grad_held.index_add_(0, local, grad[mine])
+    def rows(self, block: ClassBlock, held: Tensor, boundary: Tensor) -> Tensor:
+        """Class rows [C, d] of a block: the node vectors of each path, summed in one pass.
 
-    def held_rows(self, block: NodeBlock, held: Tensor) -> Tensor:
-        """The part of a tensor laid out as the held vectors that belongs to a block's nodes."""
-        return held[block.start - self.start : block.stop - self.start]
+        In blocks that fit a cache this costs no more than a copy, whatever the batch: summing
+        logits down the tree instead would multiply every inner node with the features.
+        """
+        if block.paths is None:
+            return held[block.places]
+        rows = embedding_bag(block.paths, held, block.offsets, mode="sum")
+        return rows if len(boundary) == 1 else rows + boundary[block.num_remote]
 
-    def rows(self, block: NodeBlock, held: Tensor, boundary: Tensor) -> Tensor:
-        """Class rows [C, d] of a block: node vectors summed down their paths, level by level."""
-        own = self.held_rows(block, held)
-        if block.is_plain:
-            return own
-        ancestors = boundary[block.boundary_ancestors], held[block.held_ancestors]
-        sums = torch.cat([*ancestors, own])
-        for child, parent in block.levels:
-            sums[child] += sums[parent]
-        sums = sums[block.num_ancestors :]
-        return sums if block.class_nodes is None else sums[block.class_nodes]
+    def gradient_like(self, held: Tensor, dtype: torch.dtype, *, every_class: bool) -> Tensor:
+        """A gradient [n, d] to put the rows of blocks into, zero where none will be put."""
+        if not every_class:
+            return torch.zeros_like(held, dtype=dtype)
+        grad = torch.empty_like(held, dtype=dtype)
+        if not self._plain:
+            grad.index_fill_(0, self._pseudoclasses, 0)
+        return grad
 
-    def add_gradient(
-        self, block: NodeBlock, grad_rows: Tensor, grad_held: Tensor, grad_boundary: Tensor
-    ) -> None:
-        """Add the gradient of a block's class rows [C, d] to that of the node vectors."""
-        own = self.held_rows(block, grad_held)
-        if block.is_plain:
-            own += grad_rows
+    def place_of(self, block: ClassBlock, grad_held: Tensor) -> Tensor | None:
+        """Where the gradient of a block's rows goes, if that is one piece of `grad_held`."""
+        whole = self._plain and isinstance(block.places, slice)
+        return grad_held[block.places] if whole else None
+
+    def put_gradient(self, block: ClassBlock, grad_rows: Tensor, grad_held: Tensor) -> None:
+        """Put the gradient [C, d] of a block's class rows where its classes' nodes are."""
+        places = block.places if self._plain else self._node_of_place[block.places]
+        grad_held[places] = grad_rows.to(grad_held.dtype)
+
+    def sum_gradients(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
+        """Turn gradients of class rows into those of node vectors: each node's is the sum over its
+        subtree, level by level from the deepest (collective)."""
+        if self._plain:
             return
-        num_nodes = block.stop - block.start
-        grad = grad_rows.new_zeros((block.num_ancestors + num_nodes, grad_rows.shape[1]))
-        nodes = grad[block.num_ancestors :]
-        nodes[slice(None) if block.class_nodes is None else block.class_nodes] = grad_rows
-        for child, parent in reversed(block.levels):
-            grad.index_add_(0, parent, grad[child])
-        own += nodes
-        boundary, held = grad[: block.num_ancestors].split(
-            [len(block.boundary_ancestors), len(block.held_ancestors)]
-        )
-        grad_boundary[block.boundary_ancestors] += boundary
-        grad_held[block.held_ancestors] += held
+        for parents, children, offsets in self._levels:
+            grad_held.index_add_(
+                0, parents, embedding_bag(children, grad_held, offsets, mode="sum")
+            )
+        if len(self._boundary):
+            self._return_boundary(grad_held, group)
+        if self.damping:
+            grad_held[self._inner] *= self._inner_scale.to(grad_held.dtype)
 
-    def _block(self, start: int, stop: int) -> NodeBlock:
+    def _return_boundary(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
+        """Add what each rank's classes give to the vectors that other ranks hold (collective)."""
+        below = grad_held.new_zeros((len(self._chain), grad_held.shape[1]))
+        below.index_add_(0, self._orphan_chain_place, grad_held[self._orphans])
+        grad = grad_held.new_zeros((len(self._boundary), grad_held.shape[1]))
+        grad[self._chain] = below.flip(0).cumsum(0).flip(0)
+        all_reduce_sum(grad, group)
+        grad_held.index_add_(0, self._boundary_local, grad[self._boundary_mine])
+
+    def _block(self, places: slice | Tensor) -> ClassBlock:
+        class_ids = self.held.class_ids[places]
+        if self._plain:
+            return ClassBlock(places, class_ids)
+        if isinstance(places, slice):
+            first, last = self._path_ends[[places.start, places.stop]]
+            paths = self._paths[first:last]
+            offsets = self._path_starts[places] - first
+        else:
+            paths, offsets = _ragged(self._paths, self._path_starts, self._path_lengths, places)
+        offsets = offsets.to(paths.dtype)
+        return ClassBlock(places, class_ids, paths, offsets, self._num_remote[places])
+
+    def _plan_paths(self, nodes: np.ndarray) -> None:
+        """The path of each class's node, root first, as far as this rank holds it."""
+        tree, start = self.tree, self.start
+        first_held, remote = np.zeros(len(nodes), np.int64), np.zeros(len(nodes), np.int64)
+        above = nodes
+        while (inside := above >= start).any():
+            first_held += inside
+            above = np.where(inside, tree.parent[above], above)
+        lengths = first_held
+        remote[above >= 0] = tree.depth[above[above >= 0]] + 1
+        ends = np.append(0, lengths.cumsum())
+        paths = np.empty(ends[-1], np.int32 if self.num_held < 2**31 else np.int64)
+        node, place = nodes.copy(), ends[1:] - 1
+        while len(node):
+            paths[place] = node - start
+            node, place = tree.parent[node], place - 1
+            inside = node >= start
+            node, place = node[inside], place[inside]
+        self._paths = torch.from_numpy(paths).to(self.device)
+        self._path_ends = ends  # on the host: slicing waits for no device
+        self._path_starts = self._to_device(ends[:-1])
+        self._path_lengths = self._to_device(lengths)
+        self._num_remote = self._to_device(remote)
+        self._node_of_place = self._to_device(nodes - start)
+
+    def _plan_gradients(self, group_size: int) -> None:
+        tree, start, stop = self.tree, self.start, self.stop
+        parent, depth = tree.parent[start:stop], tree.depth[start:stop]
+        local = np.arange(stop - start)
+        self._pseudoclasses = self._to_device(local[tree.class_of_node[start:stop] < 0])
+        self._levels: list[tuple[Tensor, Tensor, Tensor]] = []
+        by_depth = np.argsort(depth, kind="stable")
+        edges = np.cumsum(np.bincount(depth)) if len(depth) else depth
+        for level in reversed(np.split(by_depth, edges[:-1])):
+            # In pre-order the children of one parent follow one another among those of a level.
+            children = level[parent[level] >= start]
+            self._levels.extend(self._sum_plans(children, parent - start))
+        inner = local[tree.has_children[start:stop]]
+        self._inner = self._to_device(inner)
+        below = torch.from_numpy(tree.num_classes_below[start:stop][inner]).to(self.device)
+        self._inner_scale = below.unsqueeze(1).double() ** -self.damping
+        self._plan_boundary(group_size)
+
+    def _sum_plans(
+        self, children: np.ndarray, parent: np.ndarray
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Parents, their children one parent after another, and where each one's begin."""
+        first = np.flatnonzero(np.diff(parent[children], prepend=-1))
+        for start in range(0, len(first), _PARENTS_AT_ONCE):
+            begin = first[start : start + _PARENTS_AT_ONCE]
+            stop = first[start + _PARENTS_AT_ONCE] if start + len(begin) < len(first) else None
+            yield (
+                self._to_device(parent[children[begin]]),
+                self._to_device(children[begin[0] : stop]),
+                self._to_device(begin - begin[0]),
+            )
+
+    def _plan_boundary(self, group_size: int) -> None:
+        """The nodes that some rank needs and another holds; which of them this rank holds, which it
+        needs (its chain), and its nodes whose parents are on that chain."""
         tree = self.tree
-        ancestors, levels = path_levels(tree, start, stop)
-        remote = ancestors[ancestors < self.start]
-        class_nodes = np.flatnonzero(tree.class_of_node[start:stop] >= 0)
-        first = int(self._position_of_node[start])
-        return NodeBlock(
-            start=start,
-            stop=stop,
-            held_ancestors=self._to_device(ancestors[ancestors >= self.start] - self.start),
-            boundary_ancestors=self._to_device(np.searchsorted(self._boundary, remote)),
-            levels=tuple((self._to_device(a), self._to_device(b)) for a, b in levels),
-            class_nodes=None if len(class_nodes) == stop - start else self._to_device(class_nodes),
-            class_ids=self._to_device(tree.class_order[first : first + len(class_nodes)]),
-            first_position=first,
-        )
-
-    def _held_boundary(self) -> tuple[Tensor, Tensor]:
-        """Which boundary rows this rank holds, and where."""
-        mine = np.flatnonzero((self._boundary >= self.start) & (self._boundary < self.stop))
-        return self._to_device(mine), self._to_device(self._boundary[mine] - self.start)
+        self._boundary = _boundary_nodes(tree, group_size)
+        mine = (self._boundary >= self.start) & (self._boundary < self.stop)
+        self._boundary_mine = self._to_device(np.flatnonzero(mine))
+        self._boundary_local = self._to_device(self._boundary[mine] - self.start)
+        chain = tree.ancestors(self.start) if self.num_held else np.empty(0, np.int64)
+        self._chain = self._to_device(np.searchsorted(self._boundary, chain))
+        parent = tree.parent[self.start : self.stop]
+        orphans = np.flatnonzero((parent >= 0) & (parent < self.start))
+        self._orphans = self._to_device(orphans)
+        self._orphan_chain_place = self._to_device(np.searchsorted(chain, parent[orphans]))
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(array, dtype=np.int64)).to(self.device)
+
+
+def _ragged(
+    values: Tensor, starts: Tensor, lengths: Tensor, places: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The pieces of `values` at `places`, one after another, and where each begins."""
+    wanted = lengths[places]
+    offsets = wanted.cumsum(0) - wanted
+    shift = torch.repeat_interleave(starts[places] - offsets, wanted)
+    return values[shift + torch.arange(len(shift), device=values.device)], offsets
 
 
 def path_levels(

@@ -1,6 +1,6 @@
 """The losses, by the `kind` that recipes use."""
 
-from heads.losses.base import Block, Loss, Reduction, Rows, Stats
+from heads.losses.base import Block, Choice, HeldClasses, Loss, Reduction, Rows, Stats
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
 from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalisation
 from heads.losses.divergences import (
@@ -22,8 +22,10 @@ __all__ = [
     "BatchMaxMargin",
     "BinaryCrossEntropy",
     "Block",
+    "Choice",
     "CorrectClassQuadratic",
     "CrossEntropy",
+    "HeldClasses",
     "Loss",
     "MaxMargin",
     "NoiseContrastiveEstimation",

@@ -18,13 +18,44 @@ Stats = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
+class HeldClasses:
+    """The classes that a rank holds, `class_ids` [n] in the order of their places.
+
+    `position` [K] is every class's place among those of all ranks, `first` that of this rank's
+    first class.
+    """
+
+    class_ids: Tensor
+    position: Tensor
+    first: int
+
+    def places(self, class_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of some classes are held, bool, and the places of those."""
+        places = self.position[class_ids] - self.first
+        here = (places >= 0) & (places < len(self.class_ids))
+        return here, places[here]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The classes of a rank that a step computes: their `places` [n], ascending.
+
+    A sum over all classes is estimated by one over these, times `weights` [n]; None: it is exact.
+    """
+
+    places: Tensor
+    weights: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Block:
     """A block of classes as the rows of a batch see it.
 
     `class_ids` [C] names the columns, `labels` [B] the rows' classes and `label_columns` [B] their
     columns, -1 where a label is elsewhere; `label_places` are the (rows, columns) of those here.
     `true` [B] is z_y there and 0 elsewhere, so that blocks add up to it. It is a leaf of its own:
-    its gradient is B numbers, and through the logits it would be B x C of them.
+    its gradient is B numbers, and through the logits it would be B x C of them. `weights` [C] are
+    those of a `Choice`.
     """
 
     class_ids: Tensor
@@ -32,16 +63,25 @@ class Block:
     label_columns: Tensor
     label_places: tuple[Tensor, Tensor]
     true: Tensor
+    weights: Tensor | None = None
 
     @classmethod
-    def of(cls, class_ids: Tensor, labels: Tensor, columns: Tensor, logits_BC: Tensor) -> "Block":
+    def of(
+        cls,
+        class_ids: Tensor,
+        labels: Tensor,
+        columns: Tensor,
+        logits_BC: Tensor,
+        weights: Tensor | None = None,
+    ) -> "Block":
         """`columns` [B] are those of the labels, outside 0..C-1 where a label is elsewhere."""
         here = (columns >= 0) & (columns < len(class_ids))
         columns = torch.where(here, columns, -1)
         rows = here.nonzero().squeeze(1)
         places = rows, columns[rows]
         true = logits_BC.new_zeros(len(labels)).index_put_((rows,), logits_BC.detach()[places])
-        return cls(class_ids, labels, columns, places, true.requires_grad_(logits_BC.requires_grad))
+        true.requires_grad_(logits_BC.requires_grad)
+        return cls(class_ids, labels, columns, places, true, weights)
 
     def false_logits(self, logits_BC: Tensor) -> Tensor:
         """The logits with -inf in the place of each row's label."""
@@ -94,6 +134,14 @@ class Loss(ABC):
     score_kind: ClassVar[ScoreKind] = "logit"
     score_eps: ClassVar[float] = 0.0
     reductions: ClassVar[tuple[Reduction, ...]] = ()
+
+    def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
+        """The classes that a step needs of those that a rank holds; None: all of them.
+
+        `labels` [m] are those of the global batch. `draw` numbers the steps for a loss that draws
+        classes at random, alike on every rank; None asks for the loss of all classes.
+        """
+        return None
 
     @abstractmethod
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:

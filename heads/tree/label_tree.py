@@ -113,6 +113,14 @@ class LabelTree:
         inner.flags.writeable = False
         return inner
 
+    @cached_property
+    def num_classes_below(self) -> IntArray:
+        """Classes [N] at or below each node."""
+        _, size = _subtree_least_and_size(self.parent, self.class_of_node)
+        before = np.append(0, np.cumsum(self.class_of_node >= 0))
+        # In pre-order a subtree is a range of nodes.
+        return _read_only(before[np.arange(self.num_nodes) + size] - before[:-1])
+
     def ancestors(self, node: int) -> IntArray:
         """The nodes above `node`, root first, without `node` itself."""
         if not 0 <= node < self.num_nodes:
