@@ -64,6 +64,7 @@ def append_classes(
         group_rank=group_rank(group),
         group_size=group_size(group),
         device=head.engine.weights.device,
+        damping=head.engine.weights.damping,
     )
     fresh = _new_rows(head, tree, weights, seed=seed, init_std=init_std)
     rows = _moved_rows(old_weight.detach(), head, moved, weights) + fresh.to(old_weight)

@@ -66,7 +66,8 @@ def build_head(
         class_counts=class_counts,
         device=device,
     )
-    return ClassHead(dim, tree, loss, class_weights=weights, **options)
+    damping = 0.0 if config.weights.kind == "dense" else config.weights.gradient_damping
+    return ClassHead(dim, tree, loss, class_weights=weights, gradient_damping=damping, **options)
 
 
 def build_tree(

@@ -33,24 +33,35 @@ class LabelTreeConfig(_Config):
         return self
 
 
-class UTreeConfig(_Config):
+class _TreeConfig(_Config):
+    tree: LabelTreeConfig = LabelTreeConfig()
+    gradient_damping: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="the gradient of an inner node is divided by (classes below it)^this",
+    )
+
+
+class UTreeConfig(_TreeConfig):
     """Rows are sums of class vectors on the path to the root (paper 000, section 4.1)."""
 
     kind: Literal["utree"] = "utree"
-    tree: LabelTreeConfig = LabelTreeConfig()
 
 
-class VTreeConfig(_Config):
+class VTreeConfig(_TreeConfig):
     """Rows are sums over leaves (classes) and inner pseudoclasses (paper 000, section 4.2)."""
 
     kind: Literal["vtree"] = "vtree"
-    tree: LabelTreeConfig = LabelTreeConfig()
 
 
 class CrossEntropyConfig(_Config):
     kind: Literal["ce"] = "ce"
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     z_loss: float = Field(0.0, ge=0, description="weight of logsumexp(z)^2")
+    sample_rate: float = Field(
+        1.0, gt=0, le=1, description="share of the classes without a row that a step computes"
+    )
 
 
 class BatchCrossEntropyConfig(_Config):
@@ -75,6 +86,9 @@ class BatchMaxMarginConfig(_Config):
 class NoiseContrastiveConfig(_Config):
     kind: Literal["nce"] = "nce"
     t: int = Field(10, gt=0, description="noise samples a row")
+    samples: int | None = Field(
+        None, gt=0, description="classes drawn a step; default: the exact expectation"
+    )
     noise: Literal["uniform", "frequency"] = Field(
         "frequency", description="q: the same for every class, or its share of the training labels"
     )

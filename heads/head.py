@@ -46,7 +46,12 @@ class ClassHead(nn.Module):
     rows of the node matrix. Leaves start normal with `init_std`, keyed by (seed, class); inner
     nodes at zero, biases where the loss wants them.
 
-    A row of label j weighs `class_weights[j]` (None: 1), one of label `ignore_index` nothing.
+    A row of label j weighs `class_weights[j]` (None: 1), one of label `ignore_index` nothing. With
+    `gradient_damping` p the gradient of an inner node of a tree, a sum over the classes below it,
+    is divided by their number to the power p.
+
+    A loss that samples classes draws anew in every call with gradients in training mode: `draw`
+    counts them, and setting it to where another run stood draws what that one drew.
 
     >>> head = ClassHead(512, 1_000_000, CrossEntropy())
     >>> loss = head(features, labels)   # features [b, 512], labels [b]; the global-mean loss
@@ -66,11 +71,13 @@ class ClassHead(nn.Module):
         memory_mib: int = 256,
         class_weights: Tensor | None = None,
         ignore_index: int | None = None,
+        gradient_damping: float = 0.0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.dim, self.bias, self.loss, self.mesh = dim, bias, loss, mesh
+        self.seed, self.draw = seed, 0
         self.tree = LabelTree.dense(tree) if isinstance(tree, int) else tree
         class_group, data_group = _group(mesh, "class"), _group(mesh, "data")
         weights = ClassWeights(
@@ -78,6 +85,7 @@ class ClassHead(nn.Module):
             group_rank=group_rank(class_group),
             group_size=group_size(class_group),
             device=torch.device(device),
+            damping=gradient_damping,
         )
         self.engine = Engine(
             weights,
@@ -100,9 +108,14 @@ class ClassHead(nn.Module):
 
         `features` [b, dim] and `labels` [b] are this rank's rows; b may differ over ranks and be 0.
 
-        Raises ValueError, on every rank, for labels outside the classes.
+        Raises, on every rank, ValueError for labels outside the classes, FloatingPointError where
+        the loss is NaN.
         """
-        return self.engine(self._with_bias(features), labels, self.weight)
+        draw = None
+        if self.training and torch.is_grad_enabled():
+            draw = ((self.seed << 32) + self.draw) % 2**63
+            self.draw += 1
+        return self.engine(self._with_bias(features), labels, self.weight, draw)
 
     def tree_digest(self) -> str:
         """Tells the label tree from any other, whose rows would mean other classes."""

@@ -44,8 +44,9 @@ class Task(nn.Module):
         with torch.no_grad(), self._autocast():
             return self.backbone(inputs).float()
 
-    def backward(self, batch: Batch) -> Tensor:
+    def backward(self, batch: Batch, *, step: int) -> Tensor:
         """Fill every gradient with that of the global-mean loss; returns the loss (collective)."""
+        self.head.draw = step * self.micro_batches  # a resumed run draws what this one would have
         parts = list(_split(_on_device(batch, self.world.device), self.micro_batches))
         if len(parts) == 1:
             loss = self._loss(self._features(parts[0]), parts[0].labels)

@@ -136,7 +136,7 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
             )
             set_rate(optimizer, rate)
             optimizer.zero_grad(set_to_none=True)
-            loss = task.backward(batch)
+            loss = task.backward(batch, step=step)
             norm = task.clip_gradients(recipe.train.clip_norm)
             _check_finite(step, float(loss), float(norm))
             optimizer.step()

@@ -1,12 +1,13 @@
 """Losses that make every class a question of its own: binary cross-entropy, noise contrast."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from heads.losses.base import Block, Loss, Reduction, Rows, Stats
+from heads.losses.base import Block, Choice, HeldClasses, Loss, Reduction, Rows, Stats
+from heads.losses.sampling import drawn_from
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,15 @@ class BinaryCrossEntropy(Loss):
 class NoiseContrastiveEstimation(Loss):
     """-log g_y - t E_{j ~ q} log(1 - g_j) with g_j = sigmoid(z_j - log(t q_j)) (002, eq 8).
 
-    The expectation is exact, over all classes. `noise` q [K] is positive and sums to 1.
+    `noise` q [K] is positive and sums to 1. The expectation is exact, over all classes; with
+    `samples` n a training step takes the mean over n classes drawn from q, which all rows share and
+    whose expectation is the same. Evaluation takes all classes.
     """
 
     noise: Tensor
     t: int = 10
+    samples: int | None = None
+    _cumulative: Tensor = field(init=False, repr=False)
 
     kind = "nce"
     paper = "002 eq 8"
@@ -54,11 +59,20 @@ class NoiseContrastiveEstimation(Loss):
     def __post_init__(self) -> None:
         if not (self.noise > 0).all():
             raise ValueError("nce needs a noise distribution that is positive for every class")
+        if self.samples is not None and self.samples < 1:
+            raise ValueError(f"nce samples is {self.samples}: give at least 1, or none")
+        object.__setattr__(self, "_cumulative", self.noise.double().cumsum(0))
+
+    def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
+        if draw is None or self.samples is None:
+            return None
+        return drawn_from(self._cumulative, held, labels, draw, self.samples)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        q = self.noise[block.class_ids].to(logits_BC.dtype)
-        expected = softplus(logits_BC - (self.t * q).log()) @ q
-        return expected, block.true
+        q = self.noise[block.class_ids]
+        shift = (self.t * q).log().to(logits_BC.dtype)
+        share = q if block.weights is None else q * block.weights
+        return softplus(logits_BC - shift) @ share.to(logits_BC.dtype), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         expected, true = total

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from heads.losses.base import Block, Loss, Reduction, Rows, Stats, logsumexp
+from heads.losses.base import (
+    Block,
+    Choice,
+    HeldClasses,
+    Loss,
+    Reduction,
+    Rows,
+    Stats,
+    logsumexp,
+)
+from heads.losses.sampling import kept_and_sampled
 
 
 @dataclass(frozen=True)
@@ -14,10 +24,17 @@ class CrossEntropy(Loss):
 
     `label_smoothing` e puts e/K of the target on every class (Szegedy et al. 2016); `z_loss` c adds
     c logsumexp(z)^2, which keeps the logits' level in place (PaLM, Chowdhery et al. 2022).
+
+    With a `sample_rate` r below 1 a training step keeps the classes of its batch and each other
+    class with probability r (Partial FC, An et al. 2021). The others' logits are raised by -log r,
+    so that the sum of exp(z) has the right expectation; its logarithm, the loss, is on average
+    lower than that of all classes, by about (1/r - 1)/2 times the sum of p_j^2 over the classes
+    that no row of the batch has (the variance of the sum, by Taylor). Evaluation takes all classes.
     """
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    sample_rate: float = 1.0
 
     kind = "ce"
     paper = "002 eq 1"
@@ -29,15 +46,32 @@ class CrossEntropy(Loss):
         sums = (Reduction.SUM, Reduction.SUM) if self.label_smoothing else (Reduction.SUM,)
         return (Reduction.LOGSUMEXP, *sums)
 
+    def __post_init__(self) -> None:
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"ce sample_rate is {self.sample_rate}: give one above 0, at most 1")
+
+    def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
+        if draw is None or self.sample_rate == 1:
+            return None
+        return kept_and_sampled(held, labels, draw, self.sample_rate)
+
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        stats = logsumexp(logits_BC), block.true
-        return (*stats, logits_BC.sum(1)) if self.label_smoothing else stats
+        weighted = logits_BC
+        if block.weights is not None:
+            weighted = logits_BC + block.weights.log().to(logits_BC.dtype)
+        stats = logsumexp(weighted), block.true
+        return (*stats, self._sum(logits_BC, block)) if self.label_smoothing else stats
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         lse, target, *every = total
         if every:
             target = torch.lerp(target, every[0] / rows.num_classes, self.label_smoothing)
         return rows.mean(lse - target + self.z_loss * lse.square())
+
+    def _sum(self, logits_BC: Tensor, block: Block) -> Tensor:
+        if block.weights is None:
+            return logits_BC.sum(1)
+        return logits_BC @ block.weights.to(logits_BC.dtype)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from heads.losses.base import Block, Loss, Reduction, Rows, Stats, logsumexp
+from heads.losses.base import (
+    Block,
+    Choice,
+    HeldClasses,
+    Loss,
+    Reduction,
+    Rows,
+    Stats,
+    logsumexp,
+)
 from heads.tree import LabelTree
 
 # Shape legend: B rows, C nodes of a block, D levels of the tree.
@@ -37,10 +46,23 @@ class HierarchicalSoftmax(Loss):
     def num_levels(self) -> int:
         return int(self.tree.depth.max()) + 1
 
+    def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice:
+        """Exact: the nodes that are siblings of no row's path are in none of its softmaxes."""
+        on_path = torch.zeros(len(self.parent) + 1, dtype=torch.bool, device=labels.device)
+        on_path[self._paths(labels)] = True
+        on_path[-1] = True  # above the roots
+        return Choice(on_path[self.parent[held.class_ids]].nonzero().squeeze(1))
+
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         path_BD = self._paths(block.labels)
         parent, depth = self.parent[block.class_ids], self.depth[block.class_ids]
-        levels, on_path = [], torch.zeros_like(logits_BC[:, 0])
+        # Columns ascend by node.
+        column_BD = torch.searchsorted(block.class_ids, path_BD).clamp_(
+            max=len(block.class_ids) - 1
+        )
+        here = block.class_ids[column_BD] == path_BD
+        on_path = logits_BC.gather(1, column_BD).where(here, 0).sum(1)
+        levels = []
         for level in range(self.num_levels):
             columns = (depth == level).nonzero().squeeze(1)
             if not len(columns):
@@ -51,8 +73,6 @@ class HierarchicalSoftmax(Loss):
             # A row whose path ends above this level has no siblings here.
             sibling = (parent[columns] == above) & (path_BD[:, level : level + 1] >= 0)
             levels.append(logsumexp(logits.masked_fill(~sibling, -torch.inf)))
-            own = block.class_ids[columns] == path_BD[:, level : level + 1]
-            on_path = on_path + logits.masked_fill(~own, 0).sum(1)
         return torch.stack(levels, dim=1), on_path
 
     def identity(self, like: Tensor) -> Stats:

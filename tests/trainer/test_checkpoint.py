@@ -51,7 +51,9 @@ def save_after_two_steps(shards: Path, root: Path, weights: str, optimizer: str)
     world = task.world
     for _ in range(2):
         optim.zero_grad()
-        task.backward(pictures(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size))
+        task.backward(
+            pictures(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size), step=1
+        )
         optim.step()
     torch.manual_seed(100 + world.rank)
     save_checkpoint(root, task.checkpoint_entries(optim), {"step": 2}, world, keep=2)

@@ -65,7 +65,7 @@ def trained_weights(shards: Path, rows: int, changes: dict) -> dict[str, np.ndar
     for _ in range(3):
         optimizer.zero_grad()
         begin, end = rows * world.rank // world.size, rows * (world.rank + 1) // world.size
-        task.backward(pictures(begin, end))
+        task.backward(pictures(begin, end), step=1)
         task.clip_gradients(1.0)
         optimizer.step()
     state = {name: tensor.numpy() for name, tensor in task.state_dict().items()}
@@ -98,7 +98,7 @@ def test_two_micro_batches_of_4_equal_one_batch_of_8(glyphs, loss):
     whole = make_task(glyphs, **common)
     split = make_task(glyphs, **common, train__micro_batches=2)
     split.load_state_dict(whole.state_dict())
-    losses = [task.train().backward(pictures(0, 8)) for task in (whole, split)]
+    losses = [task.train().backward(pictures(0, 8), step=1) for task in (whole, split)]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
     expected, got = gradients(whole), gradients(split)
     assert expected.keys() == got.keys()
@@ -116,7 +116,7 @@ def micro_batched(shards: Path, loss: str) -> tuple[float, dict[str, np.ndarray]
     )
     world = task.world
     begin, end = 11 * world.rank // world.size, 11 * (world.rank + 1) // world.size
-    value = task.train().backward(pictures(begin, end))
+    value = task.train().backward(pictures(begin, end), step=1)
     return float(value), gradients(task)
 
 
@@ -125,7 +125,7 @@ def test_accumulation_on_uneven_ranks_equals_one_process(glyphs, loss):
     whole = make_task(
         glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=11
     )
-    value = float(whole.train().backward(pictures(0, 11)))
+    value = float(whole.train().backward(pictures(0, 11), step=1))
     expected = gradients(whole)
     for got_value, got in run_on_ranks(2, micro_batched, glyphs, loss):
         assert got_value == pytest.approx(value, rel=1e-5)
@@ -145,7 +145,7 @@ def test_gradient_caching_draws_the_same_dropout_twice(glyphs):
     expected = gradients(task)
     task.zero_grad()
     torch.manual_seed(5)
-    task.backward(batch)
+    task.backward(batch, step=1)
     got = gradients(task)
     assert torch.equal(torch.get_rng_state(), after)
     for name, gradient in expected.items():
@@ -155,7 +155,7 @@ def test_gradient_caching_draws_the_same_dropout_twice(glyphs):
 def test_gradient_caching_updates_batch_norm_once_a_micro_batch(glyphs):
     changes = {"head__loss__kind": "batch_ce", "train__global_batch": 12, "train__micro_batches": 3}
     task = make_task(glyphs, **changes).train()
-    task.backward(pictures(0, 12))
+    task.backward(pictures(0, 12), step=1)
     counts = {int(b) for n, b in task.named_buffers() if n.endswith("num_batches_tracked")}
     assert counts == {3}
 
@@ -167,13 +167,13 @@ def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
     task = make_task(
         glyphs, backbone__config=config, backbone__pooling=pooling, train__global_batch=8
     )
-    before = float(task.train().backward(texts(8)))
+    before = float(task.train().backward(texts(8), step=1))
     assert all(parameter.grad is not None for parameter in task.parameters())
     optimizer = build_optimizer(glyph_recipe(glyphs, Path("unused")).optimizer, task)
     for _ in range(20):
         optimizer.step()
         optimizer.zero_grad()
-        loss = float(task.backward(texts(8)))
+        loss = float(task.backward(texts(8), step=1))
     assert loss < before / 2
 
 
@@ -192,7 +192,7 @@ VIT = {
 @pytest.mark.parametrize("pooling", ["auto", "cls", "mean"])
 def test_a_vision_transformer_trains_every_parameter(glyphs, pooling):
     task = make_task(glyphs, backbone__config=VIT, backbone__pooling=pooling).train()
-    task.backward(pictures(0, 12))
+    task.backward(pictures(0, 12), step=1)
     assert task.head.dim == 16
     assert all(parameter.grad is not None for parameter in task.parameters())
 
@@ -200,7 +200,7 @@ def test_a_vision_transformer_trains_every_parameter(glyphs, pooling):
 def test_a_feature_map_has_no_first_token(glyphs):
     task = make_task(glyphs, backbone__pooling="cls")
     with pytest.raises(ValueError, match=r"pooling is cls and this encoder gives a feature"):
-        task.backward(pictures(0, 12))
+        task.backward(pictures(0, 12), step=1)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def clipped(shards: Path) -> tuple[float, float]:
     task = make_task(shards, train__global_batch=12)
     world = task.world
     task.train().backward(
-        pictures(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size)
+        pictures(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size), step=1
     )
     return float(task.clip_gradients(0.5)), float(task.clip_gradients(None))
 
@@ -260,7 +260,7 @@ def test_bf16_autocast_trains_float32_weights(glyphs):
     task = make_task(glyphs, train__precision="bf16").train()
     exact = make_task(glyphs).train()
     exact.load_state_dict(task.state_dict())
-    rounded, wanted = task.backward(pictures(0, 12)), exact.backward(pictures(0, 12))
+    rounded, wanted = (each.backward(pictures(0, 12), step=1) for each in (task, exact))
     torch.testing.assert_close(rounded, wanted, rtol=2e-2, atol=0)
     assert {p.grad.dtype for p in task.parameters()} == {torch.float32}
     assert not torch.equal(rounded, wanted)

@@ -1,0 +1,167 @@
+"""Sampled classes: right in expectation, alike on every rank, and all of them in evaluation."""
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from heads import ClassHead
+from heads.losses import CrossEntropy, HeldClasses
+from heads.losses.binary_cross_entropy import NoiseContrastiveEstimation
+from heads.losses.sampling import uniform
+from tests.heads.cases import WEIGHTINGS, label_tree, naive_logits, noise, problem
+from tests.ranks import run_on_ranks
+
+LOSSES = {
+    "ce": lambda k: CrossEntropy(sample_rate=0.3, label_smoothing=0.1),
+    "nce": lambda k: NoiseContrastiveEstimation(noise(k), t=7, samples=20),
+}
+
+
+def sampled_head(kind: str, weighting: str, num_classes: int, mesh=None, seed: int = 3):
+    tree = label_tree(weighting, num_classes)
+    head = ClassHead(5, tree, LOSSES[kind](num_classes), mesh=mesh, seed=seed, dtype=torch.float64)
+    features, labels, nodes = problem(tree, num_rows=6, dim=5)
+    weights = head.engine.weights
+    with torch.no_grad():
+        head.weight.copy_(nodes[weights.start : weights.stop])
+    return head, features, labels, nodes
+
+
+def drawn(head: ClassHead, labels: torch.Tensor, draw: int) -> torch.Tensor:
+    """What each class stands for [K], 0 where it was not drawn."""
+    held = head.engine.weights.held
+    choice = head.loss.choose(held, labels, draw)
+    weights = torch.zeros(head.num_classes, dtype=torch.float64)
+    weights[held.class_ids[choice.places]] = choice.weights
+    return weights
+
+
+def definition(kind: str, z: torch.Tensor, labels: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The losses with every sum over classes weighted by `w` [K]."""
+    true = z[torch.arange(len(z)), labels]
+    if kind == "ce":
+        log_partition = (w * z.exp()).sum(1).log()
+        return (log_partition - 0.9 * true - 0.1 * (w * z).sum(1) / z.shape[1]).mean()
+    q = noise(z.shape[1])
+    g = 1 / (1 + 7 * q * torch.exp(-z))
+    own = g[torch.arange(len(z)), labels]
+    return (-own.log() - 7 * (w * q * (1 - g).log()).sum(1)).mean()
+
+
+def step(head, features, labels):
+    mine = features.clone().requires_grad_()
+    loss = head(mine, labels)
+    loss.backward()
+    return float(loss.detach()), mine.grad.numpy(), head.weight.grad.numpy().copy()
+
+
+@pytest.mark.parametrize("memory", [1, 1 << 20], ids=["blocks", "one block"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_sampled_step_equals_its_definition(kind, weighting, memory):
+    head, features, labels, nodes = sampled_head(kind, weighting, 150)
+    object.__setattr__(head.engine, "memory_bytes", memory)
+    weights = drawn(head, labels, (3 << 32) + 0)
+    assert 0 < (weights == 0).sum() < 150
+    x, v = features.clone().requires_grad_(), nodes.clone().requires_grad_()
+    expected = definition(kind, naive_logits(head.tree, x, v), labels, weights)
+    expected.backward()
+    wanted = float(expected.detach()), x.grad.numpy(), v.grad.numpy()
+    for got, want in zip(step(head, features, labels), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+
+
+def sharded(kind: str, weighting: str, data_axis: int):
+    world = torch.distributed.get_world_size()
+    mesh = init_device_mesh(
+        "cpu", (data_axis, world // data_axis), mesh_dim_names=("data", "class")
+    )
+    head, features, labels, _ = sampled_head(kind, weighting, 40, mesh)
+    rank = torch.distributed.get_rank()
+    begin, end = 6 * rank // world, 6 * (rank + 1) // world
+    where = (begin, end), (head.engine.weights.start, head.engine.weights.stop)
+    return *step(head, features[begin:end], labels[begin:end]), where
+
+
+@pytest.mark.parametrize(("world_size", "data_axis"), [(3, 1), (4, 2)])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_every_world_size_draws_the_same_classes(kind, world_size, data_axis):
+    for weighting in ("dense", "vtree"):
+        head, features, labels, _ = sampled_head(kind, weighting, 40)
+        loss, by_features, by_nodes = step(head, features, labels)
+        for got in run_on_ranks(world_size, sharded, kind, weighting, data_axis):
+            got_loss, got_features, got_nodes, ((begin, end), (start, stop)) = got
+            np.testing.assert_allclose(got_loss, loss, rtol=1e-10)
+            np.testing.assert_allclose(got_features, by_features[begin:end], atol=1e-10)
+            np.testing.assert_allclose(got_nodes, by_nodes[start:stop], atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_each_step_draws_anew_and_a_resumed_run_draws_the_same(kind):
+    head, features, labels, _ = sampled_head(kind, "dense", 150)
+    first, second, third = (head(features, labels).item() for _ in range(3))
+    assert len({first, second, third}) == 3
+    again, *_ = sampled_head(kind, "dense", 150)
+    again.draw = 1
+    assert again(features, labels).item() == second
+    other, *_ = sampled_head(kind, "dense", 150, seed=4)
+    assert other(features, labels).item() != first
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_evaluation_takes_all_classes(kind):
+    head, features, labels, nodes = sampled_head(kind, "dense", 150)
+    z = naive_logits(head.tree, features, nodes)
+    everything = definition(kind, z, labels, torch.ones(150, dtype=torch.float64))
+    with torch.no_grad():
+        torch.testing.assert_close(head(features, labels), everything, rtol=1e-10, atol=0)
+    torch.testing.assert_close(head.eval()(features, labels).detach(), everything)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_what_classes_stand_for_is_right_in_expectation(kind):
+    head, _, labels, _ = sampled_head(kind, "dense", 40)
+    draws = torch.stack([drawn(head, labels, draw) for draw in range(4000)])
+    error = draws.std(0) / 4000**0.5
+    # Five standard errors, of 40 classes; the classes of ce's rows always stand for themselves.
+    assert ((draws.mean(0) - 1).abs() <= 5 * error + 1e-12).all()
+    if kind == "ce":
+        assert (draws[:, labels] == 1).all()
+
+
+def test_the_remaining_bias_of_sampled_cross_entropy_is_what_its_docstring_says():
+    num_classes, rate = 200, 0.25
+    z = torch.randn(1, num_classes, generator=torch.Generator().manual_seed(0)).double()
+    labels = torch.tensor([7])
+    classes = torch.arange(num_classes)
+    held = HeldClasses(classes, classes, 0)
+    loss, estimates = CrossEntropy(sample_rate=rate), []
+    for draw in range(3000):
+        choice = loss.choose(held, labels, draw)
+        estimates.append((choice.weights * z[0, choice.places].exp()).sum().log())
+    found = torch.stack(estimates)
+    p = z.softmax(1)[0]
+    p[7] = 0
+    predicted = -(1 / rate - 1) / 2 * p.square().sum()
+    bias, error = found.mean() - z.logsumexp(1), found.std() / 3000**0.5
+    assert abs(bias - predicted) < 4 * error
+    assert bias < -4 * error  # there is one, and this test can see it
+
+
+def test_hashed_numbers_are_uniform_and_independent_between_draws():
+    numbers = torch.arange(100_000)
+    first, second = uniform(1, numbers), uniform(2, numbers)
+    assert ((first >= 0) & (first < 1)).all()
+    counts = torch.histc(first.float(), 50, 0, 1)
+    assert ((counts - 2000).abs() < 5 * 2000**0.5).all()
+    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 5 / 100_000**0.5
+    assert abs(torch.corrcoef(torch.stack([first[1:], first[:-1]]))[0, 1]) < 5 / 100_000**0.5
+
+
+def test_what_cannot_be_sampled_is_refused():
+    for rate in (0.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="sample_rate"):
+            CrossEntropy(sample_rate=rate)
+    with pytest.raises(ValueError, match="nce samples is 0"):
+        NoiseContrastiveEstimation(noise(5), samples=0)

@@ -1,0 +1,120 @@
+"""Tree weights: path sums and gradients on any tree, deep ones too, over any number of ranks."""
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from heads import ClassHead, LabelTree
+from heads.losses import Choice, CrossEntropy
+from heads.weights import ClassWeights
+from tests.heads.cases import naive_logits, problem
+from tests.ranks import run_on_ranks
+
+
+def random_tree(num_nodes: int, seed: int, *, deep: bool) -> LabelTree:
+    """A forest whose leaves, and some of whose inner nodes, carry classes in a random order."""
+    rng = np.random.default_rng(seed)
+    reach = 3 if deep else num_nodes
+    parent = np.array(
+        [i - rng.integers(1, min(i, reach) + 1) if i else -1 for i in range(num_nodes)]
+    )
+    parent[rng.random(num_nodes) < 0.05] = -1
+    leaf = ~np.isin(np.arange(num_nodes), parent)
+    carries = leaf | (rng.random(num_nodes) < 0.3)
+    classes = np.full(num_nodes, -1)
+    classes[carries] = rng.permutation(int(carries.sum()))
+    return LabelTree.from_parents(parent, classes)
+
+
+TREES = [(num, seed, deep) for num in (1, 2, 7, 61) for seed in (0, 1) for deep in (False, True)]
+CHAIN = 60
+
+
+def chain() -> LabelTree:
+    """One path of 61 nodes with a class at each: depth 60."""
+    return LabelTree.from_parents(np.arange(-1, CHAIN), np.arange(CHAIN + 1)[::-1].copy())
+
+
+def trees() -> list[LabelTree]:
+    return [*(random_tree(num, seed, deep=deep) for num, seed, deep in TREES), chain()]
+
+
+def step_of(tree: LabelTree, mesh=None):
+    """Loss, feature gradient and this rank's gradient of node vectors, every rank bringing all of
+    its share of 6 rows."""
+    head = ClassHead(3, tree, CrossEntropy(), mesh=mesh, dtype=torch.float64)
+    features, labels, nodes = problem(tree, num_rows=6, dim=3)
+    held = slice(head.engine.weights.start, head.engine.weights.stop)
+    with torch.no_grad():
+        head.weight.copy_(nodes[held])
+    rank, size = (0, 1) if mesh is None else (mesh.get_local_rank("class"), mesh["class"].size())
+    rows = slice(6 * rank // size, 6 * (rank + 1) // size)
+    mine = features[rows].clone().requires_grad_()
+    loss = head(mine, labels[rows])
+    loss.backward()
+    return loss.item(), (rows, mine.grad.numpy()), (held, head.weight.grad.numpy())
+
+
+def steps_on_a_rank():
+    world = torch.distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("data", "class"))
+    return [step_of(tree, mesh) for tree in trees()]
+
+
+def check(tree: LabelTree, ranks) -> None:
+    features, labels, nodes = problem(tree, num_rows=6, dim=3)
+    features.requires_grad_()
+    nodes.requires_grad_()
+    loss = torch.nn.functional.cross_entropy(naive_logits(tree, features, nodes), labels)
+    loss.backward()
+    for got, (rows, by_features), (held, by_nodes) in ranks:
+        np.testing.assert_allclose(got, loss.item(), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(by_features, features.grad[rows].numpy(), atol=1e-10)
+        np.testing.assert_allclose(by_nodes, nodes.grad[held].numpy(), atol=1e-10)
+
+
+def test_path_sums_and_gradients_equal_their_definition_on_any_tree():
+    for tree in trees():
+        check(tree, [step_of(tree)])
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_sharded_path_sums_equal_their_definition_on_any_tree(world_size):
+    ranks = run_on_ranks(world_size, steps_on_a_rank)
+    for index, tree in enumerate(trees()):
+        check(tree, [answers[index] for answers in ranks])
+
+
+def test_chosen_classes_have_the_rows_of_all_of_them():
+    for tree in trees():
+        weights = ClassWeights(tree, device=torch.device("cpu"))
+        vectors = torch.randn(tree.num_nodes, 3, dtype=torch.float64)
+        boundary = weights.fetch_boundary(vectors, None)
+        (whole,) = weights.blocks(tree.num_classes)
+        places = torch.arange(0, tree.num_classes, 2)
+        chosen = list(weights.blocks(4, Choice(places)))
+        assert sum(len(block.class_ids) for block in chosen) == len(places)
+        rows = torch.cat([weights.rows(block, vectors, boundary) for block in chosen])
+        torch.testing.assert_close(rows, weights.rows(whole, vectors, boundary)[::2])
+
+
+@pytest.mark.parametrize("damping", [0.5, 1.0])
+def test_damping_divides_the_gradient_of_an_inner_node_by_its_classes(damping):
+    tree = random_tree(61, 3, deep=True)
+    features, labels, _ = problem(tree, num_rows=6, dim=3)
+    grads = []
+    for power in (0.0, damping):
+        head = ClassHead(3, tree, CrossEntropy(), gradient_damping=power, dtype=torch.float64)
+        head(features, labels).backward()
+        grads.append(head.weight.grad)
+    for node in range(tree.num_nodes):
+        below = sum(node in (at, *tree.ancestors(int(at))) for at in tree.node_of_class)
+        scale = below**-damping if tree.has_children[node] else 1
+        torch.testing.assert_close(grads[1][node], grads[0][node] * scale)
+
+
+def test_a_tree_too_deep_to_be_a_label_tree_is_refused():
+    parents = np.arange(-1, 1500)
+    with pytest.raises(ValueError, match="1500 levels deep: give one of at most 1000"):
+        ClassHead(3, LabelTree.from_parents(parents, np.arange(1501)), CrossEntropy())
