@@ -5,6 +5,7 @@ Norms are kept as logarithms: p_y = exp(z_y - logsumexp z) and log ||p||^2 = log
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ class SigmoidLoss(Loss):
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(2 * F.logsigmoid(logits_BC)), block.true
+        log_squares: Tensor = _LogSumSquaredSigmoids.apply(logits_BC)
+        return log_squares, block.true
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class SoftmaxTanimoto(Loss):
     reductions = (Reduction.LOGSUMEXP, Reduction.LOGSUMEXP, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(logits_BC), logsumexp(2 * logits_BC), block.true
+        once, twice = _LogSumExps.apply(logits_BC)  # type: ignore[no-untyped-call]
+        return once, twice, block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         lse, squares, true = total
@@ -83,6 +86,53 @@ class SigmoidTanimoto(SigmoidLoss):
     def value(self, total: Stats, rows: Rows) -> Tensor:
         squares, true = total
         return rows.mean(_tanimoto(torch.sigmoid(true), (squares / 2).exp()))
+
+
+class _LogSumExps(torch.autograd.Function):
+    """logsumexp of z and of 2z over dim 1 from one exponential; zero gradient at a row of -inf."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
+        largest = logits.amax(1)
+        shift = torch.where(largest == -torch.inf, 0, largest)
+        scaled = (logits - shift.unsqueeze(1)).exp_()
+        once = shift + scaled.sum(1).log()
+        twice = 2 * shift + torch.linalg.vecdot(scaled, scaled).log()
+        ctx.save_for_backward(logits, once, twice)
+        return once, twice
+
+    @staticmethod
+    def backward(ctx: Any, by_once: Tensor, by_twice: Tensor) -> Tensor:
+        logits, once, twice = ctx.saved_tensors
+        shift = torch.where(once == -torch.inf, 0, once)
+        ratio = torch.where(once == -torch.inf, 0, (2 * once - twice).exp())  # 1..K
+        p = (logits - shift.unsqueeze(1)).exp_()
+        return torch.addcmul(by_once.unsqueeze(1), p, (2 * by_twice * ratio).unsqueeze(1)).mul_(p)
+
+
+class _LogSumSquaredSigmoids(torch.autograd.Function):
+    """log(sum(sigmoid(z)^2)) over dim 1, from one exponential; zero gradient at a row of -inf.
+
+    With c = max(0, -max z) no square that counts underflows: e^c sigmoid(z) = 1 / (e^-c + w) where
+    w = e^-(z + c), and 1 - sigmoid(z) = w / (e^-c + w).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        largest = logits.amax(1)
+        shift = torch.where(largest == -torch.inf, 0, (-largest).clamp(min=0))
+        # Above e^80 its square is no part of any sum in float32, nor 1e-70 of one in float64.
+        w = torch.sub(-shift.unsqueeze(1), logits).clamp_(max=80).exp_()
+        scaled = (w + (-shift).exp().unsqueeze(1)).reciprocal_()
+        sums = torch.linalg.vecdot(scaled, scaled)
+        ctx.save_for_backward(w, scaled, sums)
+        result = sums.log() - 2 * shift
+        return torch.where(largest == -torch.inf, -torch.inf, result)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        w, scaled, sums = ctx.saved_tensors
+        return scaled.pow(3).mul_(w).mul_((2 * grad / sums).unsqueeze(1))
 
 
 def _tanimoto(true: Tensor, norm: Tensor) -> Tensor:
