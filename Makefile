@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow check format bench bench-tree clean
+.PHONY: help install demo test test-slow check format bench bench-tree pictures clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -43,6 +43,9 @@ bench: $(READY)  ## side-by-side measurements, printed as ratios
 
 bench-tree: $(READY)  ## the cover tree of a million classes
 	$(BIN)/python -m benchmarks.cover_tree --million
+
+pictures: $(READY) ## draw the pictures of docs/heads.md
+	$(BIN)/python -B -m docs.pictures
 
 clean:           ## remove the virtual environment and what the demo made
 	rm -rf $(VENV) demo

@@ -1,0 +1,64 @@
+"""Draws the pictures of docs/heads.md: `python -m docs.pictures [NAME ...] [--out DIR]`.
+
+The same code gives the same files, byte for byte: random numbers are seeded, one thread computes.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from docs.pictures import (
+    cover_tree,
+    engine,
+    losses,
+    quadratic,
+    scores,
+    separation,
+    single_logit,
+    smooth_topk,
+    tree_weights,
+)
+from docs.pictures.look import look, save
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "engine": engine.draw,
+    "tree-weights": tree_weights.draw,
+    "separation": separation.draw,
+    "losses": losses.draw,
+    "smooth-topk": smooth_topk.draw,
+    "scores": scores.draw,
+    "quadratic": quadratic.draw,
+    "cover-tree": cover_tree.draw,
+    "slc": single_logit.draw,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m docs.pictures", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(PICTURES)}; all of them by default"
+    )
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1], help="folder")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in PICTURES]
+    if unknown:
+        parser.error(f"no picture {unknown[0]!r}: choose of {', '.join(PICTURES)}")
+    if not arguments.out.is_dir():
+        parser.error(f"--out {arguments.out} is no folder: make it first")
+    torch.set_num_threads(1)
+    names = arguments.names or list(PICTURES)
+    with look():
+        for number, name in enumerate(names, 1):
+            start = time.perf_counter()
+            path = arguments.out / f"heads-{name}.png"
+            save(PICTURES[name](), path)
+            seconds, size = time.perf_counter() - start, path.stat().st_size / 1000
+            print(f"[{number}/{len(names)}] {path}  {size:.0f} kB  {seconds:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The Principle of Logit Separation: can one threshold tell true logits from false ones?"""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from docs.pictures.digits import Answers, answers
+from docs.pictures.look import FALSE, INK, TRUE, new_figure
+from heads import LOSSES
+from heads.slc import pooled_thresholds
+
+_SHOWN = ("ce", "batch_ce", "bce")
+_RECALL = 0.99
+
+
+def draw() -> Figure:
+    figure = new_figure(5.6)
+    for ax, loss in zip(figure.subplots(len(_SHOWN), 1), _SHOWN, strict=True):
+        _draw_logits(ax, loss, answers(loss))
+    ax.set_xlabel("logit")
+    return figure
+
+
+def _draw_logits(ax: Axes, loss: str, given: Answers) -> None:
+    true, false = given.logits[given.own], given.logits[~given.own]
+    threshold = float(pooled_thresholds(true, [_RECALL])[0])
+    bins = np.linspace(float(false.min()), float(true.max()), 90).tolist()
+    for values, colour, name in (
+        (false, FALSE, "logits of the other digits"),
+        (true, TRUE, "logit of the true digit"),
+    ):
+        ax.hist(
+            values.numpy(),
+            bins,
+            weights=np.full(len(values), 100 / len(values)),
+            color=colour,
+            alpha=0.75,
+            label=name,
+        )
+    ax.axvline(threshold, color=INK, ls="--", lw=1.5, label=f"threshold, recall {_RECALL:g}")
+    above = float((false >= threshold).double().mean())
+    aligned = "aligned" if LOSSES[loss].aligned else "not aligned"
+    ax.set_title(
+        f"{loss} ({aligned}): {above:.1%} of the false logits reach the threshold; "
+        f"top-1 {given.accuracy:.1%}"
+    )
+    ax.set_ylabel("%")
+    ax.locator_params("y", nbins=4, integer=True)
+    ax.locator_params("x", integer=True)
+    if loss == _SHOWN[0]:
+        ax.legend(loc="upper left")
