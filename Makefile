@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow check format bench bench-tree pictures clean
+.PHONY: help install demo test test-slow check format bench-heads bench-tree pictures clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -37,12 +37,11 @@ format: $(READY) ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## side-by-side measurements, printed as ratios
-	$(BIN)/python -m benchmarks.head_step
-	$(BIN)/python -m benchmarks.smooth_topk
+bench-heads: $(READY)  ## the speed and memory of the heads, printed as ratios: under 20 minutes
+	$(BIN)/python -m benchmarks.heads
 
 bench-tree: $(READY)  ## the cover tree of a million classes
-	$(BIN)/python -m benchmarks.cover_tree --million
+	$(BIN)/python -m benchmarks.cover_tree
 
 pictures: $(READY) ## draw the pictures of docs/heads.md
 	$(BIN)/python -B -m docs.pictures

@@ -1,17 +1,18 @@
-"""How long a cover tree takes: `python -m benchmarks.cover_tree [--million]`.
+"""How long a cover tree takes: `python -m benchmarks.cover_tree` builds that of a million classes.
 
-Builds trees over a random hierarchy of clusters, times them, and checks the invariants of each on
-sampled classes, every one of them against all classes.
+Trees over a random hierarchy of clusters; their invariants are checked on sampled classes, every
+one of them against all classes.
 """
 
-import argparse
-import platform
 import resource
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
-from heads.tree import CoverTree, LabelTree, build_cover_tree
+from benchmarks.machine import machine
+from benchmarks.timing import CONSOLE, Row, print_rows
+from heads.tree import CoverTree, build_cover_tree
 
 CLOSE = 1 + 1e-5  # the check measures in float32
 ROUNDING = 3e-6
@@ -71,35 +72,35 @@ def violations(
     return found
 
 
-def measure(num: int, dim: int, base: float, seed: int) -> None:
-    rows = clustered(num, dim, seed=seed)
+def measured(num: int, dim: int, at_most: str, *, base: float = 1.3, seed: int = 0) -> Row:
+    """Seconds to a V-tree, and whether its cover tree is one."""
+    vectors = clustered(num, dim, seed=seed)
     started = time.perf_counter()
-    cover = build_cover_tree(rows, base=base)
-    built = time.perf_counter()
+    cover = build_cover_tree(vectors, base=base)
     tree = cover.vtree()
-    seconds = time.perf_counter() - built
-    found = violations(rows, cover)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{num:,} x {dim}: cover tree {built - started:.1f} s, vtree {seconds:.1f} s")
-    print(f"  {_shape_of(tree)}, {int(cover.level.max()) + 1} levels of base {base}")
-    print(f"  invariants on 500 sampled classes: {found or 'hold'}; peak memory {peak:.1f} GB")
+    seconds = time.perf_counter() - started
+    found = violations(vectors, cover)
+    return Row(
+        "cover tree of clustered vectors, its V-tree included",
+        f"{num:,} x {dim}, base {base}",
+        f"{seconds:.1f} s",
+        at_most,
+        f"{tree.num_nodes - num:,} pseudoclasses, {int(cover.level.max()) + 1} levels; on 500 "
+        f"sampled classes the invariants {found[0] if found else 'hold'}",
+    )
 
 
-def _shape_of(tree: LabelTree) -> str:
-    pseudoclasses = tree.num_nodes - tree.num_classes
-    return f"{tree.num_nodes:,} nodes, {pseudoclasses:,} pseudoclasses, depth {tree.depth.max()}"
+def rows() -> Iterator[Row]:
+    """100,000 classes."""
+    yield measured(100_000, 300, "<= 60 s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--million", action="store_true", help="also 1,000,000 x 64")
-    parser.add_argument("--base", type=float, default=1.3)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    print(f"{platform.machine()}, {platform.system()}, numpy {np.__version__}")
-    measure(100_000, 300, args.base, args.seed)
-    if args.million:
-        measure(1_000_000, 64, args.base, args.seed)
+    """A million classes."""
+    CONSOLE.print(machine())
+    print_rows([measured(1_000_000, 64, "<= 15 min")])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    CONSOLE.print(f"peak memory {peak:.1f} GB")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from heads.build import build_head, build_tree
+    from heads.factored import FactoredHead
     from heads.head import ClassHead, ClassRows
     from heads.hierarchical import HierarchicalSoftmaxHead
     from heads.losses import LOSSES, BatchCrossEntropy, BinaryCrossEntropy, CrossEntropy, Loss
@@ -21,6 +22,7 @@ __all__ = [
     "ClassRows",
     "CoverTree",
     "CrossEntropy",
+    "FactoredHead",
     "HierarchicalSoftmaxHead",
     "LabelTree",
     "Loss",
@@ -37,6 +39,7 @@ _HOME = {
     "ClassRows": "heads.head",
     "CoverTree": "heads.tree",
     "CrossEntropy": "heads.losses",
+    "FactoredHead": "heads.factored",
     "LabelTree": "heads.tree",
     "Loss": "heads.losses",
     "build_cover_tree": "heads.tree",

@@ -55,17 +55,13 @@ def append_classes(
     """Grow `head` in place by one class a parent (collective).
 
     What every old class scores stays as it is; new rows start as `ClassHead` starts a leaf. The
-    moments of `head.weight` in `optimizer` move along, those of new rows are zero.
+    moments of `head.weight` in `optimizer` move along, those of new rows are zero. ValueError where
+    the head or its loss keeps something of every class, as nce does its noise.
     """
     tree, moved = append_to_tree(head.tree, parents)
-    old_weight, group = head.weight, head.engine.class_group
-    weights = ClassWeights(
-        tree,
-        group_rank=group_rank(group),
-        group_size=group_size(group),
-        device=head.engine.weights.device,
-        damping=head.engine.weights.damping,
-    )
+    _check_constants(head, tree.num_classes)
+    old_weight = head.weight
+    weights = head.engine.weights.again(tree, head.engine.weights.device)
     fresh = _new_rows(head, tree, weights, seed=seed, init_std=init_std)
     rows = _moved_rows(old_weight.detach(), head, moved, weights) + fresh.to(old_weight)
     new_weight = nn.Parameter(rows)
@@ -81,6 +77,15 @@ def append_classes(
             entry["params"] = [new_weight if p is old_weight else p for p in entry["params"]]
     head.weight, head.tree = new_weight, tree
     head.engine = replace(head.engine, weights=weights)
+
+
+def _check_constants(head: ClassHead, num_classes: int) -> None:
+    head.loss.check_classes(num_classes)
+    if head.engine.class_weights is not None:
+        raise ValueError(
+            f"the head weighs {head.num_classes} classes and none of those to append: make it "
+            "without class_weights"
+        )
 
 
 def _new_rows(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from heads.config import HeadConfig, LabelTreeConfig
+from heads.factored import FactoredHead
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.losses import build_loss
@@ -53,11 +54,6 @@ def build_head(
         "device": device,
     }
     if config.loss.kind == "hierarchical_softmax":
-        if config.weights.kind == "dense" or weights is not None:
-            raise ValueError(
-                "head.loss hierarchical_softmax needs a tree and no class weights: choose "
-                "head.weights.kind=vtree and head.class_weights=none"
-            )
         return HierarchicalSoftmaxHead(dim, tree, **options)
     loss = build_loss(
         config.loss,
@@ -66,6 +62,8 @@ def build_head(
         class_counts=class_counts,
         device=device,
     )
+    if config.weights.kind == "factored":
+        return FactoredHead(dim, num_classes, loss, class_weights=weights, **options)
     damping = 0.0 if config.weights.kind == "dense" else config.weights.gradient_damping
     return ClassHead(dim, tree, loss, class_weights=weights, gradient_damping=damping, **options)
 
@@ -83,7 +81,7 @@ def build_tree(
     Raises ValueError where vectors are missing, or a tree has other classes or another kind.
     """
     weights = config.weights
-    if weights.kind == "dense":
+    if weights.kind == "dense" or weights.kind == "factored":
         return LabelTree.dense(num_classes)
     if weights.tree.file is not None:
         return _tree_from_file(weights.tree.file, weights.kind, num_classes, class_names)

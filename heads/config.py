@@ -55,6 +55,13 @@ class VTreeConfig(_TreeConfig):
     kind: Literal["vtree"] = "vtree"
 
 
+class FactoredConfig(_Config):
+    """Dense rows trained at a cost that does not depend on their number, for losses of sum z,
+    sum z^2 and z_y, without bias: by SGD with the optimizer's lr and weight_decay, no momentum."""
+
+    kind: Literal["factored"] = "factored"
+
+
 class CrossEntropyConfig(_Config):
     kind: Literal["ce"] = "ce"
     label_smoothing: float = Field(0.0, ge=0, lt=1)
@@ -161,7 +168,9 @@ class HierarchicalSoftmaxConfig(_Config):
     kind: Literal["hierarchical_softmax"] = "hierarchical_softmax"
 
 
-WeightsConfig = Annotated[DenseConfig | UTreeConfig | VTreeConfig, Field(discriminator="kind")]
+WeightsConfig = Annotated[
+    DenseConfig | UTreeConfig | VTreeConfig | FactoredConfig, Field(discriminator="kind")
+]
 LossConfig = Annotated[
     CrossEntropyConfig
     | BatchCrossEntropyConfig
@@ -187,6 +196,15 @@ LossConfig = Annotated[
 ]
 
 
+_FACTORED_LOSSES = (
+    "quadratic",
+    "ccql",
+    "taylor_softmax",
+    "spherical_softmax",
+    "spherical_bound",
+)
+
+
 class HeadConfig(_Config):
     """A head = class weights x a loss."""
 
@@ -199,3 +217,21 @@ class HeadConfig(_Config):
     bias: bool = Field(True, description="a constant-1 feature column")
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int = Field(256, gt=0, description="budget for the logits held at one time, a rank")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "HeadConfig":
+        weights, loss = self.weights.kind, self.loss.kind
+        if loss == "hierarchical_softmax":
+            if weights not in ("utree", "vtree") or self.class_weights != "none":
+                raise ValueError(
+                    "hierarchical_softmax needs a tree and no class weights: choose "
+                    "weights.kind=vtree and class_weights=none"
+                )
+        elif weights == "factored" and loss not in _FACTORED_LOSSES:
+            raise ValueError(
+                f"factored weights cannot train {loss}: choose weights.kind=dense, or loss.kind "
+                f"of {', '.join(_FACTORED_LOSSES)}"
+            )
+        if weights == "factored" and self.bias:
+            raise ValueError("factored weights have no bias: set bias=false")
+        return self

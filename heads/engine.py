@@ -8,9 +8,10 @@ weights.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -25,7 +26,7 @@ from heads.collectives import (
 from heads.losses import Block, Choice, Loss, Rows, Stats
 from heads.weights import ClassBlock, ClassWeights
 
-# glibc maps and clears larger pieces anew each time: a page fault every 4 KiB.
+# glibc maps and clears larger pieces anew each time, at a page fault every 4 KiB.
 _CACHED_BYTES = 16 << 20
 
 
@@ -46,7 +47,6 @@ class Engine:
     class_weights: Tensor | None = None
     ignore_index: int | None = None
 
-    @torch.compiler.disable
     def __call__(
         self, features: Tensor, labels: Tensor, held: Tensor, draw: int | None = None
     ) -> Tensor:
@@ -69,6 +69,16 @@ class Engine:
             raise FloatingPointError(_not_a_number(features, held))
         return loss
 
+    def to(self, device: torch.device) -> "Engine":
+        """The same engine for vectors on another device."""
+        constants = self.class_weights
+        return replace(
+            self,
+            weights=self.weights.again(self.weights.tree, device),
+            loss=self.loss.to(device),
+            class_weights=None if constants is None else constants.to(device),
+        )
+
     def counts(self, labels: Tensor) -> Tensor:
         """Which rows count at all, bool [b]."""
         if self.ignore_index is None:
@@ -84,7 +94,7 @@ class Engine:
 
     def classes_at_once(self, num_rows: int, dim: int, itemsize: int) -> int:
         """Classes a block: their logits take an eighth of the budget, a few temporaries of that
-        size fit, and half is left for logits that are kept.
+        size fit, and three eighths are left for logits that are kept.
 
         A power of two, so that a batch that is a row longer does not cut the classes anew.
         """
@@ -102,30 +112,39 @@ class Engine:
         What is wrong on one rank travels along, so that all of them raise and none is left waiting.
         """
         num_classes = self.weights.tree.num_classes
-        fits = _fits(features, labels, held)
-        counts = self.counts(labels)
-        outside = int((((labels < 0) | (labels >= num_classes)) & counts).sum()) if fits else 0
-        mine = torch.tensor(
-            [len(features), int(counts.sum()), outside, not fits], device=self.weights.device
-        )
-        group = torch.stack(all_gather_equal(mine, self.class_group))
-        world = torch.stack(all_gather_equal(group.sum(0), self.data_group))
-        _, all_counted, all_outside, misfits = world.sum(0).tolist()
-        if misfits:
+        num_counting = outside = 0
+        if fits := _fits(features, labels, held):
+            counts = self.counts(labels)
+            num_counting = int(counts.sum())
+            outside = int((((labels < 0) | (labels >= num_classes)) & counts).sum())
+        num_rows = len(labels) if fits else 0
+        tree = self.weights.tree_digest
+        numbers = [num_rows, num_counting, outside, not fits, tree]
+        mine = torch.tensor(numbers, dtype=torch.int64, device=held.device)
+        group_ranks = torch.stack(all_gather_equal(mine, self.class_group))
+        groups = torch.stack(all_gather_equal(group_ranks.sum(0), self.data_group))
+        sizes, *_, trees = group_ranks.T.tolist()
+        group_sizes, counting, outsides, misfits, group_trees = groups.T.tolist()
+        if len({*trees}) > 1 or len({*group_trees}) > 1:
             raise ValueError(
-                f"features {list(features.shape)} of {features.dtype} and labels "
-                f"{list(labels.shape)} of {labels.dtype}{'' if fits else ' do not fit'}, "
-                f"{misfits} ranks do not fit: give floats [b, {held.shape[1]}], the bias column "
-                "included, and b integers"
+                f"the ranks' label trees differ ({tree:08x} on this rank): give every rank the "
+                "same tree, as a file that one of them built"
             )
-        if all_outside:
+        if any(misfits):
             raise ValueError(
-                f"{all_outside} labels are outside 0..{num_classes - 1}, {outside} of them on "
+                f"features {list(features.shape)} of {features.dtype} on {features.device} and "
+                f"labels {list(labels.shape)} of {labels.dtype} on {labels.device}"
+                f"{'' if fits else ' do not fit'}, {sum(misfits)} ranks do not fit: give floats "
+                f"[b, {held.shape[1]}], the bias column included, and b integers, on {held.device}"
+            )
+        if any(outsides):
+            raise ValueError(
+                f"{sum(outsides)} labels are outside 0..{num_classes - 1}, {outside} of them on "
                 "this rank: the data and the head disagree on the classes"
             )
-        if not all_counted:
+        if not any(counting):
             raise ValueError("the global batch has no rows that count: give the head at least one")
-        return group[:, 0].tolist(), world[:, 0].tolist()
+        return sizes, group_sizes
 
 
 @dataclass
@@ -178,35 +197,28 @@ class _Step:
             stats_dtype=torch.promote_types(compute_dtype, torch.float32),
         )
 
-    def blocks(self) -> Iterator[ClassBlock]:
+    def blocks(self) -> list[ClassBlock]:
         rows, dim = self.features_Gd.shape
         at_once = self.engine.classes_at_once(rows, dim, self.stats_dtype.itemsize)
-        return self.engine.weights.blocks(at_once, self.choice)
-
-    def logits_that_fit(self) -> tuple[bool, int]:
-        """Whether the graphs of all blocks may be kept for backward, and how many logits' bytes."""
-        choice, num_held = self.choice, len(self.engine.weights.held.class_ids)
-        classes = num_held if choice is None else len(choice.places)
-        room = self.engine.memory_bytes // 2
-        graphs = 3 * classes * len(self.features_Gd) * self.stats_dtype.itemsize
-        return graphs <= room, room
+        return list(self.engine.weights.blocks(at_once, self.choice))
 
     def class_rows(self, block: ClassBlock) -> Tensor:
         rows = self.engine.weights.rows(block, self.held, self.boundary)
         return rows.to(self.compute_dtype)
 
-    def work(
-        self, block: ClassBlock, *, with_graph: bool, logits: Tensor | None = None
-    ) -> "_BlockWork":
-        """Compute a block, from its `logits` [G, C] where they were kept."""
-        if logits is None:
-            logits = self.features_Gd @ self.class_rows(block).T
+    def logits(self, block: ClassBlock, out: Tensor | None) -> Tensor:
+        """[G, C], made in the first numbers of a flat `out` where there is one."""
+        shape = len(self.features_Gd), len(block.class_ids)
+        place = None if out is None else out[: math.prod(shape)].view(shape)
+        return torch.mm(self.features_Gd, self.class_rows(block).T, out=place)
+
+    def work(self, block: ClassBlock, logits: Tensor, *, with_graph: bool) -> "_BlockWork":
         leaf = logits.to(self.stats_dtype).requires_grad_(with_graph)
         columns = self.engine.weights.columns(block, self.labels_G)
         view = Block.of(block.class_ids, self.labels_G, columns, leaf, block.weights)
         with torch.set_grad_enabled(with_graph):
             stats = self.engine.loss.statistics(leaf, view)
-        return _BlockWork(block, logits, leaf, view, stats)
+        return _BlockWork(leaf, view, stats)
 
     def identity(self) -> Stats:
         like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
@@ -215,10 +227,8 @@ class _Step:
 
 @dataclass(frozen=True)
 class _BlockWork:
-    """A block of classes computed: its logits as multiplied, as a leaf, and their statistics."""
+    """A block of classes computed: its logits, as a leaf, and their statistics."""
 
-    block: ClassBlock
-    logits_GC: Tensor
     leaf_GC: Tensor
     view: Block
     stats: Stats
@@ -236,6 +246,57 @@ class _BlockWork:
         return grad.contiguous().index_put_(self.view.label_places, by_true[rows], accumulate=True)
 
 
+class _Kept:
+    """What fits the budget and backward need not compute again: the graphs of all blocks, or else
+    the logits of the first ones.
+
+    Logits and statistics are made in place, so that all that a block allocates is gone before the
+    next one: between what lasts, the holes that it leaves would be too small for the next by the
+    few bytes of their alignment (sourceware bug 14581), and the heap would grow with every block.
+    """
+
+    def __init__(self, step: _Step, blocks: list[ClassBlock], *, with_grad: bool) -> None:
+        sizes = [len(step.features_Gd) * len(block.class_ids) for block in blocks]
+        room = step.engine.memory_bytes * 3 // 8 if with_grad else 0
+        self.graphs = 3 * sum(sizes) * step.stats_dtype.itemsize <= room
+        self.works: list[_BlockWork] = []
+        ends = np.cumsum(sizes, dtype=np.int64)
+        self._num = int((ends * step.compute_dtype.itemsize <= room).sum())
+        self._starts = [0, *ends.tolist()]
+        if not self.graphs:
+            size = self._starts[self._num] + max(sizes[self._num :], default=0)
+            self._buffer = step.features_Gd.new_empty(size)
+
+    def place(self, index: int) -> Tensor | None:
+        """Where a block's logits are made; None: anywhere."""
+        return None if self.graphs else self._buffer[self._starts[min(index, self._num)] :]
+
+    def logits(self, step: _Step, block: ClassBlock, index: int) -> Tensor:
+        """A block's logits [G, C] in backward, made again where they were not kept."""
+        place = self.place(index)
+        if index >= self._num or place is None:
+            return step.logits(block, place)
+        shape = len(step.features_Gd), len(block.class_ids)
+        return place[: math.prod(shape)].view(shape)
+
+
+class _Parts:
+    """The statistics of a rank's blocks, each copied into one tensor for all of them."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._columns: Stats = ()
+
+    def put(self, index: int, stats: Stats) -> None:
+        if not self._columns:
+            self._columns = tuple(stat.new_empty((self.num_blocks, *stat.shape)) for stat in stats)
+        for column, stat in zip(self._columns, stats, strict=True):
+            column[index] = stat.detach()
+
+    def __iter__(self) -> Iterator[Stats]:
+        return zip(*self._columns, strict=True) if self._columns else iter(())
+
+
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -251,56 +312,75 @@ class _HeadLoss(torch.autograd.Function):
     ) -> Tensor:
         step = _Step.gathered(engine, features, held, labels, sizes, world_rows, draw)
         with_grad = with_grad and any(ctx.needs_input_grad)
-        # What fits the budget, backward need not compute again: graphs, or as many logits.
-        graphs, room = step.logits_that_fit()
-        parts, kept = [], []
         with torch.autocast(features.device.type, enabled=False):
-            for block in step.blocks():
-                work = step.work(block, with_graph=with_grad and graphs)
-                parts.append(tuple(stat.detach() for stat in work.stats))
-                room -= work.logits_GC.nbytes
-                if with_grad:
-                    kept.append(work if graphs else work.logits_GC if room >= 0 else None)
-            mine = engine.loss.merge(parts) if parts else step.identity()
+            blocks = step.blocks()
+            kept, parts = _Kept(step, blocks, with_grad=with_grad), _Parts(len(blocks))
+            for index, block in enumerate(blocks):
+                logits = step.logits(block, kept.place(index))
+                work = step.work(block, logits, with_graph=kept.graphs)
+                parts.put(index, work.stats)
+                if kept.graphs:
+                    kept.works.append(work)
+                del logits, work
+            mine = engine.loss.merge(list(parts)) if blocks else step.identity()
             others = _Others.gather(step, mine, world_rows)
-        ctx.step, ctx.parts, ctx.others, ctx.kept = step, parts, others, kept
+            loss = others.value(mine)
+        ctx.step, ctx.blocks, ctx.parts, ctx.others, ctx.kept = step, blocks, parts, others, kept
         ctx.sizes, ctx.feature_dtype, ctx.held_dtype = sizes, features.dtype, held.dtype
         # Kept for their version counters: a weight changed in place before backward is an error.
         ctx.save_for_backward(features, held)
-        return others.value(mine)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("the head has no second derivative: leave create_graph out")
-        step: _Step = ctx.step
-        engine, weights = step.engine, step.engine.weights
-        ctx.saved_tensors  # noqa: B018  raises where a saved tensor was changed in place
-        grad_parts = _gradient_of_parts(engine.loss, ctx.parts, ctx.others, grad_loss)
-        # Weight gradients are accumulated in at least float32 whatever the products are made in.
-        grad_held = weights.gradient_like(
-            step.held, step.stats_dtype, every_class=step.choice is None
-        )
-        grad_features = torch.zeros_like(step.features_Gd, dtype=step.stats_dtype)
-        for block, kept, grad_stats in zip(step.blocks(), ctx.kept, grad_parts, strict=True):
-            work = (
-                kept
-                if isinstance(kept, _BlockWork)
-                else step.work(block, with_graph=True, logits=kept)
-            )
-            grad_logits = work.gradient_of_logits(grad_stats).to(step.compute_dtype)
-            _add_product(grad_features, grad_logits, step.class_rows(block))
-            target = weights.place_of(block, grad_held)
-            if target is not None and target.dtype == grad_logits.dtype:
-                # Straight into its place: no second K x d.
-                torch.mm(grad_logits.T, step.features_Gd, out=target)
-            else:
-                weights.put_gradient(block, grad_logits.T @ step.features_Gd, grad_held)
-        weights.sum_gradients(grad_held, engine.class_group)
-        all_reduce_sum(grad_held, engine.data_group)
-        grad_features = reduce_scatter_rows(grad_features, ctx.sizes, engine.class_group)
-        no_gradients = (None,) * 6
-        return grad_features.to(ctx.feature_dtype), grad_held.to(ctx.held_dtype), *no_gradients
+        # As in forward, whatever the caller's backward runs under: precisions are chosen here.
+        with torch.autocast(grad_loss.device.type, enabled=False):
+            return *_gradients(ctx, grad_loss), *(None,) * 6
+
+
+def _gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the rows' features and of the held vectors, all ranks' parts summed (collective)."""
+    step: _Step = ctx.step
+    engine, weights = step.engine, step.engine.weights
+    ctx.saved_tensors  # noqa: B018  raises where a saved tensor was changed in place
+    grad_parts = _gradient_of_parts(engine.loss, list(ctx.parts), ctx.others, grad_loss)
+    # Weight gradients are accumulated in at least float32 whatever the products are made in.
+    grad_held = weights.gradient_like(step.held, step.stats_dtype, every_class=step.choice is None)
+    grad_features = torch.zeros_like(step.features_Gd, dtype=step.stats_dtype)
+    for index, (block, grad_stats) in enumerate(zip(ctx.blocks, grad_parts, strict=True)):
+        _add_block_gradients(ctx, index, block, grad_stats, grad_features, grad_held)
+    weights.sum_gradients(grad_held, engine.class_group)
+    all_reduce_sum(grad_held, engine.data_group)
+    grad_features = reduce_scatter_rows(grad_features, ctx.sizes, engine.class_group)
+    return grad_features.to(ctx.feature_dtype), grad_held.to(ctx.held_dtype)
+
+
+def _add_block_gradients(
+    ctx: Any,
+    index: int,
+    block: ClassBlock,
+    grad_stats: Stats,
+    grad_features: Tensor,
+    grad_held: Tensor,
+) -> None:
+    """Add a block's part to the features' gradient, and put that of its rows in place."""
+    step: _Step = ctx.step
+    kept: _Kept = ctx.kept
+    weights = step.engine.weights
+    if kept.graphs:
+        work = kept.works[index]
+    else:
+        work = step.work(block, kept.logits(step, block, index), with_graph=True)
+    grad_logits = work.gradient_of_logits(grad_stats).to(step.compute_dtype)
+    _add_product(grad_features, grad_logits, step.class_rows(block))
+    target = weights.place_of(block, grad_held)
+    if target is not None and target.dtype == grad_logits.dtype:
+        # Straight into its place: no second K x d.
+        torch.mm(grad_logits.T, step.features_Gd, out=target)
+    else:
+        weights.put_gradient(block, grad_logits.T @ step.features_Gd, grad_held)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -356,10 +436,11 @@ class _Others:
 
 
 def _fits(features: Tensor, labels: Tensor, held: Tensor) -> bool:
-    """Features are floats [b, d] for vectors [n, d], labels integers [b]."""
+    """Features are floats [b, d] for vectors [n, d], labels integers [b], all on one device."""
     integral = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     shapes = features.shape == (*labels.shape, held.shape[1]) and labels.dim() == 1
-    return integral and shapes and features.is_floating_point()
+    together = features.device == labels.device == held.device
+    return integral and shapes and features.is_floating_point() and together
 
 
 def _not_a_number(features: Tensor, held: Tensor) -> str:

@@ -6,6 +6,7 @@ of the classifier for evaluation and export. Training loops, checkpoints and fil
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from heads.collectives import group_rank, group_size
+from heads.collectives import all_reduce_sum, group_rank, group_size
 from heads.engine import Engine
 from heads.init import normal_rows
 from heads.losses import Loss
@@ -76,9 +77,10 @@ class ClassHead(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.dim, self.bias, self.loss, self.mesh = dim, bias, loss, mesh
+        self.dim, self.bias, self.mesh = dim, bias, mesh
         self.seed, self.draw = seed, 0
         self.tree = LabelTree.dense(tree) if isinstance(tree, int) else tree
+        loss.check_classes(self.tree.num_classes)
         class_group, data_group = _group(mesh, "class"), _group(mesh, "data")
         weights = ClassWeights(
             self.tree,
@@ -89,11 +91,11 @@ class ClassHead(nn.Module):
         )
         self.engine = Engine(
             weights,
-            loss,
+            loss.to(torch.device(device)),
             class_group,
             data_group,
             memory_bytes=memory_mib << 20,
-            class_weights=_checked_weights(class_weights, self.num_classes, device),
+            class_weights=_checked_weights(class_weights, self.tree.num_classes, device),
             ignore_index=ignore_index,
         )
         rows = self._initial_rows(seed, init_std)
@@ -103,6 +105,12 @@ class ClassHead(nn.Module):
     def num_classes(self) -> int:
         return self.tree.num_classes
 
+    @property
+    def loss(self) -> Loss:
+        return self.engine.loss
+
+    # Compiled, it would be compiled anew in every call: dynamo takes `draw` for a constant.
+    @torch.compiler.disable
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """The loss of the global batch, a scalar that is the same on every rank (collective).
 
@@ -116,6 +124,17 @@ class ClassHead(nn.Module):
             draw = ((self.seed << 32) + self.draw) % 2**63
             self.draw += 1
         return self.engine(self._with_bias(features), labels, self.weight, draw)
+
+    def squared_gradient_norm(self) -> Tensor:
+        """The squared norm of the gradient of all ranks' rows, a scalar (collective)."""
+        grad = self.weight.grad
+        squared = self.weight.new_zeros(()) if grad is None else grad.float().square().sum()
+        return all_reduce_sum(squared.clone(), self.engine.class_group)
+
+    def scale_gradients(self, factor: Tensor) -> None:
+        """Multiply the gradient by a scalar, the same on every rank."""
+        if self.weight.grad is not None:
+            self.weight.grad *= factor
 
     def tree_digest(self) -> str:
         """Tells the label tree from any other, whose rows would mean other classes."""
@@ -161,8 +180,17 @@ class ClassHead(nn.Module):
             stride=torch.empty(shape, device="meta").stride(),
         )
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "ClassHead":
+        """What `Module.to` and its like do: the plan and the constants follow the weight."""
+        super()._apply(fn, recurse)
+        device = self.weight.device
+        if device != self.engine.weights.device and device.type != "meta":
+            self.engine = self.engine.to(device)
+        return self
+
     def _with_bias(self, features: Tensor) -> Tensor:
-        if not self.bias:
+        # What is no [b, dim] is refused in the engine, where all ranks hear of it.
+        if not self.bias or features.dim() != 2:
             return features
         return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
 

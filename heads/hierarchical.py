@@ -67,6 +67,7 @@ class HierarchicalSoftmaxHead(ClassHead):
     def num_classes(self) -> int:
         return self.label_tree.num_classes
 
+    @torch.compiler.disable
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """As `ClassHead.forward`: the mean of -log p(label) over the global batch (collective)."""
         return super().forward(features, self._leaves(labels))
@@ -106,6 +107,8 @@ class HierarchicalSoftmaxHead(ClassHead):
 
     def _leaves(self, labels: Tensor) -> Tensor:
         """The leaves of labels; what is no class becomes a node that the engine refuses."""
+        if labels.is_floating_point() or labels.device != self.leaf_of_class.device:
+            return labels  # refused there too, where all ranks hear of it
         known = (labels >= 0) & (labels < self.num_classes)
         leaves = self.leaf_of_class[torch.where(known, labels, 0)]
         leaves = torch.where(known, leaves, self.label_tree.num_nodes)

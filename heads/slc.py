@@ -131,9 +131,11 @@ def _positives(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor, Tenso
     """Rows and columns of the true scores, in the order of columns; and each class's count [C]."""
     ids, order = class_ids.sort()
     _check_distinct(ids)
-    labels = labels.to(ids.dtype)
-    rows = torch.isin(labels, ids).nonzero().squeeze(1)
-    columns, by_column = order[torch.searchsorted(ids, labels[rows])].sort(stable=True)
+    labels = labels.to(ids.dtype).contiguous()
+    places = torch.searchsorted(ids, labels).clamp_(max=max(0, len(ids) - 1))
+    # Not torch.isin: it compares all pairs where there are not many labels.
+    rows = (ids[places] == labels).nonzero().squeeze(1) if len(ids) else places[:0]
+    columns, by_column = order[places[rows]].sort(stable=True)
     return rows[by_column], columns, torch.bincount(columns, minlength=len(ids))
 
 
@@ -155,10 +157,11 @@ def _num_at_or_above(true_CP: Tensor, scores: Tensor) -> Tensor:
     """
     num_classes, most = true_CP.shape
     bins = torch.zeros(num_classes * (most + 1), dtype=torch.int64, device=scores.device)
-    offset = torch.arange(num_classes, device=scores.device)[:, None] * (most + 1)
+    offset = torch.arange(0, len(bins), most + 1, dtype=torch.int32, device=scores.device)[:, None]
+    # 32 bits hold C x P, which block_measures bounds, and halve what is written and read again.
     for rows in scores.split(max(1, _CHUNK // max(1, num_classes))):
-        reached = torch.searchsorted(true_CP, rows.T.contiguous(), right=True)
-        bins += torch.bincount((reached + offset).flatten(), minlength=len(bins))
+        reached = torch.searchsorted(true_CP, rows.T.contiguous(), right=True, out_int32=True)
+        bins += torch.bincount(reached.add_(offset).flatten(), minlength=len(bins))
     reached_CP = bins.view(num_classes, most + 1)[:, 1:]
     return reached_CP.flip(1).cumsum(1).flip(1)
 

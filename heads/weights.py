@@ -72,6 +72,8 @@ class ClassWeights:
                 f"the label tree is {tree.depth.max()} levels deep: give one of at most {_DEEPEST}"
             )
         self.tree, self.device, self.damping = tree, device, damping
+        self.group_rank, self.group_size = group_rank, group_size
+        self.tree_digest = int(tree.digest()[:8], 16)
         self.start, self.stop = shard_range(tree.num_nodes, group_rank, group_size)
         first, last = np.cumsum(np.append(0, tree.class_of_node >= 0))[[self.start, self.stop]]
         self.held = HeldClasses(
@@ -83,6 +85,16 @@ class ClassWeights:
         if not self._plain:
             self._plan_paths(tree.node_of_class[tree.class_order[first:last]])
             self._plan_gradients(group_size)
+
+    def again(self, tree: LabelTree, device: torch.device) -> "ClassWeights":
+        """The same rank's part of another tree, or for vectors on another device."""
+        return ClassWeights(
+            tree,
+            group_rank=self.group_rank,
+            group_size=self.group_size,
+            device=device,
+            damping=self.damping,
+        )
 
     @property
     def num_held(self) -> int:

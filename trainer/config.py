@@ -166,6 +166,15 @@ class Recipe(_Config):
     telemetry: TelemetryConfig = TelemetryConfig()
 
     @model_validator(mode="after")
+    def _factored_head_takes_sgd(self) -> "Recipe":
+        if self.head.weights.kind == "factored" and self.optimizer.kind != "sgd":
+            raise ValueError(
+                "head.weights factored is trained by plain SGD: choose optimizer.kind=sgd (its "
+                "momentum concerns the backbone alone)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _micro_batches_fit(self) -> "Recipe":
         if self.train.micro_batches > self.train.global_batch:
             raise ValueError(

@@ -5,15 +5,23 @@ import math
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from heads import FactoredHead
 from trainer.config import Duration, OptimizerConfig, ScheduleConfig
 
 
 def build_optimizer(config: OptimizerConfig, module: nn.Module) -> Optimizer:
     """One optimizer over a module's parameters; vectors (norms, biases) are not decayed.
 
-    The head's biases are a column of its matrix and decay with it.
+    The head's biases are a column of its matrix and decay with it. A factored head is left out: it
+    makes its own steps.
     """
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    own = {
+        parameter
+        for part in module.modules()
+        if isinstance(part, FactoredHead)
+        for parameter in part.parameters()
+    }
+    parameters = [p for p in module.parameters() if p.requires_grad and p not in own]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1]},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},

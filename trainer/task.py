@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from data import Batch
-from heads import ClassHead, build_head
+from heads import ClassHead, FactoredHead, build_head
 from heads.collectives import all_reduce_sum
 from trainer.backbone import Backbone, build_backbone
 from trainer.batch_norm import apply_batch_norm_mode
@@ -61,17 +61,21 @@ class Task(nn.Module):
 
         The norm is over the whole model: the backbone once, every rank's shard of the head.
         """
-        zero = torch.zeros((), device=self.world.device)
-        backbone = [p.grad for p in self.backbone.parameters() if p.grad is not None]
-        shard = [p.grad for p in self.head.parameters() if p.grad is not None]
-        squared = sum((grad.float().square().sum() for grad in shard), zero)
-        squared = all_reduce_sum(squared.clone(), self.head.engine.class_group)
-        squared = squared + sum((grad.float().square().sum() for grad in backbone), zero)
-        norm = squared.sqrt()
+        grads = [p.grad for p in self.backbone.parameters() if p.grad is not None]
+        squared = self.head.squared_gradient_norm().float()
+        norm = sum((grad.float().square().sum() for grad in grads), squared).sqrt()
         if max_norm is not None:
             scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_([*backbone, *shard], scale)
+            torch._foreach_mul_(grads, scale)
+            self.head.scale_gradients(scale)
         return norm
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Update every weight with the gradients that there are (collective)."""
+        optimizer.step()
+        if isinstance(self.head, FactoredHead):
+            decayed = optimizer.param_groups[0]
+            self.head.step(decayed["lr"], decayed["weight_decay"])
 
     def checkpoint_entries(self, optimizer: Optimizer | None) -> dict[str, Tensor]:
         """Every tensor of the run by name; head shards and their moments as `Shard(0)` DTensors.
@@ -91,8 +95,8 @@ class Task(nn.Module):
 
     def create_optimizer_state(self, optimizer: Optimizer) -> None:
         """Make the moments exist, so that a checkpoint has somewhere to load them into."""
-        for parameter in self.parameters():
-            if parameter.requires_grad:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
                 parameter.grad = torch.zeros_like(parameter)
         rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:

@@ -139,7 +139,7 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
             loss = task.backward(batch, step=step)
             norm = task.clip_gradients(recipe.train.clip_norm)
             _check_finite(step, float(loss), float(norm))
-            optimizer.step()
+            task.step(optimizer)
             assert batch.cursor is not None
             state = replace(state, step=step, cursor=batch.cursor)
             sample_log.write(step, batch)

@@ -16,6 +16,7 @@ from docs.pictures import (
     engine,
     losses,
     quadratic,
+    sampling,
     scores,
     separation,
     single_logit,
@@ -32,6 +33,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "smooth-topk": smooth_topk.draw,
     "scores": scores.draw,
     "quadratic": quadratic.draw,
+    "sampling": sampling.draw,
     "cover-tree": cover_tree.draw,
     "slc": single_logit.draw,
 }
@@ -46,9 +48,9 @@ def main() -> None:
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in PICTURES]
     if unknown:
-        parser.error(f"no picture {unknown[0]!r}: choose of {', '.join(PICTURES)}")
+        parser.exit(2, f"error: no picture {unknown[0]!r}: choose of {', '.join(PICTURES)}\n")
     if not arguments.out.is_dir():
-        parser.error(f"--out {arguments.out} is no folder: make it first")
+        parser.exit(2, f"error: --out {arguments.out} is no folder: make it first\n")
     torch.set_num_threads(1)
     names = arguments.names or list(PICTURES)
     with look():

@@ -135,6 +135,14 @@ class Loss(ABC):
     score_eps: ClassVar[float] = 0.0
     reductions: ClassVar[tuple[Reduction, ...]] = ()
 
+    def check_classes(self, num_classes: int) -> None:
+        """ValueError where hyperparameters or constants do not fit this number of classes."""
+        return
+
+    def to(self, device: torch.device) -> "Loss":
+        """The same loss with what it keeps of each class on another device."""
+        return self
+
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
         """The classes that a step needs of those that a rank holds; None: all of them.
 

@@ -1,8 +1,9 @@
 """Losses that make every class a question of its own: binary cross-entropy, noise contrast."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -61,7 +62,19 @@ class NoiseContrastiveEstimation(Loss):
             raise ValueError("nce needs a noise distribution that is positive for every class")
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"nce samples is {self.samples}: give at least 1, or none")
-        object.__setattr__(self, "_cumulative", self.noise.double().cumsum(0))
+        # On the CPU, where sums come out the same every time: all ranks must draw alike.
+        cumulative = self.noise.cpu().double().cumsum(0).to(self.noise.device)
+        object.__setattr__(self, "_cumulative", cumulative)
+
+    def check_classes(self, num_classes: int) -> None:
+        if self.noise.shape != (num_classes,):
+            raise ValueError(
+                f"nce noise has shape {list(self.noise.shape)} and there are {num_classes} "
+                "classes: give one number a class"
+            )
+
+    def to(self, device: torch.device) -> "NoiseContrastiveEstimation":
+        return replace(self, noise=self.noise.to(device))
 
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
         if draw is None or self.samples is None:

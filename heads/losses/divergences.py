@@ -67,7 +67,7 @@ class SoftmaxTanimoto(Loss):
     reductions = (Reduction.LOGSUMEXP, Reduction.LOGSUMEXP, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        once, twice = _LogSumExps.apply(logits_BC)  # type: ignore[no-untyped-call]
+        once, twice = _LogSumExps.apply(logits_BC)
         return once, twice, block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:

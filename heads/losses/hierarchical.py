@@ -1,6 +1,6 @@
 """Hierarchical softmax (Morin and Bengio 2005) as a loss over the nodes of a label tree."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,16 @@ class HierarchicalSoftmax(Loss):
         for name in ("parent", "depth"):
             values = torch.from_numpy(getattr(self.tree, name).copy()).to(self.device)
             object.__setattr__(self, name, values)
+
+    def check_classes(self, num_classes: int) -> None:
+        if num_classes != self.tree.num_nodes:
+            raise ValueError(
+                f"hierarchical_softmax is over a tree of {self.tree.num_nodes} nodes, not of "
+                f"{num_classes}: make the head anew with the other tree"
+            )
+
+    def to(self, device: torch.device) -> "HierarchicalSoftmax":
+        return replace(self, device=device)
 
     @property
     def num_levels(self) -> int:

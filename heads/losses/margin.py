@@ -98,10 +98,15 @@ class TopKHinge(LargestFalse):
     def num_largest(self) -> int:  # type: ignore[override]
         return self.k
 
-    def value(self, total: Stats, rows: Rows) -> Tensor:
-        if self.k >= rows.num_classes:
+    def check_classes(self, num_classes: int) -> None:
+        if self.k >= num_classes:
             raise ValueError(
-                f"topk_hinge k is {self.k} and there are {rows.num_classes} classes: lower k"
+                f"topk_hinge k is {self.k} and there are {num_classes} classes: lower k"
             )
+
+    def value(self, total: Stats, rows: Rows) -> Tensor:
+        self.check_classes(rows.num_classes)
         largest, _, true = total
-        return rows.mean(torch.relu(self.alpha + (largest[:, -1] - true) / self.k))
+        # NaN ranks first, where it would be passed over in silence.
+        kth = largest[:, -1].where(~largest[:, 0].isnan(), torch.nan)
+        return rows.mean(torch.relu(self.alpha + (kth - true) / self.k))

@@ -1,6 +1,6 @@
 """SimLoss: probability on a class like the true one counts in part (Kobs et al. 2020)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,18 @@ class SimLoss(Loss):
         unit = torch.nn.functional.normalize(self.vectors, dim=1)
         object.__setattr__(self, "vectors", unit)
 
+    def check_classes(self, num_classes: int) -> None:
+        if self.vectors.dim() != 2 or len(self.vectors) != num_classes:
+            raise ValueError(
+                f"simloss label vectors have shape {list(self.vectors.shape)} and there are "
+                f"{num_classes} classes: give one row a class"
+            )
+
+    def to(self, device: torch.device) -> "SimLoss":
+        if self.vectors.device == device:
+            return self
+        return replace(self, vectors=self.vectors.to(device))
+
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return logsumexp(logits_BC), logsumexp(logits_BC + self._log_similarity(block, logits_BC))
 
@@ -42,8 +54,8 @@ class SimLoss(Loss):
 
     @torch.no_grad()
     def _log_similarity(self, block: Block, like: Tensor) -> Tensor:
-        vectors = self.vectors.to(like.dtype)
-        cosine = vectors[block.labels] @ vectors[block.class_ids].T
+        left, right = (self.vectors[ids].to(like.dtype) for ids in (block.labels, block.class_ids))
+        cosine = left @ right.T
         similarity = ((cosine - self.lower) / (1 - self.lower)).clamp_(0, 1)
         # A class is like itself, whatever rounding or a zero vector says.
         similarity[block.label_places] = 1

@@ -45,6 +45,12 @@ class SmoothTopK(Loss):
         if not (self.alpha >= 0 and math.isfinite(self.alpha)):
             raise ValueError(f"smooth_topk alpha is {self.alpha}: give a margin of 0 or more")
 
+    def check_classes(self, num_classes: int) -> None:
+        if self.k >= num_classes:
+            raise ValueError(
+                f"smooth_topk k is {self.k} and there are {num_classes} classes: lower k"
+            )
+
     @property
     def _scale(self) -> float:
         return 1 / (self.k * self.tau)
@@ -62,10 +68,7 @@ class SmoothTopK(Loss):
         return *no_scores(like, self.k), torch.zeros_like(like)
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
-        if self.k >= rows.num_classes:
-            raise ValueError(
-                f"smooth_topk k is {self.k} and there are {rows.num_classes} classes: lower k"
-            )
+        self.check_classes(rows.num_classes)
         # In float64: the difference of two scores is divided by a tau that may be tiny.
         largest, ratios, true = (stat.double() for stat in total)
         kth = largest[:, -1].detach()

@@ -19,7 +19,7 @@ from heads.losses.base import logsumexp
 # Shape legend: B rows, C scores of a row, k the highest degree, n = k + 1, m leaders, P parts.
 
 _CHUNK = 1 << 19  # scores worked on together on a CPU, so that they stay in its cache
-_CANDIDATES = 64  # scores of which torch's topk finds the largest in no time
+_CANDIDATES = 128  # scores of which torch's topk finds the largest in no time
 
 
 class SymmetricPolynomials(NamedTuple):
@@ -105,20 +105,20 @@ class _Polynomials(torch.autograd.Function):
         left_out = left_out_B[:, None].where(left_out_B[:, None] >= 0, columns[:, :1])
         dropped = torch.cat([columns, left_out], dim=1)
         terms = _Terms(leaders[:, -1:], dropped, scale)
-        powers = _power_sums(scores_BC, terms, k)
+        powers, made = _power_sums(scores_BC, terms, k)
         largest = pad(leaders[:, :k], (0, max(0, k - leaders.shape[1])), value=-torch.inf)
         log_ratios, tiny = _multiply(leaders.double(), largest.double(), powers.double(), scale)
-        ctx.save_for_backward(scores_BC, leaders, dropped, *tiny)
+        ctx.save_for_backward(scores_BC, made, leaders, dropped, *tiny)
         ctx.mark_non_differentiable(largest)
         ctx.scale = scale
         return largest, log_ratios.to(scores_BC.dtype)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor, grad_log_ratios: Tensor) -> tuple[Tensor | None, ...]:
-        scores_BC, leaders, dropped, *tiny = ctx.saved_tensors
+        scores_BC, made, leaders, dropped, *tiny = ctx.saved_tensors
         by_leaders, coefficients = _derivatives(grad_log_ratios.double() * ctx.scale, *tiny)
         terms = _Terms(leaders[:, -1:], dropped, ctx.scale)
-        grad = _evaluate(scores_BC, terms, coefficients.to(scores_BC.dtype))
+        grad = _evaluate(scores_BC, made, terms, coefficients.to(scores_BC.dtype))
         grad.scatter_(1, dropped[:, :-1], by_leaders.to(grad.dtype))
         return grad, None, None, None
 
@@ -153,8 +153,8 @@ def _largest_columns(scores_BC: Tensor, num: int) -> Tensor:
     return candidates.gather(1, places)
 
 
-def _power_sums(scores_BC: Tensor, terms: "_Terms", k: int) -> Tensor:
-    """The sums of 1st to k-th powers of the terms [B, k]."""
+def _power_sums(scores_BC: Tensor, terms: "_Terms", k: int) -> tuple[Tensor, Tensor | None]:
+    """The sums of 1st to k-th powers of the terms [B, k]; and the terms, if they are one chunk."""
     eps = torch.finfo(scores_BC.dtype).eps
     sums = scores_BC.new_empty(len(scores_BC), k)
     power = terms.buffer(scores_BC)
@@ -167,13 +167,17 @@ def _power_sums(scores_BC: Tensor, terms: "_Terms", k: int) -> Tensor:
             if degree % 4 == 2:
                 threshold(raised, eps ** min(degree, 4), 0, inplace=True)
             sums[rows, degree - 1] = raised.sum(1)
-    return sums
+    return sums, part if 0 < scores_BC.numel() <= _CHUNK else None
 
 
-def _evaluate(scores_BC: Tensor, terms: "_Terms", coefficients_Bk: Tensor) -> Tensor:
-    """sum over r of coefficients[:, r - 1] terms^r [B, C], by Horner's rule."""
+def _evaluate(
+    scores_BC: Tensor, made: Tensor | None, terms: "_Terms", coefficients_Bk: Tensor
+) -> Tensor:
+    """sum over r of coefficients[:, r - 1] terms^r [B, C], by Horner's rule; `made` are the terms
+    where they are there already."""
     values = torch.empty_like(scores_BC, memory_format=torch.contiguous_format)
-    for rows, part in terms.chunks(scores_BC):
+    chunks = terms.chunks(scores_BC) if made is None else [(slice(None), made)]
+    for rows, part in chunks:
         *lower, highest = coefficients_Bk[rows].split(1, dim=1)
         value = torch.mul(part, highest, out=values[rows])
         for coefficient in reversed(lower):
@@ -184,7 +188,8 @@ def _evaluate(scores_BC: Tensor, terms: "_Terms", coefficients_Bk: Tensor) -> Te
 class _Terms(NamedTuple):
     """exp(scale (z - reference)) of scores z [B, C], zero in the columns `dropped` of each row.
 
-    Made chunk by chunk, twice, rather than kept: on a CPU that costs less than the memory does.
+    Made chunk by chunk, twice, rather than kept, unless there is but one chunk: on a CPU that costs
+    less than the memory does.
     """
 
     reference_B1: Tensor
@@ -223,7 +228,8 @@ def _multiply(
     smallest = leaders_Bm[:, -1:]
     # In units of the others' sum, if that is above one leader, no power of it overflows.
     total = powers_Bk[:, :1].clamp(min=1)
-    others = _newton(powers_Bk / total ** _degrees(powers_Bk))
+    units = total.expand_as(powers_Bk).cumprod(1)
+    others = _newton(powers_Bk / units)
     factors, products = _multiply_leaders(leaders_Bm, largest_Bk, scale)
     # sigma_i is the sum over j of the leaders' sigma_j and the others' sigma_(i-j); the latter is
     # relative to i - j times `total`, here in place of the largest scores j + 1 to i. Where there
@@ -234,12 +240,12 @@ def _multiply(
     most = weights.amax(1)
     weights = weights.sub_(most[:, None, :]).exp_().triu_()
     sums = (products[-1][:, None, :] @ (weights * _shifted(others, 0))).squeeze(1)
-    return sums.log() + most, (total, others, factors, products, weights, sums)
+    return sums.log() + most, (units, others, factors, products, weights, sums)
 
 
 def _derivatives(
     grad_Bn: Tensor,
-    total: Tensor,
+    units: Tensor,
     others: Tensor,
     factors: Tensor,
     products: Tensor,
@@ -253,8 +259,7 @@ def _derivatives(
     by_products = ((weights * shifted) @ grad[..., None]).squeeze(-1)
     by_others = _diagonal_sums(weights * products[-1][..., None] * grad[:, None, :])
     # d sigma_i / d p_r = (-1)^(r-1) sigma_(i-r) / r, and d p_r / d log e = r e^r.
-    degrees = _degrees(others[:, 1:])
-    coefficients = (shifted[:, 1:] @ by_others[..., None]).squeeze(-1) / total**degrees
+    coefficients = (shifted[:, 1:] @ by_others[..., None]).squeeze(-1) / units
     coefficients[:, 1::2] *= -1
     return _leaders_derivatives(by_products, factors, products), coefficients
 
@@ -295,7 +300,3 @@ def _newton(powers_Bk: Tensor) -> Tensor:
     for i in range(1, k + 1):
         sigma[:, k - i] = (sigma[:, k - i + 1 :] * signed[:, :i]).sum(1).div_(i)
     return sigma.flip(1)
-
-
-def _degrees(powers_Bk: Tensor) -> Tensor:
-    return torch.arange(1, powers_Bk.shape[1] + 1, device=powers_Bk.device)

@@ -73,6 +73,43 @@ def test_one_sample_and_samples_that_are_all_of_one_class():
     check_against_definitions(every, scores, labels)
 
 
+def test_scores_that_are_all_the_same_are_one_point_of_the_curve():
+    labels = torch.tensor([0, 1, 1, 2, 1, 0])
+    measures = block_measures(torch.full((6, 3), 2.5), labels, torch.arange(3), RECALLS)
+    check_against_definitions(measures, torch.full((6, 3), 2.5), labels)
+    for positives, class_measures in zip((2, 3, 1), measures.precision_at, strict=True):
+        assert class_measures.tolist() == pytest.approx([positives / 6] * len(RECALLS))
+    assert (measures.threshold == 2.5).all()
+
+
+def test_classes_with_no_one_and_all_samples_stand_in_one_block():
+    """A frequent class beside rare ones, whatever the labels' layout in memory."""
+    generator = torch.Generator().manual_seed(14)
+    class_ids = torch.tensor([5, 2, 9])
+    scores = torch.randn(60, 3, generator=generator).round(decimals=1)
+    for labels in (
+        torch.full((60,), 2),
+        torch.tensor([5] + 59 * [2]),
+        torch.tensor([9, 5] + 58 * [-1]),
+        (torch.arange(120) % 10).view(60, 2)[:, 0],  # every other number of a buffer
+    ):
+        measures = block_measures(scores, labels, class_ids, RECALLS)
+        assert measures.positives.tolist() == [int((labels == i).sum()) for i in class_ids]
+        check_against_definitions(measures, scores, labels)
+
+
+def test_a_threshold_passes_the_wanted_share_of_a_class_and_the_next_score_does_not():
+    generator = torch.Generator().manual_seed(15)
+    scores = torch.randn(500, 4, generator=generator).round(decimals=1)
+    labels = torch.randint(0, 4, (500,), generator=generator)
+    measures = block_measures(scores, labels, torch.arange(4), RECALLS)
+    for class_id in range(4):
+        true = scores[labels == class_id, class_id]
+        for recall, threshold in zip(RECALLS, measures.threshold[class_id], strict=True):
+            assert (true >= threshold).sum() >= recall * len(true)
+            assert (true > threshold).sum() < recall * len(true)
+
+
 def test_infinite_scores_are_ranked():
     scores = torch.tensor([[math.inf, -math.inf, 1.0, math.inf, -math.inf, 0.0]]).T
     labels = torch.tensor([0, 0, 0, 1, 1, 1])

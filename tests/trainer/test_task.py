@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from data import Batch, Manifest
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
+from trainer.config import SGDConfig
 from trainer.optimizer import build_optimizer
 from trainer.task import Task, build_task
 from trainer.trained import label_vectors_of
@@ -264,3 +266,42 @@ def test_bf16_autocast_trains_float32_weights(glyphs):
     torch.testing.assert_close(rounded, wanted, rtol=2e-2, atol=0)
     assert {p.grad.dtype for p in task.parameters()} == {torch.float32}
     assert not torch.equal(rounded, wanted)
+
+
+def stepped(shards: Path, weights: str) -> tuple[dict[str, np.ndarray], list[float]]:
+    """The model and its gradient norms after three clipped steps of SGD without momentum."""
+    task = make_task(
+        shards,
+        train__global_batch=12,
+        head__bias=False,
+        head__weights={"kind": weights},
+        head__loss={"kind": "spherical_softmax"},
+        head__init_std=0.3,
+    )
+    optimizer = build_optimizer(SGDConfig(lr=0.5, momentum=0, weight_decay=0.01), task)
+    world, norms = task.world, []
+    begin, end = 12 * world.rank // world.size, 12 * (world.rank + 1) // world.size
+    task.train()
+    for step in range(3):
+        optimizer.zero_grad()
+        task.backward(pictures(begin, end), step=step)
+        norms.append(float(task.clip_gradients(1.0)))
+        task.step(optimizer)
+    entries = task.checkpoint_entries(optimizer)
+    return {name: full(value) for name, value in entries.items()}, norms
+
+
+def full(tensor: torch.Tensor) -> np.ndarray:
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().numpy().copy()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_factored_head_trains_as_a_dense_one(glyphs, world_size):
+    dense, norms = stepped(glyphs, "dense")
+    for factored, found in run_on_ranks(world_size, stepped, glyphs, "factored"):
+        np.testing.assert_allclose(found, norms, rtol=1e-4)
+        assert norms[0] > 1  # clipped
+        assert factored.keys() == dense.keys()
+        for name, values in factored.items():
+            np.testing.assert_allclose(values, dense[name], rtol=1e-3, atol=1e-5, err_msg=name)

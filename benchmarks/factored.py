@@ -1,0 +1,104 @@
+"""What a step of the factored head costs with many classes beside few, and beside a plain head's.
+
+A step is forward, backward and update; its labels are drawn anew from all classes, so the rows it
+touches are as cold as the number of classes makes them. Then the cost of a consolidation, and how
+often training comes to one.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.optim import SGD
+
+from benchmarks.timing import Row, ratio_row, take_turns
+from heads import ClassHead, FactoredHead
+from heads.losses import LOSSES, Quadratic, SphericalSoftmax
+from heads.losses.spherical import SphericalLoss
+
+FEW, MANY = 10_000, 4_000_000
+DIM, BATCH = 128, 64
+_RATE, _DECAY = 0.1, 5e-4
+_RUN_STEPS = 300
+
+
+class QuickHead(FactoredHead):
+    """A factored head whose first rows come from torch's generator, not from (seed, class)."""
+
+    def _initial_rows(self, seed: int, std: float) -> np.ndarray:
+        rows: np.ndarray = torch.empty(self.num_classes, self.dim).normal_(0, std).numpy()
+        return rows
+
+
+def rows() -> Iterator[Row]:
+    """The step at 4,000,000 classes beside that at 10,000, and beside a plain head's; then what a
+    consolidation takes."""
+    few, many = (QuickHead(DIM, classes, SphericalSoftmax()) for classes in (FEW, MANY))
+    plain = ClassHead(DIM, FEW, SphericalSoftmax(), bias=False)
+    contenders = {
+        "few": lambda: _factored_step(few),
+        "many": lambda: _factored_step(many),
+        "plain": _plain_step(plain),
+    }
+    times = take_turns(contenders, title="factored", rounds=300, seconds=30)
+    case = f"d = {DIM}, B = {BATCH}, spherical_softmax"
+    what = f"factored step, K = {MANY:,} / K = {FEW:,}"
+    yield ratio_row(what, case, times["many"], times["few"], 1.3)
+    what = f"factored step / dense step and SGD, K = {FEW:,}"
+    yield ratio_row(what, case, times["few"], times["plain"])
+    yield _consolidation(many)
+
+
+def _factored_step(head: FactoredHead) -> None:
+    features, labels = _batch(head.num_classes)
+    head(features, labels).backward()
+    head.step(_RATE, _DECAY)
+
+
+def _plain_step(head: ClassHead) -> Callable[[], None]:
+    sgd = SGD(head.parameters(), lr=_RATE, weight_decay=_DECAY)
+
+    def step() -> None:
+        sgd.zero_grad()
+        head(*_batch(head.num_classes)).backward()
+        sgd.step()
+
+    return step
+
+
+def _batch(classes: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(BATCH, DIM, requires_grad=True), torch.randint(classes, (BATCH,))
+
+
+def _consolidation(head: FactoredHead) -> Row:
+    """The rows made plain, and Q and s of all rows at the next forward; and how many come."""
+    started = time.perf_counter()
+    head.consolidate()
+    head(*_batch(head.num_classes))
+    seconds = time.perf_counter() - started
+    family = [k for k, each in LOSSES.items() if issubclass(each, SphericalLoss | Quadratic)]
+    counts = {f"{kind} {_count(kind, -torch.inf)}, {_count(kind, 0.0)}": kind for kind in family}
+    return Row(
+        "factored head: one consolidation",
+        f"K = {MANY:,}, d = {DIM}",
+        f"{seconds:.1f} s",
+        "",
+        f"in {_RUN_STEPS} steps of lr {_RATE} on centred features and on relu's: "
+        + "; ".join(counts),
+    )
+
+
+def _count(kind: str, lowest: float) -> int:
+    """Consolidations in a run on features of norm 3 around a centre for each class, cut at
+    `lowest`."""
+    head = QuickHead(DIM, FEW, LOSSES[kind]())
+    centres = torch.randn(FEW, DIM)
+    for _ in range(_RUN_STEPS):
+        labels = torch.randint(FEW, (BATCH,))
+        features = centres[labels] + 0.3 * torch.randn(BATCH, DIM)
+        head(3 * normalize(features.clamp(min=lowest)), labels).backward()
+        head.step(_RATE, _DECAY)
+    return head.num_consolidations

@@ -1,0 +1,69 @@
+"""What one head step holds above its weights and their gradient: K = 1,000,000, each loss in a
+process of its own, by the kernel's high-water mark.
+
+    python -m benchmarks.peak_memory ce      # one loss, in MB
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.head_step import Step, loss_head
+from benchmarks.timing import Row
+from heads.losses import LOSSES
+
+CLASSES, DIM, BATCH = 1_000_000, 64, 512
+_MOST_MB = 300
+
+
+def peaks() -> Iterator[Row]:
+    """A row a loss; the naive step's logits and their gradient alone would be 4,096 MB."""
+    found = {}
+    for kind in track(LOSSES, "peak memory", console=Console(stderr=True), transient=True):
+        command = [sys.executable, "-m", "benchmarks.peak_memory", kind]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found[kind] = float(done.stdout)
+    case = f"K = {CLASSES:,}, B = {BATCH}, d = {DIM}"
+    least, *_, most = sorted(found, key=found.__getitem__)
+    every = ", ".join(f"{kind} {megabytes:.0f}" for kind, megabytes in found.items())
+    yield Row(
+        "extra peak memory of a step, any loss",
+        case,
+        f"{found[most]:.0f} MB",
+        f"<= {_MOST_MB} MB",
+        f"most {most}, least {least} {found[least]:.0f}; {every}",
+    )
+
+
+def extra_megabytes(kind: str) -> float:
+    """The peak of a step above what is held before it, less the weights' gradient."""
+    torch.manual_seed(0)
+    head = loss_head(kind, CLASSES, DIM)
+    features = torch.randn(BATCH, DIM, requires_grad=True)
+    step = Step(head, features, torch.randint(CLASSES, (BATCH,)))
+    before = restart_high_water_mark()
+    step()
+    return (resident("VmHWM") - before - head.weight.nbytes) / 1e6
+
+
+def restart_high_water_mark() -> int:
+    """Let VmHWM begin anew at what this process holds now, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
+
+
+def resident(name: str) -> int:
+    """Bytes that the kernel says this process holds (VmRSS), or held at most (VmHWM)."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+if __name__ == "__main__":
+    print(f"{extra_megabytes(sys.argv[1]):.1f}")

@@ -1,0 +1,80 @@
+"""Contenders that take turns, and the ratios of their times: what else the machine does hits both.
+
+A ratio is the median over rounds of the ratio within a round; every row of a report says what was
+to be reached.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+CONSOLE = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a report: what was measured, on what, the number, and what it should be."""
+
+    what: str
+    case: str
+    measured: str
+    to_reach: str = ""
+    detail: str = ""
+
+
+def take_turns(
+    contenders: Mapping[str, Callable[[], object]], *, title: str, rounds: int = 9, seconds: float
+) -> dict[str, np.ndarray]:
+    """Seconds [rounds] of each contender; fewer rounds than asked for, but one at least, where
+    another would pass the limit of `seconds`. A round before the first warms up."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    began = 0.0
+    for done in track(range(-1, rounds), title, console=Console(stderr=True), transient=True):
+        if done == 0:
+            began = time.perf_counter()
+        elapsed = time.perf_counter() - began
+        if done > 0 and elapsed * (done + 1) / done > seconds:
+            break
+        for name, contender in contenders.items():
+            started = time.perf_counter()
+            contender()
+            if done >= 0:
+                found[name].append(time.perf_counter() - started)
+    return {name: np.array(times) for name, times in found.items()}
+
+
+def ratio_row(
+    what: str, case: str, ours: np.ndarray, theirs: np.ndarray, at_most: float | None = None
+) -> Row:
+    """The median ratio of two contenders' seconds with its quartiles, and both medians."""
+    low, middle, high = np.quantile(ours / theirs, [0.25, 0.5, 0.75])
+    times = " / ".join(f"{1e3 * np.median(seconds):,.1f}" for seconds in (ours, theirs))
+    return Row(
+        what,
+        case,
+        f"{middle:.2f}",
+        "" if at_most is None else f"<= {at_most:.2f}",
+        f"{times} ms, quartiles {low:.2f}-{high:.2f} of {len(ours)}",
+    )
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    table = Table("what", "case", "measured", "to reach", "in detail", box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(row.what, row.case, row.measured, row.to_reach, row.detail)
+    CONSOLE.print(table)
+
+
+def write_markdown(path: Path, header: str, rows: Sequence[Row]) -> None:
+    """The same table for a page of the docs, under the machine that it was measured on."""
+    table = [("what", "case", "measured", "to reach", "in detail"), ("---",) * 5]
+    table += [(row.what, row.case, row.measured, row.to_reach, row.detail) for row in rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in table]
+    path.write_text("\n".join([header, "", *lines, ""]), encoding="utf-8")

@@ -1,0 +1,59 @@
+"""A step of a million classes holds little beside the weights and their gradient, on a device."""
+
+import numpy as np
+import pytest
+import torch
+
+from heads import ClassHead, LabelTree
+from heads.hierarchical import HierarchicalSoftmaxHead
+from tests.heads.cases import LOSS_KINDS, make_loss
+
+CLASSES, DIM, BATCH = 1_000_000, 64, 512
+MOST_BYTES = 300e6
+
+
+def two_levels(num_classes: int) -> LabelTree:
+    """About sqrt(K) pseudoclasses, each above as many classes."""
+    above = num_classes + np.arange(num_classes) // int(num_classes**0.5)
+    num_inner = int(above.max()) + 1 - num_classes
+    parents = np.concatenate([above, np.full(num_inner, -1)])
+    classes = np.concatenate([np.arange(num_classes), np.full(num_inner, -1)])
+    return LabelTree.from_parents(parents, classes)
+
+
+def make_head(kind: str, num_classes: int, device: torch.device) -> ClassHead:
+    match kind:
+        case "hierarchical_softmax":
+            return HierarchicalSoftmaxHead(DIM, two_levels(num_classes), device=device)
+        case "ce over a vtree":
+            tree: LabelTree | int = two_levels(num_classes)
+            return ClassHead(DIM, tree, make_loss("ce", num_classes), device=device)
+    return ClassHead(DIM, num_classes, make_loss(kind, num_classes), device=device)
+
+
+def step(head: ClassHead) -> None:
+    device = head.weight.device
+    features = torch.randn(BATCH, DIM, device=device, requires_grad=True)
+    head(features, torch.randint(head.num_classes, (BATCH,), device=device)).backward()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [*LOSS_KINDS, "ce over a vtree", "hierarchical_softmax"])
+def test_a_step_holds_300_mb_above_weights_and_gradient(cuda, kind):
+    step(make_head(kind, 1000, cuda))  # the libraries' own workspaces are there from here on
+    head = make_head(kind, CLASSES, cuda)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step(head)
+    torch.cuda.synchronize()
+    assert head.weight.grad is not None
+    extra = torch.cuda.max_memory_allocated() - before - head.weight.grad.nbytes
+    assert extra <= MOST_BYTES
+
+
+def test_the_heads_that_are_measured_take_a_step(device):
+    for kind in (*LOSS_KINDS, "ce over a vtree", "hierarchical_softmax"):
+        head = make_head(kind, 1000, device)
+        step(head)
+        assert head.weight.grad.isfinite().all()

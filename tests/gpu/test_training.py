@@ -1,0 +1,196 @@
+"""Training steps on CUDA devices: a task, DDP around its backbone, and ranks over NCCL."""
+
+import os
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from data import Manifest
+from heads import ClassHead
+from tests.heads.cases import LOSS_KINDS, label_tree, make_loss, naive_loss_and_gradients, problem
+from tests.ranks import run_on_ranks
+from tests.shards import glyph_recipe
+from tests.trainer.test_task import pictures
+from trainer.evaluation import evaluate
+from trainer.optimizer import build_optimizer
+from trainer.task import Task, _sum_gradients, build_task
+from trainer.trained import label_vectors_of
+from trainer.world import World, open_world
+
+WORLD_SIZE = 2
+BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+
+def one_process(device: torch.device) -> World:
+    return World(0, 1, 0, device, None)
+
+
+def make_task(shards: Path, world: World, **changes) -> Task:
+    recipe = glyph_recipe(shards, Path("unused"), **changes)
+    manifest = Manifest.load(shards)
+    return build_task(
+        recipe,
+        class_names=manifest.class_names,
+        label_vectors=label_vectors_of(recipe, manifest),
+        world=world,
+        class_counts=np.arange(1, 14),
+    )
+
+
+def trained(shards: Path, world: World, changes: dict, *, ddp: bool = False) -> dict:
+    """Loss of three clipped steps of momentum, and what the task's tensors are after them."""
+    task = make_task(shards, world, train__global_batch=12, **changes).train()
+    if ddp:
+        wrapper = DistributedDataParallel(task.backbone)
+        wrapper.register_comm_hook(None, _sum_gradients)
+        object.__setattr__(task, "forward_backbone", wrapper)
+    optimizer = build_optimizer(glyph_recipe(shards, Path("unused")).optimizer, task)
+    begin, end = 12 * world.rank // world.size, 12 * (world.rank + 1) // world.size
+    losses = []
+    # Convolutions would compute in TensorFloat-32.
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        for step in range(3):
+            optimizer.zero_grad()
+            losses.append(task.backward(pictures(begin, end), step=step).item())
+            task.clip_gradients(1.0)
+            optimizer.step()
+    assert {tensor.device.type for tensor in task.state_dict().values()} == {world.device.type}
+    state = {name: tensor.cpu().numpy() for name, tensor in task.state_dict().items()}
+    return {"loss": np.array(losses), **state}
+
+
+def check(got: dict, expected: dict) -> None:
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+CHANGES = [
+    {},
+    {"head__loss__kind": "batch_ce", "head__weights__kind": "vtree", "train__micro_batches": 3},
+    {"head__loss__kind": "nce", "head__loss__samples": 5, "head__weights__kind": "utree"},
+    {"head__loss__kind": "simloss", "head__class_weights": "balanced"},
+    {"head__loss__kind": "hierarchical_softmax", "head__weights__kind": "vtree"},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: changes.get("head__loss__kind"))
+def test_a_task_trains_as_on_the_cpu(device, glyphs, changes):
+    expected = trained(glyphs, one_process(torch.device("cpu")), changes)
+    check(trained(glyphs, one_process(device), changes), expected)
+
+
+def test_a_task_in_bf16_trains_float32_weights(device, glyphs):
+    task = make_task(glyphs, one_process(device), train__precision="bf16").train()
+    exact = make_task(glyphs, one_process(device)).train()
+    rounded, wanted = (each.backward(pictures(0, 12), step=1) for each in (task, exact))
+    torch.testing.assert_close(rounded, wanted, rtol=2e-2, atol=0)
+    assert {parameter.grad.dtype for parameter in task.parameters()} == {torch.float32}
+
+
+def test_an_evaluation_measures_what_the_cpu_measures(device, glyphs):
+    found = []
+    for each in (torch.device("cpu"), device):
+        world = one_process(each)
+        task = make_task(glyphs, world)
+        recipe = glyph_recipe(glyphs, Path("unused"))
+        vectors = torch.from_numpy(label_vectors_of(recipe, Manifest.load(glyphs)))
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            batches = [pictures(0, 5), pictures(5, 12)]
+            found.append(evaluate(task, batches, recipe.evaluation, world, label_vectors=vectors))
+    expected, got = found
+    assert got.num_samples == expected.num_samples == 12
+    assert got.metrics == pytest.approx(expected.metrics, rel=1e-4)
+
+
+def task_under_ddp(device: str, port: int, shards: Path) -> dict:
+    """DDP in a world of one rank: its buckets and its hook, on the device."""
+    dist.destroy_process_group()
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group(BACKENDS[device], init_method=address, rank=0, world_size=1)
+    mesh = init_device_mesh(device, (1, 1), mesh_dim_names=("data", "class"))
+    return trained(shards, World(0, 1, 0, torch.device(device), mesh), {}, ddp=True)
+
+
+def test_ddp_of_one_rank_trains_as_no_ddp(device, glyphs):
+    (got,) = run_on_ranks(1, task_under_ddp, device.type, free_port(), glyphs)
+    check(got, trained(glyphs, one_process(device), {}))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def opened_world(device: str, port: int) -> World:
+    """The world that a launcher's environment describes, in place of the one that ranks.py made."""
+    dist.barrier()
+    dist.destroy_process_group()
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_WORLD_SIZE=str(WORLD_SIZE)
+    )
+    context = open_world(device)
+    _OPEN.append(context)
+    return context.__enter__()
+
+
+_OPEN: list = []  # never closed: the parent ends the process
+
+
+def all_heads(device: str, port: int, data_axis: int) -> dict:
+    """Every loss on a mesh over the ranks: loss, gradients, and where they belong."""
+    world = opened_world(device, port)
+    mesh = init_device_mesh(
+        device, (data_axis, WORLD_SIZE // data_axis), mesh_dim_names=("data", "class")
+    )
+    found = {}
+    begin, end = 11 * world.rank // WORLD_SIZE, 11 * (world.rank + 1) // WORLD_SIZE
+    for kind in LOSS_KINDS:
+        tree, loss = label_tree("vtree", 13), make_loss(kind, 13)
+        head = ClassHead(5, tree, loss, mesh=mesh, device=world.device, dtype=torch.float64)
+        features, labels, nodes = problem(tree, num_rows=11, dim=5)
+        held = slice(head.engine.weights.start, head.engine.weights.stop)
+        with torch.no_grad():
+            head.weight.copy_(nodes[held])
+        mine = features[begin:end].to(world.device).requires_grad_()
+        value = head(mine, labels[begin:end].to(world.device))
+        value.backward()
+        grads = mine.grad.cpu().numpy(), head.weight.grad.cpu().numpy()
+        found[kind] = value.item(), *grads, held
+    return found
+
+
+@pytest.mark.parametrize("data_axis", [1, 2])
+def test_heads_sharded_over_two_devices_equal_their_definitions(two, data_axis):
+    ranks = run_on_ranks(WORLD_SIZE, all_heads, two, free_port(), data_axis)
+    for kind in LOSS_KINDS:
+        tree = label_tree("vtree", 13)
+        loss, *grads = naive_loss_and_gradients(kind, tree, *problem(tree, num_rows=11, dim=5))
+        for rank, answers in enumerate(ranks):
+            value, by_features, by_nodes, held = answers[kind]
+            np.testing.assert_allclose(value, loss, rtol=1e-10, atol=1e-10)
+            rows = slice(11 * rank // WORLD_SIZE, 11 * (rank + 1) // WORLD_SIZE)
+            np.testing.assert_allclose(by_features, grads[0][rows], rtol=1e-10, atol=1e-10)
+            np.testing.assert_allclose(by_nodes, grads[1][held], rtol=1e-10, atol=1e-10)
+
+
+SHARDED = {"head__loss__kind": "batch_ce", "head__weights__kind": "vtree"}
+
+
+def task_on_a_rank(device: str, port: int, shards: Path) -> dict:
+    return trained(shards, opened_world(device, port), SHARDED)
+
+
+def test_a_task_on_two_devices_trains_as_on_one(two, glyphs):
+    ranks = run_on_ranks(WORLD_SIZE, task_on_a_rank, two, free_port(), glyphs)
+    whole = np.concatenate([answer["head.weight"] for answer in ranks])
+    expected = trained(glyphs, one_process(torch.device(two)), SHARDED)
+    for answer in ranks:
+        check({**answer, "head.weight": whole}, expected)

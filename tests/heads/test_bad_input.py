@@ -1,0 +1,371 @@
+"""Bad input is a clear error on every rank, and never a hang.
+
+What belongs to one module alone is tested with it: trees that are none in test_label_tree.py and
+test_hierarchy.py, labels and rows that do not fit in test_engine.py, files in test_named_tree.py.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from heads import ClassHead, LabelTree, build_head
+from heads.append import append_classes
+from heads.config import (
+    HeadConfig,
+    SimLossConfig,
+    SmoothTopKConfig,
+    TopKHingeConfig,
+    VTreeConfig,
+)
+from heads.hierarchical import HierarchicalSoftmaxHead
+from heads.losses import (
+    CrossEntropy,
+    NoiseContrastiveEstimation,
+    SimLoss,
+    SmoothTopK,
+    TopKHinge,
+)
+from tests.heads.cases import (
+    LOSS_KINDS,
+    WEIGHTINGS,
+    label_tree,
+    make_loss,
+)
+from tests.ranks import run_on_ranks
+
+EVERY_KIND = (*LOSS_KINDS, "hierarchical_softmax")
+
+
+def class_mesh(world_size: int, data_axis: int = 1):
+    if world_size == 1:
+        return None
+    return init_device_mesh(
+        "cpu", (data_axis, world_size // data_axis), mesh_dim_names=("data", "class")
+    )
+
+
+def make_head(kind: str, tree: LabelTree, mesh=None) -> ClassHead:
+    if kind == "hierarchical_softmax":
+        return HierarchicalSoftmaxHead(3, tree, mesh=mesh, init_std=0.1)
+    return ClassHead(3, tree, make_loss(kind, tree.num_classes), mesh=mesh, init_std=0.1)
+
+
+def told(head: ClassHead, features: Tensor, labels: Tensor) -> str:
+    """The error of a step, as every rank has one."""
+    try:
+        head(features, labels).backward()
+    except (ValueError, FloatingPointError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def one_line_on_every_rank(world_size: int, function, *arguments) -> list[str]:
+    """What each of the ranks was told; 1 is this process."""
+    if world_size == 1:
+        answers = [function(1, *arguments)]
+    else:
+        answers = run_on_ranks(world_size, function, world_size, *arguments)
+    assert len(answers) == world_size
+    assert not any("\n" in answer for answer in answers)
+    return answers
+
+
+def here(world_size: int) -> int:
+    return 0 if world_size == 1 else torch.distributed.get_rank()
+
+
+# ---- labels -------------------------------------------------------------------------------------
+
+
+def labels_outside(world_size: int, data_axis: int, wrong: int) -> str:
+    """The last rank alone has a label that is no class, in the middle of others."""
+    head = make_head("batch_ce", label_tree("vtree", 13), class_mesh(world_size, data_axis))
+    last = here(world_size) == world_size - 1
+    return told(head, torch.zeros(3, 3), torch.tensor([0, wrong if last else 12, 5]))
+
+
+@pytest.mark.parametrize("wrong", [-1, 13, 2**40])
+@pytest.mark.parametrize(("world_size", "data_axis"), [(1, 1), (2, 1), (4, 2)])
+def test_a_label_that_is_no_class_is_an_error_on_every_rank(world_size, data_axis, wrong):
+    *others, last = one_line_on_every_rank(world_size, labels_outside, data_axis, wrong)
+    assert last.startswith("ValueError: 1 labels are outside 0..12, 1 of them on this rank")
+    for told_there in others:
+        assert told_there.startswith("ValueError: 1 labels are outside 0..12, 0 of them on this")
+
+
+BROKEN = {
+    "flat features": lambda x, y: (x[0], y),
+    "deep features": lambda x, y: (x[None], y),
+    "features of integers": lambda x, y: (x.long(), y),
+    "one label": lambda x, y: (x, y[0]),
+    "labels of floats": lambda x, y: (x, y.float()),
+    "more labels": lambda x, y: (x, torch.cat([y, y])),
+    "another device": lambda x, y: (x.to("meta"), y),
+    "labels elsewhere": lambda x, y: (x, y.to("meta")),
+}
+
+
+def broken_rows(world_size: int, kind: str) -> str:
+    """Each way of breaking the rows of the last rank in turn; the group outlives them all."""
+    head = make_head(kind, label_tree("vtree", 13), class_mesh(world_size))
+    answers = []
+    for how, break_them in BROKEN.items():
+        rows = torch.zeros(2, 3), torch.tensor([0, 1])
+        if here(world_size) == world_size - 1:
+            rows = break_them(*rows)
+        answers.append(f"{how}: {told(head, *rows)}")
+    answers.append(f"sound: {told(head, torch.zeros(2, 3), torch.tensor([0, 1]))}")
+    return " | ".join(answers)
+
+
+@pytest.mark.parametrize("kind", ["ce", "hierarchical_softmax"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_rows_that_do_not_fit_are_an_error_on_every_rank_and_the_next_step_is_sound(
+    world_size, kind
+):
+    for answer in one_line_on_every_rank(world_size, broken_rows, kind):
+        *broken, sound = answer.split(" | ")
+        assert len(broken) == len(BROKEN)
+        for told_there in broken:
+            assert "1 ranks do not fit: give floats [b, 4]" in told_there
+        assert sound == "sound: no error"
+
+
+# ---- numbers that are none ----------------------------------------------------------------------
+
+
+def nan_features(world_size: int, kind: str) -> str:
+    """One row of the first rank is NaN."""
+    head = make_head(kind, label_tree("vtree", 13), class_mesh(world_size))
+    features = torch.ones(3, 3)
+    if here(world_size) == 0:
+        features[1, 2] = torch.nan
+    return told(head, features, torch.tensor([0, 1, 2]))
+
+
+def nan_weight(world_size: int, kind: str, weighting: str, class_id: int) -> str:
+    """The vector of one class, which some rank holds, has become NaN."""
+    head = make_head(kind, label_tree(weighting, 13), class_mesh(world_size))
+    tree = head.label_tree if isinstance(head, HierarchicalSoftmaxHead) else head.tree
+    weights, node = head.engine.weights, int(tree.node_of_class[class_id])
+    if weights.start <= node < weights.stop:
+        with torch.no_grad():
+            head.weight[node - weights.start] = torch.nan
+    return told(head, torch.ones(3, 3), torch.tensor([0, 1, 2]))
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_features_that_are_nan_are_an_error(kind):
+    (answer,) = one_line_on_every_rank(1, nan_features, kind)
+    assert answer.startswith(
+        "FloatingPointError: the loss is NaN; on this rank 1 of 3 rows of features and 0 of"
+    )
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_a_weight_vector_that_is_nan_is_an_error(kind, weighting):
+    """Of a class with a row in the batch, and of one without."""
+    for class_id in (1, 7):
+        (answer,) = one_line_on_every_rank(1, nan_weight, kind, weighting, class_id)
+        assert answer.startswith("FloatingPointError: the loss is NaN; on this rank 0 of 3 rows")
+        assert "1 of" in answer.partition("features and ")[2]
+
+
+def all_nan(world_size: int) -> str:
+    answers = []
+    for kind in EVERY_KIND:
+        answers.append(nan_features(world_size, kind))
+        answers.append(nan_weight(world_size, kind, "vtree", 1))
+    return " | ".join(answers)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_nan_on_one_rank_is_an_error_on_every_rank(world_size):
+    answers = [answer.split(" | ") for answer in one_line_on_every_rank(world_size, all_nan)]
+    for told_there in answers:
+        assert len(told_there) == 2 * len(EVERY_KIND)
+        for message in told_there:
+            assert message.startswith("FloatingPointError: the loss is NaN; on this rank ")
+    # Each rank says what it has itself: the broken row is the first one's, the vector some one's.
+    for of_ranks in zip(*(told_there[0::2] for told_there in answers), strict=True):
+        assert [" 1 of 3 rows" in message for message in of_ranks] == [
+            rank == 0 for rank in range(world_size)
+        ]
+    for of_ranks in zip(*(told_there[1::2] for told_there in answers), strict=True):
+        assert sum(" features and 1 of " in message for message in of_ranks) == 1
+
+
+def nan_logits_only(world_size: int) -> str:
+    """Everything is finite and a product is not: inf - inf."""
+    head = make_head("ce", LabelTree.dense(4), class_mesh(world_size))
+    with torch.no_grad():
+        head.weight.fill_(1e38)
+    features = torch.tensor([[1e38, -1e38, 0.0]])
+    return told(head, features, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_logits_that_overflow_to_nan_are_an_error(world_size):
+    for answer in one_line_on_every_rank(world_size, nan_logits_only):
+        assert answer.startswith("FloatingPointError: the loss is NaN; on this rank 0 of 1 rows")
+
+
+# ---- hyperparameters and constants that do not fit the classes ----------------------------------
+
+
+def built(world_size: int, config: HeadConfig, num_classes: int, num_vectors: int) -> str:
+    vectors = np.random.default_rng(0).normal(size=(num_vectors, 4))
+    try:
+        build_head(
+            config,
+            dim=3,
+            num_classes=num_classes,
+            label_vectors=vectors,
+            mesh=class_mesh(world_size),
+            seed=0,
+            device="cpu",
+        )
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+K_TOO_LARGE = "head.loss.k is 5 and there are 5 classes: lower k"
+VECTORS = "there are 6 label vectors and 5 classes: shard the data again"
+RECIPES = [
+    (HeadConfig(loss=SmoothTopKConfig(k=5)), 5, K_TOO_LARGE),
+    (HeadConfig(loss=TopKHingeConfig(k=5)), 5, K_TOO_LARGE),
+    (HeadConfig(loss=TopKHingeConfig(k=4)), 5, "no error"),
+    (HeadConfig(weights=VTreeConfig()), 6, VECTORS),
+    (HeadConfig(loss=SimLossConfig()), 6, "simloss label vectors have shape [6, 4] and there are"),
+    (HeadConfig(num_classes=6), 5, "head.num_classes is 6 and the shards have 5 classes"),
+]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("config", "num_vectors", "message"), RECIPES)
+def test_a_recipe_that_does_not_fit_the_classes_is_an_error_on_every_rank(
+    world_size, config, num_vectors, message
+):
+    for answer in one_line_on_every_rank(world_size, built, config, 5, num_vectors):
+        assert answer.startswith(message)
+
+
+UNFIT = {
+    "smooth_topk k is 4 and there are 4 classes: lower k": SmoothTopK(k=4),
+    "topk_hinge k is 5 and there are 4 classes: lower k": TopKHinge(k=5),
+    r"nce noise has shape \[3\] and there are 4 classes": NoiseContrastiveEstimation(
+        torch.full((3,), 1 / 3)
+    ),
+    r"simloss label vectors have shape \[5, 2\] and there are 4 classes": SimLoss(torch.ones(5, 2)),
+}
+
+
+@pytest.mark.parametrize("message", UNFIT)
+def test_a_loss_that_does_not_fit_the_classes_makes_no_head(message):
+    with pytest.raises(ValueError, match=message):
+        ClassHead(3, 4, UNFIT[message])
+
+
+def test_classes_are_not_appended_where_something_is_kept_of_every_class():
+    for loss in (
+        NoiseContrastiveEstimation(torch.full((4,), 1 / 4)),
+        SimLoss(torch.ones(4, 2)),
+    ):
+        with pytest.raises(ValueError, match="there are 5 classes: give one"):
+            append_classes(ClassHead(3, 4, loss), [-1])
+    weighted = ClassHead(3, 4, CrossEntropy(), class_weights=torch.ones(4))
+    with pytest.raises(ValueError, match="weighs 4 classes and none of those to append"):
+        append_classes(weighted, [-1])
+    assert weighted.num_classes == 4
+    with pytest.raises(ValueError, match="over a tree of 13 nodes, not of 14: make the head anew"):
+        append_classes(HierarchicalSoftmaxHead(3, classes_at_13_nodes()), [-1])
+
+
+def classes_at_13_nodes() -> LabelTree:
+    return LabelTree.from_parents([-1] + 12 * [0], [-1, *range(12)])
+
+
+# ---- trees --------------------------------------------------------------------------------------
+
+
+def trees_that_differ(world_size: int, data_axis: int) -> str:
+    """As many nodes and classes on every rank, and the last rank has another tree."""
+    last = here(world_size) == world_size - 1
+    parents = [-1, 0, 0, 1, 1, 2 if last else 1, 2]
+    tree = LabelTree.from_parents(parents, [-1, -1, -1, 0, 1, 2, 3])
+    head = make_head("ce", tree, class_mesh(world_size, data_axis))
+    return told(head, torch.zeros(2, 3), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(("world_size", "data_axis"), [(2, 1), (2, 2), (4, 2)])
+def test_ranks_with_different_trees_are_told(world_size, data_axis):
+    for answer in one_line_on_every_rank(world_size, trees_that_differ, data_axis):
+        assert answer.startswith("ValueError: the ranks' label trees differ (")
+        assert answer.endswith("give every rank the same tree, as a file that one of them built")
+
+
+def head_of_no_tree(world_size: int) -> str:
+    """A cycle among the parents is met before any rank waits for another."""
+    try:
+        make_head("ce", LabelTree.from_parents([-1, 2, 1], [0, 1, 2]), class_mesh(world_size))
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_cycle_is_an_error_on_every_rank(world_size):
+    for answer in one_line_on_every_rank(world_size, head_of_no_tree):
+        assert answer == "label tree: node 1 never reaches a root: parents form a cycle"
+
+
+# ---- ranks without anything ---------------------------------------------------------------------
+
+
+def nothing_but_a_rank(world_size: int):
+    """Two classes and two rows: the last two ranks hold no class, the first three bring no row."""
+    found = {}
+    for kind in LOSS_KINDS:
+        loss = make_loss(kind, 2)
+        head = ClassHead(3, 2, loss, mesh=class_mesh(world_size), init_std=0.5, seed=1)
+        rows = slice(0, 2 if here(world_size) == world_size - 1 else 0)
+        features = torch.eye(3)[:2][rows].requires_grad_()
+        value = head(features, torch.arange(2)[rows])
+        value.backward()
+        found[kind] = value.item(), features.grad.numpy(), head.weight.grad.numpy()
+    return found
+
+
+def test_ranks_with_neither_rows_nor_classes_take_part():
+    alone, ranks = nothing_but_a_rank(1), run_on_ranks(4, nothing_but_a_rank, 4)
+    assert [len(answers["ce"][2]) for answers in ranks] == [1, 1, 0, 0]
+    assert [len(answers["ce"][1]) for answers in ranks] == [0, 0, 0, 2]
+    for kind, (loss, by_features, by_nodes) in alone.items():
+        for answers in ranks:
+            assert answers[kind][0] == pytest.approx(loss, rel=1e-5)
+        for index, whole in ((1, by_features), (2, by_nodes)):
+            parts = np.concatenate([answers[kind][index] for answers in ranks])
+            np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6, err_msg=kind)
+
+
+def no_rows_at_all(world_size: int) -> str:
+    head = make_head("ce", LabelTree.dense(2), class_mesh(world_size))
+    return told(head, torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+
+
+def one_row_for_a_batch_loss(world_size: int) -> str:
+    head = make_head("batch_max_margin", LabelTree.dense(2), class_mesh(world_size))
+    rows = slice(0, 1 if here(world_size) == 0 else 0)
+    return told(head, torch.zeros(1, 3)[rows], torch.zeros(1, dtype=torch.int64)[rows])
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_too_few_rows_in_the_world_are_an_error_on_every_rank(world_size):
+    for answer in one_line_on_every_rank(world_size, no_rows_at_all):
+        assert answer.startswith("ValueError: the global batch has no rows that count")
+    for answer in one_line_on_every_rank(world_size, one_row_for_a_batch_loss):
+        assert answer.startswith("ValueError: batch_max_margin needs a global batch of at least 2")

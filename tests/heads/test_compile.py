@@ -1,0 +1,124 @@
+"""A compiled model with a head in it trains as the same model does uncompiled."""
+
+import shutil
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from heads import ClassHead
+from heads.hierarchical import HierarchicalSoftmaxHead
+from tests.heads.cases import label_tree, make_loss
+
+NUM_STEPS = 12  # more than torch.compile tries anew before it gives up
+CASES = [
+    ("ce", "dense"),
+    ("ce", "vtree"),
+    ("batch_ce", "dense"),
+    ("smooth_topk", "vtree"),
+    ("hierarchical_softmax", "vtree"),
+]
+INDUCTOR = pytest.param(
+    "inductor",
+    marks=[
+        pytest.mark.skipif(
+            not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
+        ),
+        pytest.mark.filterwarnings(
+            "ignore:`torch.jit.script_method` is deprecated. Please switch to `torch.compile` or "
+            "`torch.export`.:DeprecationWarning"
+        ),
+    ],
+)
+BACKENDS = ["eager", "aot_eager", INDUCTOR]
+
+
+class Backbone(nn.Module):
+    """Small, and no module of torch's own: those are not compiled in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs)
+
+
+class Model(nn.Module):
+    """A backbone and a head over 70 classes."""
+
+    def __init__(self, kind: str, weighting: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = Backbone()
+        tree = label_tree(weighting, 70)
+        if kind == "hierarchical_softmax":
+            self.head: ClassHead = HierarchicalSoftmaxHead(5, tree)
+        else:
+            self.head = ClassHead(5, tree, make_loss(kind, 70))
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        return self.head(self.backbone(inputs), labels)
+
+
+def trained(model: nn.Module) -> list[dict[str, Tensor]]:
+    """Loss and gradients of each step of Adam."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(1)
+    steps = []
+    for _ in range(NUM_STEPS):
+        inputs = torch.randn(9, 6, generator=generator)
+        labels = torch.randint(70, (9,), generator=generator)
+        optimizer.zero_grad()
+        loss = model(inputs, labels)
+        loss.backward()
+        gradients = {
+            name.removeprefix("_orig_mod."): parameter.grad.clone()
+            for name, parameter in model.named_parameters()
+        }
+        steps.append({"loss": loss.detach(), **gradients})
+        optimizer.step()
+    return steps
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_yet():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def check(model: nn.Module, kind: str, weighting: str) -> None:
+    """It trains as the eager model does; its backbone is compiled, and once."""
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        got = trained(model)
+    for ours, theirs in zip(got, trained(Model(kind, weighting)), strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, expected in theirs.items():
+            torch.testing.assert_close(ours[name], expected, rtol=1e-4, atol=1e-6, msg=name)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("kind", "weighting"), CASES)
+def test_a_compiled_model_trains_as_an_eager_one_and_is_compiled_once(kind, weighting, backend):
+    check(torch.compile(Model(kind, weighting), backend=backend), kind, weighting)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backbone_compiled_in_place_trains_under_an_eager_head(backend):
+    model = Model("ce", "vtree")
+    model.backbone.compile(backend=backend)
+    check(model, "ce", "vtree")
+    assert list(model.state_dict()) == list(Model("ce", "vtree").state_dict())
+
+
+def test_a_compiled_model_in_bf16_is_as_near_as_an_eager_one():
+    model = torch.compile(Model("ce", "dense"), backend="aot_eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got, expected = trained(model), trained(Model("ce", "dense"))
+    for ours, theirs in zip(got, expected, strict=True):
+        assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
+        torch.testing.assert_close(ours["loss"], theirs["loss"], rtol=2e-2, atol=0)

@@ -1,0 +1,129 @@
+"""docs/heads.md: its pictures are drawn by code, the same each time, and its examples run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from docs.pictures.__main__ import PICTURES
+from heads import ClassHead
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "heads.md").read_text(encoding="utf-8")
+LOADS_ALONE = "ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"
+
+
+def examples(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def example(words: str) -> str:
+    """The one example of docs/heads.md with these words in it."""
+    (code,) = [code for code in examples(PAGE) if words in code]
+    return code
+
+
+def run(code: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "docs/heads.md", "exec"), namespace)
+    return namespace
+
+
+def draw(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-B", "-m", "docs.pictures", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_same_code_draws_the_same_bytes(tmp_path):
+    names, drawn = ("engine", "scores"), []
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        done = draw(*names, "--out", folder)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert sorted(path.name for path in folder.iterdir()) == [f"heads-{n}.png" for n in names]
+        drawn.append([(folder / f"heads-{name}.png").read_bytes() for name in names])
+    assert drawn[0] == drawn[1]
+
+
+def test_every_picture_is_drawn_by_code_and_shown_with_a_caption():
+    drawn = sorted(f"heads-{name}.png" for name in PICTURES)
+    assert sorted(path.name for path in (ROOT / "docs").glob("heads-*.png")) == drawn
+    shown = re.findall(r"^!\[[^]]{10,}\]\((heads-[a-z-]+\.png)\)\n\n\*[^*]{40,}\*$", PAGE, re.M)
+    assert sorted(shown) == drawn
+    assert PAGE.count("](heads-") == len(drawn)
+
+
+def test_a_name_that_no_picture_has_is_one_line(tmp_path):
+    done = draw("enigne", "--out", tmp_path)
+    assert done.returncode == 2
+    (error,) = done.stderr.splitlines()
+    assert error.startswith("error: no picture 'enigne': choose of engine, ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_place_and_file_that_the_page_links_to_is_there():
+    titles = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
+    places = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    wanted = re.findall(r"\]\(#([^)]+)\)", PAGE) + re.findall(r"docs/heads\.md#([^)]+)\)", readme)
+    assert len(wanted) >= 10
+    assert set(wanted) <= places
+    files = re.findall(r"(?:tests|heads|trainer)/[\w/]+\.py", PAGE)
+    assert files
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def test_the_examples_of_the_readme_and_of_the_page_that_stand_alone_run():
+    (readme,) = examples((ROOT / "README.md").read_text(encoding="utf-8"))
+    with_files = [example("init_process_group"), example("dcp.load")]
+    alone = [code for code in examples(PAGE) if code not in with_files]
+    assert len(alone) == 4
+    for code in [readme, *alone]:
+        run(code)
+
+
+@pytest.mark.filterwarnings(LOADS_ALONE)
+def test_two_ranks_train_and_save_and_one_process_loads_and_appends(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "head_on_ranks.py").write_text(example("init_process_group"), encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", "head_on_ranks.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"rank \d: loss ([\d.]+), holds 50000 rows of 100000$", done.stdout, re.M)
+    assert len(said) == 2
+    assert len(set(said)) == 1
+    ran = run(example("dcp.load"))
+    head, momentum = ran["head"], ran["momentum"]
+    assert head.num_classes == 100_002
+    kept = ran["optimizer"].state[head.weight]["momentum_buffer"]
+    assert momentum.any()
+    assert kept.shape == head.weight.shape
+    assert torch.equal(kept[:100_000], momentum)
+    assert not kept[100_000:].any()
+
+
+def test_the_loss_of_ones_own_is_what_its_docstring_says():
+    loss = run(example("SquaredHinge"))["SquaredHinge"]()
+    head = ClassHead(5, 90, loss, bias=False, init_std=1.0, memory_mib=1, dtype=torch.float64)
+    features = torch.randn(7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.arange(7) * 11
+    nodes = head.weight.detach().clone().requires_grad_()
+    z = features @ nodes.T
+    true = torch.nn.functional.one_hot(labels, 90).bool()
+    costs = torch.where(true, 1 - z, 1 + z).clamp(min=0).square()
+    expected = costs.sum() / 7
+    expected.backward()
+    found = head(features, labels)
+    found.backward()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(head.weight.grad, nodes.grad)
