@@ -94,7 +94,7 @@ class Engine:
 
     def classes_at_once(self, num_rows: int, dim: int, itemsize: int) -> int:
         """Classes a block: their logits take an eighth of the budget, a few temporaries of that
-        size fit, and three eighths are left for logits that are kept.
+        size fit, and a quarter is left for logits that are kept.
 
         A power of two, so that a batch that is a row longer does not cut the classes anew.
         """
@@ -257,11 +257,12 @@ class _Kept:
 
     def __init__(self, step: _Step, blocks: list[ClassBlock], *, with_grad: bool) -> None:
         sizes = [len(step.features_Gd) * len(block.class_ids) for block in blocks]
-        room = step.engine.memory_bytes * 3 // 8 if with_grad else 0
-        self.graphs = 3 * sum(sizes) * step.stats_dtype.itemsize <= room
+        budget = step.engine.memory_bytes if with_grad else 0
+        # A graph holds its logits and about twice as much besides; then nothing else is kept.
+        self.graphs = 3 * sum(sizes) * step.stats_dtype.itemsize <= budget // 2
         self.works: list[_BlockWork] = []
         ends = np.cumsum(sizes, dtype=np.int64)
-        self._num = int((ends * step.compute_dtype.itemsize <= room).sum())
+        self._num = int((ends * step.compute_dtype.itemsize <= budget // 4).sum())
         self._starts = [0, *ends.tolist()]
         if not self.graphs:
             size = self._starts[self._num] + max(sizes[self._num :], default=0)

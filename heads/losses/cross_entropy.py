@@ -29,7 +29,8 @@ class CrossEntropy(Loss):
     class with probability r (Partial FC, An et al. 2021). The others' logits are raised by -log r,
     so that the sum of exp(z) has the right expectation; its logarithm, the loss, is on average
     lower than that of all classes, by about (1/r - 1)/2 times the sum of p_j^2 over the classes
-    that no row of the batch has (the variance of the sum, by Taylor). Evaluation takes all classes.
+    that no row of the batch has (half the variance of the sum, by Taylor: good while it is small,
+    too large a number where few classes hold most of the sum). Evaluation takes all classes.
     """
 
     label_smoothing: float = 0.0
