@@ -103,16 +103,17 @@ class Engine:
         num_counting = outside = 0
         if fits := _fits(features, labels, held):
             counts = self.counts(labels)
-            num_counting = int(counts.sum())
-            outside = int((((labels < 0) | (labels >= num_classes)) & counts).sum())
+            unknown = ((labels < 0) | (labels >= num_classes)) & counts
+            num_counting = int((self.row_weights(labels.where(~unknown, 0).long()) > 0).sum())
+            outside = int(unknown.sum())
         num_rows = len(labels) if fits else 0
         tree = self.weights.tree_digest
-        numbers = [num_rows, num_counting, outside, not fits, tree]
+        numbers = [num_rows, num_counting, outside, not fits, tree, _code(features.dtype)]
         mine = torch.tensor(numbers, dtype=torch.int64, device=held.device)
         group_ranks = torch.stack(all_gather_equal(mine, self.class_group))
         groups = torch.stack(all_gather_equal(group_ranks.sum(0), self.data_group))
-        sizes, *_, trees = group_ranks.T.tolist()
-        group_sizes, counting, outsides, misfits, group_trees = groups.T.tolist()
+        sizes, *_, trees, dtypes = group_ranks.T.tolist()
+        group_sizes, counting, outsides, misfits, group_trees, group_dtypes = groups.T.tolist()
         if len({*trees}) > 1 or len({*group_trees}) > 1:
             raise ValueError(
                 f"the ranks' label trees differ ({tree:08x} on this rank): give every rank the "
@@ -125,13 +126,21 @@ class Engine:
                 f"{'' if fits else ' do not fit'}, {sum(misfits)} ranks do not fit: give floats "
                 f"[b, {held.shape[1]}], the bias column included, and b integers, on {held.device}"
             )
+        if len({*dtypes}) > 1 or len({*group_dtypes}) > 1:
+            raise ValueError(
+                f"the ranks' features differ in type ({features.dtype} on this rank): give all of "
+                "them the same"
+            )
         if any(outsides):
             raise ValueError(
                 f"{sum(outsides)} labels are outside 0..{num_classes - 1}, {outside} of them on "
                 "this rank: the data and the head disagree on the classes"
             )
         if not any(counting):
-            raise ValueError("the global batch has no rows that count: give the head at least one")
+            raise ValueError(
+                "the global batch has no rows that count (ignored, or of weight 0): give the head "
+                "at least one"
+            )
         return sizes, group_sizes
 
 
@@ -199,13 +208,18 @@ def _step(
     device = features.device.type
     autocast = torch.is_autocast_enabled(device)
     compute_dtype = torch.get_autocast_dtype(device) if autocast else features.dtype
+    features_Gd = all_gather_rows(features.to(compute_dtype), sizes, engine.class_group)
+    counts_G = engine.counts(labels_G)
+    if engine.ignore_index is not None:
+        # What an ignored row holds must not matter: 0 times NaN would be NaN.
+        features_Gd = features_Gd.where(counts_G.unsqueeze(1), 0)
     return Step(
         weights=engine.weights,
         loss=engine.loss,
         memory_bytes=engine.memory_bytes,
-        features_Gd=all_gather_rows(features.to(compute_dtype), sizes, engine.class_group),
+        features_Gd=features_Gd,
         # A row that does not count has any class: its gradient is zero.
-        labels_G=torch.where(engine.counts(labels_G), labels_G, 0),
+        labels_G=labels_G.where(counts_G, 0),
         held=held,
         boundary=engine.weights.fetch_boundary(held, engine.class_group),
         choice=None,
@@ -267,10 +281,19 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 def _fits(features: Tensor, labels: Tensor, held: Tensor) -> bool:
     """Features are floats [b, d] for vectors [n, d], labels integers [b], all on one device."""
-    integral = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     shapes = features.shape == (*labels.shape, held.shape[1]) and labels.dim() == 1
     together = features.device == labels.device == held.device
-    return integral and shapes and features.is_floating_point() and together
+    return is_integral(labels) and shapes and features.is_floating_point() and together
+
+
+def is_integral(labels: Tensor) -> bool:
+    """Whether labels are of an integer type."""
+    return not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+
+
+def _code(dtype: torch.dtype) -> int:
+    """A number that tells the types of features apart."""
+    return sum(ord(letter) << place for place, letter in enumerate(str(dtype)))
 
 
 def _not_a_number(features: Tensor, held: Tensor) -> str:

@@ -15,6 +15,7 @@ from heads.losses.base import (
     Stats,
     logsumexp,
 )
+from heads.losses.checks import above, at_least
 from heads.losses.sampling import kept_and_sampled
 
 
@@ -48,6 +49,11 @@ class CrossEntropy(Loss):
         return (Reduction.LOGSUMEXP, *sums)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"ce label_smoothing is {self.label_smoothing}: give one from 0 to below 1"
+            )
+        at_least(self.kind, "z_loss", self.z_loss, 0)
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"ce sample_rate is {self.sample_rate}: give one above 0, at most 1")
 
@@ -87,6 +93,9 @@ class SelfNormalisation(Loss):
     aligned = True
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
 
+    def __post_init__(self) -> None:
+        above(self.kind, "alpha", self.alpha, 0)
+
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return logsumexp(logits_BC), block.true
 
@@ -100,7 +109,8 @@ class BatchCrossEntropy(Loss):
     """KL(P_B || Q_B) with one softmax over the whole batch (002, definition 2).
 
     P_B puts 1/m on each row's label (row weights in proportion), so the loss is logsumexp over rows
-    and classes of z, less the mean of z_y, less log m.
+    and classes of z, less the mean of z_y, less log m. All rows that are not ignored are in the
+    partition sum, whatever they weigh.
     """
 
     kind = "batch_ce"
@@ -119,7 +129,7 @@ class BatchCrossEntropy(Loss):
         share = torch.ones_like(true) if rows.weights is None else rows.weights
         share = share / share.sum()
         log_z = logsumexp(lse.unsqueeze(0)).squeeze(0)
-        return log_z + (share * (share.log() - true)).sum()
+        return log_z + (torch.xlogy(share, share) - share * true).sum()
 
 
 def check_batch(kind: str, rows: Rows) -> None:
