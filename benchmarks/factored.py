@@ -80,7 +80,7 @@ def _consolidation(head: FactoredHead) -> Row:
     head(*_batch(head.num_classes))
     seconds = time.perf_counter() - started
     family = [k for k, each in LOSSES.items() if issubclass(each, SphericalLoss | Quadratic)]
-    counts = {f"{kind} {_count(kind, -torch.inf)}, {_count(kind, 0.0)}": kind for kind in family}
+    counts = [f"{kind} {_count(kind, -torch.inf)}, {_count(kind, 0.0)}" for kind in family]
     return Row(
         "factored head: one consolidation",
         f"K = {MANY:,}, d = {DIM}",

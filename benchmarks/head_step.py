@@ -17,8 +17,6 @@ from heads import ClassHead, HierarchicalSoftmaxHead, LabelTree, build_cover_tre
 from heads.losses import LOSSES, CrossEntropy, Loss
 
 DIM = 512
-# A cover tree takes its time: above this number of classes the hierarchy is given instead.
-_LARGEST_COVER_TREE = 20_000
 _LABEL_DIM = 32
 
 Case = tuple[int, int]  # classes, rows of the batch
@@ -139,14 +137,10 @@ def agree(naive: Step, ours: Step) -> None:
 
 @cache
 def label_tree(num_classes: int) -> tuple[LabelTree, str]:
-    """A V-tree over random clustered label vectors, or over a random hierarchy; and its story."""
-    rng = np.random.default_rng(0)
-    if num_classes <= _LARGEST_COVER_TREE:
-        tree = build_cover_tree(_clustered_vectors(num_classes, rng)).vtree()
-        origin = "cover tree"
-    else:
-        tree, origin = _hierarchy(num_classes, rng), "random hierarchy"
-    return tree, f"{origin} of {tree.num_nodes:,} nodes on {tree.depth.max() + 1} levels"
+    """A V-tree over random clustered label vectors, and its story."""
+    vectors = _clustered_vectors(num_classes, np.random.default_rng(0))
+    tree = build_cover_tree(vectors).vtree()
+    return tree, f"cover tree of {tree.num_nodes:,} nodes on {tree.depth.max() + 1} levels"
 
 
 def _loss(kind: str, classes: int = 0) -> Loss:
@@ -189,18 +183,3 @@ def _clustered_vectors(num_classes: int, rng: np.random.Generator) -> np.ndarray
         vectors = parents + width * rng.normal(size=parents.shape)
         width /= 3
     return vectors
-
-
-def _hierarchy(num_classes: int, rng: np.random.Generator) -> LabelTree:
-    """Classes under about K/10 inner nodes under about K/100, each parent drawn at random."""
-    middle, top = num_classes // 10, num_classes // 100
-    # The first children of every inner node are dealt out, so that none is without.
-    leaf_parents = np.concatenate(
-        [np.arange(middle), rng.integers(middle, size=num_classes - middle)]
-    )
-    middle_parents = np.concatenate([np.arange(top), rng.integers(top, size=middle - top)])
-    parents = np.concatenate(
-        [num_classes + leaf_parents, num_classes + middle + middle_parents, np.full(top, -1)]
-    )
-    classes = np.concatenate([np.arange(num_classes), np.full(middle + top, -1)])
-    return LabelTree.from_parents(parents, classes)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from heads.collectives import all_gather_rows, group_rank, group_size
+from heads.collectives import all_gather_rows, all_reduce_max, group_rank, group_size
+from heads.factored import FactoredHead
 from heads.head import ClassHead
-from heads.init import normal_rows
 from heads.tree import LabelTree
 from heads.weights import ClassWeights, shard_range
 
@@ -26,7 +26,10 @@ def append_to_tree(tree: LabelTree, parents: Sequence[int]) -> tuple[LabelTree, 
     `parents` are nodes of `tree`, -1 for a root; the new classes are K, K + 1, ... in order.
     ValueError for a parent that is no node.
     """
-    wanted = np.asarray(parents, dtype=np.int64)
+    wanted = np.asarray(parents)
+    if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+        raise ValueError(f"parents are {wanted.dtype} {list(wanted.shape)}: give nodes, or -1")
+    wanted = wanted.astype(np.int64)
     outside = wanted[(wanted < -1) | (wanted >= tree.num_nodes)]
     if len(outside):
         raise ValueError(
@@ -58,12 +61,12 @@ def append_classes(
     moments of `head.weight` in `optimizer` move along, those of new rows are zero. ValueError where
     the head or its loss keeps something of every class, as nce does its noise.
     """
-    tree, moved = append_to_tree(head.tree, parents)
-    _check_constants(head, tree.num_classes)
+    tree, moved = _agreed(head, parents)
     old_weight = head.weight
     weights = head.engine.weights.again(tree, head.engine.weights.device)
-    fresh = _new_rows(head, tree, weights, seed=seed, init_std=init_std)
-    rows = _moved_rows(old_weight.detach(), head, moved, weights) + fresh.to(old_weight)
+    fresh = head.rows_at_start(weights, seed=seed, std=init_std, first_class=head.tree.num_classes)
+    rows = _moved_rows(old_weight.detach(), head, moved, weights)
+    rows += torch.from_numpy(fresh).to(rows)
     new_weight = nn.Parameter(rows)
     if optimizer is not None:
         state = optimizer.state.pop(old_weight, {})
@@ -79,23 +82,33 @@ def append_classes(
     head.engine = replace(head.engine, weights=weights)
 
 
-def _check_constants(head: ClassHead, num_classes: int) -> None:
+def _agreed(head: ClassHead, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
+    """The new tree; what is wrong on one rank stops all of them (collective)."""
+    found, problem = None, None
+    try:
+        found = append_to_tree(head.tree, parents)
+        _check_constants(head, found[0].num_classes, parents)
+    except ValueError as error:
+        problem = error
+    bad = torch.tensor(int(problem is not None), device=head.engine.weights.device)
+    for group in (head.engine.class_group, head.engine.data_group):
+        all_reduce_max(bad, group)
+    if problem is not None:
+        raise problem
+    if bad or found is None:
+        raise ValueError("another rank cannot append its classes: give all of them the same")
+    return found
+
+
+def _check_constants(head: ClassHead, num_classes: int, parents: Sequence[int]) -> None:
     head.loss.check_classes(num_classes)
+    if isinstance(head, FactoredHead) and any(parent != -1 for parent in parents):
+        raise ValueError("classes of a factored head have no parents: append them under -1")
     if head.engine.class_weights is not None:
         raise ValueError(
             f"the head weighs {head.num_classes} classes and none of those to append: make it "
             "without class_weights"
         )
-
-
-def _new_rows(
-    head: ClassHead, tree: LabelTree, weights: ClassWeights, *, seed: int, init_std: float
-) -> Tensor:
-    classes = tree.class_of_node[weights.start : weights.stop]
-    added = np.flatnonzero(classes >= head.tree.num_classes)
-    rows = np.zeros((weights.num_held, head.weight.shape[1]), dtype=np.float32)
-    rows[added, : head.dim] = normal_rows(classes[added], head.dim, seed=seed, std=init_std)
-    return torch.from_numpy(rows)
 
 
 def _moved_rows(rows: Tensor, head: ClassHead, moved: np.ndarray, weights: ClassWeights) -> Tensor:

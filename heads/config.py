@@ -227,6 +227,14 @@ class HeadConfig(_Config):
                     "hierarchical_softmax needs a tree and no class weights: choose "
                     "weights.kind=vtree and class_weights=none"
                 )
+            if (
+                isinstance(self.weights, UTreeConfig | VTreeConfig)
+                and self.weights.gradient_damping
+            ):
+                raise ValueError(
+                    "hierarchical_softmax sums no gradients over subtrees: leave "
+                    "weights.gradient_damping at 0"
+                )
         elif weights == "factored" and loss not in _FACTORED_LOSSES:
             raise ValueError(
                 f"factored weights cannot train {loss}: choose weights.kind=dense, or loss.kind "

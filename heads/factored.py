@@ -73,10 +73,12 @@ class FactoredHead(ClassHead):
     >>> head(features, labels).backward()  # features' gradients, as from ClassHead
     >>> head.step(lr=0.1, weight_decay=5e-4)
 
-    The weight gets no `.grad`, so optimizers pass it by. Reading `head.weight`, its rows or the
-    `state_dict` turns it into plain rows first (`consolidate`: all K of them); it alone is the
-    head's state. Who writes to it fetches it anew. U's singular values stay, up to a common scale,
-    in [1/`max_singular_value`, `max_singular_value`]; a step that would leave that consolidates.
+    The weight gets no `.grad`, so optimizers pass it by, and only this head's own `zero_grad`
+    forgets what its backward recorded: that of a module around it does not reach it. Reading
+    `head.weight`, its rows or the `state_dict` (not `parameters()`) turns it into plain rows first
+    (`consolidate`: all K of them); it alone is the head's state. Who writes to it fetches it anew.
+    U's singular values stay, up to a common scale, in [1/`max_singular_value`,
+    `max_singular_value`]; a step that would leave that consolidates.
 
     Raises ValueError for a loss outside the family and a `max_singular_value` below 1.
     """
@@ -255,8 +257,7 @@ class FactoredHead(ClassHead):
         state = torch.tensor(
             2 if broken else int(changed or self._moments is None), device=self._held().device
         )
-        for group in (self.engine.class_group, self.engine.data_group):
-            all_reduce_max(state, group)
+        state = self._agreed(state)
         if state == 2:
             raise ValueError(_CHANGED)
         if state == 1 or self._moments is None:
@@ -264,6 +265,12 @@ class FactoredHead(ClassHead):
             self._num_changes += changed
             self._seen = self._weight_version()
         return self._moments
+
+    def _agreed(self, state: Tensor) -> Tensor:
+        """The largest of all ranks' `state` (collective)."""
+        return all_reduce_max(
+            all_reduce_max(state, self.engine.class_group), self.engine.data_group
+        )
 
     def _moments_of_rows(self) -> Moments:
         if not self.engine.weights.is_plain:
@@ -298,6 +305,9 @@ class FactoredHead(ClassHead):
     def _batch(self, features: Tensor, labels: Tensor, *, with_gradient: bool) -> _Batch:
         sizes = self.engine.exchange_sizes(features, labels, self._held())
         labels = labels.long()
+        if self.engine.ignore_index is not None:
+            # What an ignored row holds must not matter: 0 times NaN would be NaN.
+            features = features.where(self.engine.counts(labels).unsqueeze(1), 0)
         moments, rows = self._current_moments(), self._label_rows(labels, sizes[0])
         x = features.detach().double()
         stats = x @ moments.total, ((x @ moments.gram) * x).sum(1), (x * rows).sum(1)
@@ -373,7 +383,9 @@ class FactoredHead(ClassHead):
     def _reduced_gradient(self) -> RowsGradient | None:
         """The gradient of all that is recorded; collective where it was not asked for before."""
         if self._recorded:
-            self._check_unchanged()
+            changed = torch.tensor(self._seen != self._weight_version(), device=self._held().device)
+            if self._agreed(changed.long()):
+                raise ValueError(_CHANGED)
             if self._gradient is None:
                 self._gradient = self._reduce(self._recorded)
         return self._gradient

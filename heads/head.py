@@ -195,15 +195,23 @@ class ClassHead(nn.Module):
         return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
 
     def _initial_rows(self, seed: int, std: float) -> np.ndarray:
-        weights, tree = self.engine.weights, self.tree
-        nodes = np.arange(weights.start, weights.stop)
-        leaves = np.flatnonzero((tree.class_of_node[nodes] >= 0) & ~tree.has_children[nodes])
+        return self.rows_at_start(self.engine.weights, seed=seed, std=std)
+
+    def rows_at_start(
+        self, weights: ClassWeights, *, seed: int, std: float, first_class: int = 0
+    ) -> np.ndarray:
+        """The rows [n, dim (+ 1)] that `weights` begins with; zero but for the classes from
+        `first_class` on, if that is not 0."""
+        tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
+        classes = tree.class_of_node[nodes]
+        begins = classes >= first_class
+        leaves = np.flatnonzero(begins & ~tree.has_children[nodes])
         rows = np.zeros((len(nodes), self.dim + self.bias), dtype=np.float32)
-        class_ids = tree.class_of_node[nodes[leaves]]
-        rows[leaves, : self.dim] = normal_rows(class_ids, self.dim, seed=seed, std=std)
+        rows[leaves, : self.dim] = normal_rows(classes[leaves], self.dim, seed=seed, std=std)
         if self.bias:
             # On the roots, so that every class has it once.
-            rows[tree.parent[nodes] < 0, self.dim] = self.loss.initial_bias(self.num_classes)
+            roots = (tree.parent[nodes] < 0) & (begins | (first_class == 0))
+            rows[roots, self.dim] = self.loss.initial_bias(tree.num_classes)
         return rows
 
 
@@ -212,10 +220,12 @@ def _checked_weights(
 ) -> Tensor | None:
     if weights is None:
         return None
-    if weights.shape != (num_classes,) or not (weights.isfinite() & (weights >= 0)).all():
+    weights = torch.as_tensor(weights)
+    fits = weights.shape == (num_classes,) and weights.isfinite().all() and (weights >= 0).all()
+    if not fits or not weights.any():
         raise ValueError(
             f"class weights have shape {list(weights.shape)}: give {num_classes} finite numbers "
-            "that are not negative, one a class"
+            "that are not negative, one a class, and not all of them zero"
         )
     return weights.to(device)
 

@@ -175,6 +175,16 @@ class Recipe(_Config):
         return self
 
     @model_validator(mode="after")
+    def _batch_losses_have_rows_to_compare(self) -> "Recipe":
+        loss = self.head.loss.kind
+        if loss in ("batch_ce", "batch_max_margin") and self.train.global_batch < 2:
+            raise ValueError(
+                f"train.global_batch is {self.train.global_batch} and head.loss {loss} compares "
+                "the rows of a batch: give 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _micro_batches_fit(self) -> "Recipe":
         if self.train.micro_batches > self.train.global_batch:
             raise ValueError(

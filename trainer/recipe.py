@@ -150,7 +150,8 @@ def _describe(error: Any) -> str:
             return f"{path} needs a kind"
     message = error["msg"].removeprefix("Value error, ")
     given = error["input"]
-    return f"{path or 'recipe'}: {message}" + (
+    where = f"{path}: " if path else ""  # a mistake of several keys names them itself
+    return f"{where}{message}" + (
         f", got {given!r}" if isinstance(given, str | int | float) else ""
     )
 

@@ -147,7 +147,11 @@ class Task(nn.Module):
         total = torch.zeros((), device=self.world.device)
         for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
             with self._synchronised(last=index == len(parts) - 1):
-                loss = self._loss(self._features(part), part.labels) * share
+                features = self._features(part)
+                if share > 0:
+                    loss = self._loss(features, part.labels) * share
+                else:
+                    loss = features.sum() * 0  # its rows weigh nothing, but all ranks take part
                 loss.backward()
             total += loss.detach()
         return total

@@ -8,7 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heads.losses.base import Block, Choice, HeldClasses, Loss, Reduction, Rows, Stats
+from heads.losses.checks import at_least
 from heads.losses.sampling import drawn_from
+
+_SUM_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class NoiseContrastiveEstimation(Loss):
     def __post_init__(self) -> None:
         if not (self.noise > 0).all():
             raise ValueError("nce needs a noise distribution that is positive for every class")
+        # Frequencies in float32 may miss 1 by rounding; counts in their place miss it by far.
+        total = float(self.noise.double().sum())
+        if not abs(total - 1) <= _SUM_TOLERANCE:
+            raise ValueError(f"nce noise sums to {total:.6g}: divide it by its sum")
+        at_least(self.kind, "t", self.t, 1)
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"nce samples is {self.samples}: give at least 1, or none")
         # On the CPU, where sums come out the same every time: all ranks must draw alike.

@@ -15,6 +15,7 @@ from heads.losses.base import (
     Stats,
     logsumexp,
 )
+from heads.losses.checks import above, at_least
 from heads.losses.sampling import kept_and_sampled
 
 
@@ -29,7 +30,8 @@ class CrossEntropy(Loss):
     class with probability r (Partial FC, An et al. 2021). The others' logits are raised by -log r,
     so that the sum of exp(z) has the right expectation; its logarithm, the loss, is on average
     lower than that of all classes, by about (1/r - 1)/2 times the sum of p_j^2 over the classes
-    that no row of the batch has (the variance of the sum, by Taylor). Evaluation takes all classes.
+    that no row of the batch has (half the variance of the sum, by Taylor: good while it is small,
+    too large a number where few classes hold most of the sum). Evaluation takes all classes.
     """
 
     label_smoothing: float = 0.0
@@ -47,6 +49,11 @@ class CrossEntropy(Loss):
         return (Reduction.LOGSUMEXP, *sums)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"ce label_smoothing is {self.label_smoothing}: give one from 0 to below 1"
+            )
+        at_least(self.kind, "z_loss", self.z_loss, 0)
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"ce sample_rate is {self.sample_rate}: give one above 0, at most 1")
 
@@ -86,6 +93,9 @@ class SelfNormalisation(Loss):
     aligned = True
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
 
+    def __post_init__(self) -> None:
+        above(self.kind, "alpha", self.alpha, 0)
+
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return logsumexp(logits_BC), block.true
 
@@ -99,7 +109,8 @@ class BatchCrossEntropy(Loss):
     """KL(P_B || Q_B) with one softmax over the whole batch (002, definition 2).
 
     P_B puts 1/m on each row's label (row weights in proportion), so the loss is logsumexp over rows
-    and classes of z, less the mean of z_y, less log m.
+    and classes of z, less the mean of z_y, less log m. All rows that are not ignored are in the
+    partition sum, whatever they weigh.
     """
 
     kind = "batch_ce"
@@ -118,7 +129,7 @@ class BatchCrossEntropy(Loss):
         share = torch.ones_like(true) if rows.weights is None else rows.weights
         share = share / share.sum()
         log_z = logsumexp(lse.unsqueeze(0)).squeeze(0)
-        return log_z + (share * (share.log() - true)).sum()
+        return log_z + (torch.xlogy(share, share) - share * true).sum()
 
 
 def check_batch(kind: str, rows: Rows) -> None:

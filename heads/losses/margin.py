@@ -8,6 +8,7 @@ from torch import Tensor
 
 from heads.largest import decode_ids, encode_ids, largest_columns, sort_largest
 from heads.losses.base import Block, Loss, Rows, Stats
+from heads.losses.checks import above, at_least
 from heads.losses.cross_entropy import check_batch
 
 # Stands for "no class" where a row has fewer false classes than asked for; above every id.
@@ -55,6 +56,9 @@ class MaxMargin(LargestFalse):
     aligned = False
     num_largest = 1
 
+    def __post_init__(self) -> None:
+        above(self.kind, "gamma", self.gamma, 0)
+
     def value(self, total: Stats, rows: Rows) -> Tensor:
         largest, _, true = total
         return rows.mean(torch.relu(self.gamma - true + largest[:, 0]))
@@ -93,6 +97,10 @@ class TopKHinge(LargestFalse):
     paper = "003 eq 8"
     statistic = "k largest false z, z_y"
     aligned = False
+
+    def __post_init__(self) -> None:
+        at_least(self.kind, "k", self.k, 1)
+        at_least(self.kind, "alpha", self.alpha, 0)
 
     @property
     def num_largest(self) -> int:  # type: ignore[override]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from heads.losses.base import Block, Loss, Reduction, Rows, Stats
+from heads.losses.checks import at_least
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class CorrectClassQuadratic(Quadratic):
 
     kind = "ccql"
     paper = "001 eq II.1"
+
+    def __post_init__(self) -> None:
+        if self.w is not None:
+            at_least(self.kind, "w", self.w, 0)
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         w = math.sqrt(rows.num_classes - 1) - 1 if self.w is None else self.w

@@ -56,7 +56,7 @@ class SimLoss(Loss):
     def _log_similarity(self, block: Block, like: Tensor) -> Tensor:
         left, right = (self.vectors[ids].to(like.dtype) for ids in (block.labels, block.class_ids))
         cosine = left @ right.T
-        similarity = ((cosine - self.lower) / (1 - self.lower)).clamp_(0, 1)
+        similarity = cosine.sub_(self.lower).div_(1 - self.lower).clamp_(0, 1)
         # A class is like itself, whatever rounding or a zero vector says.
         similarity[block.label_places] = 1
         return similarity.log_()

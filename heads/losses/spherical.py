@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from heads.losses.base import Block, Loss, Reduction, Rows, Stats
+from heads.losses.checks import above
 
 
 class SphericalLoss(Loss):
@@ -46,6 +47,9 @@ class SphericalSoftmax(SphericalLoss):
     paper = "004 spherical softmax"
     score_kind = "spherical"
 
+    def __post_init__(self) -> None:
+        above(self.kind, "eps", self.eps, 0)
+
     def value(self, total: Stats, rows: Rows) -> Tensor:
         _, squares, true = total
         norm = squares + rows.num_classes * self.eps
@@ -64,6 +68,9 @@ class SphericalBound(SphericalLoss):
 
     kind = "spherical_bound"
     paper = "004 upper bound"
+
+    def __post_init__(self) -> None:
+        above(self.kind, "xi", self.xi, 0)
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         linear, squares, true = total

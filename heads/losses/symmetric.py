@@ -19,6 +19,7 @@ from heads.losses.base import logsumexp
 # Shape legend: B rows, C scores of a row, k the highest degree, n = k + 1, m leaders, P parts.
 
 _CHUNK = 1 << 19  # scores worked on together on a CPU, so that they stay in its cache
+_SHARED_OUT = 1 << 15
 _CANDIDATES = 128  # scores of which torch's topk finds the largest in no time
 
 
@@ -141,7 +142,7 @@ def _largest_columns(scores_BC: Tensor, num: int) -> Tensor:
     num_columns = scores_BC.shape[1]
     size = max(2, _CANDIDATES // num)
     if num_columns <= size * num or scores_BC.device.type != "cpu":
-        return scores_BC.topk(num, dim=1, sorted=False).indices
+        return _topk_columns(scores_BC, num)
     # Columns of a group are far apart: the maxima then run along contiguous memory.
     groups = num_columns // size
     grouped = scores_BC[:, : size * groups].unflatten(1, (size, groups))
@@ -149,8 +150,22 @@ def _largest_columns(scores_BC: Tensor, num: int) -> Tensor:
     offsets = torch.arange(0, size * groups, groups)
     rest = torch.arange(size * groups, num_columns).expand(len(best), -1)
     candidates = torch.cat([(best[:, :, None] + offsets).flatten(1), rest], dim=1)
-    places = scores_BC.gather(1, candidates).topk(num, dim=1, sorted=False).indices
+    places = _topk_columns(scores_BC.gather(1, candidates), num)
     return candidates.gather(1, places)
+
+
+def _topk_columns(scores_BC: Tensor, num: int) -> Tensor:
+    """torch's topk; on a CPU it shares rows out over threads above `_SHARED_OUT` scores only, so
+    somewhat fewer are filled up."""
+    num_rows, num_columns = scores_BC.shape
+    least = _SHARED_OUT // max(1, num_rows) + 1
+    if scores_BC.device.type == "cpu" and least // 2 < num_columns < least:
+        filled = pad(scores_BC, (0, least - num_columns), value=-torch.inf)
+        columns = filled.topk(num, dim=1, sorted=False).indices
+        # Among scores of -inf a filler may have been taken.
+        if not (columns >= num_columns).any():
+            return columns
+    return scores_BC.topk(num, dim=1, sorted=False).indices
 
 
 def _power_sums(scores_BC: Tensor, terms: "_Terms", k: int) -> tuple[Tensor, Tensor | None]:

@@ -2,6 +2,7 @@
 
 from typing import get_args
 
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +27,14 @@ def losses() -> None:
 
 
 def _hyperparameters(kind: str) -> str:
-    """`name=default` of each, as a recipe takes them."""
+    """`name=default` of each, as a recipe takes them, and what a default of null stands for."""
     (config,) = [config for config in get_args(get_args(LossConfig)[0]) if config().kind == kind]
     fields = config.model_fields.items()
-    return ", ".join(f"{name}={field.default}" for name, field in fields if name != "kind")
+    return ", ".join(f"{name}={_default(field)}" for name, field in fields if name != "kind")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is not None:
+        return str(field.default)
+    _, _, meaning = (field.description or "").partition("default: ")
+    return f"null ({meaning})"

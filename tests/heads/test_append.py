@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from heads import ClassHead, LabelTree
+from heads import ClassHead, FactoredHead, LabelTree
 from heads.append import append_classes, append_to_tree
 from tests.heads.cases import label_tree, make_loss
 from tests.ranks import run_on_ranks
@@ -98,3 +98,41 @@ def test_a_new_leaf_takes_its_place_below_its_parent():
 def test_a_parent_that_is_no_node_is_refused():
     with pytest.raises(ValueError, match=r"parent 3 is no node of the label tree"):
         append_to_tree(LabelTree.dense(3), [3])
+
+
+def test_appended_classes_start_with_the_bias_that_the_loss_wants():
+    for tree in (1000, label_tree("vtree", 13)):
+        head = ClassHead(4, tree, make_loss("bce", 1000), init_std=0.0)
+        before = head.num_classes
+        append_classes(head, [-1, -1], init_std=0.0)
+        rows = rows_of(head)
+        start = head.loss.initial_bias(before + 2)
+        assert rows[before][-1] == rows[before + 1][-1] == pytest.approx(start)
+
+
+def bad_parent_on_one_rank():
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
+    head = ClassHead(4, 13, make_loss("ce", 13), mesh=mesh)
+    bad = torch.distributed.get_rank() == 1
+    try:
+        append_classes(head, [99 if bad else -1])
+    except ValueError as error:
+        return str(error), head.num_classes
+
+
+def test_a_bad_parent_on_one_rank_stops_every_rank_and_changes_nothing():
+    good, bad = run_on_ranks(2, bad_parent_on_one_rank)
+    assert "another rank cannot append" in good[0]
+    assert "parent 99 is no node" in bad[0]
+    assert good[1] == bad[1] == 13
+
+
+def test_parents_that_fit_no_head_are_refused_before_anything_changes():
+    head = FactoredHead(4, 13, make_loss("quadratic", 13))
+    with pytest.raises(ValueError, match="append them under -1"):
+        append_classes(head, [0])
+    assert head.num_classes == 13
+    append_classes(head, [-1])
+    assert head.num_classes == 14
+    with pytest.raises(ValueError, match="parents are float64"):
+        append_classes(head, [0.5])

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from heads import ClassHead
+from heads import ClassHead, FactoredHead
 from heads.collectives import group_rank
-from heads.losses import LOSSES
+from heads.losses import LOSSES, SphericalSoftmax
 from heads.weights import shard_range
 from tests.heads.cases import (
     LOSS_KINDS,
@@ -366,3 +366,55 @@ def test_a_batch_of_ignored_rows_is_an_error():
 def test_class_weights_that_do_not_fit_are_refused(weights):
     with pytest.raises(ValueError, match="class weights have shape"):
         ClassHead(3, 4, make_loss("ce", 4), class_weights=weights)
+
+
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_a_class_of_weight_zero_gives_its_rows_no_gradient_and_no_nan(kind):
+    weights = torch.ones(13, dtype=torch.float64)
+    weights[0] = 0
+    head = ClassHead(5, 13, make_loss(kind, 13), class_weights=weights, dtype=torch.float64)
+    features, _, nodes = problem(head.tree, num_rows=4, dim=5)
+    set_nodes(head, nodes)
+    loss, by_features, by_nodes = loss_and_gradients(head, features, torch.tensor([0, 3, 0, 5]))
+    assert np.isfinite(loss)
+    assert np.isfinite(by_nodes).all()
+    if kind not in ("batch_ce", "batch_max_margin"):  # whose rows are compared with each other
+        assert (by_features[[0, 2]] == 0).all()
+
+
+def test_rows_that_all_weigh_nothing_are_an_error():
+    weights = torch.tensor([0.0, 1, 1, 1])
+    head = ClassHead(3, 4, make_loss("ce", 4), class_weights=weights)
+    with pytest.raises(ValueError, match="no rows that count"):
+        head(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="not all of them zero"):
+        ClassHead(3, 4, make_loss("ce", 4), class_weights=torch.zeros(4))
+
+
+@pytest.mark.parametrize("head_type", [ClassHead, FactoredHead])
+def test_what_an_ignored_row_holds_does_not_matter(head_type):
+    head = head_type(3, 4, SphericalSoftmax(), ignore_index=-1, bias=False, init_std=0.5)
+    features = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    features[1] = torch.nan
+    labels = torch.tensor([0, -1, 2])
+    features.requires_grad_()
+    loss = head(features, labels)
+    loss.backward()
+    torch.testing.assert_close(loss, head(features[[0, 2]], labels[[0, 2]]))
+    assert (features.grad[1] == 0).all()
+    assert float(head.squared_gradient_norm()) > 0
+
+
+def features_of_another_type_on_one_rank():
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
+    head = make_head("ce", "dense", 4, 3, mesh)
+    dtype = (torch.float32, torch.float64)[group_rank(mesh.get_group("class"))]
+    try:
+        head(torch.zeros(1, 3, dtype=dtype), torch.tensor([0]))
+    except ValueError as error:
+        return str(error)
+
+
+def test_features_of_another_type_on_one_rank_stop_every_rank():
+    for answer in run_on_ranks(2, features_of_another_type_on_one_rank):
+        assert "features differ in type" in answer

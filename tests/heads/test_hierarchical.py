@@ -133,3 +133,13 @@ def test_an_ignored_row_changes_nothing(ignore_index):
         torch.cat([features, features[:1]]), torch.cat([labels, torch.tensor([ignore_index])])
     )
     torch.testing.assert_close(alone, more, rtol=1e-12, atol=0)
+
+
+def test_labels_of_any_integer_type_are_class_ids_and_others_are_refused():
+    head, features, labels, _ = make_head("vtree", 13, 4)
+    wanted = head(features, labels)
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        torch.testing.assert_close(head(features, labels.to(dtype)), wanted)
+    for dtype in (torch.bool, torch.float32, torch.complex64):
+        with pytest.raises(ValueError, match="do not fit"):
+            head(features, labels.to(dtype))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from heads import ClassHead
 from heads.losses import LOSSES, Block, CorrectClassQuadratic, Loss, Quadratic, Rows
+from heads.tree import LabelTree
 from tests.heads.cases import noise
 
 GAMMA = 0.7
@@ -34,29 +35,75 @@ def separated(logits: Tensor, labels: Tensor) -> bool:
 # ------------------------------------------------------------------ losses that are not aligned
 
 
+# Losses of differences of logits in a row: their hyperparameters and infimum.
+DIFFERENCES = {
+    "ce": ({}, 0),
+    "max_margin": ({"gamma": GAMMA}, 0),
+    "softmax_cs": ({}, 0),
+    "softmax_tanimoto": ({}, -1),
+    "topk_hinge": ({"k": 1, "alpha": 1.0}, 0),
+    "smooth_topk": ({"k": 1, "tau": 1.0, "alpha": 1.0}, 0),
+    "simloss": ({"vectors": torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)}, 0),
+}
+SPHERICAL = {"taylor_softmax": {}, "spherical_softmax": {"eps": 1e-9}}
+
+
+def test_every_loss_that_is_not_aligned_is_refuted():
+    not_aligned = {kind for kind, loss in LOSSES.items() if not loss.aligned}
+    alone = {"sigmoid_cs", "spherical_bound", "hierarchical_softmax"}
+    assert not_aligned == {*DIFFERENCES, *SPHERICAL, *alone}
+
+
 def shifted(alpha: float) -> tuple[Tensor, Tensor]:
     """The counter-example of 002, section 3.1."""
     logits = torch.tensor([[2 * alpha, alpha], [-2 * alpha, -alpha]], dtype=torch.float64)
     return logits, torch.tensor([0, 1])
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "infimum"),
-    [
-        ("ce", {}, 0),
-        ("max_margin", {"gamma": GAMMA}, 0),
-        ("softmax_cs", {}, 0),
-        ("softmax_tanimoto", {}, -1),
-        ("topk_hinge", {"k": 1, "alpha": 1.0}, 0),
-        ("smooth_topk", {"k": 1, "tau": 1.0, "alpha": 1.0}, 0),
-    ],
-)
-def test_a_loss_of_differences_goes_to_its_infimum_with_logits_unseparated(kind, options, infimum):
+@pytest.mark.parametrize("kind", DIFFERENCES)
+def test_a_loss_of_differences_goes_to_its_infimum_with_logits_unseparated(kind):
+    options, infimum = DIFFERENCES[kind]
     logits, labels = shifted(40.0)
     loss = LOSSES[kind](**options)
     assert not loss.aligned
     assert value(loss, logits, labels) == pytest.approx(infimum, abs=1e-12)
     assert not separated(logits, labels)
+
+
+@pytest.mark.parametrize("kind", ["topk_hinge", "smooth_topk"])
+@pytest.mark.parametrize("k", [2, 3])
+def test_with_k_above_1_a_loss_goes_to_its_infimum_with_false_logits_above_the_true_one(kind, k):
+    """Of k predictions one is right: k - 1 false logits of the row itself may be above it."""
+    alpha = 200.0
+    logits = torch.tensor([[0, *[alpha] * (k - 1), -alpha]], dtype=torch.float64)
+    labels = torch.tensor([0])
+    loss = LOSSES[kind](k=k)
+    assert value(loss, logits, labels) == pytest.approx(0, abs=1e-12)
+    assert not separated(logits, labels)
+    # The k-th false logit counts: once it is above, so is the loss.
+    logits[0, -1] = alpha
+    assert value(loss, logits, labels) > 1
+
+
+def test_hierarchical_softmax_goes_to_its_infimum_with_the_logits_of_leaves_unseparated():
+    """It has no row of logits, one a class: any group of siblings may be shifted on its own. So
+    not even the logits of the leaves, taken for those of the classes, are separated."""
+    tree = LabelTree.from_parents([-1, -1, 1, 1], [0, -1, 1, 2])
+    first, inner = tree.node_of_class[0], tree.parent[tree.node_of_class[1]]
+    leaves = torch.from_numpy(tree.node_of_class.copy())
+    nodes = torch.zeros(2, tree.num_nodes, dtype=torch.float64)
+    labels = torch.tensor([0, 1])
+    nodes[0, first], nodes[0, inner] = 40.0, 0.0
+    nodes[1, first], nodes[1, inner] = 0.0, 40.0
+    nodes[:, leaves[1]], nodes[:, leaves[2]] = 40.0, 0.0
+    loss = LOSSES["hierarchical_softmax"](tree)
+    assert not loss.aligned
+    shift = torch.tensor([[100.0], [-100.0]])
+    for shifts in (0 * shift, shift):
+        moved = nodes.clone()
+        moved[:, leaves[1:]] += shifts
+        assert value(loss, moved, leaves[labels]) == pytest.approx(0, abs=1e-12)
+        assert not separated(moved[:, leaves], labels)
 
 
 def test_sigmoid_cauchy_schwarz_goes_to_its_infimum_with_logits_unseparated():
@@ -77,11 +124,9 @@ def test_the_spherical_bound_does_not_see_a_row_shifted():
     assert not separated(moved, labels)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"), [("taylor_softmax", {}), ("spherical_softmax", {"eps": 1e-9})]
-)
-def test_spherical_losses_are_small_with_scores_unseparated(kind, options):
-    loss = LOSSES[kind](**options)
+@pytest.mark.parametrize("kind", SPHERICAL)
+def test_spherical_losses_are_small_with_scores_unseparated(kind):
+    loss = LOSSES[kind](**SPHERICAL[kind])
     # At z = -1 Taylor's score is least; rows of large and of small level.
     logits = torch.tensor([[1e9, 1e3], [-1.0, 1e2]], dtype=torch.float64)
     if kind == "spherical_softmax":

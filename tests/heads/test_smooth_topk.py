@@ -18,6 +18,7 @@ from heads.losses import (
     build_loss,
     topk_marginals,
 )
+from heads.losses.symmetric import symmetric_polynomials
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 TAUS = (0.001, 0.01, 0.1, 1.0, 10.0)
@@ -292,3 +293,16 @@ def test_k_as_large_as_the_number_of_classes_is_an_error(num_classes):
     with pytest.raises(ValueError, match=f"k is 5 and there are {num_classes} classes: lower k"):
         build_loss(SmoothTopKConfig(k=5), num_classes=num_classes)
     assert build_loss(SmoothTopKConfig(k=5, tau=0.5), num_classes=6) == SmoothTopK(5, 0.5, 1.0)
+
+
+def test_a_large_batch_with_few_possible_classes_is_as_its_rows_alone():
+    """Batches just below the size that torch shares out over threads are filled up for it."""
+    logits = torch.randn(300, 90, generator=generator())
+    logits[::2, :87] = -torch.inf
+    nothing = torch.full((300,), -1)
+    together = symmetric_polynomials(logits, nothing, 5, 0.2)
+    for row in range(0, 300, 7):
+        part = slice(row, row + 1)
+        alone = symmetric_polynomials(logits[part], nothing[part], 5, 0.2)
+        torch.testing.assert_close(together.largest[part], alone.largest)
+        torch.testing.assert_close(together.log_ratios[part], alone.log_ratios)

@@ -91,6 +91,9 @@ def test_losses_lists_every_loss_and_whether_it_is_aligned(kway, capsys, monkeyp
         assert loss.statistic in rows[kind]
         assert ("  aligned  " in rows[kind]) == loss.aligned
     assert "k=5, tau=1.0, alpha=1.0" in rows["smooth_topk"]
+    assert "samples=null (the exact expectation)" in rows["nce"]
+    assert "w=null (sqrt(K - 1) - 1)" in rows["ccql"]
+    assert not [kind for kind, row in rows.items() if "null ()" in row]
 
 
 def test_print_config_shows_the_resolved_recipe_and_starts_nothing(kway, glyphs, tmp_path, capsys):

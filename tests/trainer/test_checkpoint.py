@@ -96,6 +96,7 @@ def whole(ranks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     [
         (1, 3, "dense", "sgd"),
         (4, 1, "vtree", "adamw"),
+        (4, 2, "utree", "adamw"),
         (4, 3, "vtree", "sgd"),
         (3, 2, "dense", "adamw"),
         (2, 2, "utree", "adamw"),

@@ -118,6 +118,53 @@ def test_a_mistake_is_one_line_with_the_key_and_the_remedy(override, message, tm
 
 
 @pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["head.loss.kind=batch_ce", "train.global_batch=1"],
+            r"train\.global_batch is 1 and head\.loss batch_ce compares .*: give 2 or more",
+        ),
+        (
+            ["head.loss.kind=batch_max_margin", "train.global_batch=1"],
+            r"train\.global_batch is 1 and head\.loss batch_max_margin compares ",
+        ),
+        (
+            ["head={weights: {kind: factored}, loss: {kind: ce}, bias: false}"],
+            r"head: factored weights cannot train ce: choose weights\.kind=dense, or loss\.kind of ",
+        ),
+        (
+            ["head={weights: {kind: factored}, loss: {kind: quadratic}}"],
+            r"head: factored weights have no bias: set bias=false",
+        ),
+        (
+            [
+                "head={weights: {kind: factored}, loss: {kind: quadratic}, bias: false}",
+                "optimizer.kind=adamw",
+            ],
+            r"head\.weights factored is trained by plain SGD: choose optimizer\.kind=sgd",
+        ),
+        (
+            ["head.loss.kind=hierarchical_softmax"],
+            r"head: hierarchical_softmax needs a tree .*choose weights\.kind=vtree",
+        ),
+    ],
+)
+def test_keys_that_do_not_fit_each_other_are_one_line_that_names_them_once(
+    overrides, message, tmp_path
+):
+    path = recipe_file(tmp_path)
+    with pytest.raises(ValueError, match=rf"^recipe {path}: {message}") as caught:
+        load_recipe(path, overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_of_two_is_enough_for_a_batch_loss_and_one_for_any_other(tmp_path):
+    path = recipe_file(tmp_path)
+    load_recipe(path, ["head.loss.kind=batch_ce", "train.global_batch=2"])
+    load_recipe(path, ["head.loss.kind=ce", "train.global_batch=1"])
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("seed: 1\nseed: 2\n", "line 1: key seed is given twice"),

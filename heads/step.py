@@ -1,0 +1,152 @@
+"""One call of the engine on this rank: its classes in blocks, and what of them is kept.
+
+It knows the losses' statistics and nothing of how they join over ranks.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heads.losses import Block, Choice, Loss, Stats
+from heads.weights import ClassBlock, ClassWeights
+
+# glibc maps and clears larger pieces anew each time, at a page fault every 4 KiB.
+_CACHED_BYTES = 16 << 20
+
+# Shape legend: G rows of the class group, C classes of a block, d features.
+
+
+@dataclass
+class Step:
+    """What one call of the engine computes with, on every row of the class group (G of them).
+
+    `boundary` is what `weights` fetched, `memory_bytes` bounds what is held for logits, `choice`
+    are the classes that the loss chose.
+    """
+
+    weights: ClassWeights
+    loss: Loss
+    memory_bytes: int
+    features_Gd: Tensor
+    labels_G: Tensor
+    held: Tensor
+    boundary: Tensor
+    choice: Choice | None
+    compute_dtype: torch.dtype
+    stats_dtype: torch.dtype
+
+    def blocks(self) -> list[ClassBlock]:
+        return list(self.weights.blocks(self.classes_at_once(), self.choice))
+
+    def classes_at_once(self) -> int:
+        """Classes a block: their logits take an eighth of the budget, a few temporaries of that
+        size fit, and a quarter is left for logits that are kept.
+
+        A power of two, so that a batch that is a row longer does not cut the classes anew.
+        """
+        rows, dim = self.features_Gd.shape
+        piece = self.memory_bytes // 8
+        if self.features_Gd.device.type == "cpu":
+            piece = min(piece, _CACHED_BYTES)
+        widest = max(rows, 1 if self.weights.is_plain else dim)
+        fitting = piece // (self.stats_dtype.itemsize * widest)
+        return 1 << max(6, fitting.bit_length() - 1)
+
+    def class_rows(self, block: ClassBlock) -> Tensor:
+        rows = self.weights.rows(block, self.held, self.boundary)
+        return rows.to(self.compute_dtype)
+
+    def logits(self, block: ClassBlock, out: Tensor | None) -> Tensor:
+        """[G, C], made in the first numbers of a flat `out` where there is one."""
+        shape = len(self.features_Gd), len(block.class_ids)
+        place = None if out is None else out[: math.prod(shape)].view(shape)
+        return torch.mm(self.features_Gd, self.class_rows(block).T, out=place)
+
+    def work(self, block: ClassBlock, logits: Tensor, *, with_graph: bool) -> "BlockWork":
+        leaf = logits.to(self.stats_dtype).requires_grad_(with_graph)
+        columns = self.weights.columns(block, self.labels_G)
+        view = Block.of(block.class_ids, self.labels_G, columns, leaf, block.weights)
+        with torch.set_grad_enabled(with_graph):
+            stats = self.loss.statistics(leaf, view)
+        return BlockWork(leaf, view, stats)
+
+    def identity(self) -> Stats:
+        like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
+        return self.loss.identity(like)
+
+
+@dataclass(frozen=True)
+class BlockWork:
+    """A block of classes computed: its logits, as a leaf, and their statistics."""
+
+    leaf_GC: Tensor
+    view: Block
+    stats: Stats
+
+    def gradient_of_logits(self, grad_stats: Stats) -> Tensor:
+        # Class ids among the statistics have no gradient.
+        pairs = [(s, g) for s, g in zip(self.stats, grad_stats, strict=True) if s.requires_grad]
+        outputs, grads = zip(*pairs, strict=True)
+        leaves = (self.leaf_GC, self.view.true)
+        grad, by_true = torch.autograd.grad(
+            outputs, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        rows, _ = self.view.label_places
+        # The gradient of a plain sum comes expanded: it is made whole before it is written to.
+        return grad.contiguous().index_put_(self.view.label_places, by_true[rows], accumulate=True)
+
+
+class Kept:
+    """What fits the budget and backward need not compute again: the graphs of all blocks, or else
+    the logits of the first ones.
+
+    Logits and statistics are made in place, so that all that a block allocates is gone before the
+    next one: between what lasts, the holes that it leaves would be too small for the next by the
+    few bytes of their alignment (sourceware bug 14581), and the heap would grow with every block.
+    """
+
+    def __init__(self, step: Step, blocks: list[ClassBlock], *, with_grad: bool) -> None:
+        sizes = [len(step.features_Gd) * len(block.class_ids) for block in blocks]
+        budget = step.memory_bytes if with_grad else 0
+        # A graph holds its logits and about twice as much besides; then nothing else is kept.
+        self.graphs = 3 * sum(sizes) * step.stats_dtype.itemsize <= budget // 2
+        self.works: list[BlockWork] = []
+        ends = np.cumsum(sizes, dtype=np.int64)
+        self._num = int((ends * step.compute_dtype.itemsize <= budget // 4).sum())
+        self._starts = [0, *ends.tolist()]
+        if not self.graphs:
+            size = self._starts[self._num] + max(sizes[self._num :], default=0)
+            self._buffer = step.features_Gd.new_empty(size)
+
+    def place(self, index: int) -> Tensor | None:
+        """Where a block's logits are made; None: anywhere."""
+        return None if self.graphs else self._buffer[self._starts[min(index, self._num)] :]
+
+    def logits(self, step: Step, block: ClassBlock, index: int) -> Tensor:
+        """A block's logits [G, C] in backward, made again where they were not kept."""
+        place = self.place(index)
+        if index >= self._num or place is None:
+            return step.logits(block, place)
+        shape = len(step.features_Gd), len(block.class_ids)
+        return place[: math.prod(shape)].view(shape)
+
+
+class Parts:
+    """The statistics of a rank's blocks, each copied into one tensor for all of them."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._columns: Stats = ()
+
+    def put(self, index: int, stats: Stats) -> None:
+        if not self._columns:
+            self._columns = tuple(stat.new_empty((self.num_blocks, *stat.shape)) for stat in stats)
+        for column, stat in zip(self._columns, stats, strict=True):
+            column[index] = stat.detach()
+
+    def __iter__(self) -> Iterator[Stats]:
+        return zip(*self._columns, strict=True) if self._columns else iter(())
