@@ -83,6 +83,11 @@ class _Reader(Dataset):
     """
 
     def __init__(self, split: Split, config: DataConfig, *, seed: int | None) -> None:
+        if split.manifest.modality != "image":
+            raise ValueError(
+                f"{split.folder} holds {split.manifest.modality} and the loader reads pictures: "
+                "choose shards of pictures"
+            )
         self.split = split
         self.config = config
         self.seed = seed

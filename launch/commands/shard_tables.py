@@ -79,7 +79,7 @@ def text_table(split: Split, number: int) -> Table:
 
 
 def plain(text: str, length: int = _NAME) -> Text:
-    """Text from a file, without markup, and harmless to a terminal: controls become U+XXXX."""
+    """Text from a file, without markup, and harmless to a terminal: controls as numbers."""
     safe = "".join(
         f"U+{ord(char):04X}" if unicodedata.category(char) in ("Cc", "Cs") or _turns(char) else char
         for char in " ".join(text.split())
