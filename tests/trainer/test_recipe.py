@@ -130,7 +130,7 @@ def test_a_mistake_is_one_line_with_the_key_and_the_remedy(override, message, tm
         ),
         (
             ["head={weights: {kind: factored}, loss: {kind: ce}, bias: false}"],
-            r"head: factored weights cannot train ce: choose weights\.kind=dense, or loss\.kind of ",
+            r"head: factored weights cannot train ce: choose weights\.kind=dense, or loss\.kind",
         ),
         (
             ["head={weights: {kind: factored}, loss: {kind: quadratic}}"],
