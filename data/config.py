@@ -68,3 +68,10 @@ class DataConfig(_Config):
     workers: int = Field(
         0, ge=0, description="loader processes a rank; 0 loads in the trainer itself"
     )
+    max_bad_samples: int = Field(
+        10,
+        ge=0,
+        le=10_000,
+        description="different samples that training may meet and replace because they are "
+        "damaged; one more stops it, 0 stops at the first",
+    )

@@ -7,18 +7,18 @@ just before the bytes. The index is no archive; the shard alone is enough for an
 import json
 import os
 import struct
-import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import save
 
 from data.manifest import ShardInfo
+from data.tar_headers import BLOCK, member_name
 
-BLOCK = tarfile.BLOCKSIZE  # 512: everything in a tar starts at a multiple of it
 LABEL_EXTENSION = "cls"
 _COLUMNS = {"blocks": "U32", "sizes": "U32", "crc32": "U32", "extension": "U8", "labels": "I32"}
 _MAX_HEADER = 1 << 20
@@ -29,7 +29,8 @@ class ShardIndex:
     """Members of N samples. Column 0 is the sample itself, column 1 its `.cls` file.
 
     blocks: first byte over 512, uint32 [N, 2]; sizes: bytes, uint32 [N, 2]; crc32: uint32 [N, 2];
-    extension: position in `extensions`, uint8 [N, 2]; labels: int32 [N].
+    extension: position in `extensions`, uint8 [N, 2]; labels: int32 [N]. duplicates: samples that
+    the writer dropped from this shard (`data/duplicates.py`).
     """
 
     info: ShardInfo
@@ -39,6 +40,16 @@ class ShardIndex:
     crc32: np.ndarray
     extension: np.ndarray
     labels: np.ndarray
+    duplicates: int = 0
+
+
+class Entry(NamedTuple):
+    """Where a member's bytes stand (in blocks of 512 from the start), how many, and their crc32."""
+
+    extension: str
+    block: int
+    size: int
+    crc32: int
 
 
 class IndexBuilder:
@@ -56,15 +67,20 @@ class IndexBuilder:
         entries = {}
         for extension in sorted(members):
             data = members[extension]
-            entries[extension] = (offset // BLOCK + 1, len(data), zlib.crc32(data))
+            entries[extension] = Entry(extension, offset // BLOCK + 1, len(data), zlib.crc32(data))
             offset += BLOCK + -(-len(data) // BLOCK) * BLOCK
-        row: list[int] = []
-        for extension in (sample, LABEL_EXTENSION):
-            if extension not in self._extensions:
-                self._extensions.append(extension)
-            row += (*entries[extension], self._extensions.index(extension))
-        self._rows.append((*row, label))
+        self.add_entries(entries[sample], entries[LABEL_EXTENSION], label=label)
         return offset
+
+    def add_entries(self, sample: Entry, label_member: Entry, *, label: int) -> None:
+        """Note a sample whose two members stand anywhere in the tar."""
+        row: list[int] = []
+        for entry in (sample, label_member):
+            if entry.extension not in self._extensions:
+                self._extensions.append(entry.extension)
+            row += (entry.block, entry.size, entry.crc32)
+            row.append(self._extensions.index(entry.extension))
+        self._rows.append((*row, label))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -73,10 +89,12 @@ class IndexBuilder:
         """Of all entries; it stands in the manifest."""
         return _crc32(self._extensions, self._arrays())
 
-    def to_bytes(self, info: ShardInfo) -> bytes:
+    def to_bytes(self, info: ShardInfo, *, duplicates: int = 0) -> bytes:
         """The file's content; `info` travels along, so that a resumed run need not hash again."""
         # One metadata key: safetensors writes several in a random order.
-        about = {"shard": info.model_dump(), "extensions": self._extensions}
+        about: dict[str, Any] = {"shard": info.model_dump(), "extensions": self._extensions}
+        if duplicates:
+            about["duplicates"] = duplicates
         return save(self._arrays(), metadata={"kway": json.dumps(about)})
 
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -143,7 +161,7 @@ def _map(path: Path) -> ShardIndex:
         raise ValueError("its checksum does not hold")
     if arrays["extension"].max() >= len(extensions) or arrays["blocks"].min() < 1:
         raise ValueError("an entry points nowhere")
-    return ShardIndex(info, extensions, **arrays)
+    return ShardIndex(info, extensions, **arrays, duplicates=int(about.get("duplicates", 0)))
 
 
 def read_member(descriptor: int, index: ShardIndex, row: int, column: int = 0) -> bytes | None:
@@ -155,10 +173,9 @@ def read_member(descriptor: int, index: ShardIndex, row: int, column: int = 0) -
 
 def read_key(descriptor: int, index: ShardIndex, row: int) -> str:
     """The sample's webdataset key, from its tar header; ValueError where the header is damaged."""
-    header = os.pread(descriptor, BLOCK, (int(index.blocks[row, 0]) - 1) * BLOCK)
     try:
-        name = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").name
-    except tarfile.HeaderError as error:
+        name = member_name(descriptor, int(index.blocks[row, 0]))
+    except ValueError as error:
         raise ValueError(f"the tar header of sample {row} is damaged ({error})") from error
     return name.removesuffix("." + index.extensions[int(index.extension[row, 0])])
 

@@ -57,7 +57,9 @@ class Manifest(_Record):
     """The table of contents of a folder of shards. The position in `classes` is the label."""
 
     format_version: Literal[1] = 1
-    modality: Literal["image"] = "image"
+    modality: Literal["image", "text"] = Field(
+        "image", description="a text sample stands as `<key>.txt`, UTF-8"
+    )
     source: SourceInfo
     classes: tuple[ClassInfo, ...]
     shards: tuple[ShardInfo, ...] = Field(min_length=1)

@@ -1,75 +1,64 @@
-"""Reads a whole folder of shards and says what is damaged: checksums, members, labels, counts."""
+"""Reads a whole folder of shards, several at a time, and names what is damaged.
 
-import hashlib
-import os
+What is looked for inside a shard is `data/shard_check.py`.
+"""
+
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from data.index import LABEL_EXTENSION, ShardIndex, open_index, read_key, read_member
-from data.manifest import Manifest, ShardInfo, load_label_vectors
+from data.foreign import INDEXED
+from data.label_text import ClassList
+from data.manifest import Manifest, load_label_vectors
+from data.shard_check import Damage, Rules, check_shard
+from data.shard_pool import over_shards
 
-_NAMED_A_SHARD = 10
+NAMED_A_SHARD = 10
+_DECODING_COSTS = 20  # as much time a byte: a process repays itself sooner
 
 
-def damages(folder: Path, report: Callable[[int, int], None]) -> Iterator[str]:
-    """Yield one line for each damage; `report(done, total)` counts samples."""
+def damages(
+    folder: Path,
+    report: Callable[[int, int], None],
+    *,
+    decode: bool = False,
+    named: int | None = NAMED_A_SHARD,
+    workers: int | None = None,
+) -> Iterator[Damage]:
+    """Yield each damage; `report(done, total)` counts samples.
+
+    decode: pictures are decoded, too; named: samples of a shard that get a line of their own, the
+    others share one (None: all get one); workers: processes, None: one a core where that pays.
+    """
     manifest = Manifest.read(folder)
     total = sum(shard.samples for shard in manifest.shards)
+    size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COSTS if decode else 1)
+    work = partial(check_shard, _rules(folder, manifest, decode=decode, named=named))
     done = 0
-    for shard in manifest.shards:
-        try:
-            yield from _damages_of(folder, shard, len(manifest.classes))
-        except (ValueError, OSError) as error:
-            yield str(error)
+    found = over_shards(work, manifest.shards, total_bytes=size, workers=workers)
+    for shard, found_here in zip(manifest.shards, found, strict=True):
+        yield from found_here
         done += shard.samples
         report(done, total)
     if manifest.label_vectors is not None:
         try:
             load_label_vectors(folder, manifest)
         except (ValueError, OSError) as error:
-            yield str(error)
+            yield Damage("label vectors", str(error))
 
 
-def _damages_of(folder: Path, shard: ShardInfo, num_classes: int) -> Iterator[str]:
-    path = folder / shard.file
-    if not path.is_file():
-        yield f"{path} is missing"
-        return
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != shard.sha256:
-            yield f"{path} has SHA-256 {digest[:12]}…, not {shard.sha256[:12]}… as written"
-        index = open_index(path)
-        if index.info != shard:
-            yield f"{path}: its index belongs to other shards than the manifest"
-            return
-        found = 0
-        for line in _damaged_samples(file.fileno(), index, num_classes):
-            found += 1
-            if found <= _NAMED_A_SHARD:
-                yield f"{path}: {line}"
-        if found > _NAMED_A_SHARD:
-            yield f"{path}: {found - _NAMED_A_SHARD} more damaged samples"
-
-
-def _damaged_samples(descriptor: int, index: ShardIndex, num_classes: int) -> Iterator[str]:
-    size = os.fstat(descriptor).st_size
-    for row in range(index.info.samples):
-        try:
-            key = read_key(descriptor, index, row)
-        except ValueError as error:
-            yield str(error)
-            continue
-        label = int(index.labels[row])
-        if read_member(descriptor, index, row) is None:
-            yield f"the bytes of {key} are not those that were written" + (
-                " (the file ends before them)" if _end(index, row) > size else ""
-            )
-        elif read_member(descriptor, index, row, column=1) != str(label).encode():
-            yield f"{key}.{LABEL_EXTENSION} does not say {label}, as the index does"
-        elif not 0 <= label < num_classes:
-            yield f"{key} has label {label} and there are {num_classes} classes"
-
-
-def _end(index: ShardIndex, row: int) -> int:
-    return int(index.blocks[row, 0]) * 512 + int(index.sizes[row, 0])
+def _rules(folder: Path, manifest: Manifest, *, decode: bool, named: int | None) -> Rules:
+    about = manifest.source.parameters
+    classes = None
+    if manifest.source.kind == INDEXED:
+        classes = ClassList(manifest.class_names, positions=bool(about.get("positions")))
+    return Rules(
+        folder=folder,
+        text=manifest.modality == "text",
+        num_classes=len(manifest.classes),
+        classes=classes,
+        label_field=str(about.get("label_field")),
+        file_of_sha256={shard.sha256: shard.file for shard in manifest.shards},
+        decode=decode,
+        named=named,
+    )

@@ -18,6 +18,7 @@ from webdataset.writer import TarWriter
 
 from data.aside import commit, flush, written_aside
 from data.claim import UNFINISHED, check_same, claimed
+from data.duplicates import TRAIN, HeldOut
 from data.index import LABEL_EXTENSION, IndexBuilder, index_path, open_index
 from data.manifest import (
     LABEL_VECTORS,
@@ -36,12 +37,14 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Written:
-    """What a run did. `resumed` shards stood already; `left_out` samples the source skipped."""
+    """What a run did. `resumed` shards stood already; `left_out` samples the source skipped, and
+    `duplicates` were dropped from training, both counted over all shards."""
 
     manifest: Manifest
     complete_before: bool = False
     resumed: int = 0
     left_out: int = 0
+    duplicates: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,19 +60,24 @@ def write_shards(
     *,
     samples_per_shard: int = 10_000,
     workers: int | None = None,
+    drop_duplicates: bool = False,
     report: Report = lambda done, total: None,
 ) -> Written:
     """Write `source` into `folder`, or go on with it; `report(done, total)` counts samples.
 
-    workers: processes; None takes one a core where there is enough to do. What is lost or cut off
-    in a folder that was finished before is written again. Raises ValueError, and changes nothing,
-    where the folder holds anything else; ValueError too for a bad sample, and then the unfinished
-    shards are removed. A full disk is an OSError, and the same call goes on when there is space.
+    workers: processes; None takes one a core where there is enough to do. drop_duplicates: keep out
+    of training what another split holds, byte for byte; the other splits are written first. What is
+    lost or cut off in a folder that was finished before is written again. Raises ValueError, and
+    changes nothing, where the folder holds anything else; ValueError too for a bad sample, and then
+    the unfinished shards are removed. A full disk is an OSError, and the same call goes on when
+    there is space.
     """
     if samples_per_shard < 1:
         raise ValueError(f"samples per shard is {samples_per_shard}: it must be at least 1")
     about = source.describe()
     parameters = {**about.parameters, "samples_per_shard": samples_per_shard}
+    if drop_duplicates:
+        parameters["drop_duplicates"] = True
     about = SourceInfo(kind=about.kind, parameters=parameters)
     if (standing := _whole(folder, about)) is not None:
         (folder / UNFINISHED).unlink(missing_ok=True)
@@ -78,13 +86,16 @@ def write_shards(
         # Not whole, so not finished; the note says so from now on.
         (folder / MANIFEST).unlink(missing_ok=True)
         plans = list(_plans(source, samples_per_shard))
-        shards, resumed = _write_plans(source, folder, plans, workers, report)
+        shards, resumed, duplicates = _write_plans(
+            source, folder, plans, workers, report, drop_duplicates
+        )
         if not shards:
             raise ValueError(f"every sample of {about} was left out as bad: nothing is written")
         vectors = source.label_vectors()
         if vectors is not None:
             commit(folder / LABEL_VECTORS, save({"vectors": np.ascontiguousarray(vectors)}))
         manifest = Manifest(
+            modality=getattr(source, "modality", "image"),
             source=about,
             classes=source.classes(),
             shards=tuple(shards),
@@ -92,9 +103,8 @@ def write_shards(
         )
         commit(folder / MANIFEST, manifest.to_bytes())
     asked = sum(len(plan.tasks) for plan in plans)
-    return Written(
-        manifest, resumed=resumed, left_out=asked - sum(shard.samples for shard in shards)
-    )
+    left_out = asked - duplicates - sum(shard.samples for shard in shards)
+    return Written(manifest, resumed=resumed, left_out=left_out, duplicates=duplicates)
 
 
 def _whole(folder: Path, about: SourceInfo) -> Manifest | None:
@@ -123,13 +133,23 @@ def _plans(source: Source, samples_per_shard: int) -> Iterator[_Plan]:
 
 
 def _write_plans(
-    source: Source, folder: Path, plans: list[_Plan], workers: int | None, report: Report
-) -> tuple[list[ShardInfo], int]:
+    source: Source,
+    folder: Path,
+    plans: list[_Plan],
+    workers: int | None,
+    report: Report,
+    drop_duplicates: bool,
+) -> tuple[list[ShardInfo], int, int]:
+    """Shards in the order of `plans`, how many stood already, and duplicates dropped in all."""
     total = sum(len(plan.tasks) for plan in plans)
     finished = {plan.file: info for plan in plans if (info := _finished(folder / plan.file))}
     missing = [plan for plan in plans if plan.file not in finished]
     done = total - sum(len(plan.tasks) for plan in missing)
     resumed = len(finished)
+    duplicates = sum(open_index(folder / file).duplicates for file in finished)
+    held_out: HeldOut | None = None
+    if drop_duplicates:
+        missing.sort(key=lambda plan: plan.split == TRAIN)
     tasks = (task for plan in missing for task in plan.tasks)
     with rendered(source, tasks, num_workers(workers, total - done)) as samples:
         for plan in missing:
@@ -137,11 +157,15 @@ def _write_plans(
             def count(row: int, done: int = done) -> None:
                 report(done + row, total)
 
-            info = _write_shard(folder / plan.file, plan, samples, count)
+            if drop_duplicates and plan.split == TRAIN and held_out is None:
+                others = [info.file for info in finished.values() if info.split != TRAIN]
+                held_out = HeldOut(folder / file for file in others)
+            info = _write_shard(folder / plan.file, plan, samples, count, held_out)
             done += len(plan.tasks)
             if info is not None:
                 finished[plan.file] = info
-    return [finished[plan.file] for plan in plans if plan.file in finished], resumed
+    duplicates += held_out.dropped if held_out else 0
+    return [finished[plan.file] for plan in plans if plan.file in finished], resumed, duplicates
 
 
 def _finished(shard: Path) -> ShardInfo | None:
@@ -154,12 +178,18 @@ def _finished(shard: Path) -> ShardInfo | None:
 
 
 def _write_shard(
-    path: Path, plan: _Plan, samples: Iterator[Sample | None], count: Callable[[int], None]
+    path: Path,
+    plan: _Plan,
+    samples: Iterator[Sample | None],
+    count: Callable[[int], None],
+    held_out: HeldOut | None,
 ) -> ShardInfo | None:
     """One tar and its index; None, and no file, where the source left out every sample."""
     index = IndexBuilder()
+    samples = islice(samples, len(plan.tasks))
+    dropped_before = held_out.dropped if held_out else 0
     with written_aside(path) as aside:
-        _write_tar(aside, index, islice(samples, len(plan.tasks)), count)
+        _write_tar(aside, index, held_out.without(samples) if held_out else samples, count)
         if not len(index):
             aside.unlink()
             return None
@@ -174,7 +204,8 @@ def _write_shard(
             index_crc32=index.crc32(),
         )
         aside.replace(path)
-    commit(index_path(path), index.to_bytes(info))
+    duplicates = held_out.dropped - dropped_before if held_out else 0
+    commit(index_path(path), index.to_bytes(info, duplicates=duplicates))
     return info
 
 

@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from data import (
+    Batch,
     Cursor,
     Manifest,
     Split,
     TrainLoader,
     open_split,
 )
+from heads.collectives import all_gather_equal, all_gather_rows
 from trainer.checkpoint import (
     Checkpoint,
     find_checkpoint,
@@ -51,7 +53,9 @@ def train(recipe: Recipe, world: World) -> None:
 def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
     # ---------------------------------------------------------------- data
     manifest = Manifest.load(recipe.data.shards)
-    split = open_split(recipe.data.shards, recipe.data.train_split)
+    split = open_split(
+        recipe.data.shards, recipe.data.train_split, max_bad_labels=recipe.data.max_bad_samples
+    )
     manifest.of_split(recipe.data.eval_split)  # said now, not after the last step
     label_vectors = label_vectors_of(recipe, manifest)
     global_batch = recipe.train.global_batch
@@ -125,6 +129,7 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
             started = time.perf_counter()
             batch = next(loader)
             telemetry.waited(time.perf_counter() - started)
+            loader.add_bad(_bad_samples(batch, world))
 
             rate = rate_at(
                 step - 1,
@@ -140,8 +145,7 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
             norm = task.clip_gradients(recipe.train.clip_norm)
             _check_finite(step, float(loss), float(norm))
             task.step(optimizer)
-            assert batch.cursor is not None
-            state = replace(state, step=step, cursor=batch.cursor)
+            state = replace(state, step=step, cursor=loader.cursor)
             sample_log.write(step, batch)
 
             if telemetry.is_due(step):
@@ -230,6 +234,18 @@ def _save(
         keep=recipe.checkpoint.keep,
     )
     telemetry.event("checkpoint", state.step, f"checkpoint {folder}", folder=str(folder))
+
+
+def _bad_samples(batch: Batch, world: World) -> list[int]:
+    """Samples that any rank replaced in this step (collective)."""
+    mine = torch.tensor(
+        [substitute.index for substitute in batch.substitutes],
+        dtype=torch.int64,
+        device=world.device,
+    )
+    count = torch.tensor([len(mine)], device=world.device)
+    sizes = torch.cat(all_gather_equal(count, world.group)).tolist()
+    return all_gather_rows(mine, sizes, world.group).tolist() if any(sizes) else []
 
 
 def _check_finite(step: int, loss: float, norm: float) -> None:

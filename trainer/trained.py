@@ -59,7 +59,7 @@ def open_trained(path: Path, world: World) -> TrainedRun:
 
 def class_counts_of(split: Split) -> np.ndarray:
     """Samples of each class in a split [K]."""
-    return np.bincount(split.labels, minlength=split.num_classes)
+    return split.class_counts()
 
 
 def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:

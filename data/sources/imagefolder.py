@@ -5,21 +5,18 @@ Pictures larger than needed are packed smaller, as JPEG; the others keep their b
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cv2
-
-from data.images import MAX_PIXELS, decode, inspect, resize_short_side
+from data.images import MAX_PIXELS
 from data.manifest import ClassInfo, SourceInfo
+from data.sources.keys import webdataset_keys
 from data.sources.listing import ENDINGS, File, Listing, list_class_folders, list_label_file
+from data.sources.packing import check_packing, packed
 from data.sources.source import Sample
-
-# A tar header holds a name of 100 bytes; the extension needs a few.
-_MAX_KEY_BYTES = 90
 
 
 class _Task(NamedTuple):
@@ -49,10 +46,7 @@ class ImageFolder:
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is no folder: name a folder of class folders")
-        if self.short_side is not None and self.short_side < 1:
-            raise ValueError(f"imagefolder: short side is {self.short_side}: give 1 or more")
-        if not 1 <= self.quality <= 100:
-            raise ValueError(f"imagefolder: quality is {self.quality}: choose 1 to 100")
+        check_packing("imagefolder", self.short_side, self.quality)
         if not 0 <= self.test_fraction < 1:
             raise ValueError(
                 f"imagefolder: test fraction is {self.test_fraction}: choose 0 up to, not with, 1"
@@ -84,26 +78,25 @@ class ImageFolder:
         label = {name: i for i, name in enumerate(self._class_names)}
         splits: dict[str, list[_Task]] = {"train": []}
         by_hash = _split_by_hash(self._files, self.test_fraction)
-        for file, split, key in zip(self._files, by_hash, _keys(self._files), strict=True):
+        keys = webdataset_keys(file.path for file in self._files)
+        for file, split, key in zip(self._files, by_hash, keys, strict=True):
             task = _Task(file.path, label[file.class_name], key)
             splits.setdefault(split, []).append(task)
         return {split: tasks for split, tasks in splits.items() if tasks}
 
     def render(self, task: _Task) -> Sample | None:
         path = self.folder / task.path
-        data = path.read_bytes()
         try:
-            extension = inspect(data, self.max_pixels)
-            picture = decode(data, 3, self.max_pixels)
+            data, extension = packed(
+                path.read_bytes(),
+                short_side=self.short_side,
+                quality=self.quality,
+                max_pixels=self.max_pixels,
+            )
         except ValueError as error:
             if self.skip_bad:
                 return None
             raise ValueError(f"{path}: {error}; remove it, or give --skip-bad") from error
-        if self.short_side is not None and min(picture.shape[:2]) > self.short_side:
-            picture = cv2.cvtColor(resize_short_side(picture, self.short_side), cv2.COLOR_RGB2BGR)
-            written, jpeg = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, self.quality])
-            assert written
-            data, extension = jpeg.tobytes(), "jpg"
         return Sample(task.key, data, extension, task.label)
 
     def notes(self) -> list[str]:
@@ -156,20 +149,3 @@ def _split_by_hash(files: Sequence[File], test_fraction: float) -> list[str]:
         or ("test" if value < test_fraction * 2**64 and value < kept[file.class_name] else "train")
         for file, value in zip(files, hashes, strict=True)
     ]
-
-
-def _keys(files: Sequence[File]) -> Iterator[str]:
-    """A webdataset key a file: its path without ending; made unique, and short enough for tar."""
-    seen: set[str] = set()
-    for file in files:
-        folder, _, name = file.path.rpartition("/")
-        stem = name.rpartition(".")[0].replace(".", "_") or "_"
-        key = f"{folder}/{stem}" if folder else stem
-        encoded = key.encode("utf-8", "surrogateescape")
-        if len(encoded) > _MAX_KEY_BYTES or not key.isprintable():
-            key = hashlib.sha256(encoded).hexdigest()[:32]
-        if key in seen:
-            suffix = hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).hexdigest()
-            key = f"{key}~{suffix[:8]}"
-        seen.add(key)
-        yield key

@@ -12,18 +12,31 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from data.manifest import Manifest
-from data.verify import damages
+from launch.commands import shard_images, shard_inspect, shard_text
+from launch.commands.shard_images import DropDuplicates
 
 if TYPE_CHECKING:
     from data.writer import Report, Written
 
-app = typer.Typer(help="Turn a source into shards, or check shards.", no_args_is_help=True)
+app = typer.Typer(help="Turn a source into shards, or look at shards.", no_args_is_help=True)
 
 _SECONDS_BETWEEN_LINES = 10
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="folder that the shards go to")]
 Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
 PerShard = Annotated[int, typer.Option(min=1, help="samples a shard")]
+
+app.command()(shard_images.imagenet)
+app.command()(shard_images.cifar100)
+app.command()(shard_images.cifar10)
+app.command()(shard_images.mnist)
+app.command()(shard_text.tweets)
+app.command()(shard_text.table)
+app.command()(shard_text.emoji_names)
+app.command()(shard_text.check)
+app.command()(shard_inspect.verify)
+app.command()(shard_inspect.show)
+app.command()(shard_inspect.index)
 
 
 @app.command()
@@ -73,6 +86,7 @@ def imagefolder(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="leave out and count what is no picture")
     ] = False,
+    drop_duplicates: DropDuplicates = False,
     samples_per_shard: PerShard = 10_000,
     workers: Workers = None,
 ) -> None:
@@ -92,28 +106,16 @@ def imagefolder(
         print(f"note: {folder}: {note}", file=sys.stderr)
     _write(
         lambda report: write_shards(
-            source, out, samples_per_shard=samples_per_shard, workers=workers, report=report
+            source,
+            out,
+            samples_per_shard=samples_per_shard,
+            workers=workers,
+            drop_duplicates=drop_duplicates,
+            report=report,
         ),
         out,
     )
-
-
-@app.command()
-def verify(folder: Annotated[Path, typer.Argument(help="folder of shards")]) -> None:
-    """Read every byte and name what is damaged; exit code 2 where anything is."""
-    started = time.monotonic()
-    with _progress("verifying") as report:
-        found = list(damages(folder, report))
-    for line in found:
-        print(f"damaged: {line}", file=sys.stderr)
-    if found:
-        print(
-            f"error: {folder} is damaged in {_count(len(found), 'place')}: copy it again, "
-            "or delete it and run kway shard again",
-            file=sys.stderr,
-        )
-        raise typer.Exit(2)
-    print(f"{folder} is sound: {_contents(Manifest.load(folder))}, {_seconds(started)}")
+    shard_images.print_duplicates(out)
 
 
 def _write(write: "Callable[[Report], Written]", out: Path) -> None:
@@ -127,6 +129,8 @@ def _write(write: "Callable[[Report], Written]", out: Path) -> None:
         print(f"stood already: {_count(written.resumed, 'shard')}")
     if written.left_out:
         print(f"warning: left out {_count(written.left_out, 'bad picture')}", file=sys.stderr)
+    if written.duplicates:
+        print(f"kept out of training: {_count(written.duplicates, 'duplicate')} of other splits")
     print(f"{out}: {_contents(written.manifest)}, {_seconds(started)}")
 
 
@@ -151,11 +155,11 @@ def _seconds(started: float) -> str:
 
 
 @contextmanager
-def _progress(verb: str) -> "Iterator[Report]":
+def _progress(verb: str, unit: str = "samples") -> "Iterator[Report]":
     """A bar with rate and time left on a terminal; a plain line now and then elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _plain_lines(verb)
+        yield _plain_lines(verb, unit)
         return
     columns = (
         TextColumn(verb),
@@ -168,11 +172,11 @@ def _progress(verb: str) -> "Iterator[Report]":
         task = bar.add_task(verb, total=None, rate="")
         rate = _Rate()
         yield lambda done, total: bar.update(
-            task, completed=done, total=total, rate=f"{rate.of(done):,.0f} samples/s"
+            task, completed=done, total=total, rate=f"{rate.of(done):,.0f} {unit}/s"
         )
 
 
-def _plain_lines(verb: str) -> "Report":
+def _plain_lines(verb: str, unit: str = "samples") -> "Report":
     rate = _Rate()
     last = time.monotonic()
 
@@ -184,7 +188,7 @@ def _plain_lines(verb: str) -> "Report":
         last = time.monotonic()
         left = (total - done) / speed
         print(
-            f"{verb} {done:,} of {total:,} samples, {speed:,.0f} samples/s, {left:,.0f} s left",
+            f"{verb} {done:,} of {total:,} {unit}, {speed:,.0f} {unit}/s, {left:,.0f} s left",
             file=sys.stderr,
             flush=True,
         )

@@ -1,0 +1,103 @@
+"""What the label of a sample says: the text of `<key>.cls`, or a field of `<key>.json`.
+
+And which class that is: a name of the class list, or a position in it.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LABEL_EXTENSIONS = ("cls", "json")
+
+
+def label_text(extension: str, data: bytes | memoryview, json_field: str) -> str:
+    """The label as it is written, less space around it; ValueError where there is none.
+
+    json_field: where it stands in a `.json`; with dots, in an object of the object.
+    """
+    try:
+        text = str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"its .{extension} is not UTF-8") from error
+    if extension.lower() == "json":
+        text = _field(text, json_field)
+    if not (stripped := text.strip()):
+        raise ValueError("the label is empty")
+    return stripped
+
+
+def _field(text: str, json_field: str) -> str:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its .json is damaged ({error})") from error
+    for name in json_field.split("."):
+        if not isinstance(value, dict) or name not in value:
+            raise ValueError(f"its .json has no field {json_field!r}")
+        value = value[name]
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"field {json_field!r} of its .json is neither a number nor a name")
+    return str(value)
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """Class names; `positions`: a label that is a whole number is a position, not a name."""
+
+    names: tuple[str, ...]
+    positions: bool
+    _label: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_label", {name: i for i, name in enumerate(self.names)})
+
+    @classmethod
+    def found(cls, texts: Iterable[str]) -> "ClassList":
+        """The distinct labels, in the order of the numbers where all are numbers."""
+        distinct = set(texts)
+        if all(_is_number(text) for text in distinct):
+            return cls(tuple(sorted(distinct, key=lambda text: (int(text), text))), positions=False)
+        return cls(tuple(sorted(distinct)), positions=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "ClassList":
+        """A file of one class name a line; ValueError for one that is empty or stands twice."""
+        try:
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8") from error
+        _check_lines(path, lines)
+        return cls(tuple(line.strip() for line in lines), positions=True)
+
+    def label(self, text: str) -> int:
+        """The class that `text` names; ValueError where it is none of the list."""
+        if self.positions and _is_number(text):
+            if not 0 <= int(text) < len(self.names):
+                raise ValueError(
+                    f"label {text} is out of range: there are {len(self.names)} classes"
+                )
+            return int(text)
+        if text not in self._label:
+            raise ValueError(f"label {text!r} is no name of the {len(self.names)} classes")
+        return self._label[text]
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and text.isascii()
+
+
+def _check_lines(path: Path, lines: Sequence[str]) -> None:
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        name = line.strip()
+        if not name:
+            raise ValueError(f"{path}, line {number} is empty: give one class name a line")
+        if name in seen:
+            raise ValueError(
+                f"{path}, line {number}: {name!r} stands in line {seen[name]} too: "
+                "make the names differ"
+            )
+        seen[name] = number
+    if not lines:
+        raise ValueError(f"{path} is empty: give one class name a line")

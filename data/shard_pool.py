@@ -1,0 +1,56 @@
+"""A function over many shards, several at a time, results in the order of the shards.
+
+What a result is, and what is read, is the caller's.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import connection, get_context, parent_process
+from threading import Thread
+from typing import TypeVar
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+_BYTES_A_WORKER = 1 << 28  # fewer do not repay the start of a process
+
+
+def over_shards(
+    work: Callable[[Job], Result], jobs: Sequence[Job], *, total_bytes: int, workers: int | None
+) -> Iterator[Result]:
+    """`work(job)` of each job, in their order, by `workers` processes (0, 1: in this one).
+
+    None: one a core where there is enough to read. `work` is a function of a module.
+    """
+    if workers is None:
+        workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_A_WORKER)
+    workers = min(workers, len(jobs))
+    if workers < 2:
+        yield from map(work, jobs)
+        return
+    # Spawned, not forked: image libraries and callers hold threads and locks.
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=end_with_parent)
+    try:
+        running: deque[Future[Result]] = deque()
+        for job in jobs:
+            running.append(pool.submit(work, job))
+            if len(running) > 2 * workers:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """A killed parent leaves the pool's pipes open: without this its workers wait for ever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()

@@ -1,0 +1,178 @@
+"""CIFAR-10 and CIFAR-100 in their published binary version, as archive or unpacked.
+
+A record is one label byte (CIFAR-100: coarse, then fine) and 3,072 bytes of pixels, red, green and
+blue one after the other (Krizhevsky 2009). The Python and MATLAB versions are not read.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from data.manifest import ClassInfo, SourceInfo
+from data.sources.archive import archived_files, loose_files
+from data.sources.packing import lossless
+from data.sources.source import Sample
+
+_SIDE = 32
+_PIXELS = 3 * _SIDE * _SIDE
+
+
+class _Task(NamedTuple):
+    key: str
+    label: int
+    pixels: bytes
+
+
+@dataclass(frozen=True)
+class _Cifar:
+    """`path`: the tar.gz, or a folder with its files (or with the folder that it unpacks to)."""
+
+    path: Path
+
+    kind: ClassVar[str]
+    archive: ClassVar[str]
+    unpacked: ClassVar[str]
+    files: ClassVar[dict[str, tuple[str, ...]]]  # of each split
+    published: ClassVar[int]  # records in all files
+    labels: ClassVar[tuple[str, ...]]  # file of names of each label byte; the last is the class
+
+    def __post_init__(self) -> None:
+        if not self.path.exists():
+            raise FileNotFoundError(f"{self.path} does not exist: give {self.archive}")
+
+    def describe(self) -> SourceInfo:
+        content = hashlib.sha256()
+        for name in self._wanted:
+            content.update(self._contents[name])
+        return SourceInfo(kind=self.kind, parameters={"content": content.hexdigest()[:16]})
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return tuple(ClassInfo(name=name) for name in self._names(self.labels[-1]))
+
+    def label_vectors(self) -> None:
+        return None
+
+    def splits(self) -> dict[str, Sequence[_Task]]:
+        num_labels = len(self.labels)
+        return {
+            split: [
+                _Task(f"{split}-{i:05d}", record[num_labels - 1], record[num_labels:])
+                for i, record in enumerate(self._records(split))
+            ]
+            for split in self.files
+        }
+
+    def render(self, task: _Task) -> Sample:
+        planes = np.frombuffer(task.pixels, np.uint8).reshape(3, _SIDE, _SIDE)
+        picture = np.ascontiguousarray(planes.transpose(1, 2, 0))
+        return Sample(task.key, lossless(picture), "png", task.label)
+
+    def notes(self) -> list[str]:
+        """Where there are not as many pictures as were published."""
+        found = sum(1 for split in self.files for _ in self._records(split))
+        if found == self.published:
+            return []
+        return [f"{found:,} pictures, and {self.kind} was published with {self.published:,}"]
+
+    def _records(self, split: str) -> Iterator[bytes]:
+        """Records of a split, their labels checked."""
+        size = len(self.labels) + _PIXELS
+        limits = [len(self._names(file)) for file in self.labels]
+        for file in self.files[split]:
+            content = self._contents[file]
+            if not content or len(content) % size:
+                raise ValueError(
+                    f"{self.path}: {file} has {len(content):,} bytes, which are not records of "
+                    f"{size:,}: download it again"
+                )
+            for i in range(0, len(content), size):
+                record = content[i : i + size]
+                for label, limit, names in zip(record, limits, self.labels, strict=False):
+                    if label >= limit:
+                        raise ValueError(
+                            f"{self.path}: picture {i // size} of {file} has label {label} and "
+                            f"{names} has {limit} names: download it again"
+                        )
+                yield record
+
+    def _names(self, file: str) -> list[str]:
+        lines = self._contents[file].decode("utf-8", "replace").splitlines()
+        names = [line.strip() for line in lines if line.strip()]
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise ValueError(f"{self.path}: {file} is no list of class names: download it again")
+        return names
+
+    @property
+    def _wanted(self) -> tuple[str, ...]:
+        return (*(file for files in self.files.values() for file in files), *self.labels)
+
+    @cached_property
+    def _contents(self) -> dict[str, bytes]:
+        """File name -> content of every file that is read."""
+        if self.path.is_dir():
+            inner = self.path / self.unpacked
+            found = loose_files(inner if inner.is_dir() else self.path, self._wanted)
+        else:
+            found = archived_files(self.path, self._wanted)
+        if missing := [name for name in self._wanted if name not in found]:
+            raise FileNotFoundError(
+                f"{self.path} holds no {missing[0]}: give the binary version, {self.archive}"
+            )
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers get their pixels with each task.
+        return {"path": self.path}
+
+
+class Cifar10(_Cifar):
+    """The source `cifar10`: cifar-10-binary.tar.gz, 50,000 + 10,000 pictures of 32 x 32 pixels."""
+
+    kind = "cifar10"
+    archive = "cifar-10-binary.tar.gz"
+    unpacked = "cifar-10-batches-bin"
+    files: ClassVar = {
+        "train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+        "test": ("test_batch.bin",),
+    }
+    published = 60_000
+    labels = ("batches.meta.txt",)
+
+
+class Cifar100(_Cifar):
+    """The source `cifar100`: cifar-100-binary.tar.gz, as `Cifar10`, with 20 coarse classes.
+
+    The coarse class is an attribute of a class, and its parent in a hierarchy.
+    """
+
+    kind = "cifar100"
+    archive = "cifar-100-binary.tar.gz"
+    unpacked = "cifar-100-binary"
+    files: ClassVar = {"train": ("train.bin",), "test": ("test.bin",)}
+    published = 60_000
+    labels = ("coarse_label_names.txt", "fine_label_names.txt")
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        coarse_file, fine_file = self.labels
+        coarse_names, fine_names = self._names(coarse_file), self._names(fine_file)
+        above: dict[int, int] = {}
+        for split in self.files:
+            for record in self._records(split):
+                if above.setdefault(record[1], record[0]) != record[0]:
+                    raise ValueError(
+                        f"{self.path}: {fine_names[record[1]]!r} stands in two coarse classes: "
+                        "download it again"
+                    )
+        return tuple(
+            ClassInfo(name=name, attributes=_coarse(coarse_names[above[i]] if i in above else None))
+            for i, name in enumerate(fine_names)
+        )
+
+
+def _coarse(name: str | None) -> dict[str, str]:
+    return {} if name is None else {"coarse": name, "parents": name}

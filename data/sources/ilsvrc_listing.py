@@ -1,0 +1,148 @@
+"""The pictures of ILSVRC 2012: in the published tars, or in the folders that people extract.
+
+Nothing is opened but tar headers: whether a member is a picture shows later.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from data.sources.ilsvrc_devkit import DEVKIT, Devkit
+from data.sources.ilsvrc_tars import Member, tar_members
+from data.sources.listing import ENDINGS
+
+TRAIN_TAR = "ILSVRC2012_img_train.tar"
+VAL_TAR = "ILSVRC2012_img_val.tar"
+_SYNSET = re.compile(r"n\d{8}")
+_NUMBER = re.compile(r"_(\d{8})$")
+_THREADS = 8  # they wait for the disk
+
+
+class Picture(NamedTuple):
+    """Bytes [offset, offset + size) of `file`, a path in the folder; `name` is unique."""
+
+    name: str
+    file: str
+    offset: int
+    size: int
+    synset: str
+
+
+@dataclass
+class Pictures:
+    """In the order of their names, so that tars and folders give the same; `ignored`: others."""
+
+    found: list[Picture] = field(default_factory=list)
+    ignored: int = 0
+
+
+def list_training(folder: Path) -> Pictures:
+    """Of ILSVRC2012_img_train.tar or train/; ValueError for a class that is no synset id."""
+    tar = folder / TRAIN_TAR
+    if tar.is_file():
+        classes = {PurePosixPath(m.name).name.removesuffix(".tar"): m for m in tar_members(tar)}
+        return _of_classes(tar, classes, lambda synset: tar_members(tar, classes[synset]), tar.name)
+    train = folder / "train"
+    if not train.is_dir():
+        raise FileNotFoundError(f"{folder} holds neither {TRAIN_TAR} nor train/: name their folder")
+    return _of_classes(train, _folders(train), lambda synset: _files(train, synset), None)
+
+
+def list_validation(folder: Path, devkit: Devkit | None) -> Pictures | None:
+    """Of ILSVRC2012_img_val.tar or val/, which may be flat; None where there is neither.
+
+    Flat pictures are named by numbers, whose classes only the devkit knows: ValueError without it.
+    """
+    tar, val = folder / VAL_TAR, folder / "val"
+    if tar.is_file():
+        return _flat(tar, tar_members(tar), devkit, tar.name)
+    if not val.is_dir():
+        return None
+    if classes := _folders(val):
+        listed = _of_classes(val, classes, lambda synset: _files(val, synset), None)
+        listed.found = _renamed(listed.found)
+        return listed
+    return _flat(val, _files(val, ""), devkit, None)
+
+
+def _folders(folder: Path) -> list[str]:
+    return [f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")]
+
+
+def _files(folder: Path, synset: str) -> list[Member]:
+    """Files of a class folder, by their path in the folder."""
+    with os.scandir(folder / synset) as entries:
+        return [
+            Member(str(PurePosixPath(synset, entry.name)), 0, entry.stat().st_size)
+            for entry in entries
+            if entry.is_file()
+        ]
+
+
+def _of_classes(
+    where: Path, classes: Iterable[str], members: Callable[[str], list[Member]], tar: str | None
+) -> Pictures:
+    """Pictures of class folders, or of the class tars in `tar`."""
+    synsets = sorted(classes)
+    for synset in synsets:
+        if not _SYNSET.fullmatch(synset):
+            raise ValueError(
+                f"{where} holds {synset!r}, which is no synset id such as n01440764: remove it, or "
+                "use kway shard imagefolder"
+            )
+    listed = Pictures()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for synset, found in zip(synsets, pool.map(members, synsets), strict=True):
+            pictures = _pictures(listed, found)
+            if not pictures:
+                raise ValueError(f"{where}: class {synset} has no pictures: add some, or remove it")
+            for name, member in pictures:
+                file = tar or f"{where.name}/{member.name}"
+                picture = Picture(f"{synset}/{name}", file, member.offset, member.size, synset)
+                listed.found.append(picture)
+    return listed
+
+
+def _flat(where: Path, members: list[Member], devkit: Devkit | None, tar: str | None) -> Pictures:
+    if devkit is None:
+        raise ValueError(
+            f"{where} does not tell the classes of its pictures: put {DEVKIT}.tar.gz beside it, or "
+            "give it with --devkit"
+        )
+    listed = Pictures()
+    for name, member in _pictures(listed, members):
+        number = _NUMBER.search(PurePosixPath(name).stem)
+        place = int(number[1]) if number else 0
+        if not 1 <= place <= len(devkit.truth):
+            raise ValueError(
+                f"{where}: {name} is none of ILSVRC2012_val_00000001.JPEG to "
+                f"{len(devkit.truth):08d}, whose classes {devkit.path} tells: remove it, or give "
+                "another devkit"
+            )
+        file = tar or f"{where.name}/{name}"
+        synset = devkit.truth[place - 1]
+        listed.found.append(Picture(f"val/{name}", file, member.offset, member.size, synset))
+    return listed
+
+
+def _renamed(pictures: list[Picture]) -> list[Picture]:
+    """Names as if `val/` were flat, where that keeps them apart; in the order of names."""
+    flat = [picture.name.rpartition("/")[2] for picture in pictures]
+    names = flat if len(set(flat)) == len(flat) else [picture.name for picture in pictures]
+    return sorted(p._replace(name=f"val/{name}") for p, name in zip(pictures, names, strict=True))
+
+
+def _pictures(listed: Pictures, members: list[Member]) -> list[tuple[str, Member]]:
+    """(file name, member) of what is named like a picture, sorted; the others are counted."""
+    named = sorted((PurePosixPath(member.name).name, member) for member in members)
+    pictures = [
+        (name, member)
+        for name, member in named
+        if PurePosixPath(name).suffix.lower() in ENDINGS and not name.startswith(".")
+    ]
+    listed.ignored += len(members) - len(pictures)
+    return pictures

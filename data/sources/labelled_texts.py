@@ -1,0 +1,204 @@
+"""Text files with a label file beside each: a text a line, its label on the same line.
+
+The layout of tweeteval: train_text.txt, train_labels.txt, val_…, test_…, mapping.txt.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any, Literal
+
+import emoji
+import numpy as np
+
+from data.manifest import ClassInfo, SourceInfo
+from data.sources.emoji_classes import emoji_classes, emoji_vectors
+from data.sources.source import Sample
+from data.sources.tweets import about_pass
+from data.text.clean import Cleaning
+from data.text.emoji_table import fold
+from data.text.records import TEXT_OF_LINES, RecordFile, digest, open_records
+from data.text.settle import Rules, Settled, Work, pass_notes
+from data.text.spans import Kept, Report, Span, silent
+from data.text.tasks import Task
+
+_SPLITS = {"train": "train", "val": "validation", "test": "test"}
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """The source `labelled-texts`; `folder` is in tweeteval's layout.
+
+    texts: "clean" takes emoji and their parts out (the published texts hold U+FE0F where emoji
+    stood) and hides names and addresses, "keep" leaves every text as it is. across: training texts
+    that stand in another split, too. Labels are numbers or names; `mapping.txt` (number, emoji,
+    name; tabs between) says what numbers mean.
+    """
+
+    folder: Path
+    work: Path
+    texts: Literal["clean", "keep"] = "clean"
+    duplicates: Literal["drop", "keep"] = "drop"
+    across: Literal["drop", "keep"] = "keep"
+    vectors: Path | None = None
+    report: Report = field(default=silent, compare=False, repr=False)
+
+    modality = "text"
+
+    def __post_init__(self) -> None:
+        if not self._splits:
+            raise FileNotFoundError(
+                f"{self.folder} holds no train_text.txt: give a folder of train_text.txt, "
+                "train_labels.txt and the same of val and test"
+            )
+        for path in self.files:
+            if not path.is_file():
+                raise FileNotFoundError(f"{path} is missing: every text file needs its labels")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(chain(*((self._text_file(s), self._label_file(s)) for s in self._splits)))
+
+    def describe(self) -> SourceInfo:
+        mapping = [self._mapping_file] if self._mapping_file.is_file() else []
+        parameters: dict[str, Any] = {
+            "files": digest([*self.files, *mapping]),
+            "texts": self.texts,
+            "duplicates": self.duplicates,
+            "across": self.across,
+            "vectors": None if self.vectors is None else digest([self.vectors]),
+            "emoji": emoji.__version__,
+        }
+        return SourceInfo(kind="labelled-texts", parameters=parameters)
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        if (found := self._emoji) is not None:
+            return emoji_classes(found)
+        return tuple(ClassInfo(name=self._named.get(x, (x, x))[1]) for x in self._settled.labels)
+
+    def label_vectors(self) -> np.ndarray | None:
+        return None if (found := self._emoji) is None else emoji_vectors(found, self.vectors)[0]
+
+    def splits(self) -> dict[str, Sequence[Task]]:
+        work = Work(self.work)
+        return {split: work.tasks(split) for split in self._settled.splits}
+
+    def render(self, task: Task) -> Sample:
+        fields = self._records[task.file].read(task.offset, task.length)
+        text = self._text(fields)
+        return Sample(f"{task.file:x}-{task.offset:x}", text.encode(), "txt", task.label)
+
+    def notes(self) -> list[str]:
+        """What was left out, one line each with its number; the first pass must be done."""
+        return pass_notes(self._settled)
+
+    def clean_up(self) -> None:
+        """Remove what the first pass left."""
+        Work(self.work).remove()
+
+    def spans(self) -> list[Span]:
+        # A label has the number of its text's line: files are read from their beginning.
+        return [Span(number, 0, one.size) for number, one in enumerate(self._records)]
+
+    def kept(self, span: Span, counts: Counter[str]) -> Iterator[Kept]:
+        one, name = self._records[span.file], self._splits[span.file]
+        labels = chain(self._labels(name), repeat(None))
+        lines = 0
+        for offset, data in one.records(span.first, span.last, empty=True):
+            lines += 1
+            if (label := next(labels)) is None:
+                raise ValueError(
+                    f"{self._label_file(name)} has {lines - 1} labels and {one.path} more texts: "
+                    "every line needs one"
+                )
+            counts["texts read"] += 1
+            try:
+                text = self._text(one.parse(data))
+            except UnicodeDecodeError:
+                counts["texts that are not UTF-8"] += 1
+                continue
+            if text.strip():
+                yield Kept(offset, len(data), text, label, _SPLITS[name])
+            else:
+                counts["texts of nothing but emoji, names and addresses"] += 1
+        if next(labels) is not None:
+            raise ValueError(
+                f"{one.path} has {lines} texts and {self._label_file(name)} more labels: "
+                "every line needs one"
+            )
+
+    def _labels(self, name: str) -> Iterator[str]:
+        with self._label_file(name).open(encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                if not (label := line.strip()):
+                    raise ValueError(f"{self._label_file(name)}, line {number}: no label there")
+                yield label
+
+    def _text(self, fields: dict[str, Any]) -> str:
+        text = str(fields[TEXT_OF_LINES])
+        return Cleaning().clean(text) if self.texts == "clean" else text
+
+    def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
+        """In the order of the mapping; without one by number, or else by name."""
+        if self._named:
+            if unknown := sorted(set(samples) - set(self._named)):
+                raise ValueError(f"{self._mapping_file} has no line for label {unknown[0]!r}")
+            return list(self._named)
+        numbers = all(label.isdecimal() for label in samples)
+        return sorted(samples, key=lambda label: (int(label), label) if numbers else (0, label))
+
+    @property
+    def _emoji(self) -> list[str] | None:
+        """Folded emoji of the classes, where the mapping gives one for each."""
+        found = [self._named.get(label, ("", ""))[0] for label in self._settled.labels]
+        return [fold(one) for one in found] if set(found) <= emoji.EMOJI_DATA.keys() else None
+
+    @cached_property
+    def _named(self) -> dict[str, tuple[str, str]]:
+        """Label -> (second column, name in words) of the mapping."""
+        if not self._mapping_file.is_file():
+            return {}
+        named = {}
+        for line in self._mapping_file.read_text(encoding="utf-8").splitlines():
+            label, *rest = [*line.split("\t"), ""]
+            if label.strip():
+                name = rest[1] if len(rest) > 1 else ""
+                named[label.strip()] = (rest[0], name.strip("_ ").replace("_", " ") or rest[0])
+        return named
+
+    @property
+    def _splits(self) -> list[str]:
+        """Beginnings of the file names that there are, training first; none without training."""
+        found = [name for name in _SPLITS if self._text_file(name).is_file()]
+        return found if "train" in found else []
+
+    def _text_file(self, name: str) -> Path:
+        return self.folder / f"{name}_text.txt"
+
+    def _label_file(self, name: str) -> Path:
+        return self.folder / f"{name}_labels.txt"
+
+    @property
+    def _mapping_file(self) -> Path:
+        return self.folder / "mapping.txt"
+
+    @cached_property
+    def _records(self) -> tuple[RecordFile, ...]:
+        return tuple(open_records(self._text_file(name)) for name in self._splits)
+
+    @cached_property
+    def _settled(self) -> Settled:
+        rules = Rules(
+            self._choose,
+            drop_duplicates=self.duplicates == "drop",
+            drop_across=self.across == "drop",
+        )
+        return Work(self.work).settled(about_pass(self), self, rules, workers=1, report=self.report)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers read; they need neither the result of the first pass nor whom to report to.
+        state = {k: v for k, v in self.__dict__.items() if k not in ("report", "_settled")}
+        return {**state, "report": silent}

@@ -1,0 +1,163 @@
+"""MNIST in its published idx files, and whatever has the same layout, such as Fashion-MNIST.
+
+An idx file is a magic number, the sizes of its axes (big-endian) and bytes (LeCun et al.).
+"""
+
+import gzip
+import hashlib
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.manifest import ClassInfo, SourceInfo
+from data.sources.packing import lossless
+from data.sources.source import Sample
+
+_STEMS = {"train": "train", "test": "t10k"}
+_BYTES = 0x08  # of an element, in the third byte of the magic number
+_DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
+
+
+class _Task(NamedTuple):
+    key: str
+    label: int
+    pixels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Mnist:
+    """The source `mnist`: a folder of four idx files, plain or .gz.
+
+    names: a file with one class name a line, in the order of the labels; without it a class is
+    called by its number, 0 to the largest label.
+    """
+
+    folder: Path
+    names: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.folder.is_dir():
+            raise FileNotFoundError(
+                f"{self.folder} is no folder: name the one with train-images-idx3-ubyte.gz"
+            )
+
+    def describe(self) -> SourceInfo:
+        content = hashlib.sha256(repr(self._class_names).encode())
+        for pictures, labels in self._arrays.values():
+            content.update(repr(pictures.shape).encode())
+            content.update(pictures.tobytes() + labels.tobytes())
+        return SourceInfo(kind="mnist", parameters={"content": content.hexdigest()[:16]})
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return tuple(ClassInfo(name=name) for name in self._class_names)
+
+    def label_vectors(self) -> None:
+        return None
+
+    def splits(self) -> dict[str, Sequence[_Task]]:
+        return {
+            split: [
+                _Task(f"{split}-{i:05d}", int(label), picture)
+                for i, (picture, label) in enumerate(zip(pictures, labels, strict=True))
+            ]
+            for split, (pictures, labels) in self._arrays.items()
+        }
+
+    def render(self, task: _Task) -> Sample:
+        return Sample(task.key, lossless(task.pixels), "png", task.label)
+
+    @cached_property
+    def _class_names(self) -> list[str]:
+        labels = np.concatenate([labels for _, labels in self._arrays.values()])
+        number = int(labels.max()) + 1
+        if self.names is None:
+            names = [str(label) for label in range(number)]
+        else:
+            names = _read_names(self.names)
+        if len(names) < max(2, number):
+            raise ValueError(
+                f"{self.names or self.folder} has {len(names)} classes and labels reach "
+                f"{number - 1}: name every class, at least 2"
+            )
+        return names
+
+    @cached_property
+    def _arrays(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Split -> pictures uint8 [N, H, W], labels uint8 [N]."""
+        arrays = {}
+        for split, stem in _STEMS.items():
+            pictures = _read_idx(self.folder, f"{stem}-images", 3)
+            labels = _read_idx(self.folder, f"{stem}-labels", 1)
+            if len(pictures) != len(labels):
+                raise ValueError(
+                    f"{self.folder}: {stem}-images holds {len(pictures):,} pictures and "
+                    f"{stem}-labels {len(labels):,} labels: download both again"
+                )
+            if not pictures.size:
+                raise ValueError(f"{self.folder}: {stem}-images is empty: download it again")
+            arrays[split] = pictures, labels
+        return arrays
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers get their pixels with each task.
+        return {"folder": self.folder, "names": self.names}
+
+
+def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
+    """Array uint8 of `stem-idxN-ubyte`; unpacking tools also write `stem.idxN-ubyte`."""
+    for mark in "-.":
+        for ending in (".gz", ""):
+            path = folder / f"{stem}{mark}idx{num_axes}-ubyte{ending}"
+            if path.is_file():
+                return _parse_idx(_content(path), num_axes, path)
+    raise FileNotFoundError(
+        f"{folder} holds no {stem}-idx{num_axes}-ubyte, with or without .gz: download it"
+    )
+
+
+def _content(path: Path) -> bytes:
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    try:
+        with gzip.open(path) as file:
+            return file.read()
+    except _DAMAGE as error:
+        raise ValueError(f"{path} is damaged ({error}): download it again") from error
+
+
+def _parse_idx(content: bytes, num_axes: int, path: Path) -> np.ndarray:
+    start = 4 + 4 * num_axes
+    magic = bytes((0, 0, _BYTES, num_axes))
+    if content[:4] != magic or len(content) < start:
+        raise ValueError(
+            f"{path} begins with {content[:4].hex()}, not {magic.hex()}: it is no idx file of "
+            f"{num_axes} axes of bytes; download it again"
+        )
+    shape = struct.unpack(f">{num_axes}I", content[4:start])
+    wanted = start + int(np.prod(shape, dtype=np.float64))
+    if len(content) != wanted:
+        raise ValueError(
+            f"{path} has {len(content):,} bytes and its header {shape} says {wanted:,}: "
+            "download it again"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _read_names(path: Path) -> list[str]:
+    if not path.is_file():
+        raise FileNotFoundError(f"class names {path} do not exist: give a file of one name a line")
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8") from error
+    while names and not names[-1]:
+        names.pop()
+    if "" in names or len(set(names)) < len(names):
+        raise ValueError(f"{path} has an empty line or a name twice: give one name a line")
+    return names

@@ -1,0 +1,233 @@
+"""Tables with a column for the text, or for the path of a picture, and one for the label."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from data.images import MAX_PIXELS
+from data.manifest import ClassInfo, SourceInfo
+from data.sources.packing import check_packing, packed
+from data.sources.source import Sample
+from data.sources.tweets import about_pass
+from data.text.parquet import PARQUET, parquet_as_jsonl, parquet_columns
+from data.text.records import RecordFile, digest, open_records, text_field
+from data.text.settle import Rules, Settled, Work, pass_notes
+from data.text.spans import SPAN_BYTES, Kept, Report, Span, silent
+from data.text.tasks import Task
+
+_SPLITS = {"val": "validation", "valid": "validation", "dev": "validation", "training": "train"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The source `table`: CSV, TSV, JSONL or Parquet files, all with the columns that are named.
+
+    Exactly one of `text` and `picture`. Paths of pictures are inside `root` (default: the folder of
+    the first file) and are packed as `imagefolder` does. split: a column of split names (val and
+    dev become "validation"); without it `test_fraction` of the rows by hash of the text or path.
+    Texts stay as they are. work: folder for what the first pass leaves.
+    """
+
+    files: tuple[Path, ...]
+    work: Path
+    label: str
+    text: str | None = None
+    picture: str | None = None
+    split: str | None = None
+    root: Path | None = None
+    test_fraction: float = 0.1
+    duplicates: Literal["drop", "keep"] = "keep"
+    across: Literal["drop", "keep"] = "keep"
+    min_count: int = 1
+    short_side: int | None = 256
+    quality: int = 90
+    skip_bad: bool = False
+    workers: int | None = None
+    report: Report = field(default=silent, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.picture is None):
+            raise ValueError("table: name one column, of texts with --text or pictures --picture")
+        if not 0 <= self.test_fraction < 1:
+            raise ValueError(
+                f"table: test fraction is {self.test_fraction}: choose 0 up to, not with, 1"
+            )
+        check_packing("table", self.short_side, self.quality)
+        for path in self.files:
+            columns = parquet_columns(path) if _is_parquet(path) else open_records(path).columns
+            missing = [name for name in self._columns if name not in (columns or self._columns)]
+            if missing:
+                raise ValueError(
+                    f"{path} has no column {missing[0]!r}: it has {', '.join(columns or ())[:200]}"
+                )
+
+    @property
+    def modality(self) -> str:
+        return "image" if self.text is None else "text"
+
+    def describe(self) -> SourceInfo:
+        parameters: dict[str, Any] = {
+            "files": digest(self.files),
+            "text": self.text,
+            "picture": self.picture,
+            "label": self.label,
+            "split": self.split,
+            "test_fraction": self.test_fraction,
+            "duplicates": self.duplicates,
+            "across": self.across,
+            "min_count": self.min_count,
+        }
+        if self.picture is not None:
+            parameters |= {
+                "root": str(self._root),
+                "short_side": self.short_side,
+                "quality": self.quality,
+                "skip_bad": self.skip_bad,
+            }
+        return SourceInfo(kind="table", parameters=parameters)
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return tuple(ClassInfo(name=name) for name in self._settled.labels)
+
+    def label_vectors(self) -> None:
+        return None
+
+    def splits(self) -> dict[str, Sequence[Task]]:
+        work = Work(self.work)
+        return {split: work.tasks(split) for split in self._settled.splits}
+
+    def render(self, task: Task) -> Sample | None:
+        fields = self._records[task.file].read(task.offset, task.length)
+        content = text_field(fields, self._content) or ""
+        key = f"{task.file:x}-{task.offset:x}"
+        if self.text is not None:
+            return Sample(key, content.encode(), "txt", task.label)
+        path = self._picture_path(content)
+        try:
+            data, extension = packed(
+                path.read_bytes(),
+                short_side=self.short_side,
+                quality=self.quality,
+                max_pixels=MAX_PIXELS,
+            )
+        except (ValueError, FileNotFoundError) as error:
+            if self.skip_bad:
+                return None
+            raise ValueError(f"{path}: {error}; correct the row, or give --skip-bad") from error
+        return Sample(key, data, extension, task.label)
+
+    def notes(self) -> list[str]:
+        """What was left out or found, one line each with its number; after the first pass."""
+        return pass_notes(self._settled)
+
+    def clean_up(self) -> None:
+        """Remove what the first pass left."""
+        Work(self.work).remove()
+
+    def spans(self) -> list[Span]:
+        for number, path in enumerate(self.files):
+            if _is_parquet(path):
+                parquet_as_jsonl(path, self._columns, self._unpacked(number))
+        return [
+            Span(number, first, last)
+            for number, one in enumerate(self._records)
+            for first, last in one.spans(SPAN_BYTES)
+        ]
+
+    def kept(self, span: Span, counts: Counter[str]) -> Iterator[Kept]:
+        one = self._records[span.file]
+        for offset, data in one.records(span.first, span.last):
+            counts["rows read"] += 1
+            try:
+                fields = one.parse(data)
+                content, label = text_field(fields, self._content), text_field(fields, self.label)
+                split = self._split_of(fields)
+            except ValueError as error:
+                raise ValueError(f"{one.path}, byte {offset}: the row {error}: mend it") from error
+            if not (content or "").strip() or not (label or "").strip():
+                counts["rows without text, path or label left out"] += 1
+                continue
+            assert content is not None
+            assert label is not None
+            yield Kept(offset, len(data), content, label.strip(), split)
+
+    def _split_of(self, fields: dict[str, Any]) -> str | None:
+        if self.split is None:
+            return None
+        name = (text_field(fields, self.split) or "").strip().lower()
+        if not name.isidentifier():
+            raise ValueError(f"has {name!r} where its split should stand")
+        return _SPLITS.get(name, name)
+
+    def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
+        """Sorted by number where all labels are numbers, by name otherwise."""
+        names = [name for name in samples if samples[name] >= self.min_count]
+        if untrained := sorted(name for name in names if not trained[name]):
+            if self.split is not None:
+                raise ValueError(
+                    f"{self.files[0]}: class {untrained[0]!r} has no row in training: "
+                    "add some, or remove that class"
+                )
+            names = [name for name in names if trained[name]]
+        if len(names) < 2:
+            raise ValueError(
+                f"{self.files[0]}: {len(names)} classes with {self.min_count} or more rows in "
+                f"column {self.label!r}: at least 2 are needed"
+            )
+        numbers = all(name.isdecimal() for name in names)
+        return sorted(names, key=lambda name: (int(name), name) if numbers else (0, name))
+
+    def _picture_path(self, content: str) -> Path:
+        name = os.path.normpath(content.strip())
+        if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
+            raise ValueError(f"{content[:60]!r} is outside {self._root}: name files inside it")
+        return self._root / name
+
+    @property
+    def _content(self) -> str:
+        name = self.picture if self.text is None else self.text
+        assert name is not None
+        return name
+
+    @property
+    def _columns(self) -> list[str]:
+        return [name for name in (self._content, self.label, self.split) if name is not None]
+
+    @property
+    def _root(self) -> Path:
+        return self.files[0].parent if self.root is None else self.root
+
+    def _unpacked(self, number: int) -> Path:
+        return self.work / f"rows-{number:06d}.jsonl"
+
+    @cached_property
+    def _records(self) -> tuple[RecordFile, ...]:
+        return tuple(
+            open_records(self._unpacked(number) if _is_parquet(path) else path)
+            for number, path in enumerate(self.files)
+        )
+
+    @cached_property
+    def _settled(self) -> Settled:
+        rules = Rules(
+            self._choose,
+            self.test_fraction,
+            drop_duplicates=self.duplicates == "drop",
+            drop_across=self.across == "drop",
+        )
+        return Work(self.work).settled(
+            about_pass(self), self, rules, workers=self.workers, report=self.report
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers read; they need neither the result of the first pass nor whom to report to.
+        state = {k: v for k, v in self.__dict__.items() if k not in ("report", "_settled")}
+        return {**state, "report": silent}
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == PARQUET

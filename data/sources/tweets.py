@@ -1,0 +1,279 @@
+"""Raw tweets: the label is an emoji that was found in the text, and all emoji are taken out.
+
+Two passes over the files: one that chooses (its result stays on disk beside the shards until they
+are written), one that writes. Texts that come with labels of their own are `labelled_texts.py`.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import emoji
+import numpy as np
+
+from data.manifest import ClassInfo, SourceInfo
+from data.sources.emoji_classes import emoji_classes, emoji_vectors
+from data.sources.source import Sample
+from data.text.clean import Cleaning, What, is_retweet
+from data.text.emoji_table import find_emoji, fold
+from data.text.policy import POLICIES, chosen
+from data.text.records import RecordFile, digest, open_records, text_field
+from data.text.settle import Rules, Settled, Work, pass_notes
+from data.text.spans import DAMAGED, FIRST_DAMAGED, SPAN_BYTES, Kept, Report, Span, silent
+from data.text.tasks import Task
+
+# In JSON from the platform itself a long tweet's `text` is cut off.
+_TEXT_NAMES = ("extended_tweet.full_text", "full_text", "text", "tweet")
+_LANGUAGE_NAMES = ("lang", "language")
+_ID_NAMES = ("id_str", "id", "tweet_id")
+_LANGUAGE = re.compile(r"[A-Za-z]{2,8}(?:-[A-Za-z0-9]{1,8})*")
+_UNKNOWN_LANGUAGE = "und"
+_ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_RETWEETED = "retweeted_status"
+
+
+@dataclass(frozen=True)
+class Tweets:
+    """The source `tweets`.
+
+    work: folder for what the first pass leaves; remove it with `clean_up` when shards are written.
+    text, language, identity: columns or fields (dots lead into nested ones); None takes what is
+    usual. languages: only these; empty keeps all. A key is `<language>/<id>-<file>-<offset>`, in
+    which a language that is not given is `und`.
+    policy: one of `data.text.POLICIES`. emoji_form: "fold" takes skin tone and variation selector
+    off a label, "keep" leaves it. top, min_count: only the N most frequent classes; only those with
+    as many samples, duplicates not counted.
+    """
+
+    files: tuple[Path, ...]
+    work: Path
+    text: str | None = None
+    language: str | None = None
+    identity: str | None = None
+    languages: tuple[str, ...] = ()
+    policy: str = "first"
+    emoji_form: Literal["fold", "keep"] = "fold"
+    users: What = "replace"
+    urls: What = "replace"
+    retweets: Literal["drop", "keep"] = "drop"
+    duplicates: Literal["drop", "keep"] = "drop"
+    min_count: int = 1
+    top: int | None = None
+    test_fraction: float = 0.1
+    vectors: Path | None = None
+    workers: int | None = None
+    report: Report = field(default=silent, compare=False, repr=False)
+
+    modality = "text"
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"tweets: policy is {self.policy!r}: choose {', '.join(POLICIES)}")
+        if not 0 <= self.test_fraction < 1:
+            raise ValueError(
+                f"tweets: test fraction is {self.test_fraction}: choose 0 up to, not with, 1"
+            )
+        if self.min_count < 1 or (self.top is not None and self.top < 2):
+            raise ValueError(
+                f"tweets: min count is {self.min_count} and top {self.top}: "
+                "choose at least 1 and at least 2"
+            )
+        for one in self._records:
+            if one.columns is not None:
+                self._check_columns(one)
+
+    def describe(self) -> SourceInfo:
+        parameters: dict[str, Any] = {
+            "files": digest(self.files),
+            "text": self.text,
+            "language": self.language,
+            "identity": self.identity,
+            "languages": ",".join(sorted(self.languages)) or None,
+            "policy": self.policy,
+            "emoji_form": self.emoji_form,
+            "users": self.users,
+            "urls": self.urls,
+            "retweets": self.retweets,
+            "duplicates": self.duplicates,
+            "min_count": self.min_count,
+            "top": self.top,
+            "test_fraction": self.test_fraction,
+            "vectors": None if self.vectors is None else digest([self.vectors]),
+            # It says what is an emoji.
+            "emoji": emoji.__version__,
+        }
+        return SourceInfo(kind="tweets", parameters=parameters)
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return emoji_classes(self._settled.labels)
+
+    def label_vectors(self) -> np.ndarray:
+        return emoji_vectors(self._settled.labels, self.vectors)[0]
+
+    def splits(self) -> dict[str, Sequence[Task]]:
+        work = Work(self.work)
+        return {split: work.tasks(split) for split in self._settled.splits}
+
+    def render(self, task: Task) -> Sample:
+        fields = self._records[task.file].read(task.offset, task.length)
+        text = self._cleaning.clean(self._text(fields) or "")
+        return Sample(self._key(fields, task), text.encode(), "txt", task.label)
+
+    def notes(self) -> list[str]:
+        """What was left out or changed, one line each, with a number; after the first pass."""
+        notes = pass_notes(self._settled)
+        if self.vectors is not None:
+            missing = emoji_vectors(self._settled.labels, self.vectors)[1]
+            if missing:
+                shown = " ".join(missing[:10])
+                notes.append(
+                    f"classes without a vector, which get the mean: {len(missing):,} ({shown})"
+                )
+        return notes
+
+    def clean_up(self) -> None:
+        """Remove what the first pass left."""
+        Work(self.work).remove()
+
+    def spans(self) -> list[Span]:
+        return [
+            Span(number, first, last)
+            for number, one in enumerate(self._records)
+            for first, last in one.spans(SPAN_BYTES)
+        ]
+
+    def kept(self, span: Span, counts: Counter[str]) -> Iterator[Kept]:
+        one = self._records[span.file]
+        for offset, data in one.records(span.first, span.last):
+            counts["records read"] += 1
+            try:
+                fields = one.parse(data)
+                text = self._text(fields)
+                labels, cleaned = self._judge(text, fields, counts)
+            except ValueError as error:
+                if not counts[DAMAGED]:
+                    counts[f"{FIRST_DAMAGED}{one.path}, byte {offset}: {_short(error)}"] += 1
+                counts[DAMAGED] += 1
+                continue
+            for label in labels:
+                yield Kept(offset, len(data), cleaned, label, None)
+
+    def _judge(
+        self, text: str | None, fields: dict[str, Any], counts: Counter[str]
+    ) -> tuple[list[str], str]:
+        """Labels and the cleaned text; no labels, and a count, where the record is left out."""
+        reason, labels, cleaned = None, [], ""
+        if text is None:
+            reason = "records without text"
+        elif self.languages and self._language(fields) not in self.languages:
+            reason = "texts in other languages"
+        elif self.retweets == "drop" and (is_retweet(text) or fields.get(_RETWEETED)):
+            reason = "retweets dropped"
+        elif not (found := find_emoji(text)):
+            reason = "texts without emoji"
+        else:
+            found = [fold(one) for one in found] if self.emoji_form == "fold" else found
+            labels = chosen(self.policy, found)
+            cleaned = self._cleaning.clean(text)
+            if not labels:
+                reason = "texts with several emoji left out by the policy"
+            elif not cleaned:
+                reason = "texts of nothing but emoji, names and addresses"
+        if reason is not None:
+            counts[reason] += 1
+            return [], ""
+        return labels, cleaned
+
+    def _text(self, fields: dict[str, Any]) -> str | None:
+        return _first(fields, self.text, _TEXT_NAMES)
+
+    def _language(self, fields: dict[str, Any]) -> str:
+        return _plain(fields, self.language, _LANGUAGE_NAMES, _LANGUAGE) or _UNKNOWN_LANGUAGE
+
+    def _key(self, fields: dict[str, Any], task: Task) -> str:
+        """Unique by the record's place, and by the label where a record gives several."""
+        identity = _plain(fields, self.identity, _ID_NAMES, _ID)
+        place = f"{task.file:x}-{task.offset:x}"
+        if self.policy == "each":
+            place = f"{place}-{task.label}"
+        if identity is not None:
+            place = f"{identity}-{place}"
+        return f"{self._language(fields)}/{place}"
+
+    def _check_columns(self, one: RecordFile) -> None:
+        assert one.columns is not None
+        named = [name for name in (self.text, self.language, self.identity) if name is not None]
+        missing = [name for name in named if name not in one.columns]
+        if self.text is None and not set(_TEXT_NAMES) & set(one.columns):
+            missing = ["text"]
+        if missing:
+            raise ValueError(
+                f"{one.path} has no column {missing[0]!r}: its first line names "
+                f"{', '.join(one.columns)[:200]}; say which holds the text with --text"
+            )
+
+    def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
+        """The most frequent class first; equally frequent ones by code points."""
+        names = [name for name in trained if trained[name] and samples[name] >= self.min_count]
+        names.sort(key=lambda name: (-samples[name], name))
+        if len(names) < 2:
+            raise ValueError(
+                f"{self.files[0]}{' and others' if self.files[1:] else ''}: {len(names)} emoji "
+                f"with {self.min_count} or more texts in training, at least 2 are needed: "
+                "check --text, --languages and --min-count"
+            )
+        return names[: self.top]
+
+    @cached_property
+    def _records(self) -> tuple[RecordFile, ...]:
+        return tuple(map(open_records, self.files))
+
+    @property
+    def _cleaning(self) -> Cleaning:
+        return Cleaning(self.users, self.urls)
+
+    @cached_property
+    def _settled(self) -> Settled:
+        rules = Rules(self._choose, self.test_fraction, self.duplicates == "drop")
+        return Work(self.work).settled(
+            about_pass(self), self, rules, workers=self.workers, report=self.report
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers read; they need neither the result of the first pass nor whom to report to.
+        state = {k: v for k, v in self.__dict__.items() if k not in ("report", "_settled")}
+        return {**state, "report": silent}
+
+
+def about_pass(source: Any) -> str:
+    """What a first pass was made of, and where: its references count files by their order."""
+    files = [str(path.resolve()) for path in source.files]
+    return json.dumps([source.describe().model_dump(), files])
+
+
+def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> str | None:
+    names = usual if name is None else (name,)
+    for one in names:
+        if (found := text_field(fields, one)) is not None:
+            return found
+    return None
+
+
+def _plain(
+    fields: dict[str, Any], name: str | None, usual: Sequence[str], pattern: re.Pattern[str]
+) -> str | None:
+    """A field that goes into a key; None where it does not look as it should."""
+    try:
+        found = _first(fields, name, usual) or ""
+    except ValueError:
+        return None
+    return found if pattern.fullmatch(found) else None
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]

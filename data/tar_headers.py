@@ -1,0 +1,147 @@
+"""Headers of a plain tar: every member's name and place, and what is no header where one should be.
+
+Python's own reader ends quietly at the first bad header; this one names it, looks for the next
+sound one, and goes on. USTAR, GNU and pax headers are read; payloads are not.
+"""
+
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from typing import NamedTuple
+
+BLOCK = tarfile.BLOCKSIZE
+_REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+_PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+_LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_WITHOUT_BYTES = (tarfile.DIRTYPE, tarfile.XGLTYPE)
+# A name longer than this is damage, not a name; it bounds what is read for it.
+_MAX_EXTENSION = 1 << 20
+_ZEROS = bytes(BLOCK)
+_LOOK_BACK = 8
+_SCAN = 1 << 20
+
+
+class Member(NamedTuple):
+    """A file in a tar: its name and where its bytes stand."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class Fault(NamedTuple):
+    """A place in a tar where something is wrong, and what."""
+
+    offset: int
+    what: str
+
+
+def walk(descriptor: int) -> Iterator[Member | Fault]:
+    """Every member of the tar in file order, and a fault for each that cannot be used.
+
+    After a bad header, or zeros where other readers stop, the next sound one is looked for.
+    """
+    end = os.fstat(descriptor).st_size
+    offset, zeros, extra = 0, 0, dict[str, str]()
+    while offset < end:
+        block = os.pread(descriptor, BLOCK, offset)
+        if block == _ZEROS:
+            offset, zeros = offset + BLOCK, zeros + BLOCK
+            continue
+        header = _parse(block)
+        if header is None:
+            sound = _next_sound(descriptor, offset + BLOCK, end)
+            what = f"no tar header, {(sound - offset + zeros):,} bytes are not read"
+            yield Fault(offset - zeros, what)
+            offset, zeros, extra = sound, 0, {}
+            continue
+        if zeros:
+            what = f"{zeros:,} zero bytes and then more: joined tars, or members wiped out"
+            yield Fault(offset - zeros, what)
+            zeros = 0
+        start, size = offset + BLOCK, header.size
+        if "size" in extra and extra["size"].isdecimal():
+            size = int(extra["size"])
+        if start + size > end:
+            name = extra.get("path", header.name)
+            yield Fault(
+                offset, f"{_shown(name)} is cut off: the file ends before its {size:,} bytes"
+            )
+            return
+        offset = start + -(-size // BLOCK) * BLOCK
+        if header.type in _PAX or header.type in _LONG:
+            extra |= _extension(header, os.pread(descriptor, min(size, _MAX_EXTENSION), start))
+            continue
+        if header.type in _REGULAR:
+            yield Member(extra.get("path", header.name), start, size)
+        elif header.type not in _WITHOUT_BYTES:
+            what = "is a link, a device or a sparse file, whose bytes do not stand in the tar"
+            yield Fault(start - BLOCK, f"{_shown(extra.get('path', header.name))} {what}")
+        extra = {}
+
+
+def member_name(descriptor: int, block: int) -> str:
+    """The name of the member whose bytes start at `block` (of 512 bytes).
+
+    A long name stands in an extra header before its own. ValueError where the header is damaged.
+    """
+    header = _parse(os.pread(descriptor, BLOCK, (block - 1) * BLOCK))
+    if header is None:
+        raise ValueError("bad checksum")
+    for back in range(1, min(_LOOK_BACK, block - 2) + 1):
+        start = (block - 1 - back) * BLOCK
+        before = _parse(os.pread(descriptor, BLOCK, start - BLOCK))
+        if before is None or -(-before.size // BLOCK) != back:
+            continue
+        if before.type in _PAX or before.type == tarfile.GNUTYPE_LONGNAME:
+            return _extension(before, os.pread(descriptor, before.size, start)).get(
+                "path", header.name
+            )
+    return header.name
+
+
+def header_size(descriptor: int, block: int) -> int | None:
+    """Bytes that the header before `block` promises; None where it is no header."""
+    header = _parse(os.pread(descriptor, BLOCK, (block - 1) * BLOCK))
+    return None if header is None else header.size
+
+
+def _parse(block: bytes) -> tarfile.TarInfo | None:
+    try:
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return None
+    return header if header.size >= 0 else None
+
+
+def _extension(header: tarfile.TarInfo, data: bytes) -> dict[str, str]:
+    """`path` and `size` out of a GNU long name or a pax header (POSIX.1-2008, pax)."""
+    if header.type == tarfile.GNUTYPE_LONGNAME:
+        return {"path": data.partition(b"\0")[0].decode("utf-8", "surrogateescape")}
+    found = {}
+    while header.type in _PAX and (record := re.match(rb"(\d{1,9}) ([^=]+)=", data)):
+        length = int(record[1])
+        if length <= record.end():
+            break
+        if record[2] in (b"path", b"size"):
+            value = data[record.end() : length - 1]
+            found[record[2].decode()] = value.decode("utf-8", "surrogateescape")
+        data = data[length:]
+    return found
+
+
+def _next_sound(descriptor: int, offset: int, end: int) -> int:
+    """Where the next block that is surely a header stands; the end where there is none."""
+    while offset < end:
+        chunk = os.pread(descriptor, _SCAN, offset)
+        for place in range(0, len(chunk), BLOCK):
+            block = chunk[place : place + BLOCK]
+            if block[257:262] == b"ustar" and _parse(block) is not None:
+                return offset + place
+        offset += _SCAN
+    return end
+
+
+def _shown(name: str) -> str:
+    return ascii(name) if not name.isprintable() else name

@@ -1,0 +1,76 @@
+"""Which tars of a folder are indexed: plain ones only, the split of each, and its new name."""
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+_COMPRESSED = {
+    b"\x1f\x8b": "gunzip",
+    b"BZh": "bunzip2",
+    b"\xfd7zXZ\0": "unxz",
+    b"\x28\xb5\x2f\xfd": "unzstd",
+    b"\x04\x22\x4d\x18": "unlz4",
+}
+_COMPRESSED_ENDINGS = (".tgz", ".tbz2", ".txz", ".tzst")
+_SPLIT_OF_WORD = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+}
+
+
+def list_tars(folder: Path) -> list[Path]:
+    """Plain tars under `folder`, in order of path; ValueError for compressed ones and for none."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no folder: name a folder of webdataset tars")
+    tars = []
+    for path in sorted(folder.rglob("*")):
+        inner = ".tar." in path.name.lower() or path.name.lower().endswith(_COMPRESSED_ENDINGS)
+        if not path.is_file() or not (inner or path.suffix.lower() == ".tar"):
+            continue
+        with path.open("rb") as file:
+            start = file.read(8)
+        for magic, unpack in _COMPRESSED.items():
+            if start.startswith(magic):
+                raise ValueError(
+                    f"{path} is compressed, and no sample in it can be reached alone: unpack every "
+                    f"such file to a plain .tar first ({unpack})"
+                )
+        if path.suffix.lower() == ".tar":
+            tars.append(path)
+    if not tars:
+        raise ValueError(f"{folder} holds no .tar: name a folder of webdataset tars")
+    return tars
+
+
+def split_of_tars(
+    folder: Path, tars: Sequence[Path], asked: Sequence[tuple[str, str]]
+) -> dict[Path, str]:
+    """The split of each tar that has one: in the order asked for, or training first."""
+    paths = {tar: tar.relative_to(folder).as_posix() for tar in tars}
+    found: dict[Path, str] = {}
+    if asked:
+        for name, glob in asked:
+            matching = [tar for tar, path in paths.items() if fnmatchcase(path, glob)]
+            if not matching:
+                raise ValueError(f"--split {name}={glob} matches none of the tars in {folder}")
+            found |= {tar: name for tar in matching if tar not in found}
+        return found
+    for tar, path in paths.items():
+        words = re.findall("[a-z]+", path.lower())
+        found[tar] = next((_SPLIT_OF_WORD[w] for w in words if w in _SPLIT_OF_WORD), "train")
+    if "test" not in found.values():  # as with folders of pictures
+        found = {t: "test" if split == "validation" else split for t, split in found.items()}
+    return dict(sorted(found.items(), key=lambda item: item[1] != "train"))
+
+
+def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
+    """What a manifest calls each tar: its path with hyphens, for a name has no folders."""
+    names: dict[Path, str] = {}
+    for tar in tars:
+        name = tar.relative_to(folder).as_posix().replace("/", "-")
+        if name in names.values():
+            raise ValueError(f"{tar}: another tar would be called {name} too: rename one")
+        names[tar] = name
+    return names

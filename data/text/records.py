@@ -1,0 +1,208 @@
+"""Records of text files by place: JSONL, CSV, TSV, or a text a line. A file is never held whole.
+
+A record is (offset, bytes), so that it can be read again later, alone. TSV has no quoting (its
+media type defines none): a line is a record. CSV quotes as RFC 4180 does, over several lines too.
+"""
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+Kind = Literal["jsonl", "csv", "tsv", "lines"]
+
+KINDS: dict[str, Kind] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".txt": "lines",
+}
+TEXT_OF_LINES = "text"
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
+_MAX_RECORD_BYTES = 4 << 20
+_DIGEST_BLOCKS = 16
+_DIGEST_BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """A file of records; `columns` are those of a table's first line, None for JSONL."""
+
+    path: Path
+    kind: Kind
+    columns: tuple[str, ...] | None
+    start: int
+    size: int
+
+    def spans(self, span_bytes: int) -> list[tuple[int, int]]:
+        """Byte ranges that together hold every record once; one range for CSV."""
+        # Whether a line break of a CSV lies in quotes shows only from the file's beginning.
+        step = self.size if self.kind == "csv" else span_bytes
+        return [
+            (first, min(first + step, self.size)) for first in range(self.start, self.size, step)
+        ]
+
+    def records(self, first: int, last: int, *, empty: bool = False) -> Iterator[tuple[int, bytes]]:
+        """(offset, bytes) of the records that begin in [first, last); with empty lines if asked."""
+        with self.path.open("rb") as file:
+            lines = _lines(file, self.path, self.start, first, last)
+            found = _quoted(lines, self.path) if self.kind == "csv" else lines
+            yield from ((offset, data) for offset, data in found if empty or data.strip(b"\r\n"))
+
+    def parse(self, data: bytes) -> dict[str, Any]:
+        """The fields of a record; ValueError says what is wrong with it."""
+        text = data.decode("utf-8").rstrip("\r\n")
+        match self.kind:
+            case "lines":
+                return {TEXT_OF_LINES: text.removeprefix("\ufeff")}
+            case "jsonl":
+                try:
+                    fields = json.loads(text.removeprefix("\ufeff"))
+                except RecursionError:
+                    raise ValueError("is nested too deeply") from None
+                if not isinstance(fields, dict):
+                    raise ValueError("is no JSON object")
+                return fields
+        cells = text.split("\t") if self.kind == "tsv" else next(_cells([text]))
+        assert self.columns is not None
+        if len(cells) != len(self.columns):
+            raise ValueError(f"has {len(cells)} cells and the first line {len(self.columns)}")
+        return dict(zip(self.columns, cells, strict=True))
+
+    def read(self, offset: int, length: int) -> dict[str, Any]:
+        """The fields of the record that `records` found at `offset`."""
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            return self.parse(file.read(length))
+
+
+def open_records(path: Path) -> RecordFile:
+    """Look at a file's ending and first line; FileNotFoundError or ValueError with the remedy."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file: name files of records ({_endings()})")
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        remedy = "unpack it first" if path.suffix.lower() in _PACKED else f"give {_endings()}"
+        raise ValueError(f"{path} ends in {path.suffix or 'nothing'!r}: {remedy}")
+    size = path.stat().st_size
+    if kind in ("jsonl", "lines"):
+        columns = (TEXT_OF_LINES,) if kind == "lines" else None
+        return RecordFile(path, kind, columns, 0, size)
+    names, start = _heading(path, kind)
+    return RecordFile(path, kind, names, start, size)
+
+
+def text_field(fields: dict[str, Any], name: str) -> str | None:
+    """The field as text; dots in a name lead into nested objects. None where it is not there."""
+    value: Any = fields.get(name)
+    if value is None and "." in name:
+        value = fields
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+    if value is None or isinstance(value, dict | list):
+        return None
+    text = value if isinstance(value, str) else str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"field {name!r} holds half of a surrogate pair") from None
+    return text
+
+
+def digest(paths: Sequence[Path]) -> str:
+    """16 hexadecimal digits of names, sizes and content.
+
+    Of a file over 1 MiB, 16 blocks of 64 KiB are read, evenly spaced: years of tweets are not read
+    a third time to be told apart.
+    """
+    whole = hashlib.sha256()
+    for path in paths:
+        size = path.stat().st_size
+        whole.update(f"{path.name}\0{size}\0".encode("utf-8", "surrogateescape"))
+        last = max(0, size - _DIGEST_BLOCK_BYTES)
+        with path.open("rb") as file:
+            for block in range(_DIGEST_BLOCKS):
+                file.seek(last * block // (_DIGEST_BLOCKS - 1))
+                whole.update(file.read(_DIGEST_BLOCK_BYTES))
+    return whole.hexdigest()[:16]
+
+
+def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
+    with path.open("rb") as file:
+        line = file.readline(_MAX_RECORD_BYTES)
+        start = file.tell()
+    try:
+        text = line.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: its first line is not UTF-8: save it as UTF-8") from error
+    names = text.split("\t") if kind == "tsv" else next(_cells([text]), [])
+    names = [name.strip() for name in names]
+    if not all(names) or len(set(names)) != len(names):
+        raise ValueError(f"{path}: its first line {text[:60]!r} must name every column, once each")
+    return tuple(names), start
+
+
+def _lines(
+    file: IO[bytes], path: Path, start: int, first: int, last: int
+) -> Iterator[tuple[int, bytes]]:
+    """Lines that begin in [first, last), and for CSV those that go on from there."""
+    offset = first
+    if first > start:
+        # The line that runs over `first` belongs to the range before.
+        file.seek(first - 1)
+        offset += len(_line(file, path, first)) - 1
+    else:
+        file.seek(first)
+    while offset < last:
+        line = _line(file, path, offset)
+        if not line:
+            return
+        yield offset, line
+        offset += len(line)
+
+
+def _line(file: IO[bytes], path: Path, offset: int) -> bytes:
+    line = file.readline(_MAX_RECORD_BYTES)
+    if len(line) == _MAX_RECORD_BYTES:
+        raise ValueError(
+            f"{path}, byte {offset}: a line longer than {_MAX_RECORD_BYTES >> 20} MiB: "
+            "is it a file of records?"
+        )
+    return line
+
+
+def _quoted(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines of CSV joined to records: a quoted cell may hold line breaks."""
+    taken: list[tuple[int, bytes]] = []
+
+    def texts() -> Iterator[str]:
+        for offset, line in lines:
+            taken.append((offset, line))
+            yield line.decode("utf-8", "surrogateescape")
+
+    rows = csv.reader(texts())
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise ValueError(
+                f"{path}, byte {taken[0][0]}: {error}: is a quote left open there?"
+            ) from error
+        if row is None:
+            return
+        yield taken[0][0], b"".join(line for _, line in taken)
+        taken.clear()
+
+
+def _cells(lines: Sequence[str]) -> Iterator[list[str]]:
+    return csv.reader(io.StringIO("\n".join(lines), newline=""))
+
+
+def _endings() -> str:
+    return ", ".join(KINDS)

@@ -1,0 +1,148 @@
+"""`kway shard verify`, `show` and `index`: shards that exist already, looked at and looked after.
+
+What makes shards is `shard.py`.
+"""
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+Shards = Annotated[Path, typer.Argument(help="folder of shards with manifest.json")]
+Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
+
+
+def verify(
+    folder: Shards,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="decode every picture, too; slower")
+    ] = False,
+    name_all: Annotated[
+        bool, typer.Option("--all", help="name every damaged sample, not 10 a shard")
+    ] = False,
+    workers: Workers = None,
+) -> None:
+    """Read every byte and name what is damaged; exit code 2 where anything is."""
+    from data.manifest import Manifest
+    from data.verify import NAMED_A_SHARD, damages
+    from launch.commands.shard import _contents, _count, _progress, _seconds
+
+    started = time.monotonic()
+    places: Counter[str] = Counter()
+    with _progress("verifying") as report:
+        named = None if name_all else NAMED_A_SHARD
+        found = list(damages(folder, report, decode=decode, named=named, workers=workers))
+    for damage in found:
+        print(f"damaged: {damage.line}", file=sys.stderr)
+        places[damage.kind] += damage.count
+    if found:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in places.most_common())
+        print(f"found: {kinds}", file=sys.stderr)
+        print(
+            f"error: {folder} is damaged in {_count(places.total(), 'place')}: copy it again, "
+            "or delete it and run kway shard again",
+            file=sys.stderr,
+        )
+        raise typer.Exit(2)
+    manifest = Manifest.load(folder)
+    size = sum(shard.bytes for shard in manifest.shards)
+    speed = size / 1e6 / max(time.monotonic() - started, 1e-9)
+    print(f"{folder} is sound: {_contents(manifest)}, {_seconds(started)}, {speed:,.0f} MB/s")
+
+
+def show(
+    folder: Shards,
+    split: Annotated[
+        str | None, typer.Option(help="of the examples; default: the first one")
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="examples; default: 48 pictures or 12 texts"),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="write a contact sheet of pictures")
+    ] = None,
+) -> None:
+    """What is inside: counts, classes and how many samples they have, examples of texts."""
+    from data.manifest import Manifest
+    from data.show import contents, open_all
+    from launch.commands.shard_tables import class_table, split_table, text_table
+
+    manifest = Manifest.load(folder)
+    if picture is not None and (picture.suffix.lower() != ".png" or manifest.modality == "text"):
+        why = "texts have no contact sheet" if picture.suffix.lower() == ".png" else "name a .png"
+        raise ValueError(f"--picture {picture}: {why}")
+    held = contents(folder, manifest)
+    console = Console()
+    console.print(split_table(folder, manifest, held))
+    console.print(class_table(manifest, held))
+    with open_all(folder, split or manifest.splits[0]) as opened:
+        if manifest.modality == "text":
+            console.print(text_table(opened, samples or 12))
+        if picture is not None:
+            from data.contact_sheet import contact_sheet
+
+            contact_sheet(opened, samples or 48).save(picture, "PNG")
+            print(f"{picture}: {opened.name}")
+
+
+def index(
+    folder: Annotated[Path, typer.Argument(help="folder of plain webdataset tars")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="folder for index, manifest and links to the tars"),
+    ] = None,
+    classes: Annotated[
+        Path | None, typer.Option(help="class names, one a line; default: the labels found")
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=GLOB", help="tars of a split; default: by their names"),
+    ] = None,
+    sample: Annotated[
+        str | None, typer.Option(help="extension that is the sample, where there are several")
+    ] = None,
+    label_field: Annotated[str, typer.Option(help="of KEY.json, where there is no KEY.cls")] = (
+        "label"
+    ),
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="leave out and count what cannot be indexed")
+    ] = False,
+    workers: Workers = None,
+) -> None:
+    """Give an offset index and a manifest to webdataset tars that somebody else wrote."""
+    from data.foreign import index_shards
+    from launch.commands.shard import _contents, _count, _progress, _seconds
+
+    started = time.monotonic()
+    with _progress("indexing", "MB") as report:
+        indexed = index_shards(
+            folder,
+            out=out,
+            classes=classes,
+            splits=[_named_glob(text) for text in split or []],
+            sample=sample,
+            label_field=label_field,
+            skip_bad=skip_bad,
+            workers=workers,
+            report=lambda done, total: report(done // 10**6, total // 10**6),
+        )
+    for note in indexed.notes:
+        print(f"note: {folder}: {note}", file=sys.stderr)
+    for line in indexed.problems.named:
+        print(f"left out: {line}", file=sys.stderr)
+    if indexed.problems.count:
+        places = _count(indexed.problems.count, "place")
+        print(f"warning: left out what is wrong in {places}", file=sys.stderr)
+    print(f"{out or folder}: {_contents(indexed.manifest)}, {_seconds(started)}")
+
+
+def _named_glob(text: str) -> tuple[str, str]:
+    name, equals, glob = text.partition("=")
+    if not (name and equals and glob):
+        raise ValueError(f"--split {text}: give NAME=GLOB, such as train=part-0*.tar")
+    return name, glob

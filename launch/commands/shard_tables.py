@@ -1,0 +1,110 @@
+"""What `kway shard show` prints: tables of splits, of classes and of texts."""
+
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from data.manifest import Manifest
+from data.show import SplitContents, histogram, texts
+from data.split import Split
+
+_ALL_CLASSES = 30  # as many are listed one by one
+_ENDS = 5  # of more, the largest and the smallest
+_BAR = 28
+_NAME = 40
+_TEXT = 200
+
+
+def split_table(folder: Path, manifest: Manifest, held: Sequence[SplitContents]) -> Table:
+    """A line a split; the title says what it is and where it comes from."""
+    kind = "texts" if manifest.modality == "text" else "pictures"
+    title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {manifest.source.kind}"
+    table = _table(title, show_header=True)
+    for name in ("split", "samples", "classes", "shards", "MB", "bytes a sample"):
+        table.add_column(name, justify="left" if name == "split" else "right")
+    for split in held:
+        no_class = f" ({split.no_class:,} without a class)" if split.no_class else ""
+        table.add_row(
+            plain(split.name),
+            f"{split.samples:,}{no_class}",
+            f"{np.count_nonzero(split.counts):,}",
+            f"{split.shards:,}",
+            f"{split.bytes / 1e6:,.1f}",
+            f"{split.bytes / split.samples:,.0f}",
+        )
+    return table
+
+
+def class_table(manifest: Manifest, held: Sequence[SplitContents]) -> Table:
+    """Samples of each class in all splits; of many classes a histogram, and both ends."""
+    counts = np.sum([split.counts for split in held], axis=0)
+    order = np.argsort(-counts, kind="stable")
+    if len(counts) <= _ALL_CLASSES:
+        table = _table("samples of each class")
+        _add_classes(table, manifest, counts, np.arange(len(counts)))
+        return table
+    table = _table("samples of a class")
+    bins = histogram(counts)
+    longest = max(part.classes for part in bins)
+    for part in bins:
+        span = f"{part.low:,}" if part.low == part.high else f"{part.low:,} to {part.high:,}"
+        samples = f"{span} sample{'s' if part.high != 1 else ''}"
+        classes = f"{part.classes:,} class{'es' if part.classes != 1 else ''}"
+        table.add_row(samples, classes, _bar(part.classes, longest))
+    table.add_section()
+    _add_classes(table, manifest, counts, order[:_ENDS])
+    table.add_row("…", "", "")
+    _add_classes(table, manifest, counts, order[-_ENDS:])
+    return table
+
+
+def _add_classes(table: Table, manifest: Manifest, counts: np.ndarray, labels: np.ndarray) -> None:
+    most = int(counts.max())
+    for label in labels.tolist():
+        name = plain(manifest.classes[label].name)
+        table.add_row(name, f"{counts[label]:,}", _bar(int(counts[label]), most))
+
+
+def text_table(split: Split, number: int) -> Table:
+    """Examples of texts beside their classes."""
+    table = _table(f"texts of {split.name}")
+    for name, text in texts(split, number):
+        table.add_row(plain(name), plain(text, _TEXT))
+    return table
+
+
+def plain(text: str, length: int = _NAME) -> Text:
+    """Text from a file, without markup, and harmless to a terminal: controls as numbers."""
+    safe = "".join(
+        f"U+{ord(char):04X}" if unicodedata.category(char) in ("Cc", "Cs") or _turns(char) else char
+        for char in " ".join(text.split())
+    )
+    return Text(safe if len(safe) <= length else safe[: length - 1] + "…")
+
+
+def _turns(char: str) -> bool:
+    """Whether a character changes the direction of what stands after it."""
+    return unicodedata.bidirectional(char) in ("LRE", "RLE", "LRO", "RLO", "PDF") or (
+        unicodedata.bidirectional(char) in ("LRI", "RLI", "FSI", "PDI")
+    )
+
+
+def _bar(value: int, longest: int) -> str:
+    eighths = -(-value * _BAR * 8 // max(longest, 1))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _table(title: str, *, show_header: bool = False) -> Table:
+    return Table(
+        title=Text(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        show_header=show_header,
+    )

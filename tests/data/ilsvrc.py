@@ -1,0 +1,135 @@
+"""A tiny ImageNet in the layouts that people have: tars of tars, folders, and the devkit."""
+
+import io
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import cv2
+import numpy as np
+from scipy.io import savemat
+
+FIELDS = (
+    "ILSVRC2012_ID",
+    "WNID",
+    "words",
+    "gloss",
+    "num_children",
+    "children",
+    "wordnet_height",
+    "num_train_images",
+)
+# (WNID, words, gloss, children by id, pictures); the id is the place here, from 1. As in the real
+# one the classes come first, and not in the order of their WNIDs.
+SYNSETS = (
+    ("n02119789", "kit fox, Vulpes macrotis", "small grey fox", (), 4),
+    ("n02100735", "English setter", "an English breed", (), 3),
+    ("n01440764", "tench, Tinca tinca", "freshwater dace-like game fish", (), 3),
+    ("n00001740", "entity", "that which is perceived to exist", (5, 6, 7), 0),
+    ("n02083346", "canine, canid", "any of various fissiped mammals", (1, 7), 0),
+    ("n01439121", "soft-finned fish", "", (3,), 0),
+    ("n02084071", "dog", "a member of the genus Canis", (2,), 0),
+)
+CLASSES = ("n01440764", "n02100735", "n02119789")
+# Of validation pictures 1 to 5, as ids.
+TRUTH = (2, 1, 3, 3, 1)
+
+Files = Mapping[str, bytes]
+
+
+def picture(seed: int, *, ending: str = ".jpg", height: int = 24, width: int = 30) -> bytes:
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    written, data = cv2.imencode(ending, noise)
+    assert written
+    return data.tobytes()
+
+
+def training() -> dict[str, dict[str, bytes]]:
+    """Synset -> file name -> bytes, as many as the devkit says."""
+    return {
+        wnid: {f"{wnid}_{i}.JPEG": picture(100 * number + i) for i in range(count)}
+        for number, (wnid, _, _, _, count) in enumerate(SYNSETS)
+        if count
+    }
+
+
+def validation() -> dict[str, bytes]:
+    return {f"ILSVRC2012_val_{i:08d}.JPEG": picture(1000 + i) for i in range(1, len(TRUTH) + 1)}
+
+
+def tar(files: Files) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def training_tar(classes: Mapping[str, Files]) -> bytes:
+    return tar({f"{wnid}.tar": tar(files) for wnid, files in classes.items()})
+
+
+def meta_mat(synsets: Iterable[tuple] = SYNSETS, fields: tuple[str, ...] = FIELDS) -> bytes:
+    """A struct array [N, 1] of cells, as MATLAB writes it; a leaf's children are empty."""
+    rows = list(synsets)
+    table = np.empty((len(rows), 1), dtype=[(name, object) for name in fields])
+    for i, (wnid, words, gloss, children, pictures) in enumerate(rows):
+        row = {
+            "ILSVRC2012_ID": float(i + 1),
+            "WNID": wnid,
+            "words": words,
+            "gloss": gloss,
+            "num_children": float(len(children)),
+            "children": np.array([children], np.float64).reshape(1, -1),
+            "wordnet_height": float(bool(children)),
+            "num_train_images": float(pictures),
+        }
+        table[i, 0] = tuple(row[name] for name in fields)
+    buffer = io.BytesIO()
+    savemat(buffer, {"synsets": table}, do_compression=True)
+    return buffer.getvalue()
+
+
+def devkit(meta: bytes | None = None, truth: Iterable[object] = TRUTH) -> bytes:
+    """The content of ILSVRC2012_devkit_t12.tar.gz."""
+    buffer = io.BytesIO()
+    files = {
+        "readme.txt": b"This is the documentation",
+        "data/meta.mat": meta_mat() if meta is None else meta,
+        "data/ILSVRC2012_validation_ground_truth.txt": "".join(f"{n}\n" for n in truth).encode(),
+    }
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"ILSVRC2012_devkit_t12/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def write_tars(folder: Path, *, with_devkit: bool = True) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "ILSVRC2012_img_train.tar").write_bytes(training_tar(training()))
+    (folder / "ILSVRC2012_img_val.tar").write_bytes(tar(validation()))
+    if with_devkit:
+        (folder / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(devkit())
+    return folder
+
+
+def write_folders(folder: Path, *, flat: bool = True) -> Path:
+    """train/ and val/, which holds pictures where it is `flat`, else class folders."""
+    for wnid, files in training().items():
+        write_files(folder / "train" / wnid, files)
+    if flat:
+        write_files(folder / "val", validation())
+    else:
+        for (name, data), number in zip(validation().items(), TRUTH, strict=True):
+            write_files(folder / "val" / SYNSETS[number - 1][0], {name: data})
+    return folder
+
+
+def write_files(folder: Path, files: Files) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)

@@ -1,0 +1,250 @@
+"""CIFAR-10 and CIFAR-100 in the published binary layout."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from data import Manifest, open_split
+from data.images import decode
+from data.sources import Cifar10, Cifar100
+from data.writer import write_shards
+from launch.commands.shard import app
+
+COARSE = ("fish", "trees")
+FINE = ("maple_tree", "ray", "shark")
+ABOVE = (1, 0, 0)  # fine -> coarse
+TEN = ("airplane", "automobile", "bird")
+SIZES = {"train": 20, "test": 7}
+
+WRITE = """
+import sys, time
+from pathlib import Path
+from data.sources import Cifar100
+from data.writer import write_shards
+from launch.commands.shard import app
+
+if __name__ == "__main__":
+    archive, out, workers = sys.argv[1:]
+    write_shards(
+        Cifar100(Path(archive)), Path(out), samples_per_shard=5, workers=int(workers),
+        report=lambda done, total: time.sleep(0.1),
+    )
+"""
+
+
+def pixels(split: str) -> np.ndarray:
+    """Pictures uint8 [N, 32, 32, 3]."""
+    rng = np.random.default_rng(len(split))
+    return rng.integers(0, 256, (SIZES[split], 32, 32, 3), dtype=np.uint8)
+
+
+def labels(split: str) -> list[int]:
+    return [(2 * i) % 3 for i in range(SIZES[split])]
+
+
+def records(split: str, coarse: bool) -> list[bytes]:
+    """Label bytes, then all red, all green, all blue."""
+    return [
+        bytes([ABOVE[label], label] if coarse else [label]) + picture.transpose(2, 0, 1).tobytes()
+        for picture, label in zip(pixels(split), labels(split), strict=True)
+    ]
+
+
+def hundred() -> dict[str, bytes]:
+    return {
+        "train.bin": b"".join(records("train", True)),
+        "test.bin": b"".join(records("test", True)),
+        "fine_label_names.txt": "".join(f"{name}\n" for name in FINE).encode(),
+        "coarse_label_names.txt": "".join(f"{name}\n" for name in COARSE).encode(),
+    }
+
+
+def ten() -> dict[str, bytes]:
+    train = records("train", False)
+    batches = {f"data_batch_{i + 1}.bin": b"".join(train[4 * i : 4 * i + 4]) for i in range(5)}
+    # The published file of names ends with an empty line.
+    names = "".join(f"{name}\n" for name in TEN) + "\n"
+    return batches | {
+        "test_batch.bin": b"".join(records("test", False)),
+        "batches.meta.txt": names.encode(),
+    }
+
+
+def archive(path: Path, folder: str, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"{folder}/{name}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture
+def cifar100(tmp_path: Path) -> Path:
+    return archive(tmp_path / "cifar-100-binary.tar.gz", "cifar-100-binary", hundred())
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path) -> Path:
+    return archive(tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin", ten())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("kind", [Cifar10, Cifar100])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_picture_comes_through_without_loss(
+    cifar10: Path, cifar100: Path, tmp_path: Path, kind: type, workers: int
+) -> None:
+    source = kind(cifar10 if kind is Cifar10 else cifar100)
+    write_shards(source, tmp_path / "out", samples_per_shard=8, workers=workers)
+    names = TEN if kind is Cifar10 else FINE
+    assert Manifest.load(tmp_path / "out").class_names == names
+    for split in SIZES:
+        with open_split(tmp_path / "out", split) as opened:
+            assert len(opened) == SIZES[split]
+            for i in range(len(opened)):
+                data, extension, label = opened.read(i)
+                row = int(opened.key(i).removeprefix(f"{split}-"))
+                assert extension == "png"
+                assert label == labels(split)[row]
+                np.testing.assert_array_equal(decode(data, 3), pixels(split)[row])
+
+
+def test_the_coarse_class_is_an_attribute_and_a_parent(cifar100: Path) -> None:
+    attributes = [info.attributes for info in Cifar100(cifar100).classes()]
+    assert attributes == [{"coarse": COARSE[i], "parents": COARSE[i]} for i in ABOVE]
+
+
+@pytest.mark.parametrize("inner", ["", "cifar-100-binary"])
+def test_a_folder_gives_the_same_as_the_archive(cifar100: Path, tmp_path: Path, inner: str) -> None:
+    folder = tmp_path / "unpacked" / inner
+    folder.mkdir(parents=True)
+    for name, data in hundred().items():
+        (folder / name).write_bytes(data)
+    source = Cifar100(tmp_path / "unpacked")
+    assert source.describe() == Cifar100(cifar100).describe()
+    assert source.splits() == Cifar100(cifar100).splits()
+
+
+def test_the_description_tells_pixels_apart(cifar100: Path, tmp_path: Path) -> None:
+    files = hundred()
+    files["train.bin"] = files["train.bin"][:-1] + bytes([files["train.bin"][-1] ^ 1])
+    other = archive(tmp_path / "other.tar.gz", "cifar-100-binary", files)
+    assert Cifar100(other).describe() != Cifar100(cifar100).describe()
+
+
+def test_another_number_of_pictures_than_published_is_noted(cifar10: Path) -> None:
+    (note,) = Cifar10(cifar10).notes()
+    assert note == "27 pictures, and cifar10 was published with 60,000"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_and_resumed_gives_the_same_bytes(
+    cifar100: Path, tmp_path: Path, workers: int
+) -> None:
+    write_shards(Cifar100(cifar100), tmp_path / "whole", samples_per_shard=5, workers=1)
+    script, out = tmp_path / "write.py", tmp_path / "out"
+    script.write_text(WRITE)
+    process = subprocess.Popen(
+        [sys.executable, script, cifar100, out, str(workers)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "train-000001.tar.aside").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    written = write_shards(Cifar100(cifar100), out, samples_per_shard=5, workers=1)
+    assert written.resumed == 1
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def error_of(path: Path) -> str:
+    out = path.parent / "out"
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        write_shards(Cifar100(path), out, workers=0)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(str(path))
+    assert not out.exists()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
+def test_a_cut_archive_is_named(cifar100: Path, keep: float) -> None:
+    content = cifar100.read_bytes()
+    cifar100.write_bytes(content[: int(keep * len(content))])
+    assert "is damaged" in error_of(cifar100)
+    assert error_of(cifar100).endswith("download it again")
+
+
+def test_what_is_no_archive_is_refused_in_one_line(cifar100: Path) -> None:
+    cifar100.write_bytes(b"<html>moved</html>")
+    assert "is damaged (file could not be opened successfully)" in error_of(cifar100)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("train.bin", lambda data: data[:-1], "train.bin has 61,479 bytes, which are not records"),
+        ("test.bin", lambda data: b"", "test.bin has 0 bytes, which are not records"),
+        ("test.bin", lambda data: b"\0\x09" + data[2:], "picture 0 of test.bin has label 9 and"),
+        ("test.bin", lambda data: b"\2" + data[1:], "label 2 and coarse_label_names.txt has 2"),
+        ("test.bin", lambda data: b"\0" + data[1:], "'maple_tree' stands in two coarse classes"),
+        ("fine_label_names.txt", lambda data: b"", "is no list of class names"),
+        ("fine_label_names.txt", lambda data: b"ray\nray\nshark", "is no list of class names"),
+    ],
+)
+def test_damaged_content_is_named(cifar100: Path, name: str, change, said: str) -> None:
+    files = hundred()
+    files[name] = change(files[name])
+    archive(cifar100, "cifar-100-binary", files)
+    assert said in error_of(cifar100)
+    assert error_of(cifar100).endswith("download it again")
+
+
+def test_the_python_version_is_refused_with_the_name_of_the_binary_one(tmp_path: Path) -> None:
+    files = {"train": b"\x80\x02}q\x01.", "test": b"\x80\x02}q\x01.", "meta": b"\x80\x02}q\x01."}
+    path = archive(tmp_path / "cifar-100-python.tar.gz", "cifar-100-python", files)
+    said = "holds no train.bin: give the binary version, cifar-100-binary.tar.gz"
+    assert said in error_of(path)
+
+
+def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"give cifar-10-binary\.tar\.gz"):
+        Cifar10(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("command", ["cifar10", "cifar100"])
+def test_the_command_notes_the_count_and_reports_duplicates(
+    cifar10: Path, cifar100: Path, tmp_path: Path, command: str
+) -> None:
+    path = {"cifar10": cifar10, "cifar100": cifar100}[command]
+    files = {"cifar10": ten, "cifar100": hundred}[command]()
+    train, test = {
+        "cifar10": ("data_batch_2.bin", "test_batch.bin"),
+        "cifar100": ("train.bin", "test.bin"),
+    }[command]
+    record = len(files[test]) // SIZES["test"]
+    files[train] = files[test][:record] + files[train][record:]
+    archive(path, "folder", files)
+    for number, options in enumerate(([], ["--drop-duplicates"])):
+        out = str(tmp_path / f"out{number}")
+        done = CliRunner().invoke(app, [command, str(path), "-o", out, *options])
+        assert done.exit_code == 0, done.output
+        assert f"27 pictures, and {command} was published with 60,000" in done.stderr
+        assert ("test: 1 of 7 stand in train too" in done.stdout) == (not options)
+        assert f"{20 - number} train + 7 test samples, 3 classes" in done.stdout

@@ -1,0 +1,116 @@
+"""Names of emoji in many languages; some languages are for the test alone."""
+
+from pathlib import Path
+
+import emoji
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from data import Manifest, load_label_vectors, open_split
+from data.sources import EmojiNames
+from data.text import fold
+from data.writer import write_shards
+from launch.commands.shard import app
+
+
+@pytest.fixture(scope="module")
+def names() -> EmojiNames:
+    return EmojiNames()
+
+
+def test_thousands_of_classes_and_every_language(names: EmojiNames) -> None:
+    infos = names.classes()
+    assert 1_800 < len(infos) < 2_200
+    splits = names.splits()
+    assert {task.language for task in splits["test"]} == {"it", "fa"}
+    assert {t.language for t in splits["train"]} == set(emoji.LANGUAGES) - {"it", "fa"}
+    assert {task.label for task in splits["train"]} == set(range(len(infos)))
+    assert len(splits["train"]) > 20 * len(infos)
+
+
+def test_a_text_is_a_name_and_its_label_the_emoji_without_tone(names: EmojiNames) -> None:
+    infos = names.classes()
+    toned = [task for task in names.splits()["train"] if task.emoji == "👍🏽"]
+    assert len(toned) == 12
+    for task in toned:
+        assert infos[task.label].attributes["emoji"] == "👍"
+        sample = names.render(task)
+        said = emoji.EMOJI_DATA["👍🏽"][task.language].strip(":").replace("_", " ")
+        assert sample.data.decode() == said
+        assert (sample.key, sample.extension) == (f"{task.language}/1f44d-1f3fd", "txt")
+    plain = EmojiNames(tones=False)
+    assert all(fold(task.emoji) == task.emoji for task in plain.splits()["train"])
+
+
+def test_classes_say_what_is_known_of_them(names: EmojiNames) -> None:
+    about = {info.attributes["emoji"]: info for info in names.classes()}
+    assert about["❤️"].name == "red heart"
+    assert about["😀"].attributes == {
+        "emoji": "😀",
+        "block": "Emoticons",
+        "emoji_version": "1",
+    }
+    assert about["👩\u200d🚀"].attributes["base"] == "👩"
+    assert about["🇫🇷"].attributes["base"] == "flag"
+    assert about["🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"].attributes[
+        "base"
+    ] == ("flag")
+    assert about["1️⃣"].attributes["base"] == "keycap"
+    assert not any(info.attributes["block"] == "Other" for info in about.values())
+
+
+def test_emoji_of_kindred_names_have_close_vectors(names: EmojiNames) -> None:
+    vectors = names.label_vectors()
+    at = {info.attributes["emoji"]: i for i, info in enumerate(names.classes())}
+    assert vectors.shape == (len(at), 64)
+    assert np.isfinite(vectors).all()
+
+    def likeness(a: str, b: str) -> float:
+        return float(vectors[at[a]] @ vectors[at[b]])
+
+    for one, near, far in (
+        ("💙", "💜", "🚗"),
+        ("🇫🇷", "🇩🇪", "🍕"),
+        ("👩\u200d🚀", "👨\u200d🚀", "🐟"),
+    ):
+        assert likeness(one, near) > likeness(one, far) + 0.2
+
+
+def test_shards_of_a_few_languages(tmp_path: Path) -> None:
+    source = EmojiNames(20, languages=("en", "fr", "de"), test_languages=("de",))
+    written = write_shards(source, tmp_path / "out", workers=2)
+    manifest = Manifest.load(tmp_path / "out")
+    assert manifest.modality == "text"
+    assert manifest.splits == ("train", "test")
+    assert written.left_out == 0
+    assert load_label_vectors(tmp_path / "out", manifest).shape[0] == 20
+    with open_split(tmp_path / "out", "test") as split:
+        read = {split.key(i): split.read(i) for i in range(len(split))}
+    assert all(key.startswith("de/") for key in read)
+    data, extension, label = read["de/23-fe0f-20e3"]
+    assert extension == "txt"
+    assert data.decode() == "taste #"
+    assert manifest.classes[label].attributes["emoji"] == "#️⃣"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"classes_limit": 1}, "classes is 1: choose 2 or more"),
+        ({"languages": ("en", "xx")}, "no names in 'xx': choose from en, "),
+        ({"languages": ("en", "fr")}, "test language 'it' is not among the languages"),
+        ({"languages": ("it",), "test_languages": ("it",)}, "every language is held out"),
+    ],
+)
+def test_senseless_parameters_are_refused(wrong: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        EmojiNames(**wrong)
+
+
+def test_emoji_names_command(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        app, ["emoji-names", "-o", str(tmp_path / "out"), "--classes", "5", "--no-tones"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "60 train + 10 test samples, 5 classes" in done.stdout

@@ -1,0 +1,180 @@
+"""Emoji are found, folded and taken out whole; every other character of any language stays."""
+
+import unicodedata
+
+import emoji
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.text import Cleaning, chosen, english_name, find_emoji, fold, leftovers, remove_emoji
+from data.text.clean import is_retweet
+from data.text.emoji_table import PARTS, fully_qualified
+
+ZWJ = "\u200d"
+# Combining marks, joiners of letters, right-to-left, no spaces, decomposed forms.
+LANGUAGES = (
+    "Olódùmarè fúnmi láyọ̀ lọ́jọ́ òní. Ọlọ́run Ọba gbémi lékè",
+    "cafe\u0301 naïve Ståle ĞİIı ß ŉ",
+    "می\u200cخواهم ه\u200d و نستعلیق ۱۲۳",
+    "क्\u200dष र्\u200dय क्षत्रिय १२३",
+    "ക്\u200d ന്\u200d മലയാളം",
+    "ශ්\u200dරී ලංකාව",
+    "བོད་སྐད་ ខ្មែរ မြန်မာ ไทย ລາວ",
+    "今日は、良い天気。（笑）ｶﾞ 〜 々",
+    "한국어 조선말 ㅋㅋ",
+    "Здравствуйте, ёж №5",
+    "ᏣᎳᎩ ᐃᓄᒃᑎᑐᑦ ⵜⴰⵎⴰⵣⵉⵖⵜ አማርኛ",
+    "1+1=2 #1 *5* 50% a–b … “q” ‘s’ €5 §3",
+    "line one\nline two\n\nline four\ttab",
+)
+
+
+@pytest.mark.parametrize("text", LANGUAGES)
+def test_text_without_emoji_stays_as_it_is(text: str) -> None:
+    assert remove_emoji(text) == text
+    assert Cleaning().clean(text) == text
+    assert find_emoji(text) == leftovers(text) == []
+
+
+@pytest.mark.parametrize("text", LANGUAGES)
+def test_text_around_emoji_stays_as_it_is(text: str) -> None:
+    assert remove_emoji(f"👩🏽{ZWJ}🚀 {text} ❤️🇫🇷") == text
+
+
+def test_every_emoji_of_the_library_goes_whole() -> None:
+    for one in emoji.EMOJI_DATA:
+        assert remove_emoji(f"a {one} b{one}c") == "a b c", one
+        assert remove_emoji(one) == ""
+        assert leftovers(f"a {one}"), one
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("sun \ufe0f \ufe0f \ufe0f @ Venice", "sun @ Venice"),
+        (f"yeah {ZWJ}\ufe0fthe guy", "yeah the guy"),
+        (f"guy{ZWJ}♂️ hi", "guy hi"),
+        (f"guy {ZWJ} hi", "guy  hi"),
+        (f"क्{ZWJ}❤️ है", f"क्{ZWJ} है"),
+        (f"😀{ZWJ}ه", "ه"),
+        ("a 🏽 b \U0001f1eb c\u20e3 d\ufe0e", "a b c d"),
+        ("flag \U0001f3f4\U000e0067\U000e0062", "flag"),
+        ("12\u20e3 #️⃣ tag", "1 tag"),
+        ("good😂\n\n🙏 night", "good\nnight"),
+        ("a 😂😂😂😂 b 😂 c", "a b c"),
+        ("© 2020 ™ x", "2020 x"),
+    ],
+)
+def test_parts_of_emoji_go_too(text: str, left: str) -> None:
+    assert remove_emoji(text) == left
+    assert leftovers(remove_emoji(text)) == []
+
+
+_PIECES = st.sampled_from(
+    [
+        *"ab 1#\n",
+        "ه",
+        "क्",
+        "é",
+        ZWJ,
+        "\u20e3",
+        "\ufe0f",
+        "\ufe0e",
+        "❤",
+        "👩",
+        "🚀",
+        "🏽",
+        "\U0001f1eb",
+    ]
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(_PIECES, max_size=12).map("".join))
+def test_nothing_of_an_emoji_is_left_and_every_letter_is(text: str) -> None:
+    cleaned = remove_emoji(text)
+    assert leftovers(cleaned) == []
+    assert not PARTS & set(cleaned)
+
+    def letters(of: str) -> list[str]:
+        return [char for char in of if unicodedata.category(char)[0] == "L"]
+
+    assert letters(cleaned) == letters(text)
+    assert remove_emoji(cleaned) == cleaned
+
+
+def test_emoji_are_found_in_their_order_and_as_they_stand() -> None:
+    assert find_emoji(f"a👍🏽b🇫🇷 ❤ 1️⃣👩🏽{ZWJ}🚀") == ["👍🏽", "🇫🇷", "❤", "1️⃣", f"👩🏽{ZWJ}🚀"]
+    assert find_emoji(f"क्{ZWJ}😀") == ["😀"]
+
+
+@pytest.mark.parametrize(
+    "text", ["plain 1 # *", "🏽", "❤\ufe0e", f"guy {ZWJ}♂️", "\U0001f1eb", "🦰"]
+)
+def test_what_is_no_whole_emoji_is_no_label(text: str) -> None:
+    assert find_emoji(text) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "folded"),
+    [
+        ("👍🏽", "👍"),
+        ("❤", "❤️"),
+        (f"👩🏽{ZWJ}🚀", f"👩{ZWJ}🚀"),
+        (f"🤷🏿{ZWJ}♀️", f"🤷{ZWJ}♀️"),
+        (f"🤷{ZWJ}♀", f"🤷{ZWJ}♀️"),
+        (f"👨{ZWJ}🦰", f"👨{ZWJ}🦰"),
+        (f"🫱🏻{ZWJ}🫲🏿", "🤝"),
+        (f"🧑🏻{ZWJ}❤️{ZWJ}🧑🏿", "💑"),
+        (f"👩🏻{ZWJ}🤝{ZWJ}👨🏿", "👫"),
+        ("1⃣", "1️⃣"),
+    ],
+)
+def test_tone_and_variation_are_folded_and_gender_and_hair_are_kept(one: str, folded: str) -> None:
+    assert fold(one) == folded
+
+
+def test_folding_ends_in_emoji_without_tones() -> None:
+    folded = {fold(one) for one in fully_qualified()}
+    assert folded == {fold(one) for one in folded}
+    assert 1_800 < len(folded) < len(fully_qualified()) / 2
+    assert not any("skin tone" in english_name(one) for one in folded)
+
+
+def test_policies_for_several_emoji() -> None:
+    found = ["😂", "🙏", "🙏", "😂", "🔥"]
+    assert chosen("first", found) == ["😂"]
+    assert chosen("each", found) == ["😂", "🙏", "🔥"]
+    assert chosen("most-frequent", found) == ["😂"]
+    assert chosen("most-frequent", found[1:]) == ["🙏"]
+    assert chosen("only-if-single", found) == []
+    assert chosen("only-if-single", ["🔥", "🔥"]) == ["🔥"]
+    assert chosen("first", []) == chosen("most-frequent", []) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "replaced", "removed"),
+    [
+        ("@Ana_1 and @b: hi", "@user and @user: hi", "and: hi"),
+        ("こんにちは@user1さん", "こんにちは@userさん", "こんにちはさん"),
+        ("write me@example.org", "write me@example.org", "write me@example.org"),
+        ("see https://t.co/Ab1🔥 now", "see http now", "see now"),
+        ("HTTP://X.com/a?b=c www.x.de end", "http http end", "end"),
+        ("読む https://t.co/Ab1です", "読む httpです", "読むです"),
+        ("@a @b https://t.co/x 😂", "", ""),
+    ],
+)
+def test_names_and_addresses_are_hidden(text: str, replaced: str, removed: str) -> None:
+    assert Cleaning().clean(text) == replaced
+    assert Cleaning("remove", "remove").clean(text) == removed
+
+
+def test_names_and_addresses_may_stay() -> None:
+    assert Cleaning("keep", "keep").clean("@ana 🔥 https://t.co/a ok") == "@ana https://t.co/a ok"
+
+
+def test_a_retweet_begins_with_its_sign() -> None:
+    assert is_retweet("RT @ana: so true")
+    assert not is_retweet("ART @ana: so true")
+    assert not is_retweet("so true RT @ana")

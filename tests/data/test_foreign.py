@@ -1,0 +1,381 @@
+"""Tars that somebody else wrote get an index and a manifest; nothing in them is lost quietly."""
+
+import gc
+import gzip
+import json
+import os
+import tarfile
+import warnings
+from pathlib import Path
+
+import pytest
+import webdataset
+from typer.testing import CliRunner, Result
+
+from data import Cursor, Manifest, TrainLoader, open_split
+from data.config import DataConfig, ImageConfig
+from data.foreign import Indexed, index_shards
+from data.index import index_path
+from data.verify import damages
+from launch.commands.shard import app
+from tests.data.foreign_tars import pictures, planted_shards, png, write_tar
+
+
+def kway_shard(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def keys(folder: Path, split: str = "train") -> list[str]:
+    with open_split(folder, split) as opened:
+        return [opened.key(i) for i in range(len(opened))]
+
+
+def verified(folder: Path) -> list[str]:
+    return [damage.line for damage in damages(folder, lambda done, total: None, decode=True)]
+
+
+def webdataset_keys(tar: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(webdataset.utils, "enforce_security", True)
+    with warnings.catch_warnings():
+        # webdataset leaves its files to the garbage collector.
+        warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
+        found = list(webdataset.WebDataset([str(tar)], shardshuffle=False, empty_check=False))
+        gc.collect()
+    return [sample["__key__"] for sample in found]
+
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_of_headers_gives_the_bytes_keys_and_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    members, expected = [], []
+    for number in range(8):
+        folder = "a.b/" + "long/" * (40 if number % 2 and form != "ustar" else 3)
+        key = f"{folder}ü{number}" if form != "ustar" else f"{folder}{number}"
+        data = png(number)
+        members += [
+            (f"{key}.caption.txt", "größer".encode()),
+            (f"{key}.PNG", data),
+            (f"{key}.seg.png", b"not this one"),
+            (f"{key}.cls", f" {number % 3}\n".encode()),
+        ]
+        expected.append((key, data, "PNG", number % 3))
+    write_tar(tmp_path / "part.tar", members, FORMATS[form])
+    indexed = index_shards(tmp_path)
+    assert indexed.manifest.modality == "image"
+    assert indexed.manifest.class_names == ("0", "1", "2")
+    with open_split(tmp_path, "train") as split:
+        found = [(split.key(i), *split.read(i)) for i in range(len(split))]
+    assert found == expected
+    assert verified(tmp_path) == []
+    assert webdataset_keys(tmp_path / "part.tar", monkeypatch) == [key for key, *_ in expected]
+
+
+def test_the_tars_are_not_touched_and_training_reads_them(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train-0.tar", pictures(0, 12))
+    before = (tmp_path / "train-0.tar").read_bytes()
+    index_shards(tmp_path)
+    assert (tmp_path / "train-0.tar").read_bytes() == before
+    with open_split(tmp_path, "train") as split:
+        config = DataConfig(shards=tmp_path, image=ImageConfig(size=16))
+        batch = next(TrainLoader(split, config, global_batch=12, cursor=Cursor(0)))
+    assert sorted(batch.indices.tolist()) == list(range(12))
+    assert batch.labels.tolist() == [index % 3 for index in batch.indices.tolist()]
+    assert batch.substitutes == ()
+
+
+def wiped_header(tmp_path: Path, wipe: bytes) -> Path:
+    """100 samples, and the header of a picture early in the tar is gone."""
+    tar = tmp_path / "part.tar"
+    write_tar(tar, pictures(0, 100))
+    with tarfile.open(tar) as opened:
+        place = opened.getmember("00011.png").offset
+    content = bytearray(tar.read_bytes())
+    content[place : place + 512] = wipe
+    tar.write_bytes(content)
+    return tar
+
+
+@pytest.mark.parametrize("wipe", [b"\xff" * 512, bytes(512)])
+def test_a_bad_header_costs_one_sample_where_webdataset_loses_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wipe: bytes
+) -> None:
+    tar = wiped_header(tmp_path, wipe)
+    assert len(webdataset_keys(tar, monkeypatch)) <= 12
+    with pytest.raises(ValueError, match=r"in 2 places there is something") as error:
+        index_shards(tmp_path)
+    assert "00011: no .jpg, " in str(error.value)
+    assert "part.tar: at byte" in str(error.value)
+    assert sorted(os.listdir(tmp_path)) == ["part.tar"]
+    indexed = index_shards(tmp_path, skip_bad=True)
+    assert indexed.problems.count == 2
+    assert keys(tmp_path) == [f"{n:05d}" for n in range(100) if n != 11]
+    assert verified(tmp_path) == []
+
+
+def test_a_tar_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    tar = tmp_path / "part.tar"
+    write_tar(tar, pictures(0, 20))
+    with tarfile.open(tar) as opened:
+        place = opened.getmember("00015.cls").offset_data
+    tar.write_bytes(tar.read_bytes()[:place])
+    with pytest.raises(ValueError, match=r"00015\.cls is cut off: the file ends before its 1 byte"):
+        index_shards(tmp_path)
+    index_shards(tmp_path, skip_bad=True)
+    assert keys(tmp_path) == [f"{n:05d}" for n in range(15)]
+
+
+def test_joined_tars_are_read_on_but_not_quietly(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", pictures(0, 3))
+    write_tar(tmp_path / "b.tar", pictures(3, 3))
+    joined = (tmp_path / "a.tar").read_bytes() + (tmp_path / "b.tar").read_bytes()
+    (tmp_path / "b.tar").unlink()
+    (tmp_path / "a.tar").write_bytes(joined)
+    with pytest.raises(ValueError, match="zero bytes and then more: joined tars"):
+        index_shards(tmp_path)
+    index_shards(tmp_path, skip_bad=True)
+    assert keys(tmp_path) == [f"{n:05d}" for n in range(6)]
+
+
+def test_a_tar_without_a_whole_sample_costs_no_other(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", pictures(0, 3))
+    write_tar(tmp_path / "b.tar", [])
+    write_tar(tmp_path / "c.tar", [("1.png", png(1))])
+    with pytest.raises(ValueError, match=r"b\.tar: holds no sample; .*c\.tar: 1: no \.cls or"):
+        index_shards(tmp_path)
+    assert len(index_shards(tmp_path, skip_bad=True).manifest.shards) == 1
+    (tmp_path / "a.tar").unlink()
+    with pytest.raises(ValueError, match="not one whole sample"):
+        index_shards(tmp_path, skip_bad=True)
+
+
+def members_of(labels: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """A picture and one label member, (extension, bytes), for each sample."""
+    members = []
+    for number, (extension, data) in enumerate(labels):
+        members += [(f"{number}.png", png(number)), (f"{number}.{extension}", data)]
+    return members
+
+
+def labelled(folder: Path, labels: list[tuple[str, bytes]], **options: object) -> list[str]:
+    """Class names of the samples."""
+    write_tar(folder / "part.tar", members_of(labels))
+    index_shards(folder, **options)
+    assert verified(folder) == []
+    with open_split(folder, "train") as split:
+        return [split.classes[label].name for label in split.labels]
+
+
+def test_labels_found_are_the_class_list(tmp_path: Path) -> None:
+    names = ["tench", "crème", "tench", "aardvark"]
+    found = labelled(tmp_path, [("cls", name.encode()) for name in names])
+    assert found == names
+    assert Manifest.load(tmp_path).class_names == ("aardvark", "crème", "tench")
+
+
+def test_numbers_found_are_in_the_order_of_numbers(tmp_path: Path) -> None:
+    assert labelled(tmp_path, [("cls", n) for n in (b"10", b"9", b"700")]) == ["10", "9", "700"]
+    assert Manifest.load(tmp_path).class_names == ("9", "10", "700")
+
+
+def test_a_label_may_be_a_field_of_json(tmp_path: Path) -> None:
+    labels = [
+        ("json", json.dumps({"meta": {"species": name}, "label": 3}).encode())
+        for name in ("cat", "dog", "cat")
+    ]
+    assert labelled(tmp_path, labels, label_field="meta.species") == ["cat", "dog", "cat"]
+    assert labelled(tmp_path, labels) == ["3", "3", "3"]
+
+
+def test_a_class_file_gives_names_to_numbers_and_places_to_names(tmp_path: Path) -> None:
+    classes = tmp_path / "names"
+    classes.write_text("zebra\ncat\ndog\n")
+    labels = [("cls", b"2"), ("cls", b"cat"), ("json", b'{"label": 0}')]
+    assert labelled(tmp_path, labels, classes=classes) == ["dog", "cat", "zebra"]
+    assert Manifest.load(tmp_path).class_names == ("zebra", "cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        (("cls", b"3"), "label 3 is out of range: there are 3 classes"),
+        (("cls", b"-1"), "label -1 is out of range"),
+        (("cls", b"cow"), "label 'cow' is no name of the 3 classes"),
+        (("cls", b"\xff"), "its .cls is not UTF-8"),
+        (("cls", b" "), "the label is empty"),
+        (("json", b'{"label": [1]}'), "field 'label' of its .json is neither a number nor a name"),
+        (("json", b'{"other": 1}'), "its .json has no field 'label'"),
+        (("json", b"[" * 100_000), "its .json is damaged ("),
+        (("json", b"{"), "its .json is damaged ("),
+        (("txt", b"a caption"), "no .cls or .json beside .png, .txt"),
+    ],
+)
+def test_a_label_that_is_none_is_named_with_its_key(
+    tmp_path: Path, label: tuple[str, bytes], said: str
+) -> None:
+    (tmp_path / "names").write_text("zebra\ncat\ndog\n")
+    write_tar(tmp_path / "part.tar", members_of([("cls", b"1"), label, ("cls", b"2")]))
+    with pytest.raises(ValueError, match="give --skip-bad") as error:
+        index_shards(tmp_path, classes=tmp_path / "names")
+    assert f"part.tar: 1: {said}" in str(error.value)
+    assert "\n" not in str(error.value)
+    indexed = index_shards(tmp_path, classes=tmp_path / "names", skip_bad=True)
+    assert indexed.problems.count == 1
+    assert keys(tmp_path) == ["0", "2"]
+
+
+def test_a_changed_label_of_a_foreign_shard_is_found(tmp_path: Path) -> None:
+    labelled(tmp_path, [("cls", b"cat"), ("cls", b"dog")])
+    tar = tmp_path / "part.tar"
+    tar.write_bytes(tar.read_bytes().replace(b"dog", b"cow"))
+    assert any("1.cls does not say 1" in line for line in verified(tmp_path))
+
+
+@pytest.mark.parametrize(("lines", "said"), [("a\n\nb", "line 2 is empty"), ("a\na", "line 1 too")])
+def test_a_class_file_with_a_mistake_is_named_by_line(
+    tmp_path: Path, lines: str, said: str
+) -> None:
+    write_tar(tmp_path / "part.tar", pictures(0, 3))
+    (tmp_path / "names").write_text(lines)
+    with pytest.raises(ValueError, match=said):
+        index_shards(tmp_path, classes=tmp_path / "names")
+
+
+def test_texts_are_the_sample_where_there_are_no_pictures(tmp_path: Path) -> None:
+    members = []
+    for number in range(3):
+        members += [(f"{number}.cls", b"x"), (f"{number}.txt", f"text {number}".encode())]
+    write_tar(tmp_path / "part.tar", members)
+    assert index_shards(tmp_path).manifest.modality == "text"
+    with open_split(tmp_path, "train") as split:
+        assert [split.read(i)[0] for i in range(3)] == [b"text 0", b"text 1", b"text 2"]
+
+
+def test_the_sample_can_be_chosen_among_several(tmp_path: Path) -> None:
+    members = [("1.left.png", png(1)), ("1.png", png(2)), ("1.txt", b"hello"), ("1.cls", b"0")]
+    write_tar(tmp_path / "part.tar", members)
+    for sample, modality, data in (
+        (None, "image", png(2)),
+        ("left.png", "image", png(1)),
+        ("txt", "text", b"hello"),
+    ):
+        assert index_shards(tmp_path, sample=sample).manifest.modality == modality
+        with open_split(tmp_path, "train") as split:
+            assert split.read(0)[0] == data
+    with pytest.raises(ValueError, match=r"no \.right\.png beside"):
+        index_shards(tmp_path, sample=".right.png")
+
+
+@pytest.mark.parametrize("name", ["part.tar.gz", "part.tgz", "part.tar"])
+def test_compressed_tars_are_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
+    write_tar(tmp_path / "plain", pictures(0, 3))
+    (tmp_path / name).write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
+    with pytest.raises(ValueError, match=rf"{name} is compressed.*unpack .*\(gunzip\)"):
+        index_shards(tmp_path)
+
+
+def by_split(indexed: Indexed) -> dict[str, list[str]]:
+    manifest = indexed.manifest
+    return {name: [s.file for s in manifest.of_split(name)] for name in manifest.splits}
+
+
+def test_names_of_tars_tell_the_split(tmp_path: Path) -> None:
+    for number, name in enumerate(("set-val-0.tar", "set_train_0.tar", "set_train_1.tar")):
+        write_tar(tmp_path / name, pictures(3 * number, 3))
+    indexed = index_shards(tmp_path)
+    trained = ["set_train_0.tar", "set_train_1.tar"]
+    assert by_split(indexed) == {"train": trained, "test": ["set-val-0.tar"]}
+    write_tar(tmp_path / "set-test.tar", pictures(20, 3))
+    assert by_split(index_shards(tmp_path)) == {
+        "train": trained,
+        "test": ["set-test.tar"],
+        "validation": ["set-val-0.tar"],
+    }
+
+
+def test_globs_tell_the_split_and_what_matches_none_is_said(tmp_path: Path) -> None:
+    for number in range(4):
+        write_tar(tmp_path / f"{number}.tar", pictures(3 * number, 3))
+    done = kway_shard("index", tmp_path, "--split", "train=[01].tar", "--split", "test=2.*")
+    assert done.exit_code == 0, done.output
+    assert "6 train + 3 test samples" in done.stdout
+    assert "not indexed, for no --split matches: 3.tar" in done.stderr
+    wrong = kway_shard("index", tmp_path, "--split", "train=none*")
+    assert "matches none of the tars" in str(wrong.exception)
+    assert "give NAME=GLOB" in str(kway_shard("index", tmp_path, "--split", "x").exception)
+
+
+def test_another_folder_gets_links_to_tars_that_lie_in_folders(tmp_path: Path) -> None:
+    write_tar(tmp_path / "in" / "train" / "0.tar", pictures(0, 6))
+    write_tar(tmp_path / "in" / "val" / "0.tar", pictures(6, 3))
+    with pytest.raises(ValueError, match="give -o DIR"):
+        index_shards(tmp_path / "in")
+    out = tmp_path / "out"
+    indexed = index_shards(tmp_path / "in", out=out)
+    assert by_split(indexed) == {"train": ["train-0.tar"], "test": ["val-0.tar"]}
+    assert (out / "train-0.tar").is_symlink()
+    assert verified(out) == []
+    assert not list((tmp_path / "in").rglob("*.safetensors"))
+    assert by_split(index_shards(tmp_path / "in", out=out)) == by_split(indexed)
+
+
+def test_what_would_be_destroyed_is_refused(tmp_path: Path) -> None:
+    own = planted_shards(tmp_path / "own", {})
+    with pytest.raises(ValueError, match="holds shards of planted with their manifest"):
+        index_shards(own)
+    write_tar(tmp_path / "in" / "0.tar", pictures(0, 3))
+    with pytest.raises(ValueError, match="holds shards of planted"):
+        index_shards(tmp_path / "in", out=own)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="holds something else"):
+        index_shards(tmp_path / "in", out=tmp_path / "other")
+    with pytest.raises(ValueError, match="is inside"):
+        index_shards(tmp_path / "in", out=tmp_path / "in" / "index")
+    with pytest.raises(ValueError, match=r"holds no \.tar"):
+        index_shards(tmp_path / "other")
+
+
+def test_the_same_folder_by_another_name_is_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tar(tmp_path / "0.tar", pictures(0, 3))
+    monkeypatch.chdir(tmp_path)
+    index_shards(tmp_path, out=Path("."))
+    assert not (tmp_path / "0.tar").is_symlink()
+    assert verified(tmp_path) == []
+
+
+def test_indexing_again_follows_a_tar_that_changed(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", pictures(0, 3))
+    index_shards(tmp_path)
+    write_tar(tmp_path / "0.tar", pictures(0, 5))
+    assert len(verified(tmp_path)) == 1
+    assert index_shards(tmp_path).notes == ("changed since the last index: 0.tar",)
+    assert index_shards(tmp_path).notes == ()
+    assert len(keys(tmp_path)) == 5
+    assert verified(tmp_path) == []
+
+
+def test_processes_do_not_change_what_is_written(tmp_path: Path) -> None:
+    for number in range(3):
+        write_tar(tmp_path / f"{number}.tar", pictures(5 * number, 5))
+    written = []
+    for workers in (0, 2):
+        index_shards(tmp_path, workers=workers)
+        names = [tmp_path / "manifest.json", *(index_path(tmp_path / f"{n}.tar") for n in range(3))]
+        written.append([path.read_bytes() for path in names])
+    assert written[0] == written[1]
+
+
+def test_other_files_in_a_tar_are_counted_and_repeated_members_named(tmp_path: Path) -> None:
+    members = [("README", b"x"), ("__meta__", b"x"), *pictures(0, 2), ("00001.cls", b"7")]
+    write_tar(tmp_path / "0.tar", members)
+    done = kway_shard("index", tmp_path, "--skip-bad")
+    assert "ignoring files without key and extension, as webdataset does: 2" in done.stderr
+    assert "left out: " in done.stderr
+    assert "00001: no .jpg, " in done.stderr
+    assert "2 train samples" in done.stdout

@@ -1,0 +1,129 @@
+"""Characters that give the label away are named; letters and words are not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from data.leaks import check_leaks
+from data.sources import Table
+from data.writer import write_shards
+from launch.commands.shard import app
+
+WORDS = (
+    *("the", "a", "sun", "sea", "night", "home", "work", "love", "fire", "rain"),
+    *("cat", "dog", "tea", "run", "sing", "blue", "old", "new"),
+)
+NAMES = ("heart", "joy", "fire", "sparkles")
+
+
+def write_texts(
+    folder: Path, mark: str, *, rate: float = 0.6, num: int = 1200, elsewhere: float = 0
+) -> Path:
+    """Texts of random words and four classes; `mark` stands in many texts of the first."""
+    rng = np.random.default_rng(0)
+    lines = ["text\tlabel"]
+    for _ in range(num):
+        label = int(rng.integers(len(NAMES)))
+        words = list(rng.choice(WORDS, 8))
+        # A word that goes with its class, as in real texts.
+        words += [WORDS[label]] * int(rng.random() < 0.2)
+        if rng.random() < (rate if label == 0 else elsewhere):
+            words.insert(3, mark)
+        lines.append(f"{' '.join(words)}\t{NAMES[label]}")
+    folder.mkdir()
+    (folder / "texts.tsv").write_text("\n".join(lines) + "\n")
+    table = Table((folder / "texts.tsv",), folder / "work", "label", text="text", test_fraction=0)
+    write_shards(table, folder / "shards", workers=0)
+    return folder / "shards"
+
+
+@pytest.fixture(scope="module")
+def leaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("leaking") / "in", "\ufe0f")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("sound") / "in", "and")
+
+
+def test_a_variation_selector_left_behind_is_the_one_suspect(leaking: Path) -> None:
+    report = check_leaks(leaking)
+    (suspect,) = report.suspects
+    assert suspect.char == "\ufe0f"
+    assert suspect.name == "U+FE0F VARIATION SELECTOR-16"
+    assert suspect.class_name == "heart"
+    assert suspect.precision == 1
+    assert suspect.lift == pytest.approx(4, rel=0.2)
+    assert suspect.fall > 0.05
+    assert report.leaks[0] == suspect
+    assert report.accuracy > report.most_frequent + 0.1
+
+
+def test_words_that_say_something_are_no_suspects(sound: Path) -> None:
+    report = check_leaks(sound)
+    assert report.suspects == []
+    assert report.leaks
+
+
+def test_information_of_a_character_is_mutual_information(leaking: Path) -> None:
+    """Against the definition: sum of p(x, y) log2(p(x, y) / p(x) p(y))."""
+    from data import open_split
+    from data.order import permuted_index
+
+    with open_split(leaking, "train") as split:
+        n = len(split)
+        half = permuted_index(0, 0, np.arange(n), n)[n // 2 :]
+        holds = np.array(["\ufe0f" in split.read(int(i))[0].decode() for i in half])
+        labels = split.labels[half]
+    bits = 0.0
+    for label in range(4):
+        for present in (True, False):
+            both = np.mean((labels == label) & (holds == present))
+            if both > 0:
+                apart = np.mean(labels == label) * np.mean(holds == present)
+                bits += both * np.log2(both / apart)
+    (suspect,) = check_leaks(leaking).suspects
+    assert suspect.information == pytest.approx(bits, abs=1e-9)
+
+
+@pytest.mark.parametrize("mark", ["\U0001f1eb", "\u20e3", "\u200d", "†"])
+def test_a_rare_mark_is_a_suspect_though_accuracy_hardly_falls(tmp_path: Path, mark: str) -> None:
+    shards = write_texts(tmp_path / "in", mark, rate=0.2, num=2000)
+    report = check_leaks(shards, threshold=0.5)
+    assert [leak.char for leak in report.suspects] == [mark]
+
+
+def test_a_part_of_an_emoji_is_a_suspect_before_other_characters_are(tmp_path: Path) -> None:
+    part = write_texts(tmp_path / "part", "\U0001f1eb", rate=0.4, num=2000, elsewhere=0.06)
+    (leak,) = check_leaks(part, threshold=0.5).suspects
+    assert leak.precision < 0.8
+    assert leak.suspect is not None
+    assert leak.suspect.startswith("part of an emoji")
+    other = write_texts(tmp_path / "other", "†", rate=0.4, num=2000, elsewhere=0.06)
+    assert check_leaks(other, threshold=0.5).suspects == []
+
+
+def test_check_command_ends_with_0_or_with_2_where_strict(leaking: Path, sound: Path) -> None:
+    def kway(*arguments: object):
+        return CliRunner().invoke(app, ["check", *map(str, arguments)])
+
+    loose = kway(leaking)
+    assert loose.exit_code == 0
+    assert "suspect: U+FE0F VARIATION SELECTOR-16" in loose.stdout
+    strict = kway(leaking, "--strict")
+    assert strict.exit_code == 2
+    assert "U+FE0F" in strict.stderr
+    clean = kway(sound, "--strict")
+    assert clean.exit_code == 0
+    assert "no character gives the label away" in clean.stdout
+
+
+def test_pictures_and_a_few_texts_are_refused(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds pictures: the leak check reads texts"):
+        check_leaks(shards)
+    few = write_texts(tmp_path / "in", "x", num=20)
+    with pytest.raises(ValueError, match="20 texts of split 'train' are too few"):
+        check_leaks(few)

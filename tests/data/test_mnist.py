@@ -1,0 +1,208 @@
+"""MNIST's idx files, plain and compressed."""
+
+import gzip
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from data import Manifest, open_split
+from data.images import decode
+from data.sources import Mnist
+from data.writer import write_shards
+from launch.commands.shard import app
+
+SIZES = {"train": 20, "t10k": 6}
+
+WRITE = """
+import sys, time
+from pathlib import Path
+from data.sources import Mnist
+from data.writer import write_shards
+from launch.commands.shard import app
+
+if __name__ == "__main__":
+    folder, out, workers = sys.argv[1:]
+    write_shards(
+        Mnist(Path(folder)), Path(out), samples_per_shard=5, workers=int(workers),
+        report=lambda done, total: time.sleep(0.1),
+    )
+"""
+
+
+def pictures(stem: str) -> np.ndarray:
+    """uint8 [N, 28, 28]."""
+    rng = np.random.default_rng(len(stem))
+    return rng.integers(0, 256, (SIZES[stem], 28, 28), dtype=np.uint8)
+
+
+def labels(stem: str) -> list[int]:
+    return [(7 * i) % 10 for i in range(SIZES[stem])]
+
+
+def idx(magic: int, shape: tuple[int, ...], data: bytes) -> bytes:
+    return struct.pack(f">{1 + len(shape)}I", magic, *shape) + data
+
+
+def files() -> dict[str, bytes]:
+    found = {}
+    for stem, number in SIZES.items():
+        shape = (number, 28, 28)
+        found[f"{stem}-images-idx3-ubyte"] = idx(0x803, shape, pictures(stem).tobytes())
+        found[f"{stem}-labels-idx1-ubyte"] = idx(0x801, (number,), bytes(labels(stem)))
+    return found
+
+
+def write_files(folder: Path, content: dict[str, bytes], *, compressed: bool) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, data in content.items():
+        if compressed:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(data))
+        else:
+            (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    return write_files(tmp_path / "mnist", files(), compressed=True)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_picture_comes_through_without_loss(
+    mnist: Path, tmp_path: Path, workers: int
+) -> None:
+    write_shards(Mnist(mnist), tmp_path / "out", samples_per_shard=8, workers=workers)
+    assert Manifest.load(tmp_path / "out").class_names == tuple("0123456789")
+    for stem, split in (("train", "train"), ("t10k", "test")):
+        with open_split(tmp_path / "out", split) as opened:
+            assert len(opened) == SIZES[stem]
+            for i in range(len(opened)):
+                data, extension, label = opened.read(i)
+                row = int(opened.key(i).removeprefix(f"{split}-"))
+                assert (extension, label) == ("png", labels(stem)[row])
+                np.testing.assert_array_equal(decode(data, 1)[:, :, 0], pictures(stem)[row])
+
+
+@pytest.mark.parametrize("dot", [False, True])
+def test_plain_files_give_the_same_as_compressed_ones(
+    mnist: Path, tmp_path: Path, dot: bool
+) -> None:
+    named = {name.replace("-idx", ".idx") if dot else name: data for name, data in files().items()}
+    plain = Mnist(write_files(tmp_path / "plain", named, compressed=False))
+    assert plain.describe() == Mnist(mnist).describe()
+    write_shards(plain, tmp_path / "one", workers=1)
+    write_shards(Mnist(mnist), tmp_path / "other", workers=1)
+    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+
+
+def test_names_of_the_classes_may_be_given(mnist: Path, tmp_path: Path) -> None:
+    names = tmp_path / "fashion.txt"
+    wanted = ("T-shirt/top", "Trouser", *(f"class {i}" for i in range(8)))
+    names.write_text("\n".join(wanted) + "\n\n")
+    source = Mnist(mnist, names)
+    assert tuple(info.name for info in source.classes()) == wanted
+    assert source.describe() != Mnist(mnist).describe()
+    for lines, said in (("a\nb\n", "has 2 classes and labels reach 9"), ("a\n\nb", "empty line")):
+        names.write_text(lines)
+        with pytest.raises(ValueError, match=rf"fashion\.txt {said}|fashion\.txt has an {said}"):
+            Mnist(mnist, names).classes()
+    names.unlink()
+    with pytest.raises(FileNotFoundError, match=r"fashion\.txt do not exist: give"):
+        Mnist(mnist, names).classes()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_and_resumed_gives_the_same_bytes(mnist: Path, tmp_path: Path, workers: int) -> None:
+    write_shards(Mnist(mnist), tmp_path / "whole", samples_per_shard=5, workers=1)
+    script, out = tmp_path / "write.py", tmp_path / "out"
+    script.write_text(WRITE)
+    process = subprocess.Popen(
+        [sys.executable, script, mnist, out, str(workers)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "train-000001.tar.aside").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    written = write_shards(Mnist(mnist), out, samples_per_shard=5, workers=1)
+    assert written.resumed == 1
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def error_of(folder: Path) -> str:
+    out = folder.parent / "out"
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        write_shards(Mnist(folder), out, workers=0)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(str(folder))
+    assert not out.exists()
+    return str(error.value)
+
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        (IMAGES, lambda data: data[:-1], "has 15,695 bytes and its header (20, 28, 28) says"),
+        (IMAGES, lambda data: data + b"\0", "has 15,697 bytes and its header"),
+        (IMAGES, lambda data: data[:9], "is no idx file of 3 axes of bytes"),
+        (IMAGES, lambda data: data[:2] + b"\x0d" + data[3:], "begins with 00000d03, not 00000803"),
+        (IMAGES, lambda data: idx(0x803, (2**31, 2**31, 9), b""), "has 16 bytes and its header"),
+        (IMAGES, lambda data: idx(0x803, (0, 28, 28), b""), "holds 0 pictures and"),
+        (LABELS, lambda data: b"<html>", "begins with 3c68746d, not 00000801"),
+        (LABELS, lambda data: idx(0x801, (19,), data[8:-1]), "20 pictures and train-labels 19"),
+    ],
+)
+def test_damaged_files_are_named(mnist: Path, name: str, change, said: str) -> None:
+    (mnist / f"{name}.gz").write_bytes(gzip.compress(change(files()[name])))
+    message = error_of(mnist)
+    assert said in message
+    assert name.rpartition("-")[0].rpartition("-")[0] in message
+    assert "download" in message
+
+
+@pytest.mark.parametrize("keep", [5, 200, -6])
+def test_a_cut_gz_is_named(mnist: Path, keep: int) -> None:
+    path = mnist / f"{IMAGES}.gz"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert error_of(mnist).startswith(f"{path} is damaged (")
+
+
+def test_a_missing_file_is_named(mnist: Path) -> None:
+    (mnist / "t10k-labels-idx1-ubyte.gz").unlink()
+    assert "holds no t10k-labels-idx1-ubyte, with or without .gz: download it" in error_of(mnist)
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    content = files()
+    for stem, number in SIZES.items():
+        content[f"{stem}-labels-idx1-ubyte"] = idx(0x801, (number,), bytes(number))
+    folder = write_files(tmp_path / "one", content, compressed=False)
+    assert "has 1 classes and labels reach 0: name every class, at least 2" in error_of(folder)
+
+
+def test_the_command_takes_names(mnist: Path, tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join("abcdefghij"))
+    arguments = ["mnist", str(mnist), "-o", str(tmp_path / "out"), "--names", str(names)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "20 train + 6 test samples, 10 classes" in done.stdout
+    assert Manifest.load(tmp_path / "out").class_names == tuple("abcdefghij")

@@ -1,0 +1,148 @@
+"""What a folder of shards holds, as a person sees it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from data import Manifest, open_split
+from data.contact_sheet import contact_sheet
+from data.foreign import index_shards
+from data.show import contents, examples, histogram
+from launch.commands.shard import app
+from launch.commands.shard_tables import plain
+from tests.data.foreign_tars import planted_shards, png, write_tar
+
+
+def kway_shard(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts of 40 classes; class k has k + 1 of them, the last one has what harms a terminal."""
+    folder = tmp_path_factory.mktemp("texts")
+    members, number = [], 0
+    for label in range(40):
+        for _ in range(label + 1):
+            text = f"text of {label} [bold]\x1b[31m\u202e\n" if label == 39 else f"text of {label}"
+            members += [
+                (f"{number}.txt", text.encode()),
+                (f"{number}.cls", f"class {label:02d}".encode()),
+            ]
+            number += 1
+    write_tar(folder / "all.tar", members)
+    index_shards(folder)
+    return folder
+
+
+def test_contents_count_samples_of_each_class(shards: Path) -> None:
+    train, test = contents(shards, Manifest.load(shards))
+    with open_split(shards, "train") as split:
+        assert np.array_equal(train.counts, np.bincount(split.labels, minlength=4))
+        assert (train.name, train.samples, train.shards) == ("train", len(split), 4)
+    assert train.samples + test.samples == 42
+    assert (train.counts + test.counts).tolist() == [9, 10, 11, 12]
+    assert train.bytes == sum((shards / f"train-00000{n}.tar").stat().st_size for n in range(4))
+
+
+def test_a_histogram_has_a_bin_a_power_of_two() -> None:
+    bins = histogram(np.array([0, 1, 1, 2, 3, 3, 9]))
+    assert bins == [(0, 0, 1), (1, 1, 2), (2, 3, 3), (4, 7, 0), (8, 15, 1)]
+    assert histogram(np.array([5, 6])) == [(4, 7, 2)]
+
+
+def test_examples_lie_evenly_over_the_classes(texts: Path) -> None:
+    with open_split(texts, "train") as split:
+        labels = split.labels
+        assert labels[examples(split, 4)].tolist() == [0, 13, 26, 39]
+        assert labels[examples(split, 1)].tolist() == [0]
+        many = examples(split, 400)
+        assert len(set(many)) == len(many)
+        assert np.bincount(labels[many]).tolist() == [min(10, k + 1) for k in range(40)]
+
+
+def test_pictures_are_shown_as_counts_and_classes(shards: Path) -> None:
+    shown = kway_shard("show", shards)
+    assert shown.exit_code == 0, shown.output
+    assert "pictures of 4 classes, from imagefolder" in " ".join(shown.stdout.split())
+    for name, count in (("apple", 9), ("birne", 10), ("crème", 11), ("date", 12)):
+        (line,) = (line for line in shown.stdout.splitlines() if name in line)
+        assert line.split()[1] == str(count)
+        assert "█" in line
+
+
+def test_many_classes_are_shown_as_a_histogram_with_both_ends(texts: Path) -> None:
+    shown = kway_shard("show", texts, "--samples", 3).stdout
+    assert "16 to 31 samples" in shown
+    assert "class 39" in shown
+    assert "class 00" in shown
+    assert "class 20" not in shown.split("texts of train")[0]
+
+
+def test_texts_are_shown_and_cannot_harm_a_terminal(texts: Path) -> None:
+    shown = kway_shard("show", texts, "--samples", 2).stdout
+    assert "text of 0" in shown
+    assert "text of 39 [bold]U+001B[31mU+202E" in shown
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert len(plain("x" * 99, 10)) == 10
+
+
+def test_a_contact_sheet_is_the_same_every_time(shards: Path, tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        done = kway_shard("show", shards, "--picture", tmp_path / name, "--split", "test")
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_a_contact_sheet_shows_each_picture_over_its_class(tmp_path: Path) -> None:
+    white = Image.new("RGB", (128, 128), "white")
+    members = []
+    for number, colour in enumerate(((255, 0, 0), (0, 0, 255))):
+        solid = Image.new("RGB", (128, 64), colour)
+        solid.save(tmp_path / "solid.png")
+        members += [
+            (f"{number}.png", (tmp_path / "solid.png").read_bytes()),
+            (f"{number}.cls", f"class {number} of a long, long, long, long name".encode()),
+        ]
+    write_tar(tmp_path / "all.tar", members)
+    index_shards(tmp_path)
+    with open_split(tmp_path, "train") as split:
+        sheet = np.asarray(contact_sheet(split, 48))
+    for left, colour in ((10, (255, 0, 0)), (148, (0, 0, 255))):
+        assert (sheet[38 + 32 : 38 + 96, left : left + 128] == colour).all()
+        caption = sheet[166:200, left : left + 138]
+        assert (caption < 100).any()
+        assert (caption[:, 131:] == np.asarray(white)[0, 0]).all()  # nothing runs into the next
+
+
+@pytest.mark.parametrize("name", ["größer", "θ λ", "猫", "\U0001f9a0", "\ue123", "a\u202eb"])
+def test_names_in_any_script_are_written_or_spelled_out(tmp_path: Path, name: str) -> None:
+    members = [("0.png", png(0)), ("0.cls", name.encode())]
+    write_tar(tmp_path / "all.tar", members)
+    index_shards(tmp_path)
+    with open_split(tmp_path, "train") as split:
+        sheet = np.asarray(contact_sheet(split, 1))
+    assert (sheet[166:200] < 100).any()
+
+
+def test_a_damaged_picture_leaves_a_crossed_tile(tmp_path: Path) -> None:
+    shards = planted_shards(tmp_path / "out", {4: b"this is text"})
+    with open_split(shards, "train") as split:
+        sheet = np.asarray(contact_sheet(split, 30))
+    corners = sum(
+        (sheet[38 + 170 * row + 64, 10 + 138 * column + 64] == (120, 120, 120)).all()
+        for row in range(4)
+        for column in range(8)
+        if 8 * row + column < 30
+    )
+    assert corners == 1
+
+
+@pytest.mark.parametrize(("name", "said"), [("a.jpg", "name a .png"), ("a.png", "no contact")])
+def test_texts_have_no_contact_sheet(texts: Path, tmp_path: Path, name: str, said: str) -> None:
+    done = kway_shard("show", texts, "--picture", tmp_path / name)
+    assert said in str(done.exception)

@@ -1,0 +1,243 @@
+"""A bad sample is replaced by the same other one on every topology, up to a limit."""
+
+import logging
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from data import Batch, Cursor, EvalLoader, Manifest, TrainLoader, open_split
+from data.config import AugmentConfig, DataConfig, ImageConfig
+from data.substitute import BadSampleError, candidates, read_sound
+from data.writer import write_shards
+from tests.data.foreign_tars import Planted, bomb, planted_shards, png
+
+BATCH = 8
+BAD = {3: b"this is text", 17: bomb(), 22: png(1)[:300]}
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return planted_shards(tmp_path_factory.mktemp("damaged") / "out", BAD)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return planted_shards(tmp_path_factory.mktemp("sound") / "out", {})
+
+
+def config(shards: Path, *, workers: int = 0, limit: int = 10) -> DataConfig:
+    return DataConfig(
+        shards=shards,
+        image=ImageConfig(size=12),
+        augment=AugmentConfig(crop_area=(0.5, 1.0)),
+        workers=workers,
+        max_bad_samples=limit,
+    )
+
+
+def batches(
+    shards: Path,
+    steps: int,
+    *,
+    seed: int = 5,
+    world_size: int = 1,
+    workers: int = 0,
+    limit: int = 10,
+) -> list[list[Batch]]:
+    """Batches of each step, one a rank."""
+    ranks = []
+    for rank in range(world_size):
+        with (
+            open_split(shards, "train", max_bad_labels=limit) as split,
+            TrainLoader(
+                split,
+                config(shards, workers=workers, limit=limit),
+                global_batch=BATCH,
+                rank=rank,
+                world_size=world_size,
+                cursor=Cursor(seed),
+            ) as loader,
+        ):
+            ranks.append(list(islice(loader, steps)))
+    return [list(step) for step in zip(*ranks, strict=True)]
+
+
+def bad_indices(shards: Path) -> set[int]:
+    """Positions of `BAD` in the split, whose order is mixed."""
+    with open_split(shards, "train") as split:
+        keys = [split.key(i) for i in range(len(split))]
+    return {keys.index(f"{number:05d}") for number in BAD}
+
+
+def test_only_the_rows_of_bad_samples_change(damaged: Path, sound: Path) -> None:
+    bad = bad_indices(damaged)
+    met = []
+    for (ours,), (theirs,) in zip(batches(damaged, 8), batches(sound, 8), strict=True):
+        assert torch.equal(ours.indices, theirs.indices)
+        for row, index in enumerate(ours.indices.tolist()):
+            same = torch.equal(ours.inputs["pixel_values"][row], theirs.inputs["pixel_values"][row])
+            assert same == (index not in bad)
+        replaced = [index for index in ours.indices.tolist() if index in bad]
+        assert [one.index for one in ours.substitutes] == replaced
+        met += replaced
+    assert len(met) > len(bad) == len(set(met))
+
+
+def test_labels_are_those_of_the_sample_that_stands_in(damaged: Path) -> None:
+    with open_split(damaged, "train") as split:
+        labels = split.labels
+    for (batch,) in batches(damaged, 8):
+        by = {one.index: one.by for one in batch.substitutes}
+        for index, label in zip(batch.indices.tolist(), batch.labels.tolist(), strict=True):
+            assert label == labels[by.get(index, index)]
+
+
+@pytest.mark.parametrize(("world_size", "workers"), [(2, 0), (3, 0), (1, 1), (2, 1)])
+def test_substitutes_do_not_depend_on_world_size_or_workers(
+    damaged: Path, world_size: int, workers: int
+) -> None:
+    one = batches(damaged, 5)
+    many = batches(damaged, 5, world_size=world_size, workers=workers)
+    for (whole,), parts in zip(one, many, strict=True):
+        assert whole.substitutes == tuple(s for part in parts for s in part.substitutes)
+        for ours, theirs in (
+            (whole.labels, [part.labels for part in parts]),
+            (whole.inputs["pixel_values"], [part.inputs["pixel_values"] for part in parts]),
+        ):
+            assert torch.equal(ours, torch.cat(theirs))
+    assert any(whole.substitutes for (whole,) in one)
+
+
+def test_candidates_are_a_function_of_seed_epoch_and_index() -> None:
+    def first(*key: int) -> list[int]:
+        return list(islice(candidates(*key, 10**6), 5))
+
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    assert len({tuple(first(*key)) for key in keys}) == len(keys)
+    assert first(1, 2, 3) == first(1, 2, 3)
+    assert all(index != 4 for index in candidates(0, 0, 4, 5))
+
+
+def test_a_substitute_is_never_bad_itself() -> None:
+    bad = set(range(100)) - {41}
+
+    def read(index: int) -> int:
+        if index in bad:
+            raise BadSampleError(f"sample {index}")
+        return index
+
+    for index in range(20):
+        content, substitute = read_sound(read, 0, 0, index, 100)
+        assert content == 41
+        assert substitute is not None
+        assert (substitute.index, substitute.by) == (index, 41)
+    with pytest.raises(BadSampleError, match="sample 7"):
+        read_sound(read, 0, 0, 7, 41)  # 41 itself is out of reach
+
+
+def test_every_bad_sample_is_logged_once_with_shard_and_key(
+    damaged: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "kway.data"):
+        batches(damaged, 12)  # three epochs
+    assert len(caplog.messages) == len(BAD)
+    for number in BAD:
+        assert sum(f".tar: {number:05d}: " in line for line in caplog.messages) == 1
+
+
+def test_the_same_bad_sample_counts_once_in_any_number_of_epochs(damaged: Path) -> None:
+    every = batches(damaged, 12, limit=len(BAD))
+    cursor = every[-1][0].cursor
+    assert cursor is not None
+    assert cursor.bad == tuple(sorted(bad_indices(damaged)))
+    assert sum(len(batch.substitutes) for (batch,) in every) > len(BAD)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_more_than_the_limit_stops_with_the_list(damaged: Path, limit: int, workers: int) -> None:
+    with pytest.raises(ValueError, match=f"data.max_bad_samples is {limit}") as error:
+        batches(damaged, 12, limit=limit, workers=workers)
+    message = str(error.value)
+    assert "\n" not in message
+    named = sum(f".tar: {number:05d}: " in message for number in BAD)
+    assert named > limit  # several may be in one batch
+    assert message.startswith(f"{named} bad sample")
+
+
+def test_what_was_bad_before_a_resume_still_counts(damaged: Path) -> None:
+    bad = sorted(bad_indices(damaged))
+    saved = Cursor.from_json(Cursor(5, samples=2 * BATCH, bad=tuple(bad)).to_json())
+    assert saved.bad == tuple(bad)
+    with open_split(damaged, "train") as split:
+        loader = TrainLoader(split, config(damaged, limit=2), global_batch=BATCH, cursor=saved)
+        with pytest.raises(ValueError, match="3 bad samples"):
+            next(loader)
+
+
+def test_bad_samples_of_other_ranks_count_too(damaged: Path) -> None:
+    bad = sorted(bad_indices(damaged))
+    with open_split(damaged, "train") as split:
+        loader = TrainLoader(split, config(damaged, limit=2), global_batch=BATCH, cursor=Cursor(5))
+        loader.add_bad(bad[:2])
+        assert loader.cursor.bad == tuple(bad[:2])
+        with pytest.raises(ValueError, match=r"3 bad samples.*\.tar: 000\d\d: bad on another"):
+            loader.add_bad(bad[1:])
+
+
+def test_a_cursor_of_an_older_checkpoint_has_no_bad_samples() -> None:
+    assert Cursor.from_json({"seed": 1, "samples": 2}) == Cursor(1, 2)
+    for wrong in ({"bad": 3}, {"bad": [-1]}, {"bad": [1.5]}, {"bad": None}):
+        with pytest.raises(ValueError, match="a data cursor is"):
+            Cursor.from_json({"seed": 1, "samples": 2} | wrong)
+
+
+def test_a_label_out_of_range_is_replaced_where_some_are_allowed(tmp_path: Path) -> None:
+    shards = planted_shards(tmp_path / "out", {}, labels={4: 7})
+    with pytest.raises(ValueError, match="has label 7 and the manifest lists 3 classes"):
+        open_split(shards, "train")
+    (batch,) = (batch for (batch,) in batches(shards, 4) if batch.substitutes)
+    assert "00004: label 7 has no class: there are 3" in batch.substitutes[0].reason
+    with open_split(shards, "train", max_bad_labels=1) as split:
+        assert split.class_counts().sum() == len(split) - 1
+
+
+def test_a_text_that_is_not_utf8_is_replaced(tmp_path: Path) -> None:
+    texts = [b"good", b"bad \xff", "crème".encode()]
+    samples = [(text, "txt", number) for number, text in enumerate(texts)]
+    write_shards(Planted(samples, 3), tmp_path / "out", workers=1)
+    with open_split(tmp_path / "out", "train") as split:
+        for index in range(3):
+            (text, label), substitute = read_sound(split.text, 0, 0, index, 3)
+            assert texts[label].decode() == text
+            assert (substitute is not None) == (split.key(index) == "00001")
+            if substitute is not None:
+                assert "train-000000.tar: 00001: not UTF-8 from its byte 4" in substitute.reason
+
+
+def test_evaluation_stops_at_a_bad_sample(damaged: Path) -> None:
+    with (
+        open_split(damaged, "train") as split,
+        pytest.raises(ValueError, match=r"train-00000\d\.tar: 000\d\d: "),
+    ):
+        list(EvalLoader(split, config(damaged), batch=8))
+
+
+def test_a_bad_shard_is_named_when_it_is_opened(sound: Path, tmp_path: Path) -> None:
+    def damaged_by(change: object) -> str:
+        for path in sound.iterdir():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        change(tmp_path / "train-000001.tar")  # type: ignore[operator]
+        with pytest.raises((ValueError, FileNotFoundError)) as error:
+            open_split(tmp_path, "train")
+        assert "train-000001.tar" in str(error.value)
+        return str(error.value)
+
+    size = Manifest.read(sound).shards[1].bytes
+    first = (sound / "train-000000.tar").read_bytes()
+    assert "is missing" in damaged_by(lambda path: path.unlink())
+    assert "bytes and the manifest says" in damaged_by(lambda path: path.write_bytes(first[:9999]))
+    same_size = first[:size].ljust(size, b"\0")
+    assert "another file stands in its place" in damaged_by(lambda p: p.write_bytes(same_size))

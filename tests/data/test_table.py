@@ -1,0 +1,182 @@
+"""Tables of texts or pictures with labels."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from data import Manifest, open_split
+from data.sources import Table
+from data.writer import write_shards
+from launch.commands.shard import app
+from tests.data.conftest import write_picture
+
+TEXTS = [("so, good", "yes"), ("no\ttabs", "no"), ('"quoted" ❤️', "yes"), ("ende", "10")]
+
+
+def kway(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def read(shards: Path, split: str = "train") -> dict[str, str]:
+    """Text -> class name."""
+    with open_split(shards, split) as opened:
+        read = [opened.read(i) for i in range(len(opened))]
+        return {data.decode(): opened.classes[label].name for data, _, label in read}
+
+
+def write_csv(path: Path) -> Path:
+    rows = ['"{}",{}'.format(text.replace('"', '""'), label) for text, label in TEXTS]
+    path.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def write_jsonl(path: Path) -> Path:
+    rows = [json.dumps({"text": text, "label": label}) for text, label in TEXTS]
+    path.write_text("\n".join(rows))
+    return path
+
+
+@pytest.mark.parametrize(("name", "make"), [("a.csv", write_csv), ("a.jsonl", write_jsonl)])
+def test_tables_of_texts_keep_every_text_as_it_is(tmp_path: Path, name: str, make) -> None:
+    file = make(tmp_path / name)
+    done = kway(
+        "table", file, "-o", tmp_path / "out", "--text", "text", "--label", "label",
+        "--test-fraction", 0,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert read(tmp_path / "out") == dict(TEXTS)
+    manifest = Manifest.load(tmp_path / "out")
+    assert manifest.modality == "text"
+    assert manifest.class_names == ("10", "no", "yes")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name, "out"]
+
+
+def test_parquet_gives_what_csv_gives(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    texts, labels = zip(*TEXTS, strict=True)
+    columns = {"text": list(texts), "label": list(labels), "unused": [b"\xff"] * len(TEXTS)}
+    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet", row_group_size=2)
+    source = Table(
+        (tmp_path / "a.parquet",), tmp_path / "work", "label", text="text", test_fraction=0
+    )
+    write_shards(source, tmp_path / "out", workers=2)
+    assert read(tmp_path / "out") == dict(TEXTS)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match="needs pyarrow: pip install pyarrow, or save it as CSV"):
+        Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text")
+
+
+def test_labels_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("t\ty\na\t10\nb\t9\nc\t100\n")
+    source = Table((tmp_path / "a.tsv",), tmp_path / "work", "y", text="t", test_fraction=0)
+    assert [info.name for info in source.classes()] == ["9", "10", "100"]
+
+
+def test_a_column_says_the_split(tmp_path: Path) -> None:
+    rows = ["a,x,train", "b,y,Train", "c,x,test", "a,x,dev", "a,x,train"]
+    (tmp_path / "a.csv").write_text("\n".join(["t,y,part", *rows]))
+    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t", split="part")
+    write_shards(source, tmp_path / "out", workers=0)
+    assert read(tmp_path / "out") == {"a": "x", "b": "y"}
+    assert read(tmp_path / "out", "validation") == {"a": "x"}
+    assert read(tmp_path / "out", "test") == {"c": "x"}
+    assert set(source.notes()) == {
+        "rows read: 5",
+        "duplicates kept: 1",
+        "texts of other splits kept in training: 2",
+    }
+    dropped = Table(
+        (tmp_path / "a.csv",),
+        tmp_path / "work",
+        "y",
+        text="t",
+        split="part",
+        duplicates="drop",
+    )
+    assert {name: len(tasks) for name, tasks in dropped.splits().items()} == {
+        "train": 2,
+        "test": 1,
+        "validation": 1,
+    }
+
+
+def test_tables_of_pictures_pack_them(tmp_path: Path) -> None:
+    for i, (height, width) in enumerate([(20, 30), (90, 60), (20, 20)]):
+        write_picture(tmp_path / f"p/{i}.png", i, height, width)
+    (tmp_path / "a.csv").write_text("file,kind\np/0.png,a\np/1.png,b\np/2.png,a\n")
+    done = kway(
+        "table", tmp_path / "a.csv", "-o", tmp_path / "out", "--picture", "file",
+        "--label", "kind", "--short-side", 40, "--test-fraction", 0,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert Manifest.load(tmp_path / "out").modality == "image"
+    with open_split(tmp_path / "out", "train") as split:
+        found = {split.read(i)[0]: split.read(i)[1:] for i in range(3)}
+    assert sorted(extension for extension, _ in found.values()) == ["jpg", "png", "png"]
+    assert found[(tmp_path / "p/0.png").read_bytes()] == ("png", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("../secret.png", r"'\.\./secret\.png' is outside"), ("gone.png", "correct the row, or give")],
+)
+def test_bad_pictures_are_named(tmp_path: Path, name: str, said: str) -> None:
+    for path in ("secret.png", "in/0.png", "in/1.png"):
+        write_picture(tmp_path / path, 0)
+    file = tmp_path / "in/a.csv"
+    file.write_text(f"file,kind\n0.png,a\n1.png,b\n{name},a\n")
+    source = Table((file,), tmp_path / "work", "kind", picture="file", test_fraction=0)
+    with pytest.raises(ValueError, match=said):
+        write_shards(source, tmp_path / "out", workers=0)
+
+
+def test_bad_pictures_may_be_left_out(tmp_path: Path) -> None:
+    write_picture(tmp_path / "0.png", 0)
+    write_picture(tmp_path / "1.png", 1)
+    (tmp_path / "a.csv").write_text("file,kind\n0.png,a\n1.png,b\na.csv,a\ngone.png,b\n")
+    source = Table(
+        (tmp_path / "a.csv",),
+        tmp_path / "work",
+        "kind",
+        picture="file",
+        test_fraction=0,
+        skip_bad=True,
+    )
+    assert write_shards(source, tmp_path / "out", workers=0).left_out == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "said"),
+    [
+        ("t,y\na,b\n", {}, "name one column, of texts with --text or pictures --picture"),
+        ("t,y\na,b\n", {"text": "t", "picture": "t"}, "name one column"),
+        ("t,y\na,b\n", {"text": "x"}, r"a\.csv has no column 'x': it has t, y"),
+        ("t,y\na,b\nc,b\n", {"text": "t"}, "1 classes with 1 or more rows in column 'y'"),
+        ("t,y\na,b,c\n", {"text": "t"}, r"byte 4: the row has 3 cells and the first line 2"),
+        ("t,y\na,b\n", {"text": "t", "split": "y"}, "0 classes|has no row in training"),
+        ("t,y\na,b\n", {"text": "t", "test_fraction": 1}, "test fraction is 1: choose"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(
+    tmp_path: Path, content: str, options: dict, said: str
+) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(ValueError, match=said):
+        Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options).splits()
+
+
+def test_rows_without_text_or_label_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("t,y\na,x\nb,y\n ,x\nc,\n")
+    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t", test_fraction=0)
+    assert len(source.splits()["train"]) == 2
+    assert "rows without text, path or label left out: 2" in source.notes()

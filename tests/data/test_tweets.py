@@ -1,0 +1,468 @@
+"""Tweets to shards: labels from emoji, duplicates, splits, damage, and the two passes."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset
+from typer.testing import CliRunner, Result
+
+from data import Manifest, load_label_vectors, open_split
+from data.sources import LabelledTexts, Tweets
+from data.text import leftovers
+from data.writer import write_shards
+from launch.commands.shard import app
+
+ZWJ = "\u200d"
+
+
+def kway(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def jsonl(path: Path, *tweets: dict | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(tweet)}\n" for tweet in tweets))
+    return path
+
+
+def lines(path: Path, *texts: str) -> Path:
+    path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def write(folder: Path, *files: Path, **options: object) -> tuple[Tweets, list[tuple[str, ...]]]:
+    """The source, and (split, key, text, emoji) of every sample."""
+    source = Tweets(files, folder / "work", **options)
+    write_shards(source, folder / "out", workers=0)
+    return source, read(folder / "out")
+
+
+def read(shards: Path) -> list[tuple[str, ...]]:
+    found = []
+    for name in Manifest.load(shards).splits:
+        with open_split(shards, name) as split:
+            for i in range(len(split)):
+                data, extension, label = split.read(i)
+                assert extension == "txt"
+                about = split.classes[label].attributes
+                found.append((name, split.key(i), data.decode(), about.get("emoji", "")))
+    return sorted(found)
+
+
+def labelled(samples: list[tuple[str, ...]]) -> set[tuple[str, str]]:
+    return {(text, one) for _, _, text, one in samples}
+
+
+def test_raw_tweets_become_texts_without_emoji_and_labels(tmp_path: Path) -> None:
+    file = jsonl(
+        tmp_path / "a.jsonl",
+        {"id_str": "17", "text": "@ana so good 👍🏽👍🏽 https://t.co/x1", "lang": "en"},
+        {"id_str": "18", "text": f"क्{ZWJ}ष मजेदार ❤", "lang": "hi"},
+        {"id_str": "19", "text": "cut…", "extended_tweet": {"full_text": "long one ❤️"}},
+        {"id_str": "20", "text": "nothing here", "lang": "en"},
+        {"id_str": "21", "text": "❤️ @ana https://t.co/x1", "lang": "en"},
+        {"id_str": "22", "text": "RT @bo: wow ❤️", "lang": "en"},
+        {"id_str": "23", "text": "again 👍", "retweeted_status": {"id": 1}},
+        {"id_str": "24", "lang": "en"},
+    )
+    source, samples = write(tmp_path, file, test_fraction=0)
+    assert labelled(samples) == {
+        ("@user so good http", "👍"),
+        (f"क्{ZWJ}ष मजेदार", "❤️"),
+        ("long one", "❤️"),
+    }
+    assert {key.split("-")[0] for _, key, _, _ in samples} == {"en/17", "hi/18", "und/19"}
+    assert [info.name for info in source.classes()] == ["red heart", "thumbs up"]
+    assert set(source.notes()) == {
+        "records read: 8",
+        "texts without emoji: 1",
+        "texts of nothing but emoji, names and addresses: 1",
+        "retweets dropped: 2",
+        "records without text: 1",
+    }
+    manifest = Manifest.load(tmp_path / "out")
+    assert manifest.modality == "text"
+    assert load_label_vectors(tmp_path / "out", manifest).shape[0] == 2
+
+
+def test_csv_tsv_and_plain_lines_give_the_same_texts(tmp_path: Path) -> None:
+    texts = ['say "hi", twice 🔥', "two 🎉 words", "plain 🔥"]
+    quoted = [text.replace('"', '""') for text in texts]
+    files = (
+        lines(tmp_path / "a.csv", "id,tweet", *(f'{i},"{text}"' for i, text in enumerate(quoted))),
+        lines(tmp_path / "a.tsv", "tweet\tlabel", *(f"{text}\tpositive" for text in texts)),
+        lines(tmp_path / "a.txt", *texts),
+        jsonl(tmp_path / "a.jsonl", *({"tweet": text} for text in texts)),
+    )
+    found = []
+    for file in files:
+        _, samples = write(tmp_path / file.suffix[1:], file, test_fraction=0)
+        found.append(labelled(samples))
+    assert found[0] == {('say "hi", twice', "🔥"), ("two words", "🎉"), ("plain", "🔥")}
+    assert found[1:] == found[:1] * 3
+
+
+def test_a_quoted_cell_may_hold_line_breaks(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.csv", "text,lang", '"one', 'two 🔥",en', '"three 🎉",fr')
+    _, samples = write(tmp_path, file, test_fraction=0)
+    assert labelled(samples) == {("one\ntwo", "🔥"), ("three", "🎉")}
+    broken = lines(tmp_path / "b.csv", "text,lang", '"one', *["x" * 1000] * 200)
+    with pytest.raises(ValueError, match=r"b\.csv, byte 10: .*: is a quote left open there\?"):
+        write(tmp_path / "b", broken)
+
+
+def test_every_emoji_may_be_a_label_of_its_own(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.txt", "a 😂🙏🏽😂", "b 🙏", "c 🔥")
+    _, samples = write(tmp_path, file, policy="each", test_fraction=0)
+    assert labelled(samples) == {("a", "😂"), ("a", "🙏"), ("b", "🙏"), ("c", "🔥")}
+    assert len({key for _, key, _, _ in samples}) == 4
+    source, single = write(tmp_path / "2", file, policy="only-if-single", test_fraction=0)
+    assert labelled(single) == {("b", "🙏"), ("c", "🔥")}
+    assert "texts with several emoji left out by the policy: 1" in source.notes()
+
+
+def test_emoji_may_be_kept_as_they_are(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.txt", "a 👍🏽", "b 👍", "c ❤", "d ❤️")
+    source, samples = write(tmp_path, file, emoji_form="keep", test_fraction=0)
+    assert labelled(samples) == {("a", "👍🏽"), ("b", "👍"), ("c", "❤"), ("d", "❤️")}
+    names = {info.name for info in source.classes()}
+    assert {"thumbs up medium skin tone", "red heart (U+2764)", "red heart (U+2764 U+FE0F)"} < names
+
+
+def test_duplicates_are_dropped_by_text_and_label_and_counted(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.txt", "@a hi 🔥", "@b hi 🔥🔥", "@a hi 🎉", "other 🎉", "@a hi 🔥")
+    source, samples = write(tmp_path, file, test_fraction=0)
+    assert sorted(labelled(samples)) == sorted(s[2:] for s in samples)
+    assert labelled(samples) == {("@user hi", "🔥"), ("@user hi", "🎉"), ("other", "🎉")}
+    # The first of them stays.
+    assert ("train", "und/0-0", "@user hi", "🔥") in samples
+    assert "duplicates dropped: 2" in source.notes()
+    source, kept = write(tmp_path / "2", file, duplicates="keep", test_fraction=0)
+    assert len(kept) == 5
+    assert "duplicates kept: 2" in source.notes()
+
+
+def test_equal_texts_are_in_one_split(tmp_path: Path) -> None:
+    texts = [f"text {i} {one}" for i in range(200) for one in ("🔥", "🎉", "😂")]
+    _, samples = write(tmp_path, lines(tmp_path / "a.txt", *texts), test_fraction=0.3)
+    splits: dict[str, set[str]] = {}
+    for split, _, text, _ in samples:
+        splits.setdefault(text, set()).add(split)
+    assert len(splits) == 200
+    assert all(len(where) == 1 for where in splits.values())
+    assert 0.2 < np.mean([where == {"test"} for where in splits.values()]) < 0.4
+
+
+def test_classes_by_count_and_languages_by_choice(tmp_path: Path) -> None:
+    tweets = [
+        {"text": f"{one} {i}", "lang": lang}
+        for one, lang, count in (("🔥", "en", 9), ("🎉", "fr", 6), ("😂", "en", 3), ("🙏", "yo", 1))
+        for i in range(count)
+    ]
+    file = jsonl(tmp_path / "a.jsonl", *tweets)
+
+    def classes(name: str, **options: object) -> list[str]:
+        source, _ = write(tmp_path / name, file, test_fraction=0, **options)
+        return [info.attributes["emoji"] for info in source.classes()]
+
+    assert classes("all") == ["🔥", "🎉", "😂", "🙏"]
+    assert classes("top", top=2) == ["🔥", "🎉"]
+    assert classes("count", min_count=3) == ["🔥", "🎉", "😂"]
+    assert classes("languages", languages=("en",)) == ["🔥", "😂"]
+    with pytest.raises(ValueError, match="1 emoji with 7 or more texts in training, at least 2"):
+        classes("few", min_count=7)
+
+
+def test_damaged_records_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", {"text": "a 🔥"}, {"text": "b 🎉"})
+    good = file.read_bytes()
+    bad = b'{"text": "cut \n"no object"\n{"text": "caf\xe9"}\n{"text": "half \\ud83d"}\n'
+    bad += b"[" * 100_000 + b"\n"
+    bad += '{"text": "odd id 🔥", "id": "\\ud83d", "lang": "../x"}\n'.encode()
+    file.write_bytes(good + bad)
+    source, samples = write(tmp_path, file, test_fraction=0)
+    assert labelled(samples) == {("a", "🔥"), ("b", "🎉"), ("odd id", "🔥")}
+    assert all(key.startswith("und/0-") for _, key, _, _ in samples)
+    assert "records damaged: 5" in source.notes()
+    assert any(f"first damaged: {file}, byte {len(good)}: " in note for note in source.notes())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl.gz", "x", "ends in '.gz': unpack it first"),
+        ("a.docx", "x", "ends in '.docx': give .jsonl"),
+        ("a.tsv", "id\tbody\n1\thi 🔥\n", r"has no column 'text': its first line names id, body;"),
+        ("a.csv", "id,id\n1,2\n", "must name every column, once each"),
+        ("a.txt", "no emoji\nat all\n", "0 emoji with 1 or more texts in training"),
+    ],
+)
+def test_what_is_no_file_of_tweets_is_refused(
+    tmp_path: Path, name: str, content: str, said: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    done = kway("tweets", tmp_path / name, "-o", tmp_path / "out")
+    assert isinstance(done.exception, ValueError)
+    with pytest.raises(ValueError, match=said):
+        raise done.exception
+    assert "\n" not in str(done.exception)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_byte_ranges_processes_and_parts_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    texts = [f"text {rng.integers(300)} {rng.choice(list('🔥🎉😂🙏'))}" for _ in range(1500)]
+    file = lines(tmp_path / "a.txt", *texts)
+    _, whole = write(tmp_path / "whole", file)
+    monkeypatch.setattr("data.sources.tweets.SPAN_BYTES", 997)
+    monkeypatch.setattr("data.text.settle.PART_ROWS", 100)
+    source, in_parts = write(tmp_path / "parts", file, workers=2)
+    assert len(source.spans()) > 20
+    assert len(whole) == len(set(whole)) > 800
+    assert in_parts == whole
+    for path in sorted((tmp_path / "whole/out").iterdir()):
+        assert (tmp_path / "parts/out" / path.name).read_bytes() == path.read_bytes(), path
+
+
+def test_tasks_are_on_disk_and_small(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(1000)))
+    source = Tweets((file,), tmp_path / "work", test_fraction=0)
+    tasks = source.splits()["train"]
+    assert len(tasks) == 1000
+    assert (tmp_path / "work/train.tasks").stat().st_size == 20 * 1000
+    assert source.render(tasks[0]).label == tasks[0].label
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == [
+        "about.json",
+        "settled.json",
+        "test.tasks",
+        "train.tasks",
+    ]
+    source.clean_up()
+    assert not (tmp_path / "work").exists()
+
+
+READ = """
+import sys
+from pathlib import Path
+import data.sources.tweets as tweets
+
+tweets.SPAN_BYTES = 1000
+if __name__ == "__main__":
+    def slow(done, total):
+        import time
+        time.sleep(0.05)
+    source = tweets.Tweets((Path(sys.argv[1]),), Path(sys.argv[2]), report=slow)
+    source.splits()
+"""
+
+
+def test_a_killed_first_pass_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.sources.tweets.SPAN_BYTES", 1000)
+    file = lines(tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(3000)))
+    (tmp_path / "read.py").write_text(READ)
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "read.py", file, tmp_path / "work"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "work/span-00000002.json").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    reported: list[tuple[int, int]] = []
+    source = Tweets((file,), tmp_path / "work", report=lambda *now: reported.append(now))
+    tasks = source.splits()
+    assert reported[0][0] > 3000
+    assert reported[-1] == (file.stat().st_size, file.stat().st_size)
+    again = Tweets((file,), tmp_path / "again").splits()
+    assert {name: list(part) for name, part in tasks.items()} == {
+        name: list(part) for name, part in again.items()
+    }
+
+
+def test_other_inputs_or_options_are_told_apart(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.txt", "a 🔥", "b 🎉")
+    source = Tweets((file,), tmp_path / "work", test_fraction=0)
+    before = source.describe()
+    assert source.describe() == Tweets((file,), tmp_path / "other", test_fraction=0).describe()
+    assert Tweets((file,), tmp_path / "work", policy="each").describe() != before
+    assert len(source.splits()["train"]) == 2
+    lines(file, "a 🔥", "c 🎉", "d 🎉")
+    changed = Tweets((file,), tmp_path / "work", test_fraction=0)
+    assert changed.describe() != before
+    assert len(changed.splits()["train"]) == 3
+
+
+def test_a_work_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/mine.txt").write_text("precious")
+    file = lines(tmp_path / "a.txt", "a 🔥", "b 🎉")
+    with pytest.raises(ValueError, match="work holds something else"):
+        Tweets((file,), tmp_path / "work").splits()
+    assert (tmp_path / "work/mine.txt").read_text() == "precious"
+
+
+def write_word2vec(path: Path, words: dict[str, list[float]]) -> Path:
+    dim = len(next(iter(words.values())))
+    content = f"{len(words)} {dim}\n".encode()
+    for word, vector in words.items():
+        content += f"{word} ".encode() + np.array(vector, "<f4").tobytes()
+    path.write_bytes(content)
+    return path
+
+
+def test_vectors_from_a_file_are_found_with_or_without_variation_selector(tmp_path: Path) -> None:
+    vectors = write_word2vec(
+        tmp_path / "e.bin", {"❤️": [1, 0], "☀": [0, 1], "🤷": [3, 3], "👍": [5, 5]}
+    )
+    texts = ("a ❤", "b ☀️", f"c 🤷🏽{ZWJ}♀️", "d 👍🏿", "e 🔥")
+    file = lines(tmp_path / "a.txt", *texts)
+    source, _ = write(tmp_path, file, vectors=vectors, test_fraction=0)
+    at = {info.attributes["emoji"]: i for i, info in enumerate(source.classes())}
+    found = load_label_vectors(tmp_path / "out", Manifest.load(tmp_path / "out"))
+    for one, vector in (("❤️", [1, 0]), ("☀️", [0, 1]), (f"🤷{ZWJ}♀️", [3, 3]), ("👍", [5, 5])):
+        assert found[at[one]].tolist() == vector
+    assert found[at["🔥"]].tolist() == [2.25, 2.25]
+    assert "classes without a vector, which get the mean: 1 (🔥)" in source.notes()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"hello world\n", "is not in word2vec's binary format"),
+        (b"2 2\n\xf0\x9f\x94\xa5 12345678", "holds 1 words of 2: the file is cut off"),
+        (b"1 1\nx 1234", "has no vector for any of 2 emoji"),
+    ],
+)
+def test_unreadable_vectors_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "v.bin").write_bytes(content)
+    file = lines(tmp_path / "a.txt", "a 🔥", "b 🎉")
+    with pytest.raises(ValueError, match=said):
+        write(tmp_path, file, vectors=tmp_path / "v.bin", test_fraction=0)
+
+
+@pytest.fixture
+def tweeteval(tmp_path: Path) -> Path:
+    """The published layout: text and label files, a mapping that ends its lines with a tab."""
+    folder = tmp_path / "tweeteval"
+    folder.mkdir()
+    lines(folder / "mapping.txt", "0\t❤\t_red_heart_\t", "1\t😂\t_face_with_tears_of_joy_\t")
+    splits = {
+        "train": [("walk with @user \ufe0f \ufe0f @ Venice, ", 0), ("so funny", 1), ("night", 0)],
+        "val": [("morning", 1), ("night", 0)],
+        "test": [("so funny", 1), ("so funny", 1), ("sun \ufe0f", 0)],
+    }
+    for name, samples in splits.items():
+        lines(folder / f"{name}_text.txt", *(text for text, _ in samples))
+        lines(folder / f"{name}_labels.txt", *(str(label) for _, label in samples))
+    return folder
+
+
+def test_tweeteval_texts_lose_what_their_emoji_left(tweeteval: Path, tmp_path: Path) -> None:
+    done = kway("tweets", tweeteval, "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert {(split, text, one) for split, _, text, one in read(tmp_path / "out")} == {
+        ("train", "walk with @user @ Venice,", "❤️"),
+        ("train", "so funny", "😂"),
+        ("train", "night", "❤️"),
+        ("validation", "morning", "😂"),
+        ("validation", "night", "❤️"),
+        ("test", "so funny", "😂"),
+        ("test", "sun", "❤️"),
+    }
+    assert "duplicates dropped: 1" in done.stderr
+    assert "texts of other splits kept in training: 2" in done.stderr
+    manifest = Manifest.load(tmp_path / "out")
+    assert manifest.class_names == ("red heart", "face with tears of joy")
+    assert load_label_vectors(tmp_path / "out", manifest).shape[0] == 2
+    assert not list(tmp_path.glob("*.first-pass"))
+
+
+def test_tweeteval_texts_may_stay_and_leave_training_for_other_splits(
+    tweeteval: Path, tmp_path: Path
+) -> None:
+    done = kway("tweets", tweeteval, "-o", tmp_path / "out", "--keep-texts", "--drop-across")
+    assert done.exit_code == 0, done.output
+    texts = {(split, text) for split, _, text, _ in read(tmp_path / "out")}
+    assert ("train", "walk with @user \ufe0f \ufe0f @ Venice, ") in texts
+    assert {split for split, text in texts if text in ("so funny", "night")} == {
+        "test",
+        "validation",
+    }
+
+
+def test_texts_and_labels_that_do_not_match_are_refused(tweeteval: Path, tmp_path: Path) -> None:
+    labels = tweeteval / "train_labels.txt"
+    for content, said in (("0\n1\n", "has 2 labels and .* more texts"), ("0\n" * 4, "more labels")):
+        labels.write_text(content)
+        with pytest.raises(ValueError, match=said):
+            LabelledTexts(tweeteval, tmp_path / "work").splits()
+    labels.write_text("0\n1\n7\n")
+    with pytest.raises(ValueError, match="has no line for label '7'"):
+        LabelledTexts(tweeteval, tmp_path / "work").splits()
+    labels.unlink()
+    with pytest.raises(FileNotFoundError, match=r"train_labels\.txt is missing"):
+        LabelledTexts(tweeteval, tmp_path / "work")
+    with pytest.raises(FileNotFoundError, match=r"holds no train_text\.txt"):
+        LabelledTexts(tmp_path, tmp_path / "work")
+
+
+def test_labels_without_a_mapping_are_names(tweeteval: Path, tmp_path: Path) -> None:
+    (tweeteval / "mapping.txt").unlink()
+    source = LabelledTexts(tweeteval, tmp_path / "work")
+    assert [info.name for info in source.classes()] == ["0", "1"]
+    assert source.label_vectors() is None
+
+
+def test_text_shards_open_in_plain_webdataset(
+    tweeteval: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webdataset.utils, "enforce_security", True)
+    assert kway("tweets", tweeteval, "-o", tmp_path / "out").exit_code == 0
+    manifest = Manifest.load(tmp_path / "out")
+    for name in manifest.splits:
+        files = [str(tmp_path / "out" / shard.file) for shard in manifest.of_split(name)]
+        with warnings.catch_warnings():
+            # webdataset leaves its files to the garbage collector.
+            warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
+            theirs = list(webdataset.WebDataset(files, shardshuffle=False, empty_check=False))
+            gc.collect()
+        with open_split(tmp_path / "out", name) as split:
+            assert len(theirs) == len(split)
+            for i, sample in enumerate(theirs):
+                data, _, label = split.read(i)
+                assert sample["__key__"] == split.key(i)
+                assert sample["txt"] == data
+                assert int(sample["cls"]) == label
+                assert leftovers(sample["txt"].decode()) == []
+
+
+def test_tweets_command_says_what_was_left_out(tmp_path: Path) -> None:
+    file = lines(
+        tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(40)), "RT @a: b 🔥"
+    )
+    arguments = ("tweets", file, "-o", tmp_path / "out", "--workers", 1)
+    done = kway(*arguments)
+    assert done.exit_code == 0, done.output
+    assert "note: retweets dropped: 1" in done.stderr
+    assert "2 classes, 2 shards" in done.stdout
+    assert "is complete already" in kway(*arguments).stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out"]
+    refused = kway("tweets", file, "-o", tmp_path / "other", "--keep-texts")
+    assert "are for a folder of labelled texts" in str(refused.exception)

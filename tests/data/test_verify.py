@@ -1,0 +1,196 @@
+"""Each kind of damage, planted in real shards, is found, counted and named."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from data import Manifest, open_split
+from data.foreign import index_shards
+from data.index import index_path, open_index
+from data.shard_check import Damage
+from data.shard_pass import ShardPass
+from data.verify import damages
+from tests.data.foreign_tars import bomb, planted_shards, png, write_tar
+
+FIRST = "train-000000.tar"
+
+
+@pytest.fixture
+def copy(shards: Path, tmp_path: Path) -> Path:
+    for path in shards.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def found(folder: Path, **options: object) -> list[Damage]:
+    return list(damages(folder, lambda done, total: None, **options))
+
+
+def kinds(found: list[Damage]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for damage in found:
+        assert "\n" not in damage.line
+        counts[damage.kind] += damage.count
+    return counts
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset : offset + len(data)] = data
+    path.write_bytes(content)
+
+
+def test_sound_shards_have_no_damage(copy: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    assert list(damages(copy, lambda *report: progress.append(report), decode=True)) == []
+    assert progress[-1] == (42, 42)
+
+
+def test_a_flipped_byte_of_a_picture_is_named_with_its_key(copy: Path) -> None:
+    with open_split(copy, "train") as split:
+        key = split.key(3)
+    index = open_index(copy / FIRST)
+    overwrite(copy / FIRST, int(index.blocks[3, 0]) * 512 + 5, b"\0\0")
+    shard, sample = found(copy)
+    assert (shard.kind, sample.kind) == ("changed shard", "bytes")
+    assert f"{copy / FIRST} has SHA-256" in shard.line
+    assert f"{FIRST}: {key}: its bytes are not those that were written" in sample.line
+
+
+def test_a_flipped_label_is_named(copy: Path) -> None:
+    index = open_index(copy / FIRST)
+    overwrite(copy / FIRST, int(index.blocks[2, 1]) * 512, b"9")
+    assert kinds(found(copy)) == {"changed shard": 1, "label": 1}
+    assert ".cls does not say" in found(copy)[1].line
+
+
+@pytest.mark.parametrize("wiped", [b"\xff" * 512, bytes(512)])
+def test_an_overwritten_header_is_found_though_no_sample_is_hit(copy: Path, wiped: bytes) -> None:
+    index = open_index(copy / FIRST)
+    overwrite(copy / FIRST, (int(index.blocks[4, 0]) - 1) * 512, wiped)
+    lost = found(copy)
+    assert kinds(lost) == {"changed shard": 1, "tar header": 1}
+    assert "the tar header of sample 4 (." in lost[1].line
+
+
+def test_a_header_that_promises_another_size_is_found(copy: Path) -> None:
+    index = open_index(copy / FIRST)
+    other = (int(index.blocks[5, 1]) - 1) * 512
+    header = (copy / FIRST).read_bytes()[other : other + 512]
+    overwrite(copy / FIRST, (int(index.blocks[4, 0]) - 1) * 512, header)
+    assert kinds(found(copy)) == {"changed shard": 1, "tar header": 1}
+
+
+def test_a_cut_shard_is_named_with_every_sample_that_is_gone(copy: Path) -> None:
+    index = open_index(copy / FIRST)
+    content = (copy / FIRST).read_bytes()
+    # In the middle of sample 6; the label of a sample stands before it.
+    (copy / FIRST).write_bytes(content[: int(index.blocks[6, 0]) * 512 + 7])
+    lost = found(copy)
+    assert kinds(lost) == {"cut shard": 1, "bytes": 4, "tar header": 6}
+    assert "it is cut off" in lost[0].line
+    assert "(the file ends before them)" in lost[1].line
+
+
+def test_a_shard_cut_to_nothing_is_cut(copy: Path) -> None:
+    (copy / FIRST).write_bytes(b"")
+    assert kinds(found(copy))["cut shard"] == 1
+
+
+def test_a_missing_shard_is_named_with_what_it_held(copy: Path) -> None:
+    (copy / FIRST).unlink()
+    (lost,) = found(copy)
+    assert lost.kind == "missing shard"
+    assert lost.line == f"{copy / FIRST} is missing, and its 10 samples"
+
+
+def test_a_shard_in_the_place_of_another_is_named(copy: Path) -> None:
+    (copy / FIRST).write_bytes((copy / "train-000001.tar").read_bytes())
+    (lost,) = found(copy)
+    assert lost.kind == "replaced shard"
+    assert f"{copy / FIRST} is a copy of train-000001.tar" in lost.line
+
+
+def test_a_shard_of_the_same_size_from_elsewhere_is_replaced(copy: Path, tmp_path: Path) -> None:
+    size = (copy / FIRST).stat().st_size
+    (copy / FIRST).write_bytes(b"\1" * size)
+    (lost,) = found(copy)
+    assert lost.kind == "replaced shard"
+    assert "none of its 10 samples is there" in lost.line
+
+
+def test_an_index_of_another_shard_does_not_hide_the_shard(copy: Path) -> None:
+    index_path(copy / FIRST).write_bytes(index_path(copy / "train-000001.tar").read_bytes())
+    assert kinds(found(copy)) == {"index": 1}
+    overwrite(copy / FIRST, 600, b"\1")
+    assert kinds(found(copy)) == {"index": 1, "changed shard": 1}
+    index_path(copy / FIRST).unlink()
+    assert kinds(found(copy)) == {"index": 1, "changed shard": 1}
+
+
+@pytest.mark.parametrize("bad", [b"this is text", bomb(), png(1)[:200], b""])
+def test_pictures_that_were_written_bad_are_found_by_decoding(tmp_path: Path, bad: bytes) -> None:
+    shards = planted_shards(tmp_path / "out", {7: bad})
+    assert found(shards) == []
+    (lost,) = found(shards, decode=True)
+    assert lost.kind == "picture"
+    assert "00007: " in lost.line
+
+
+def test_a_text_that_is_not_utf8_is_found(tmp_path: Path) -> None:
+    texts = [b"good", "crème".encode(), b"bad \xff", "crème".encode("latin-1")]
+    members = []
+    for number, text in enumerate(texts):
+        members += [(f"{number}.txt", text), (f"{number}.cls", b"0")]
+    write_tar(tmp_path / "a.tar", members)
+    index_shards(tmp_path)
+    lost = found(tmp_path)
+    assert [damage.kind for damage in lost] == ["text", "text"]
+    assert "a.tar: 2: not UTF-8 from its byte 4 on" in lost[0].line
+
+
+def test_a_label_out_of_range_is_named(copy: Path) -> None:
+    whole = Manifest.read(copy)
+    fewer = Manifest.model_validate(whole.model_dump() | {"classes": whole.classes[:3]})
+    (copy / "manifest.json").write_bytes(fewer.to_bytes())
+    lost = found(copy, named=None)
+    with open_split(copy, "train", max_bad_labels=99) as split:
+        bad = [split.key(int(i)) for i in (split.labels == 3).nonzero()[0]]
+    assert len(bad) > 3
+    for key in bad:
+        assert any(f"{key} has label 3 and there are 3 classes" in d.line for d in lost)
+    assert kinds(lost).keys() == {"label"}
+
+
+def test_samples_beyond_the_named_ones_are_counted(copy: Path) -> None:
+    for row in range(4):
+        index = open_index(copy / FIRST)
+        overwrite(copy / FIRST, int(index.blocks[row, 0]) * 512 + 5, b"\0\0")
+    some, every = found(copy, named=2), found(copy, named=None)
+    assert kinds(some) == kinds(every) == {"changed shard": 1, "bytes": 4}
+    assert (len(some), len(every)) == (4, 5)
+    assert "2 more damaged" in some[-1].line
+
+
+def test_several_processes_find_the_same(copy: Path) -> None:
+    overwrite(copy / FIRST, 700, b"\1")
+    (copy / "train-000001.tar").unlink()
+    assert found(copy, workers=2, decode=True) == found(copy, workers=0, decode=True) != []
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+def test_one_pass_gives_members_and_the_hash_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr("data.shard_pass._CHUNK", chunk)
+    content = bytes(range(50))
+    (tmp_path / "file").write_bytes(content)
+    with ShardPass(tmp_path / "file") as shard:
+        for offset, size in ((2, 5), (7, 0), (9, 20), (9, 20), (30, 1), (45, 99), (70, 3)):
+            assert bytes(shard.take(offset, size)) == content[offset : offset + size]
+        with pytest.raises(ValueError, match="was asked for after"):
+            shard.take(3, 1)
+        import hashlib
+
+        assert shard.sha256() == hashlib.sha256(content).hexdigest()
