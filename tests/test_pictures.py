@@ -99,7 +99,7 @@ def test_two_ranks_train_and_save_and_one_process_loads_and_appends(tmp_path, mo
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    said = re.findall(r"rank \d: loss ([\d.]+), holds 50000 rows of 100000$", done.stdout, re.M)
+    said = re.findall(r"rank \d: loss ([\d.]+), holds 50000 rows of 100000", done.stdout)
     assert len(said) == 2
     assert len(set(said)) == 1
     ran = run(example("dcp.load"))

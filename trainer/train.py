@@ -141,7 +141,10 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
             )
             set_rate(optimizer, rate)
             optimizer.zero_grad(set_to_none=True)
-            loss = task.backward(batch, step=step)
+            try:
+                loss = task.backward(batch, step=step)
+            except FloatingPointError as error:
+                raise FloatingPointError(f"step {step}: {error}; the update was not made") from None
             norm = task.clip_gradients(recipe.train.clip_norm)
             _check_finite(step, float(loss), float(norm))
             task.step(optimizer)

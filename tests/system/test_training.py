@@ -173,7 +173,7 @@ def _is_running(pid: int) -> bool:
         (["trian.global_batch=3"], "trian is not a known key: did you mean train?"),
         (["backbone.config.num_channels=3"], "num_channels is 3 and data.image.channels is 1"),
         (["backbone.config.model_type=nothing"], "backbone.config: "),
-        (["head.loss.kind=batch_ce", "train.global_batch=1"], "at least 2 rows, got 1"),
+        (["head.loss.kind=batch_ce", "train.global_batch=1"], "train.global_batch is 1"),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_exit_code_2(overrides, message, glyphs, tmp_path, capsys):
