@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing import connection, get_context, parent_process
-from threading import Thread
+from multiprocessing import get_context
 from typing import Any
 
+from data.shard_pool import end_with_parent
 from data.sources.source import Sample, Source
 
 _CHUNK = 64
@@ -63,15 +63,7 @@ _source: Source
 def _start_worker(source: Source) -> None:
     global _source
     _source = source
-    parent = parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    # A killed parent leaves the pool's pipes open: without this its workers would wait for ever.
-    Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
 def _render_chunk(tasks: list[Any]) -> list[Sample | None]:

@@ -18,7 +18,7 @@ from heads.engine import is_integral
 from heads.head import ClassHead, ClassRows, ClassScores
 from heads.losses.hierarchical import HierarchicalSoftmax
 from heads.tree import LabelTree
-from heads.weights import path_levels, shard_range
+from heads.weights import shard_range
 
 # What an ignored label becomes: no id of a node, as an id of a class may be.
 _IGNORED_NODE = -100
@@ -139,7 +139,7 @@ class _ScoreBlock:
 
     @classmethod
     def cut(cls, tree: LabelTree, start: int, stop: int) -> "_ScoreBlock":
-        ancestors, levels = path_levels(tree, start, stop)
+        ancestors, levels = _path_levels(tree, start, stop)
         # Only nodes on the paths to both ends have children outside the range.
         inner = [ancestors, tree.ancestors(stop) if stop < tree.num_nodes else ancestors[:0], [-1]]
         siblings = np.flatnonzero(np.isin(tree.parent, np.concatenate(inner)))
@@ -163,6 +163,29 @@ class _ScoreBlock:
         for child, parent in self.levels:
             sums[:, torch.from_numpy(child)] += sums[:, torch.from_numpy(parent)]
         return sums[:, torch.from_numpy(self.leaves).to(device)]
+
+
+def _path_levels(
+    tree: LabelTree, start: int, stop: int
+) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """How values of the nodes `start:stop` add up down their paths.
+
+    Gives the ancestors of the first node, root first, and by depth the (child, parent) positions in
+    the layout [ancestors] + [nodes], parents before their children.
+    """
+    ancestors = tree.ancestors(start)
+    layout = np.concatenate([ancestors, np.arange(start, stop)])
+    depth, parent = tree.depth[layout], tree.parent[layout]
+    # In pre-order a parent before `start` is an ancestor of the first node.
+    position = np.where(
+        parent >= start,
+        parent - start + len(ancestors),
+        np.searchsorted(ancestors, parent),
+    )
+    order = np.argsort(depth, kind="stable")
+    by_depth = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
+    children = [level[parent[level] >= 0] for level in by_depth]
+    return ancestors, [(child, position[child]) for child in children if len(child)]
 
 
 def classes_at_leaves(tree: LabelTree) -> LabelTree:

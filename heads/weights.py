@@ -286,29 +286,6 @@ def _ragged(
     return values[shift + torch.arange(len(shift), device=values.device)], offsets
 
 
-def path_levels(
-    tree: LabelTree, start: int, stop: int
-) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-    """How values of the nodes `start:stop` add up down their paths.
-
-    Gives the ancestors of the first node, root first, and by depth the (child, parent) positions in
-    the layout [ancestors] + [nodes], parents before their children.
-    """
-    ancestors = tree.ancestors(start)
-    layout = np.concatenate([ancestors, np.arange(start, stop)])
-    depth, parent = tree.depth[layout], tree.parent[layout]
-    # In pre-order a parent before `start` is an ancestor of the first node.
-    position = np.where(
-        parent >= start,
-        parent - start + len(ancestors),
-        np.searchsorted(ancestors, parent),
-    )
-    order = np.argsort(depth, kind="stable")
-    by_depth = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
-    children = [level[parent[level] >= 0] for level in by_depth]
-    return ancestors, [(child, position[child]) for child in children if len(child)]
-
-
 def _boundary_nodes(tree: LabelTree, group_size: int) -> np.ndarray:
     """Sorted ids of the ancestors that any rank's first node has on ranks before it."""
     starts = [shard_range(tree.num_nodes, rank, group_size) for rank in range(1, group_size)]

@@ -8,19 +8,11 @@ import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-_BLOCK = tarfile.BLOCKSIZE
+from data.tar_headers import BLOCK, Member
+
 _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE)
-
-
-class Member(NamedTuple):
-    """A file of a tar: its bytes are [offset, offset + size) of the file on disk."""
-
-    name: str
-    offset: int
-    size: int
 
 
 def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
@@ -44,17 +36,17 @@ def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
 
 def _members(descriptor: int, at: int, stop: int) -> Iterator[Member]:
     while True:
-        header = os.pread(descriptor, min(_BLOCK, stop - at), at)
-        if len(header) < _BLOCK:
+        header = os.pread(descriptor, min(BLOCK, stop - at), at)
+        if len(header) < BLOCK:
             raise ValueError(f"it is cut off at byte {at:,}, without the mark of its end")
-        if header == bytes(_BLOCK):
+        if header == bytes(BLOCK):
             _check_rest(descriptor, at, stop)
             return
         try:
             info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
             raise ValueError(f"the header at byte {at:,} is damaged ({error})") from error
-        at += _BLOCK
+        at += BLOCK
         if at + info.size > stop:
             raise ValueError(f"it is cut off inside {info.name}, at byte {stop:,}")
         if info.type in _FILES:
@@ -63,7 +55,7 @@ def _members(descriptor: int, at: int, stop: int) -> Iterator[Member]:
             _check_pax(os.pread(descriptor, info.size, at), info.name)
         elif info.type != tarfile.DIRTYPE:
             raise ValueError(f"{info.name} is of tar type {info.type!r}, not a plain file")
-        at += -(-info.size // _BLOCK) * _BLOCK
+        at += -(-info.size // BLOCK) * BLOCK
 
 
 def _check_names(members: list[Member]) -> None:
