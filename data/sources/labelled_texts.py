@@ -4,7 +4,7 @@ The layout of tweeteval: train_text.txt, train_labels.txt, val_…, test_…, ma
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, repeat
@@ -16,12 +16,12 @@ import numpy as np
 
 from data.manifest import ClassInfo, SourceInfo
 from data.sources.emoji_classes import emoji_classes, emoji_vectors
+from data.sources.first_pass import FirstPassSource
 from data.sources.source import Sample
-from data.sources.tweets import about_pass
 from data.text.clean import Cleaning
 from data.text.emoji_table import fold
 from data.text.records import TEXT_OF_LINES, RecordFile, digest, open_records
-from data.text.settle import Rules, Settled, Work, pass_notes
+from data.text.settle import Rules
 from data.text.spans import Kept, Report, Span, silent
 from data.text.tasks import Task
 
@@ -29,7 +29,7 @@ _SPLITS = {"train": "train", "val": "validation", "test": "test"}
 
 
 @dataclass(frozen=True)
-class LabelledTexts:
+class LabelledTexts(FirstPassSource):
     """The source `labelled-texts`; `folder` is in tweeteval's layout.
 
     texts: "clean" takes emoji and their parts out (the published texts hold U+FE0F where emoji
@@ -82,22 +82,10 @@ class LabelledTexts:
     def label_vectors(self) -> np.ndarray | None:
         return None if (found := self._emoji) is None else emoji_vectors(found, self.vectors)[0]
 
-    def splits(self) -> dict[str, Sequence[Task]]:
-        work = Work(self.work)
-        return {split: work.tasks(split) for split in self._settled.splits}
-
     def render(self, task: Task) -> Sample:
         fields = self._records[task.file].read(task.offset, task.length)
         text = self._text(fields)
         return Sample(f"{task.file:x}-{task.offset:x}", text.encode(), "txt", task.label)
-
-    def notes(self) -> list[str]:
-        """What was left out, one line each with its number; the first pass must be done."""
-        return pass_notes(self._settled)
-
-    def clean_up(self) -> None:
-        """Remove what the first pass left."""
-        Work(self.work).remove()
 
     def spans(self) -> list[Span]:
         # A label has the number of its text's line: files are read from their beginning.
@@ -189,16 +177,16 @@ class LabelledTexts:
     def _records(self) -> tuple[RecordFile, ...]:
         return tuple(open_records(self._text_file(name)) for name in self._splits)
 
-    @cached_property
-    def _settled(self) -> Settled:
-        rules = Rules(
+    @property
+    def pass_workers(self) -> int | None:
+        return 1  # labels are counted from the beginning of their file
+
+    def pass_files(self) -> tuple[Path, ...]:
+        return self.files
+
+    def pass_rules(self) -> Rules:
+        return Rules(
             self._choose,
             drop_duplicates=self.duplicates == "drop",
             drop_across=self.across == "drop",
         )
-        return Work(self.work).settled(about_pass(self), self, rules, workers=1, report=self.report)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers read; they need neither the result of the first pass nor whom to report to.
-        state = {k: v for k, v in self.__dict__.items() if k not in ("report", "_settled")}
-        return {**state, "report": silent}

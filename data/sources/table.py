@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from data.images import MAX_PIXELS
 from data.manifest import ClassInfo, SourceInfo
+from data.sources.first_pass import FirstPassSource
 from data.sources.packing import check_packing, packed
 from data.sources.source import Sample
-from data.sources.tweets import about_pass
 from data.text.parquet import PARQUET, parquet_as_jsonl, parquet_columns
 from data.text.records import RecordFile, digest, open_records, text_field
-from data.text.settle import Rules, Settled, Work, pass_notes
+from data.text.settle import Rules
 from data.text.spans import SPAN_BYTES, Kept, Report, Span, silent
 from data.text.tasks import Task
 
@@ -23,7 +23,7 @@ _SPLITS = {"val": "validation", "valid": "validation", "dev": "validation", "tra
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(FirstPassSource):
     """The source `table`: CSV, TSV, JSONL or Parquet files, all with the columns that are named.
 
     Exactly one of `text` and `picture`. Paths of pictures are inside `root` (default: the folder of
@@ -96,10 +96,6 @@ class Table:
     def label_vectors(self) -> None:
         return None
 
-    def splits(self) -> dict[str, Sequence[Task]]:
-        work = Work(self.work)
-        return {split: work.tasks(split) for split in self._settled.splits}
-
     def render(self, task: Task) -> Sample | None:
         fields = self._records[task.file].read(task.offset, task.length)
         content = text_field(fields, self._content) or ""
@@ -119,14 +115,6 @@ class Table:
                 return None
             raise ValueError(f"{path}: {error}; correct the row, or give --skip-bad") from error
         return Sample(key, data, extension, task.label)
-
-    def notes(self) -> list[str]:
-        """What was left out or found, one line each with its number; after the first pass."""
-        return pass_notes(self._settled)
-
-    def clean_up(self) -> None:
-        """Remove what the first pass left."""
-        Work(self.work).remove()
 
     def spans(self) -> list[Span]:
         for number, path in enumerate(self.files):
@@ -211,22 +199,20 @@ class Table:
             for number, path in enumerate(self.files)
         )
 
-    @cached_property
-    def _settled(self) -> Settled:
-        rules = Rules(
+    @property
+    def pass_workers(self) -> int | None:
+        return self.workers
+
+    def pass_files(self) -> tuple[Path, ...]:
+        return self.files
+
+    def pass_rules(self) -> Rules:
+        return Rules(
             self._choose,
             self.test_fraction,
             drop_duplicates=self.duplicates == "drop",
             drop_across=self.across == "drop",
         )
-        return Work(self.work).settled(
-            about_pass(self), self, rules, workers=self.workers, report=self.report
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers read; they need neither the result of the first pass nor whom to report to.
-        state = {k: v for k, v in self.__dict__.items() if k not in ("report", "_settled")}
-        return {**state, "report": silent}
 
 
 def _is_parquet(path: Path) -> bool:

@@ -4,7 +4,6 @@ Two passes over the files: one that chooses (its result stays on disk beside the
 are written), one that writes. Texts that come with labels of their own are `labelled_texts.py`.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,12 +17,13 @@ import numpy as np
 
 from data.manifest import ClassInfo, SourceInfo
 from data.sources.emoji_classes import emoji_classes, emoji_vectors
+from data.sources.first_pass import FirstPassSource
 from data.sources.source import Sample
 from data.text.clean import Cleaning, What, is_retweet
 from data.text.emoji_table import find_emoji, fold
 from data.text.policy import POLICIES, chosen
 from data.text.records import RecordFile, digest, open_records, text_field
-from data.text.settle import Rules, Settled, Work, pass_notes
+from data.text.settle import Rules
 from data.text.spans import DAMAGED, FIRST_DAMAGED, SPAN_BYTES, Kept, Report, Span, silent
 from data.text.tasks import Task
 
@@ -38,7 +38,7 @@ _RETWEETED = "retweeted_status"
 
 
 @dataclass(frozen=True)
-class Tweets:
+class Tweets(FirstPassSource):
     """The source `tweets`.
 
     work: folder for what the first pass leaves; remove it with `clean_up` when shards are written.
@@ -115,10 +115,6 @@ class Tweets:
     def label_vectors(self) -> np.ndarray:
         return emoji_vectors(self._settled.labels, self.vectors)[0]
 
-    def splits(self) -> dict[str, Sequence[Task]]:
-        work = Work(self.work)
-        return {split: work.tasks(split) for split in self._settled.splits}
-
     def render(self, task: Task) -> Sample:
         fields = self._records[task.file].read(task.offset, task.length)
         text = self._cleaning.clean(self._text(fields) or "")
@@ -126,7 +122,7 @@ class Tweets:
 
     def notes(self) -> list[str]:
         """What was left out or changed, one line each, with a number; after the first pass."""
-        notes = pass_notes(self._settled)
+        notes = super().notes()
         if self.vectors is not None:
             missing = emoji_vectors(self._settled.labels, self.vectors)[1]
             if missing:
@@ -135,10 +131,6 @@ class Tweets:
                     f"classes without a vector, which get the mean: {len(missing):,} ({shown})"
                 )
         return notes
-
-    def clean_up(self) -> None:
-        """Remove what the first pass left."""
-        Work(self.work).remove()
 
     def spans(self) -> list[Span]:
         return [
@@ -237,23 +229,15 @@ class Tweets:
     def _cleaning(self) -> Cleaning:
         return Cleaning(self.users, self.urls)
 
-    @cached_property
-    def _settled(self) -> Settled:
-        rules = Rules(self._choose, self.test_fraction, self.duplicates == "drop")
-        return Work(self.work).settled(
-            about_pass(self), self, rules, workers=self.workers, report=self.report
-        )
+    @property
+    def pass_workers(self) -> int | None:
+        return self.workers
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers read; they need neither the result of the first pass nor whom to report to.
-        state = {k: v for k, v in self.__dict__.items() if k not in ("report", "_settled")}
-        return {**state, "report": silent}
+    def pass_files(self) -> tuple[Path, ...]:
+        return self.files
 
-
-def about_pass(source: Any) -> str:
-    """What a first pass was made of, and where: its references count files by their order."""
-    files = [str(path.resolve()) for path in source.files]
-    return json.dumps([source.describe().model_dump(), files])
+    def pass_rules(self) -> Rules:
+        return Rules(self._choose, self.test_fraction, self.duplicates == "drop")
 
 
 def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> str | None:

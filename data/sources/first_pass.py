@@ -1,0 +1,73 @@
+"""What the sources share that read their files twice: a first pass that chooses, one that writes.
+
+The result of the first pass stays on disk until the shards are written. What is kept, and how
+classes are chosen from it, is each source's own.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from data.manifest import SourceInfo
+from data.text.settle import Rules, Settled, Work, pass_notes
+from data.text.spans import Kept, Report, Span, silent
+from data.text.tasks import Task
+
+
+class FirstPassSource(ABC):
+    """A source of `files` whose first pass leaves its result in `work`, heard of by `report`."""
+
+    work: Path
+    report: Report
+
+    @property
+    def pass_workers(self) -> int | None:
+        """Processes of the first pass; None: one a core."""
+        return None
+
+    @abstractmethod
+    def pass_files(self) -> Sequence[Path]:
+        """The files in the order in which references count them."""
+
+    @abstractmethod
+    def pass_rules(self) -> Rules:
+        """How classes and duplicates are chosen."""
+
+    @abstractmethod
+    def describe(self) -> SourceInfo: ...
+
+    @abstractmethod
+    def spans(self) -> list[Span]: ...
+
+    @abstractmethod
+    def kept(self, span: Span, counts: Counter[str]) -> Iterator[Kept]: ...
+
+    def splits(self) -> dict[str, Sequence[Task]]:
+        work = Work(self.work)
+        return {split: work.tasks(split) for split in self._settled.splits}
+
+    def notes(self) -> list[str]:
+        """What was left out or found, one line each with its number; after the first pass."""
+        return pass_notes(self._settled)
+
+    def clean_up(self) -> None:
+        """Remove what the first pass left."""
+        Work(self.work).remove()
+
+    @cached_property
+    def _settled(self) -> Settled:
+        # What it was made of, and where: its references count files by their order.
+        files = [str(path.resolve()) for path in self.pass_files()]
+        about = json.dumps([self.describe().model_dump(), files])
+        return Work(self.work).settled(
+            about, self, self.pass_rules(), workers=self.pass_workers, report=self.report
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers read; they need neither the result of the first pass nor whom to report to.
+        state = {k: v for k, v in self.__dict__.items() if k not in ("report", "_settled")}
+        return {**state, "report": silent}
