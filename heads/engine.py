@@ -43,22 +43,30 @@ class Engine:
     ignore_index: int | None = None
 
     def __call__(
-        self, features: Tensor, labels: Tensor, held: Tensor, draw: int | None = None
+        self,
+        features: Tensor,
+        labels: Tensor,
+        held: Tensor,
+        *,
+        row_weights: Tensor | None = None,
+        draw: int | None = None,
     ) -> Tensor:
         """The loss of the global batch, the same scalar on every rank.
 
         `features` [b, d] and `labels` [b] are this rank's rows, b may differ and be 0; `held` are
         this rank's node vectors [n, d]. The gradients of both are those of the global-mean loss:
-        that of `held` is complete, that of `features` is complete for these rows. `draw` as in
-        `Loss.choose`.
+        that of `held` is complete, that of `features` is complete for these rows. `row_weights`
+        [b], on every rank or on none, multiply what the rows weigh. `draw` as in `Loss.choose`.
 
         Raises, on every rank, ValueError where a label of any rank is outside the classes or
         features and labels of any rank do not fit, FloatingPointError where the loss is NaN.
         """
-        sizes, num_rows = self.exchange_sizes(features, labels, held)
+        sizes, num_rows = self.exchange_sizes(features, labels, held, row_weights)
+        if row_weights is not None:
+            row_weights = row_weights.to(torch.promote_types(features.dtype, torch.float32))
         with_grad = torch.is_grad_enabled()  # inside the Function it always reads as off
         loss: Tensor = _HeadLoss.apply(
-            features, held, labels.long(), self, sizes, num_rows, with_grad, draw
+            features, held, labels.long(), row_weights, self, sizes, num_rows, with_grad, draw
         )
         if loss.isnan():
             raise FloatingPointError(_not_a_number(features, held))
@@ -80,20 +88,24 @@ class Engine:
             return torch.ones_like(labels, dtype=torch.bool)
         return labels != self.ignore_index
 
-    def row_weights(self, labels: Tensor) -> Tensor:
-        """What each row weighs [b], of labels that `exchange_sizes` has checked."""
+    def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
+        """What each row weighs [b], of labels that `exchange_sizes` has checked: its class's
+        weight, times its factor."""
         counts = self.counts(labels)
-        if self.class_weights is None:
-            return counts.to(torch.float32)
-        return torch.where(counts, self.class_weights[torch.where(counts, labels, 0)], 0)
+        weights = counts.to(torch.float32)
+        if self.class_weights is not None:
+            weights = torch.where(counts, self.class_weights[torch.where(counts, labels, 0)], 0)
+        return weights if factors is None else weights * factors
 
-    def rows(self, labels: Tensor, dtype: torch.dtype) -> Rows:
-        """What `Loss.value` needs of the rows that count, of their labels [m]."""
-        weights = None if self.class_weights is None else self.row_weights(labels).to(dtype)
+    def rows(self, labels: Tensor, dtype: torch.dtype, factors: Tensor | None = None) -> Rows:
+        """What `Loss.value` needs of the rows that count, of their labels [m] and the weights [m]
+        that they came with."""
+        alike = self.class_weights is None and factors is None
+        weights = None if alike else self.row_weights(labels, factors).to(dtype)
         return Rows(self.weights.tree.num_classes, labels, weights)
 
     def exchange_sizes(
-        self, features: Tensor, labels: Tensor, held: Tensor
+        self, features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | None = None
     ) -> tuple[list[int], list[int]]:
         """Rows of each rank of the class group, and of each class group along `data` (collective).
 
@@ -101,14 +113,17 @@ class Engine:
         """
         num_classes = self.weights.tree.num_classes
         num_counting = outside = 0
-        if fits := _fits(features, labels, held):
+        if fits := _fits(features, labels, held, row_weights):
             counts = self.counts(labels)
             unknown = ((labels < 0) | (labels >= num_classes)) & counts
-            num_counting = int((self.row_weights(labels.where(~unknown, 0).long()) > 0).sum())
+            weights = self.row_weights(labels.where(~unknown, 0).long(), row_weights)
+            num_counting = int((weights > 0).sum())
             outside = int(unknown.sum())
         num_rows = len(labels) if fits else 0
         tree = self.weights.tree_digest
-        numbers = [num_rows, num_counting, outside, not fits, tree, _code(features.dtype)]
+        # Weights on some ranks only would leave the others in another collective.
+        types = _code(features.dtype, weighted=row_weights is not None)
+        numbers = [num_rows, num_counting, outside, not fits, tree, types]
         mine = torch.tensor(numbers, dtype=torch.int64, device=held.device)
         group_ranks = torch.stack(all_gather_equal(mine, self.class_group))
         groups = torch.stack(all_gather_equal(group_ranks.sum(0), self.data_group))
@@ -123,13 +138,14 @@ class Engine:
             raise ValueError(
                 f"features {list(features.shape)} of {features.dtype} on {features.device} and "
                 f"labels {list(labels.shape)} of {labels.dtype} on {labels.device}"
-                f"{'' if fits else ' do not fit'}, {sum(misfits)} ranks do not fit: give floats "
-                f"[b, {held.shape[1]}], the bias column included, and b integers, on {held.device}"
+                f"{_described(row_weights)}{'' if fits else ' do not fit'}, {sum(misfits)} ranks "
+                f"do not fit: give floats [b, {held.shape[1]}], the bias column included, and b "
+                f"integers, on {held.device}; row weights are b finite floats of 0 or more"
             )
         if len({*dtypes}) > 1 or len({*group_dtypes}) > 1:
             raise ValueError(
-                f"the ranks' features differ in type ({features.dtype} on this rank): give all of "
-                "them the same"
+                f"the ranks' features differ in type ({features.dtype} on this rank), or only some "
+                "have row weights: give all of them the same"
             )
         if any(outsides):
             raise ValueError(
@@ -151,6 +167,7 @@ class _HeadLoss(torch.autograd.Function):
         features: Tensor,
         held: Tensor,
         labels: Tensor,
+        row_weights: Tensor | None,
         engine: Engine,
         sizes: list[int],
         world_rows: list[int],
@@ -161,6 +178,9 @@ class _HeadLoss(torch.autograd.Function):
         labels = all_gather_rows(labels_G, world_rows, engine.data_group)
         counts = engine.counts(labels)
         labels = labels[counts]
+        if row_weights is not None:
+            row_weights = all_gather_rows(row_weights, sizes, engine.class_group)
+            row_weights = all_gather_rows(row_weights, world_rows, engine.data_group)[counts]
         step = _step(engine, features, held, labels_G, sizes)
         step = replace(step, choice=engine.loss.choose(engine.weights.held, labels, draw))
         with_grad = with_grad and any(ctx.needs_input_grad)
@@ -178,7 +198,7 @@ class _HeadLoss(torch.autograd.Function):
             others = Others.gather(
                 engine.loss,
                 mine,
-                engine.rows(labels, step.stats_dtype),
+                engine.rows(labels, step.stats_dtype, row_weights),
                 counts=None if engine.ignore_index is None else counts,
                 world_rows=world_rows,
                 class_group=engine.class_group,
@@ -198,7 +218,7 @@ class _HeadLoss(torch.autograd.Function):
             raise RuntimeError("the head has no second derivative: leave create_graph out")
         # As in forward, whatever the caller's backward runs under: precisions are chosen here.
         with torch.autocast(grad_loss.device.type, enabled=False):
-            return *_gradients(ctx, grad_loss), *(None,) * 6
+            return *_gradients(ctx, grad_loss), *(None,) * 7
 
 
 def _step(
@@ -279,11 +299,25 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
-def _fits(features: Tensor, labels: Tensor, held: Tensor) -> bool:
-    """Features are floats [b, d] for vectors [n, d], labels integers [b], all on one device."""
+def _fits(features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | None) -> bool:
+    """Features are floats [b, d] for vectors [n, d], labels integers [b], weights finite floats [b]
+    of 0 or more, all on one device."""
     shapes = features.shape == (*labels.shape, held.shape[1]) and labels.dim() == 1
     together = features.device == labels.device == held.device
-    return is_integral(labels) and shapes and features.is_floating_point() and together
+    fits = is_integral(labels) and shapes and features.is_floating_point() and together
+    if row_weights is None or not fits:
+        return fits
+    if row_weights.shape != labels.shape or row_weights.device != labels.device:
+        return False
+    sound = (row_weights >= 0) & row_weights.isfinite()
+    return row_weights.is_floating_point() and bool(sound.all())
+
+
+def _described(row_weights: Tensor | None) -> str:
+    if row_weights is None:
+        return ""
+    kind = f"{list(row_weights.shape)} of {row_weights.dtype} on {row_weights.device}"
+    return f" and row weights {kind}"
 
 
 def is_integral(labels: Tensor) -> bool:
@@ -291,9 +325,9 @@ def is_integral(labels: Tensor) -> bool:
     return not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
 
 
-def _code(dtype: torch.dtype) -> int:
-    """A number that tells the types of features apart."""
-    return sum(ord(letter) << place for place, letter in enumerate(str(dtype)))
+def _code(dtype: torch.dtype, *, weighted: bool) -> int:
+    """A number that tells apart the types of features, and whether rows come with weights."""
+    return 2 * sum(ord(letter) << place for place, letter in enumerate(str(dtype))) + weighted
 
 
 def _not_a_number(features: Tensor, held: Tensor) -> str:

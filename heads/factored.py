@@ -24,7 +24,7 @@ from heads.collectives import (
 )
 from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
-from heads.losses import LOSSES, Loss, Quadratic, Rows
+from heads.losses import LOSSES, Loss, Quadratic
 from heads.losses.spherical import SphericalLoss
 
 # Of float64 rows: what a core's cache holds.
@@ -129,10 +129,12 @@ class FactoredHead(ClassHead):
         self.register_load_state_dict_pre_hook(_consolidate)
 
     @torch.compiler.disable
-    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+    def forward(
+        self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
+    ) -> Tensor:
         """As `ClassHead.forward` (collective); the statistics are float64 whatever the dtypes."""
         features = self._with_bias(features)
-        batch = self._batch(features, labels, with_gradient=torch.is_grad_enabled())
+        batch = self._batch(features, labels, row_weights, with_gradient=torch.is_grad_enabled())
         if batch.loss.isnan():
             broken = int((~features.isfinite().all(1)).sum())
             raise FloatingPointError(
@@ -302,8 +304,15 @@ class FactoredHead(ClassHead):
     # ---- one batch ----
 
     @torch.no_grad()
-    def _batch(self, features: Tensor, labels: Tensor, *, with_gradient: bool) -> _Batch:
-        sizes = self.engine.exchange_sizes(features, labels, self._held())
+    def _batch(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        row_weights: Tensor | None,
+        *,
+        with_gradient: bool,
+    ) -> _Batch:
+        sizes = self.engine.exchange_sizes(features, labels, self._held(), row_weights)
         labels = labels.long()
         if self.engine.ignore_index is not None:
             # What an ignored row holds must not matter: 0 times NaN would be NaN.
@@ -311,7 +320,10 @@ class FactoredHead(ClassHead):
         moments, rows = self._current_moments(), self._label_rows(labels, sizes[0])
         x = features.detach().double()
         stats = x @ moments.total, ((x @ moments.gram) * x).sum(1), (x * rows).sum(1)
-        packed = torch.stack([*stats, labels.double()], dim=1)
+        columns = [*stats, labels.double()]
+        if row_weights is not None:
+            columns.append(row_weights.double())
+        packed = torch.stack(columns, dim=1)
         loss, by_stats = self._value(packed, sizes, with_gradient=with_gradient)
         return _Batch(
             features=features.detach(),
@@ -344,16 +356,17 @@ class FactoredHead(ClassHead):
     ) -> tuple[Tensor, Tensor]:
         """The loss of the global batch, and its gradient [b, 3] by the statistics of these rows.
 
-        `stats` [b, 4] are sum z, sum z^2, z_y and the label. Without gradient it reads as zero.
+        `stats` [b, 4 or 5] are sum z, sum z^2, z_y, the label and the row weight where there are
+        any. Without gradient it reads as zero.
         """
         engine, world = self.engine, self._gather(stats, sizes)
         counts = engine.counts(world[:, 3].long())
-        labels = world[counts, 3].long()
-        weights = None if engine.class_weights is None else engine.row_weights(labels).double()
+        labels, *factors = world[counts, 3:].unbind(1)
+        rows = engine.rows(labels.long(), torch.float64, *factors)
         leaf = world[:, :3].clone().requires_grad_(with_gradient)
         with torch.set_grad_enabled(with_gradient):
             total = leaf[counts].unbind(1)[3 - self._num_stats :]
-            value = self.loss.value(total, Rows(self.num_classes, labels, weights))
+            value = self.loss.value(total, rows)
         if not with_gradient:
             return value, torch.zeros_like(stats[:, :3])
         (by_stats,) = torch.autograd.grad(value, leaf)

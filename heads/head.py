@@ -111,19 +111,24 @@ class ClassHead(nn.Module):
 
     # Compiled, it would be compiled anew in every call: dynamo takes `draw` for a constant.
     @torch.compiler.disable
-    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+    def forward(
+        self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
+    ) -> Tensor:
         """The loss of the global batch, a scalar that is the same on every rank (collective).
 
         `features` [b, dim] and `labels` [b] are this rank's rows; b may differ over ranks and be 0.
+        `row_weights` [b], floats of 0 or more, multiply what each row weighs in the mean; give them
+        on every rank or on none.
 
-        Raises, on every rank, ValueError for labels outside the classes, FloatingPointError where
-        the loss is NaN.
+        Raises, on every rank, ValueError for labels outside the classes or weights that do not fit,
+        FloatingPointError where the loss is NaN.
         """
         draw = None
         if self.training and torch.is_grad_enabled():
             draw = ((self.seed << 32) + self.draw) % 2**63
             self.draw += 1
-        return self.engine(self._with_bias(features), labels, self.weight, draw)
+        features = self._with_bias(features)
+        return self.engine(features, labels, self.weight, row_weights=row_weights, draw=draw)
 
     def squared_gradient_norm(self) -> Tensor:
         """The squared norm of the gradient of all ranks' rows, a scalar (collective)."""
@@ -140,9 +145,9 @@ class ClassHead(nn.Module):
         """Tells the label tree from any other, whose rows would mean other classes."""
         return self.tree.digest()
 
-    def row_weights(self, labels: Tensor) -> Tensor:
-        """What each row weighs in the mean [b]."""
-        return self.engine.row_weights(labels)
+    def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
+        """What each row weighs in the mean [b], `factors` being the `row_weights` of `forward`."""
+        return self.engine.row_weights(labels, factors)
 
     def logits(self, features: Tensor, rows: Tensor) -> Tensor:
         """[b, dim] x [C, dim (+ 1)] -> [b, C], in the rows' precision."""

@@ -69,12 +69,14 @@ class HierarchicalSoftmaxHead(ClassHead):
         return self.label_tree.num_classes
 
     @torch.compiler.disable
-    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+    def forward(
+        self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
+    ) -> Tensor:
         """As `ClassHead.forward`: the mean of -log p(label) over the global batch (collective)."""
-        return super().forward(features, self._leaves(labels))
+        return super().forward(features, self._leaves(labels), row_weights)
 
-    def row_weights(self, labels: Tensor) -> Tensor:
-        return super().row_weights(self._leaves(labels))
+    def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
+        return super().row_weights(self._leaves(labels), factors)
 
     def tree_digest(self) -> str:
         return self.label_tree.digest()
