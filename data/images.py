@@ -1,6 +1,6 @@
-"""Bytes of a picture -> uint8 pixels, with limits; and the crop that evaluation and serving use.
+"""Bytes of a picture -> uint8 pixels, with limits; and the crops that evaluation and serving use.
 
-Training's random crops are `data/augment.py`. Normalising happens on the device.
+Training's random crops are `data/augment/`. Normalising happens on the device.
 """
 
 import io
@@ -22,6 +22,7 @@ from PIL import (
 )
 
 from data.config import ImageConfig
+from data.jpeg_header import jpeg_size
 
 # Loader processes are the parallelism here; OpenCV's own threads would fight them, and hang a fork.
 cv2.setNumThreads(0)
@@ -81,6 +82,11 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
             )
     except _DAMAGE as error:
         raise ValueError(f"not a picture: its {extension} header is damaged ({error})") from error
+    _check_size(height, width, max_pixels)
+    return extension, transparent
+
+
+def _check_size(height: int, width: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(
             f"a picture of {width} x {height} pixels is over the limit of {max_pixels}: "
@@ -91,7 +97,6 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
             f"a picture of {width} x {height} pixels is too thin a strip: at most "
             f"{MAX_ASPECT} times as long as wide"
         )
-    return extension, transparent
 
 
 def _format(data: bytes) -> tuple[str, type[ImageFile.ImageFile]]:
@@ -107,17 +112,19 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
     What is transparent shows a white ground. Raises ValueError for what is no picture, is cut off,
     has more than `max_pixels` or is too thin a strip.
     """
-    extension, transparent = _inspect(data, max_pixels)
+    if (size := jpeg_size(data)) is not None:
+        _check_size(*size, max_pixels)
+        extension, transparent = "jpg", False
+    else:
+        extension, transparent = _inspect(data, max_pixels)
     if transparent:
         picture = _on_white(data)
         return picture if channels == 3 else cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)[:, :, None]
-    flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR
+    flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
     decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     if decoded is None:
         raise ValueError(f"a picture that cannot be decoded: its {extension} data is damaged")
-    if channels == 1:
-        return decoded[:, :, None]
-    return cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
+    return decoded[:, :, None] if channels == 1 else decoded
 
 
 def _on_white(data: bytes) -> np.ndarray:
@@ -157,8 +164,35 @@ def for_evaluation(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
 
     Evaluation and serving both call this, so that a model sees the same pixels in both.
     """
+    return planes(centre(picture, config))
+
+
+def crops_for_evaluation(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
+    """uint8 [C, size, size] for one crop, [crops, C, size, size] for several.
+
+    Five: the corners top left, top right, bottom left and bottom right, and the centre; ten: those
+    and then their mirror images (Krizhevsky et al. 2012).
+    """
+    if config.crops == 1:
+        return for_evaluation(picture, config)
     picture = resize_short_side(picture, config.resize or config.size)
-    top = (picture.shape[0] - config.size) // 2
-    left = (picture.shape[1] - config.size) // 2
-    crop = picture[top : top + config.size, left : left + config.size]
-    return np.ascontiguousarray(crop.transpose(2, 0, 1))
+    bottom, right = (side - config.size for side in picture.shape[:2])
+    places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
+    crops = np.stack([planes(_square(picture, *place, config.size)) for place in places])
+    return crops if config.crops == 5 else np.concatenate([crops, crops[..., ::-1]])
+
+
+def centre(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
+    """[H, W, C] -> [size, size, C]: short side to `resize`, then the centre."""
+    picture = resize_short_side(picture, config.resize or config.size)
+    top, left = ((side - config.size) // 2 for side in picture.shape[:2])
+    return _square(picture, top, left, config.size)
+
+
+def _square(picture: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
+    return picture[top : top + size, left : left + size]
+
+
+def planes(picture: np.ndarray) -> np.ndarray:
+    """[H, W, C], or grey [H, W] -> a new array [C, H, W]; faster than a transposed copy."""
+    return np.stack(cv2.split(picture))

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/heads.md: `python -m docs.pictures [NAME ...] [--out DIR]`.
+"""Draws the pictures of docs/: `python -m docs.pictures [NAME ...] [--out DIR]`.
 
 The same code gives the same files, byte for byte: random numbers are seeded, one thread computes.
 """
@@ -12,6 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from docs.pictures import (
+    augmentations,
     cover_tree,
     engine,
     losses,
@@ -37,27 +38,34 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "cover-tree": cover_tree.draw,
     "slc": single_logit.draw,
 }
+OF_DATA: dict[str, Callable[[], Figure]] = {"augmentations": augmentations.draw}
+_ALL = {
+    name: (f"{page}-{name}.png", draw)
+    for page, pictures in (("heads", PICTURES), ("data", OF_DATA))
+    for name, draw in pictures.items()
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m docs.pictures", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join(PICTURES)}; all of them by default"
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(_ALL)}; all of them by default"
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1], help="folder")
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.names if name not in PICTURES]
+    unknown = [name for name in arguments.names if name not in _ALL]
     if unknown:
-        parser.exit(2, f"error: no picture {unknown[0]!r}: choose of {', '.join(PICTURES)}\n")
+        parser.exit(2, f"error: no picture {unknown[0]!r}: choose of {', '.join(_ALL)}\n")
     if not arguments.out.is_dir():
         parser.exit(2, f"error: --out {arguments.out} is no folder: make it first\n")
     torch.set_num_threads(1)
-    names = arguments.names or list(PICTURES)
+    names = arguments.names or list(_ALL)
     with look():
         for number, name in enumerate(names, 1):
             start = time.perf_counter()
-            path = arguments.out / f"heads-{name}.png"
-            save(PICTURES[name](), path)
+            file, draw = _ALL[name]
+            path = arguments.out / file
+            save(draw(), path)
             seconds, size = time.perf_counter() - start, path.stat().st_size / 1000
             print(f"[{number}/{len(names)}] {path}  {size:.0f} kB  {seconds:.1f} s", flush=True)
 

@@ -1,0 +1,51 @@
+"""RandAugment (Cubuk et al. 2020): a few of 14 operations, drawn at random, all equally strong.
+
+The strength grows with the magnitude for every operation, at 10 to the end of the range that
+AutoAugment (Cubuk et al. 2019) gives it.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from data.augment.colour import brightness, contrast, saturation, sharpness
+from data.augment.geometry import Fill, rotate, shear, translate
+from data.augment.tone import autocontrast, equalize, posterize, solarize
+from data.config import RandAugmentConfig
+
+_SHIFT = 150 / 331  # AutoAugment's pixels and the side of the pictures that it was found on
+
+# (picture, strength from -1 to 1, fill) -> picture; those without a direction take its size.
+OPERATIONS: dict[str, Callable[[np.ndarray, float, Fill], np.ndarray]] = {
+    "identity": lambda picture, strength, fill: picture,
+    "autocontrast": lambda picture, strength, fill: autocontrast(picture),
+    "equalize": lambda picture, strength, fill: equalize(picture),
+    "rotate": lambda picture, strength, fill: rotate(picture, 30 * strength, fill),
+    "solarize": lambda picture, strength, fill: solarize(picture, 256 - 256 * abs(strength)),
+    "posterize": lambda picture, strength, fill: posterize(picture, 8 - round(4 * abs(strength))),
+    "contrast": lambda picture, strength, fill: contrast(picture, 1 + 0.9 * strength),
+    "brightness": lambda picture, strength, fill: brightness(picture, 1 + 0.9 * strength),
+    "sharpness": lambda picture, strength, fill: sharpness(picture, 1 + 0.9 * strength),
+    "shear-x": lambda picture, strength, fill: shear(picture, 0.3 * strength, 0, fill),
+    "shear-y": lambda picture, strength, fill: shear(picture, 0, 0.3 * strength, fill),
+    "translate-x": lambda picture, strength, fill: translate(picture, _SHIFT * strength, 0, fill),
+    "translate-y": lambda picture, strength, fill: translate(picture, 0, _SHIFT * strength, fill),
+    # Last, for it means nothing on grey, where it is left out.
+    "colour": lambda picture, strength, fill: saturation(picture, 1 + 0.9 * strength),
+}
+_ALL = tuple(OPERATIONS.values())
+
+
+def rand_augment(
+    picture: np.ndarray, config: RandAugmentConfig, fill: Fill, rng: np.random.Generator
+) -> np.ndarray:
+    """uint8 [H, W, 3], or grey [H, W], through operations drawn with replacement.
+
+    fill: the level of each channel where a picture was turned or pushed away.
+    """
+    chosen = _ALL if picture.ndim == 3 else _ALL[:-1]
+    for _ in range(config.operations):
+        operation = chosen[rng.integers(len(chosen))]
+        strength = config.magnitude / 10 * (1 if rng.random() < 0.5 else -1)
+        picture = operation(picture, strength, fill)
+    return picture

@@ -1,0 +1,201 @@
+"""What a training sample goes through: off by default, grey or colour, keyed by the sample."""
+
+import hashlib
+import subprocess
+import sys
+from itertools import permutations
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.augment import colour, for_training, sample_rng
+from data.augment.crop import resized
+from data.augment.rand_augment import OPERATIONS, rand_augment
+from data.config import AugmentConfig, ColourConfig, ImageConfig, RandAugmentConfig
+from data.images import for_evaluation
+
+EVERYTHING = AugmentConfig(
+    colour=ColourConfig(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
+    grey=0.2,
+    rand_augment=RandAugmentConfig(),
+    erase=0.5,
+)
+STILL = AugmentConfig(crop_area=None, flip=0)
+ROOT = Path(__file__).parents[2]
+
+
+def picture(channels: int, height: int = 40, width: int = 50) -> np.ndarray:
+    y, x = np.mgrid[:height, :width]
+    planes = [5 * y + 20, 4 * x + 30, 2 * (x + y) + 40]
+    return np.stack(planes[:channels], axis=-1).astype(np.uint8)
+
+
+def image(channels: int) -> ImageConfig:
+    mean = (0.5, 0.2, 0.8)[:channels]
+    return ImageConfig(size=32, channels=channels, mean=mean, std=(0.5,) * channels)
+
+
+def samples(channels: int, augment: AugmentConfig, number: int = 60) -> list[np.ndarray]:
+    given = picture(channels)
+    before = given.copy()
+    made = [
+        for_training(given, image(channels), augment, sample_rng(7, 1, i)) for i in range(number)
+    ]
+    assert np.array_equal(given, before)
+    return made
+
+
+def digest(made: list[np.ndarray]) -> str:
+    return hashlib.sha256(np.stack(made).tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_everything_together_gives_pictures_of_one_shape_that_differ(channels: int) -> None:
+    made = samples(channels, EVERYTHING)
+    for pixels in made:
+        assert pixels.shape == (channels, 32, 32)
+        assert pixels.dtype == np.uint8
+        assert pixels.flags.c_contiguous
+    assert len({pixels.tobytes() for pixels in made}) == len(made)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_all_but_crop_and_flip_is_off_by_default(channels: int) -> None:
+    plain = for_evaluation(picture(channels), image(channels))
+    for pixels in samples(channels, STILL, 20):
+        assert np.array_equal(pixels, plain)
+
+
+def test_another_process_makes_the_same_pixels() -> None:
+    code = "from tests.data.test_augment import *; print(digest(samples(3, EVERYTHING)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == digest(samples(3, EVERYTHING))
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [
+        ({"grey": 0.25}, 0.25),
+        ({"erase": 0.25}, 0.25),
+        ({"flip": 0.25}, 0.25),
+        ({"colour": ColourConfig(brightness=0.4, probability=0.25)}, 0.25),
+        ({"colour": ColourConfig(hue=0.5)}, 1.0),
+    ],
+)
+def test_a_probability_is_the_share_of_samples_that_change(part: dict, changed: float) -> None:
+    plain = for_evaluation(picture(3), image(3))
+    made = samples(3, STILL.model_copy(update=part), 800)
+    share = np.mean([not np.array_equal(pixels, plain) for pixels in made])
+    assert abs(share - changed) < 0.05
+
+
+def test_what_means_nothing_on_grey_is_left_out() -> None:
+    augment = STILL.model_copy(
+        update={"grey": 1.0, "colour": ColourConfig(saturation=0.9, hue=0.5)}
+    )
+    plain = for_evaluation(picture(1), image(1))
+    for pixels in samples(1, augment, 20):
+        assert np.array_equal(pixels, plain)
+
+
+def test_colour_jitter_draws_from_its_range_in_every_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[str, float]] = []
+    for name in ("brightness", "contrast", "saturation", "hue"):
+        note = lambda p, amount, name=name: calls.append((name, amount)) or p  # noqa: E731
+        monkeypatch.setattr(colour, name, note)
+    config = ColourConfig(brightness=0.2, contrast=1.5, saturation=0.6, hue=0.1)
+    for i in range(600):
+        colour.jitter(picture(3), config, sample_rng(0, 0, i))
+    orders = {tuple(name for name, _ in calls[i : i + 4]) for i in range(0, len(calls), 4)}
+    assert orders == set(permutations(("brightness", "contrast", "saturation", "hue")))
+    ranges = {"brightness": (0.8, 1.2), "contrast": (0, 2.5), "saturation": (0.4, 1.6)}
+    for name, (low, high) in {**ranges, "hue": (-0.1, 0.1)}.items():
+        drawn = [amount for called, amount in calls if called == name]
+        margin = (high - low) / 50
+        assert low <= min(drawn) < low + margin
+        assert high - margin < max(drawn) <= high
+
+
+def test_erasing_covers_one_box_with_the_mean() -> None:
+    plain = for_evaluation(picture(3), image(3))
+    mean = np.reshape([128, 51, 204], (3, 1, 1))
+    shares = []
+    for pixels in samples(3, STILL.model_copy(update={"erase": 1.0}), 200):
+        changed = (pixels != plain).any(0)
+        rows, columns = changed.any(1).nonzero()[0], changed.any(0).nonzero()[0]
+        box = np.s_[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        assert (pixels[box] == mean).all()
+        shares.append(pixels[box].size / pixels.size)
+    assert 0.01 < min(shares) < 0.04
+    assert 0.28 < max(shares) < 0.36
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (64, 128), (67, 33), (100, 100), (9, 200)])
+def test_a_crop_is_resized_to_about_what_pillow_makes_of_it(
+    height: int, width: int, channels: int
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (8, 8, channels), dtype=np.uint8)
+    given = cv2.resize(noise, (width, height)).reshape(height, width, channels)
+    found = resized(given, 32)
+    assert found.shape == (32, 32, channels)
+    expected = Image.fromarray(given.squeeze()).resize((32, 32), Image.Resampling.BILINEAR)
+    assert np.abs(found.squeeze().astype(int) - np.asarray(expected)).mean() < 4
+
+
+@pytest.mark.parametrize("times", [2, 3, 5])
+def test_fine_stripes_become_grey_where_a_crop_shrinks_a_lot(times: int) -> None:
+    stripes = np.zeros((32 * times, 32 * times, 3), np.uint8)
+    stripes[:, ::2] = 200
+    assert np.abs(resized(stripes, 32).astype(int) - 100).max() <= 100 / times + 1
+
+
+@pytest.mark.parametrize(("channels", "number"), [(3, 14), (1, 13)])
+def test_rand_augment_draws_each_operation_equally_often_with_either_sign(
+    channels: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, float]] = []
+    noting = tuple(
+        lambda picture, strength, fill, i=i: calls.append((i, strength)) or picture
+        for i in range(len(OPERATIONS))
+    )
+    monkeypatch.setattr("data.augment.rand_augment._ALL", noting)
+    given = picture(channels)
+    given = given[:, :, 0] if channels == 1 else given
+    config = RandAugmentConfig(operations=3, magnitude=4)
+    for i in range(2000):
+        rand_augment(given, config, (0,), sample_rng(0, 0, i))
+    assert len(calls) == 6000
+    counts = np.bincount([i for i, _ in calls], minlength=number)
+    assert len(counts) == number
+    assert (np.abs(counts / 6000 * number - 1) < 0.2).all()
+    strengths = np.array([strength for _, strength in calls])
+    assert set(strengths) == {-0.4, 0.4}
+    assert abs((strengths > 0).mean() - 0.5) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        ({"colour": {"hue": 0.6}}, "colour.hue.*less than or equal to 0.5"),
+        ({"colour": {"brightness": -1}}, "colour.brightness.*greater than or equal to 0"),
+        ({"colour": {}}, "give brightness, contrast, saturation or hue, or null"),
+        ({"grey": 1.5}, "grey.*less than or equal to 1"),
+        ({"erase": -0.1}, "erase.*greater than or equal to 0"),
+        ({"rand_augment": {"magnitude": 30}}, "magnitude.*less than or equal to 10"),
+        ({"rand_augment": {"operations": 0}}, "operations.*greater than or equal to 1"),
+        ({"mix": {}}, "give mixup_alpha or cutmix_alpha, or null"),
+        ({"mix": {"mixup_alpha": -1}}, "mixup_alpha.*greater than or equal to 0"),
+        ({"mix": {"cutmix_alpha": 1, "probability": 2}}, "less than or equal to 1"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_with_the_range(wrong: dict, remedy: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){remedy}"):
+        AugmentConfig.model_validate(wrong)

@@ -1,0 +1,91 @@
+"""Mixup and cutmix of a pair: one draw for both, weights that are exactly what the pixels are."""
+
+import numpy as np
+import pytest
+
+from data.augment import Mix, draw_mix, mixed, pair_rng
+from data.config import AugmentConfig, ImageConfig, MixConfig
+
+IMAGE = ImageConfig(size=24)
+
+
+def draws(number: int = 3000, **mix: float) -> list[Mix]:
+    augment = AugmentConfig(mix=MixConfig(**mix))
+    return [draw_mix(IMAGE, augment, pair_rng(5, 2 * n)) for n in range(number)]
+
+
+def pair(channels: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(channels)
+    first, second = rng.integers(0, 256, (2, channels, 24, 24), dtype=np.uint8)
+    return first, second
+
+
+def test_a_pair_shares_its_draw_and_no_two_pairs_do() -> None:
+    drawn = [pair_rng(0, position).random() for position in range(200)]
+    assert drawn[::2] == drawn[1::2]
+    assert len(set(drawn)) == 100
+    assert pair_rng(1, 0).random() != drawn[0]
+    assert pair_rng(0, 2**41 + 1).random() == pair_rng(0, 2**41).random()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("weight", [0.0, 0.1, 1 / 3, 0.5, 0.77, 1.0])
+def test_mixup_is_the_weighted_mean_rounded(weight: float, channels: int) -> None:
+    first, second = pair(channels)
+    exact = weight * first + (1 - weight) * second
+    found = mixed(first, second, Mix("mixup", weight))
+    assert found.dtype == np.uint8
+    assert found.shape == first.shape
+    assert np.abs(found - exact).max() <= 0.5 + 1e-4  # either way at a half
+    other = mixed(second, first, Mix("mixup", weight)).astype(int)
+    assert np.abs(found + other - (first.astype(int) + second)).max() <= 1
+
+
+def test_the_weight_of_cutmix_is_the_share_of_its_own_pixels() -> None:
+    own, other = np.zeros((3, 24, 24), np.uint8), np.ones((3, 24, 24), np.uint8)
+    weights = []
+    for mix in draws(cutmix_alpha=1):
+        assert mix.kind == "cutmix"
+        found = mixed(own, other, mix)
+        assert mix.weight == 1 - found.mean()
+        top, left, height, width = mix.box
+        assert found[:, top : top + height, left : left + width].all()
+        assert np.array_equal(mixed(other, own, mix), 1 - found)
+        weights.append(mix.weight)
+    assert min(weights) < 0.05
+    assert max(weights) > 0.95
+    assert not own.any()
+
+
+def test_the_boxes_of_cutmix_lean_to_no_side() -> None:
+    covered = np.zeros((24, 24))
+    for mix in draws(cutmix_alpha=1):
+        top, left, height, width = mix.box
+        covered[top : top + height, left : left + width] += 1
+    for side in (covered.sum(1), covered.sum(0)):
+        assert (np.abs(side / side[::-1] - 1) < 0.15).all()
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 0.2, 1.0, 8.0])
+def test_mixup_draws_its_weight_from_beta(alpha: float) -> None:
+    weights = np.array([mix.weight for mix in draws(mixup_alpha=alpha)])
+    assert ((weights >= 0) & (weights <= 1)).all()
+    assert abs(weights.mean() - 0.5) < 0.03
+    assert abs(weights.var() - 1 / (4 * (2 * alpha + 1))) < 0.01
+
+
+def test_shares_of_the_kinds_are_those_of_the_recipe() -> None:
+    drawn = draws(mixup_alpha=0.2, cutmix_alpha=1, cutmix_share=0.25, probability=0.8)
+    kinds = [mix.kind for mix in drawn]
+    assert abs(kinds.count("none") / len(kinds) - 0.2) < 0.03
+    assert abs(kinds.count("cutmix") / len(kinds) - 0.2) < 0.03
+    assert {mix.weight for mix in drawn if mix.kind == "none"} == {1.0}
+    assert {mix.kind for mix in draws(200, mixup_alpha=1)} == {"mixup"}
+    assert {mix.kind for mix in draws(200, cutmix_alpha=1)} == {"cutmix"}
+
+
+def test_without_mixing_a_picture_stays_as_it_is() -> None:
+    first, second = pair()
+    mix = draw_mix(IMAGE, AugmentConfig(), pair_rng(0, 0))
+    assert mix == Mix("none", 1.0)
+    assert np.array_equal(mixed(first, second, mix), first)

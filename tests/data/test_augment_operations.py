@@ -1,0 +1,165 @@
+"""Each operation on pixels means what Pillow means by it: its own results, level by level."""
+
+import colorsys
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+
+from data.augment import colour, geometry, tone
+from data.augment.rand_augment import OPERATIONS
+
+FILL = {"RGB": (20, 240, 130), "L": (77,)}
+AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
+
+
+def picture(mode: str, height: int = 61, width: int = 80) -> Image.Image:
+    """Smooth colours from black to white and a bright edge, with a few noisy rows."""
+    rng = np.random.default_rng(3)
+    small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    pixels = np.array(small.resize((width, height), BILINEAR))
+    pixels[10:14] = rng.integers(0, 256, (4, width, 3))
+    pixels[30:40, 20:50] = 250
+    return Image.fromarray(pixels).convert(mode)
+
+
+def differences(ours: np.ndarray, pillow: Image.Image) -> np.ndarray:
+    expected = np.asarray(pillow)
+    assert ours.dtype == np.uint8
+    assert ours.shape == expected.shape
+    return np.abs(ours.astype(int) - expected)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("factor", [0.0, 0.1, 0.7, 1.0, 1.3, 1.9])
+@pytest.mark.parametrize("name", ["brightness", "contrast", "sharpness", "saturation"])
+def test_a_factor_means_what_it_means_to_pillow(name: str, factor: float, mode: str) -> None:
+    if (name, mode) == ("saturation", "L"):
+        return
+    given = picture(mode)
+    enhancer = getattr(ImageEnhance, "Color" if name == "saturation" else name.title())
+    ours = getattr(colour, name)(np.asarray(given), factor)
+    assert differences(ours, enhancer(given).enhance(factor)).max() <= (factor != 1)
+
+
+def test_grey_is_the_grey_of_pillow() -> None:
+    given = picture("RGB")
+    grey = colour.greyscale(np.asarray(given))
+    assert differences(grey, given.convert("L").convert("RGB")).max() <= 1
+
+
+@pytest.mark.parametrize("turn", [-0.5, -0.25, -0.03125, 0.125, 0.375, 0.5])
+def test_hue_turns_on_the_colour_circle(turn: float) -> None:
+    """Against exact arithmetic: Pillow's own circle has 255 of its 256 steps."""
+    given = np.asarray(picture("RGB", 24, 24))
+    turned = colour.hue(given, turn)
+    for before, after in zip(given.reshape(-1, 3), turned.reshape(-1, 3), strict=True):
+        hue, saturation, value = colorsys.rgb_to_hsv(*(before / 255))
+        exact = colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value)
+        assert np.abs(after - 255 * np.array(exact)).max() < 10
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_levels_are_mapped_exactly_as_by_pillow(mode: str) -> None:
+    given = picture(mode)
+    faint = given.point(lambda level: level // 3 + 40)
+    tiny = Image.fromarray(np.asarray(given)[10:13, 10:19])
+    flat = Image.new(mode, (9, 9), "white")
+    cases: list[tuple[Callable, Callable]] = [
+        (tone.autocontrast, ImageOps.autocontrast),
+        (tone.equalize, ImageOps.equalize),
+        *((lambda p, b=b: tone.posterize(p, b), lambda p, b=b: ImageOps.posterize(p, b))
+          for b in range(1, 9)),
+        *((lambda p, t=t: tone.solarize(p, t), lambda p, t=t: ImageOps.solarize(p, t))
+          for t in (0, 25.6, 128, 256)),
+    ]  # fmt: skip
+    for ours, pillow in cases:
+        for case in (given, faint, tiny, flat):
+            assert not differences(ours(np.asarray(case)), pillow(case)).any()
+
+
+def affine(given: Image.Image, *matrix: float) -> Image.Image:
+    """Moved by Pillow; its empty places are those of `FILL`."""
+    fill = FILL[given.mode]
+    return given.transform(
+        given.size, AFFINE, matrix, BILINEAR, fillcolor=fill if fill[1:] else fill[0]
+    )
+
+
+def rotated(given: Image.Image, degrees: float) -> Image.Image:
+    fill = FILL[given.mode]
+    return given.rotate(degrees, BILINEAR, fillcolor=fill if fill[1:] else fill[0])
+
+
+MOVES = {
+    "shear-x": (
+        lambda p, fill, a: geometry.shear(p, a, 0, fill),
+        lambda p, a: affine(p, 1, a, 0, 0, 1, 0),
+    ),
+    "shear-y": (
+        lambda p, fill, a: geometry.shear(p, 0, a, fill),
+        lambda p, a: affine(p, 1, 0, 0, a, 1, 0),
+    ),
+    "translate-x": (
+        lambda p, fill, a: geometry.translate(p, a, 0, fill),
+        lambda p, a: affine(p, 1, 0, round(a * p.width), 0, 1, 0),
+    ),
+    "translate-y": (
+        lambda p, fill, a: geometry.translate(p, 0, a, fill),
+        lambda p, a: affine(p, 1, 0, 0, 0, 1, round(a * p.height)),
+    ),
+    "rotate": (
+        lambda p, fill, a: geometry.rotate(p, 60 * a, fill),
+        lambda p, a: rotated(p, 60 * a),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("amount", [-0.4, -0.1, 0.0, 0.05, 0.45])
+@pytest.mark.parametrize("name", MOVES)
+def test_pictures_move_as_by_pillow(name: str, amount: float, mode: str) -> None:
+    """But for two pixels along their edge: OpenCV blends them with the fill, Pillow does not."""
+    ours, pillow = MOVES[name]
+    given, fill = picture(mode), FILL[mode]
+    moved = ours(np.asarray(given), fill, amount)
+    frame = np.full((given.height, given.width), 77, np.uint8)  # 77 is the fill of grey pictures
+    frame[2:-2, 2:-2] = 255
+    inside = np.asarray(pillow(Image.fromarray(frame), amount)) == 255
+    assert inside.mean() > 0.25
+    assert differences(moved, pillow(given, amount))[inside].max() <= 2
+    frame[:] = 255
+    empty = np.asarray(pillow(Image.fromarray(frame), amount)) == 77
+    empty = cv2.erode(empty.astype(np.uint8), np.ones((5, 5), np.uint8)) > 0
+    assert empty.any() or abs(amount) < 0.1
+    assert (moved[empty] == (fill if mode == "RGB" else fill[0])).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("strength", [-1.0, -0.9, -0.3, 0.0, 0.5, 1.0])
+def test_each_operation_of_rand_augment_has_the_range_of_the_papers(
+    strength: float, mode: str
+) -> None:
+    given, size = picture(mode), abs(strength)
+    moves = {"rotate": 0.5, "shear-x": 0.3, "shear-y": 0.3}  # rotation: of 60 degrees
+    moves |= {"translate-x": 150 / 331, "translate-y": 150 / 331}
+    expected = {
+        "identity": given,
+        "autocontrast": ImageOps.autocontrast(given),
+        "equalize": ImageOps.equalize(given),
+        "solarize": ImageOps.solarize(given, 256 * (1 - size)),
+        "posterize": ImageOps.posterize(given, 8 - round(4 * size)),
+        "contrast": ImageEnhance.Contrast(given).enhance(1 + 0.9 * strength),
+        "brightness": ImageEnhance.Brightness(given).enhance(1 + 0.9 * strength),
+        "sharpness": ImageEnhance.Sharpness(given).enhance(1 + 0.9 * strength),
+        **{name: MOVES[name][1](given, reach * strength) for name, reach in moves.items()},
+    }
+    if mode == "RGB":
+        expected["colour"] = ImageEnhance.Color(given).enhance(1 + 0.9 * strength)
+    assert OPERATIONS.keys() - {"colour"} == expected.keys() - {"colour"}
+    assert len(OPERATIONS) == 14
+    for name, pillow in expected.items():
+        found = differences(OPERATIONS[name](np.asarray(given), strength, FILL[mode]), pillow)
+        assert np.quantile(found, 0.9) <= 1, name

@@ -1,0 +1,38 @@
+"""docs/data.md: its recipe is one that loads, its pictures are drawn by code and shown."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from data.config import AugmentConfig, ImageConfig
+from docs.pictures.__main__ import OF_DATA
+from docs.pictures.look import look
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "data.md").read_text(encoding="utf-8")
+
+
+def test_every_picture_is_drawn_by_code_and_shown_with_a_caption() -> None:
+    drawn = sorted(f"data-{name}.png" for name in OF_DATA)
+    assert sorted(path.name for path in DOCS.glob("data-*.png")) == drawn
+    shown = re.findall(r"^!\[[^]]{10,}\]\((data-[a-z-]+\.png)\)\n\n\*[^*]{40,}\*$", PAGE, re.M)
+    assert sorted(shown) == drawn
+
+
+@pytest.mark.parametrize("name", OF_DATA)
+def test_a_picture_still_has_the_size_of_its_file(name: str) -> None:
+    with look(), Image.open(DOCS / f"data-{name}.png") as shown:
+        inches = OF_DATA[name]().get_size_inches()
+        assert shown.size == tuple(round(160 * side) for side in inches)
+
+
+def test_the_recipe_of_the_page_turns_everything_on() -> None:
+    (example,) = re.findall(r"^```yaml\n(data:\n.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    settings = yaml.safe_load(example)["data"]
+    assert ImageConfig.model_validate(settings["image"]).crops == 10
+    assert settings["augment"].keys() == AugmentConfig.model_fields.keys() - {"crop_ratio"}
+    augment = AugmentConfig.model_validate(settings["augment"])
+    assert all(getattr(augment, name) for name in settings["augment"])

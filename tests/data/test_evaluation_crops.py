@@ -1,0 +1,53 @@
+"""Five or ten crops of a picture for evaluation."""
+
+import json
+
+import numpy as np
+import pytest
+
+from data.config import ImageConfig
+from data.images import crops_for_evaluation, for_evaluation, resize_short_side
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+
+
+def config(crops: int, channels: int = 3) -> ImageConfig:
+    constants = (0.5,) * channels
+    return ImageConfig(
+        size=24, resize=31, crops=crops, channels=channels, mean=constants, std=constants
+    )
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_five_crops_are_the_corners_and_the_centre(channels: int) -> None:
+    picture = PICTURE[:, :, :channels]
+    big = resize_short_side(picture, 31).transpose(2, 0, 1)
+    crops = crops_for_evaluation(picture, config(5, channels))
+    corners = [big[:, :24, :24], big[:, :24, -24:], big[:, -24:, :24], big[:, -24:, -24:]]
+    centre = for_evaluation(picture, config(1, channels))
+    assert np.array_equal(crops, np.stack([*corners, centre]))
+
+
+def test_ten_crops_are_those_and_their_mirror_images() -> None:
+    crops, five = (crops_for_evaluation(PICTURE, config(number)) for number in (10, 5))
+    assert crops.shape == (10, 3, 24, 24)
+    assert crops.flags.c_contiguous
+    assert np.array_equal(crops[:5], five)
+    assert np.array_equal(crops[5:], five[..., ::-1])
+
+
+def test_one_crop_is_the_centre_alone() -> None:
+    one = crops_for_evaluation(PICTURE, config(1))
+    assert np.array_equal(one, for_evaluation(PICTURE, config(5)))
+
+
+def test_crops_that_would_be_the_same_are_refused() -> None:
+    for resize in (None, 24):
+        with pytest.raises(ValueError, match="crops 5 would all be the same: give a resize above"):
+            ImageConfig(size=24, resize=resize, crops=5)
+
+
+def test_settings_written_before_there_were_crops_still_load() -> None:
+    old = json.loads(config(1).model_dump_json())
+    del old["crops"]
+    assert ImageConfig.model_validate(old) == config(1)

@@ -1,0 +1,103 @@
+"""The size of a JPEG without Pillow: the same as Pillow's, or none."""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.images import decode
+from data.jpeg_header import jpeg_size
+
+
+def jpeg(mode: str = "RGB", **options: object) -> bytes:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).convert(mode).save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def exif() -> Image.Exif:
+    """A quarter turn, and a description long enough to hide other markers in."""
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    tags[0x010E] = "\xff\xc0" * 200
+    return tags
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"progressive": True},
+        {"comment": b"\xff\xc0\x00\x11\x08"},
+        {"exif": exif()},
+        {"restart_marker_rows": 1, "subsampling": 0},
+    ],
+)
+def test_the_size_is_that_of_the_pixels_before_they_are_turned(mode: str, options: dict) -> None:
+    data = jpeg(mode, **options)
+    assert jpeg_size(data) == (40, 60)
+    assert decode(data, 3).shape == ((60, 40, 3) if "exif" in options else (40, 60, 3))
+
+
+def test_what_is_not_a_plain_sequence_of_segments_has_no_size() -> None:
+    data = jpeg()
+    filled = data[:2] + b"\xff" + data[2:]  # a fill byte, which libjpeg takes
+    assert decode(filled, 3).shape == (40, 60, 3)
+    frame = data.index(b"\xff\xc0")
+    cases = [filled, data[:frame], data[: frame + 8], data[:2] + b"\xff\xe0\x00\x00" + data[2:]]
+    empty = data[: frame + 5] + struct.pack(">HH", 0, 60) + data[frame + 9 :]
+    for case in [*cases, empty, b"", b"\xff\xd8", b"\x89PNG" + data]:
+        assert jpeg_size(case) is None
+
+
+def test_tables_before_the_frame_are_no_frame() -> None:
+    data = jpeg()
+    frame, table = data.index(b"\xff\xc0"), data.index(b"\xff\xc4")
+    end = table + 2 + struct.unpack_from(">H", data, table + 2)[0]
+    moved = data[:frame] + data[table:end] + data[frame:table] + data[end:]
+    assert decode(moved, 3).shape == (40, 60, 3)
+    assert jpeg_size(moved) == (40, 60)
+
+
+def test_a_frame_that_only_a_wrong_reader_would_find_is_not_believed() -> None:
+    """A fill byte, which libjpeg skips: taken for a marker it would lead into a comment."""
+    data = jpeg()
+    comments = b"\xff\xff\xfe\x00\x10" + bytes(14) + b"\xff\xfe\xff\xf0" + bytes(0xFFEE)
+    forged = bytearray(data[:2] + comments + data[2:])
+    struct.pack_into(">HHBHH", forged, 2 + 2 + 0xFE00, 0xFFC0, 17, 8, 1, 1)
+    assert decode(bytes(forged), 3).shape == (40, 60, 3)
+    assert jpeg_size(bytes(forged)) is None
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize(
+    ("height", "width", "message"), [(60_000, 60_000, "over the limit"), (2, 300, "thin a strip")]
+)
+def test_the_limits_hold_whoever_reads_the_header(
+    height: int, width: int, message: str, filled: bool
+) -> None:
+    data = jpeg()
+    frame = data.index(b"\xff\xc0")
+    data = data[: frame + 5] + struct.pack(">HH", height, width) + data[frame + 9 :]
+    if filled:
+        data = data[:2] + b"\xff" + data[2:]
+    assert (jpeg_size(data) is None) == filled
+    with pytest.raises(ValueError, match=message):
+        decode(data, 3)
+
+
+def test_damage_anywhere_gives_pixels_or_a_value_error() -> None:
+    data, rng, refused = jpeg(quality=50), np.random.default_rng(0), 0
+    for _ in range(300):
+        broken = bytearray(data[: rng.integers(10, len(data) + 1)])
+        for place in rng.integers(2, min(len(broken), 700), 3):
+            broken[place] = rng.integers(256)
+        try:
+            assert decode(bytes(broken), 3, max_pixels=100_000).size <= 300_000
+        except ValueError:
+            refused += 1
+    assert refused
