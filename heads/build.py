@@ -14,7 +14,7 @@ from heads.factored import FactoredHead
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.losses import build_loss
-from heads.tree import CoverTree, LabelTree, build_cover_tree
+from heads.tree import CoverTree, LabelTree, build_cover_tree, tree_of_paths
 from heads.tree.named_tree import NamedTree
 
 
@@ -29,8 +29,10 @@ def build_head(
     device: torch.device | str,
     class_counts: np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
+    class_paths: Sequence[Sequence[str]] | None = None,
 ) -> ClassHead:
-    """The head of a recipe; trees are built from `label_vectors` [K, D] by every rank alike.
+    """The head of a recipe; trees are built from `label_vectors` [K, D], or from `class_paths` [K]
+    (names of the nodes above each class, from the root down), by every rank alike.
 
     `class_counts` [K] are the training samples of each class, for what depends on frequency.
 
@@ -42,7 +44,11 @@ def build_head(
             "correct it, leave it out, or point data.shards at the other shards"
         )
     tree = build_tree(
-        config, num_classes=num_classes, label_vectors=label_vectors, class_names=class_names
+        config,
+        num_classes=num_classes,
+        label_vectors=label_vectors,
+        class_names=class_names,
+        class_paths=class_paths,
     )
     weights = _class_weights(config.class_weights, num_classes, class_counts)
     options: dict[str, Any] = {
@@ -74,17 +80,22 @@ def build_tree(
     num_classes: int,
     label_vectors: np.ndarray | None,
     class_names: Sequence[str] | None = None,
+    class_paths: Sequence[Sequence[str]] | None = None,
 ) -> LabelTree:
-    """The label tree behind a recipe's class weights, from `label_vectors` [K, D] or a file.
+    """The label tree behind a recipe's class weights, from `label_vectors` [K, D], `class_paths`
+    [K] or a file.
 
     The classes of a file are matched by name where `class_names` [K] are given, else by number.
-    Raises ValueError where vectors are missing, or a tree has other classes or another kind.
+    Raises ValueError where vectors or paths are missing, or a tree has other classes or another
+    kind.
     """
     weights = config.weights
     if weights.kind == "dense" or weights.kind == "factored":
         return LabelTree.dense(num_classes)
     if weights.tree.file is not None:
         return _tree_from_file(weights.tree.file, weights.kind, num_classes, class_names)
+    if weights.tree.kind == "hierarchy":
+        return _tree_of_paths(num_classes, class_paths)
     cover = _cover_tree(weights.tree, num_classes, label_vectors)
     return cover.utree() if weights.kind == "utree" else cover.vtree()
 
@@ -113,13 +124,23 @@ def _tree_from_file(
     return tree
 
 
+def _tree_of_paths(num_classes: int, class_paths: Sequence[Sequence[str]] | None) -> LabelTree:
+    if class_paths is None:
+        raise ValueError(
+            "head.weights.tree.kind=hierarchy needs the class paths of the shards: choose "
+            "kind=vectors or head.weights.tree.file"
+        )
+    return tree_of_paths([str(i) for i in range(num_classes)], class_paths).tree
+
+
 def _cover_tree(
     config: LabelTreeConfig, num_classes: int, label_vectors: np.ndarray | None
 ) -> CoverTree:
     if label_vectors is None:
         raise ValueError(
             "head.weights needs label vectors and the shards carry none: choose "
-            "head.weights.kind=dense or head.weights.tree.file, or shards with label vectors"
+            "head.weights.kind=dense, head.weights.tree.kind=hierarchy (where they carry one) or "
+            "head.weights.tree.file, or shards with label vectors"
         )
     if len(label_vectors) != num_classes:
         raise ValueError(

@@ -19,8 +19,10 @@ class DenseConfig(_Config):
 
 
 class LabelTreeConfig(_Config):
-    """A cover tree of the label vectors that travel with the class list, or a tree from a file."""
+    """A cover tree of the label vectors that travel with the class list, the hierarchy that does,
+    or a tree from a file."""
 
+    kind: Literal["vectors", "hierarchy"] = Field("vectors", description="of the shards")
     base: float = Field(
         _BASE, ge=1.001, le=1000, description="smaller: taller, narrower trees (paper 000, 5)"
     )
@@ -28,8 +30,11 @@ class LabelTreeConfig(_Config):
 
     @model_validator(mode="after")
     def _one_origin(self) -> "LabelTreeConfig":
-        if self.file is not None and self.base != _BASE:
-            raise ValueError("a tree from a file has its base already: leave out base or file")
+        if self.base != _BASE and (self.file is not None or self.kind == "hierarchy"):
+            other = "file" if self.file is not None else "kind=hierarchy"
+            raise ValueError(f"base shapes the tree of label vectors: leave out base or {other}")
+        if self.file is not None and self.kind == "hierarchy":
+            raise ValueError("one tree is of a file or of the shards: leave out file or kind")
         return self
 
 
@@ -47,6 +52,12 @@ class UTreeConfig(_TreeConfig):
     """Rows are sums of class vectors on the path to the root (paper 000, section 4.1)."""
 
     kind: Literal["utree"] = "utree"
+
+    @model_validator(mode="after")
+    def _every_node_a_class(self) -> "UTreeConfig":
+        if self.tree.kind == "hierarchy":
+            raise ValueError("nodes of a hierarchy are no classes: choose weights.kind=vtree")
+        return self
 
 
 class VTreeConfig(_TreeConfig):
@@ -217,6 +228,11 @@ class HeadConfig(_Config):
     bias: bool = Field(True, description="a constant-1 feature column")
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int = Field(256, gt=0, description="budget for the logits held at one time, a rank")
+
+    @property
+    def needs_hierarchy(self) -> bool:
+        """Whether the label tree is the hierarchy of the class list."""
+        return isinstance(self.weights, VTreeConfig) and self.weights.tree.kind == "hierarchy"
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "HeadConfig":

@@ -13,10 +13,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from data.hierarchy import PATH, join_path
 from data.manifest import ClassInfo, SourceInfo
 from data.sources.archive import archived_files, loose_files
 from data.sources.packing import lossless
-from data.sources.source import Sample
+from data.sources.source import Modality, Sample
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
@@ -34,6 +35,7 @@ class _Cifar:
 
     path: Path
 
+    modality: ClassVar[Modality] = "image"
     kind: ClassVar[str]
     archive: ClassVar[str]
     unpacked: ClassVar[str]
@@ -147,7 +149,7 @@ class Cifar10(_Cifar):
 class Cifar100(_Cifar):
     """The source `cifar100`: cifar-100-binary.tar.gz, as `Cifar10`, with 20 coarse classes.
 
-    The coarse class is an attribute of a class, and its parent in a hierarchy.
+    The coarse class is the path of a class in the hierarchy.
     """
 
     kind = "cifar100"
@@ -169,10 +171,9 @@ class Cifar100(_Cifar):
                         "download it again"
                     )
         return tuple(
-            ClassInfo(name=name, attributes=_coarse(coarse_names[above[i]] if i in above else None))
+            ClassInfo(
+                name=name,
+                attributes={PATH: join_path([coarse_names[above[i]]])} if i in above else {},
+            )
             for i, name in enumerate(fine_names)
         )
-
-
-def _coarse(name: str | None) -> dict[str, str]:
-    return {} if name is None else {"coarse": name, "parents": name}

@@ -7,14 +7,14 @@ out for the test split.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import emoji
 import numpy as np
 
 from data.manifest import ClassInfo, SourceInfo
 from data.sources.emoji_classes import emoji_classes, emoji_vectors
-from data.sources.source import Sample
+from data.sources.source import Modality, Sample
 from data.text.emoji_table import fold, fully_qualified, load_languages, name_in
 
 # Each has near relatives in training: Spanish, Portuguese and French; Arabic script; German.
@@ -42,7 +42,7 @@ class EmojiNames:
     test_languages: tuple[str, ...] = TEST_LANGUAGES
     tones: bool = True
 
-    modality = "text"
+    modality: ClassVar[Modality] = "text"
 
     def __post_init__(self) -> None:
         if self.classes_limit is not None and self.classes_limit < 2:
@@ -70,7 +70,7 @@ class EmojiNames:
         return emoji_classes(self._labels)
 
     def label_vectors(self) -> np.ndarray:
-        return emoji_vectors(self._labels, None)[0]
+        return emoji_vectors(self._labels)
 
     def splits(self) -> dict[str, Sequence[_Task]]:
         train = [one for one in self._all_languages if one not in self.test_languages]

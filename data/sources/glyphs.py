@@ -10,18 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 from zlib import crc32
 
 import cv2
 import matplotlib
 import numpy as np
+from fontTools.unicodedata import block
 
+from data.hierarchy import PATH, join_path
 from data.manifest import ClassInfo, SourceInfo
 from data.sources.fonts import PLAIN, Distortion, Pen, face_characters
 from data.sources.name_vectors import name_vectors, split_words
-from data.sources.source import Sample
-from data.sources.unicode_blocks import block_name
+from data.sources.source import Modality, Sample
 
 MIN_FACES = 8
 # One style of each family is never trained on. Every class stands in at least one of these faces.
@@ -34,6 +35,17 @@ TEST_FACES = (
 )
 _LOOK = 32  # pixels at which characters are compared, whatever `size` is
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
+
+# By the first letter of the Unicode category, or by both.
+_KINDS = {
+    "Lu": "capital letters",
+    "Ll": "small letters",
+    "L": "other letters",
+    "M": "marks",
+    "N": "numbers",
+    "P": "punctuation",
+    "S": "symbols",
+}
 
 Pictures = dict[int, dict[str, bytes]]  # code point -> face -> its picture
 
@@ -69,6 +81,8 @@ class Glyphs:
     seed: int = 0
     confusables: Literal["merge", "keep"] = "merge"
 
+    modality: ClassVar[Modality] = "image"
+
     def __post_init__(self) -> None:
         for name, value, low, high in (
             ("classes", self.classes_limit, 2, 1_000_000),
@@ -98,7 +112,7 @@ class Glyphs:
                 attributes={
                     "characters": "".join(map(chr, group.codes)),
                     "unicode_name": " / ".join(unicodedata.name(chr(c)) for c in group.codes),
-                    "block": block_name(group.codes[0]),
+                    PATH: _path(chr(group.codes[0])),
                 },
             )
             for group in self._groups
@@ -109,7 +123,7 @@ class Glyphs:
         for group in self._groups:
             words.append(
                 [word for code in group.codes for word in split_words(unicodedata.name(chr(code)))]
-                + sorted({f"block {block_name(code)}" for code in group.codes})
+                + sorted({f"block {block(chr(code))}" for code in group.codes})
             )
         return name_vectors(words)
 
@@ -227,6 +241,13 @@ def look_alikes(pictures: Pictures) -> list[list[int]]:
     for code in sorted(pictures):
         groups[root(code)].append(code)
     return list(groups.values())
+
+
+def _path(character: str) -> str:
+    """Block, and kind of character in it: `Cyrillic > Cyrillic, small letters`."""
+    category = unicodedata.category(character)
+    kind = _KINDS.get(category, _KINDS[category[0]])
+    return join_path((block(character), f"{block(character)}, {kind}"))
 
 
 def _glyph_class(codes: Sequence[int], pictures: Pictures) -> _GlyphClass:

@@ -7,7 +7,7 @@ import io
 import struct
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,35 +50,25 @@ class Synset:
 
 @dataclass(frozen=True)
 class Devkit:
-    """Synsets by WordNet id; `truth[i]` is the synset of validation picture i + 1."""
+    """A taxonomy of synsets, by WordNet id; `truth[i]` is that of validation picture i + 1."""
 
     path: Path
     synsets: Mapping[str, Synset]
     truth: tuple[str, ...]
 
-    def attributes(self, wnid: str) -> dict[str, str]:
-        """What the class list says of a synset.
+    @property
+    def origin(self) -> str:
+        return str(self.path)
 
-        `parents`: WordNet ids of its hypernyms, joined by a space; `ancestors`: the first of them,
-        its own first, and so on up to the root, so that a hierarchy needs nothing but the classes.
-        """
-        synset = self.synsets[wnid]
-        about = {"words": synset.words, "gloss": synset.gloss}
-        if synset.parents:
-            about["parents"] = " ".join(synset.parents)
-            about["ancestors"] = " ".join(self._ancestors(wnid))
-        return about
+    def synset(self, class_name: str) -> str:
+        """Itself: the classes of ImageNet are called by their WordNet ids."""
+        return class_name
 
-    def _ancestors(self, wnid: str) -> Iterator[str]:
-        below = {wnid}
-        while parents := self.synsets[wnid].parents:
-            wnid = parents[0]
-            if wnid in below:
-                raise ValueError(
-                    f"{self.path}: synset {wnid} is above itself: download the devkit again"
-                )
-            below.add(wnid)
-            yield wnid
+    def words(self, synset: str) -> str:
+        return self.synsets[synset].words
+
+    def parents(self, synset: str) -> tuple[str, ...]:
+        return self.synsets[synset].parents
 
 
 def read_devkit(path: Path) -> Devkit:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit
 from data.sources.ilsvrc_tars import Member, tar_members
 from data.sources.listing import ENDINGS
+from data.text.spans import Report, silent
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"
@@ -40,16 +41,23 @@ class Pictures:
     ignored: int = 0
 
 
-def list_training(folder: Path) -> Pictures:
-    """Of ILSVRC2012_img_train.tar or train/; ValueError for a class that is no synset id."""
+def list_training(folder: Path, report: Report = silent) -> Pictures:
+    """Of ILSVRC2012_img_train.tar or train/; ValueError for a class that is no synset id.
+
+    `report(done, total)` counts classes.
+    """
     tar = folder / TRAIN_TAR
     if tar.is_file():
         classes = {PurePosixPath(m.name).name.removesuffix(".tar"): m for m in tar_members(tar)}
-        return _of_classes(tar, classes, lambda synset: tar_members(tar, classes[synset]), tar.name)
+
+        def members(synset: str) -> list[Member]:
+            return tar_members(tar, classes[synset])
+
+        return _of_classes(tar, classes, members, tar.name, report)
     train = folder / "train"
     if not train.is_dir():
         raise FileNotFoundError(f"{folder} holds neither {TRAIN_TAR} nor train/: name their folder")
-    return _of_classes(train, _folders(train), lambda synset: _files(train, synset), None)
+    return _of_classes(train, _folders(train), lambda synset: _files(train, synset), None, report)
 
 
 def list_validation(folder: Path, devkit: Devkit | None) -> Pictures | None:
@@ -84,7 +92,11 @@ def _files(folder: Path, synset: str) -> list[Member]:
 
 
 def _of_classes(
-    where: Path, classes: Iterable[str], members: Callable[[str], list[Member]], tar: str | None
+    where: Path,
+    classes: Iterable[str],
+    members: Callable[[str], list[Member]],
+    tar: str | None,
+    report: Report = silent,
 ) -> Pictures:
     """Pictures of class folders, or of the class tars in `tar`."""
     synsets = sorted(classes)
@@ -96,7 +108,8 @@ def _of_classes(
             )
     listed = Pictures()
     with ThreadPoolExecutor(_THREADS) as pool:
-        for synset, found in zip(synsets, pool.map(members, synsets), strict=True):
+        listings = zip(synsets, pool.map(members, synsets), strict=True)
+        for done, (synset, found) in enumerate(listings, start=1):
             pictures = _pictures(listed, found)
             if not pictures:
                 raise ValueError(f"{where}: class {synset} has no pictures: add some, or remove it")
@@ -104,6 +117,7 @@ def _of_classes(
                 file = tar or f"{where.name}/{member.name}"
                 picture = Picture(f"{synset}/{name}", file, member.offset, member.size, synset)
                 listed.found.append(picture)
+            report(done, len(synsets))
     return listed
 
 

@@ -6,17 +6,19 @@ Pictures larger than needed are packed smaller, as JPEG; the others keep their b
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from data.hierarchy import PATH, join_path
 from data.images import MAX_PIXELS
 from data.manifest import ClassInfo, SourceInfo
 from data.sources.keys import webdataset_keys
 from data.sources.listing import ENDINGS, File, Listing, list_class_folders, list_label_file
 from data.sources.packing import check_packing, packed
-from data.sources.source import Sample
+from data.sources.source import Modality, Sample
+from data.sources.taxonomy import Taxonomy, several_parents_note, taxonomy_attributes
 
 
 class _Task(NamedTuple):
@@ -32,21 +34,29 @@ class ImageFolder:
     Class folders stand in `folder` itself, and a hash of each path sends `test_fraction` of the
     pictures to the split "test"; or in `train/` and `test/` (or `val/`, `validation/`, which
     becomes "test" where there is no `test/`). `labels` is a file of lines `file,class` used instead
-    of class folders. short_side: pixels, for pictures that are larger; None keeps all bytes.
+    of class folders. nested: the class of a picture is the folder that it lies in, and those above
+    are its path in the hierarchy. taxonomy: what knows the path of a class by its name.
+    short_side: pixels, for pictures that are larger; None keeps all bytes.
     """
 
     folder: Path
     labels: Path | None = None
+    nested: bool = False
     short_side: int | None = 256
     quality: int = 90
     test_fraction: float = 0.1
     skip_bad: bool = False
     max_pixels: int = MAX_PIXELS
+    taxonomy: Taxonomy | None = field(default=None, compare=False, repr=False)
+
+    modality: ClassVar[Modality] = "image"
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is no folder: name a folder of class folders")
         check_packing("imagefolder", self.short_side, self.quality)
+        if self.nested and (self.labels is not None or self.taxonomy is not None):
+            raise ValueError("imagefolder: nested folders take neither labels nor a taxonomy")
         if not 0 <= self.test_fraction < 1:
             raise ValueError(
                 f"imagefolder: test fraction is {self.test_fraction}: choose 0 up to, not with, 1"
@@ -66,10 +76,32 @@ class ImageFolder:
             "test_fraction": self.test_fraction,
             "skip_bad": self.skip_bad,
         }
+        if self.nested:
+            parameters["nested"] = True
+        if self.taxonomy is not None:
+            said = repr([info.model_dump() for info in self.classes()]).encode()
+            parameters["taxonomy"] = hashlib.sha256(said).hexdigest()[:16]
         return SourceInfo(kind="imagefolder", parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        return tuple(ClassInfo(name=name) for name in self._class_names)
+        names = self._class_names
+        if self.taxonomy is not None:
+            attributes = taxonomy_attributes(self.taxonomy, names)
+        else:
+            attributes = [_path(above) for above in self._folders_above()]
+        return tuple(
+            ClassInfo(name=name, attributes=about)
+            for name, about in zip(names, attributes, strict=True)
+        )
+
+    def _folders_above(self) -> list[tuple[str, ...]]:
+        """Of each class; its own is among them where it holds other classes, too."""
+        above = [self._listing.above.get(name, ()) for name in self._class_names]
+        folders = {path[: i + 1] for path in above for i in range(len(path))}
+        return [
+            (*path, name) if (*path, name) in folders else path
+            for path, name in zip(above, self._class_names, strict=True)
+        ]
 
     def label_vectors(self) -> None:
         return None
@@ -100,8 +132,11 @@ class ImageFolder:
         return Sample(task.key, data, extension, task.label)
 
     def notes(self) -> list[str]:
-        """What of the folder is left out without being an error, one line each."""
-        return self._listing.notes()
+        """What is left out without being an error, and what was chosen, one line each."""
+        notes = self._listing.notes()
+        if self.taxonomy is not None:
+            notes += several_parents_note(self.taxonomy, self._class_names)
+        return notes
 
     @property
     def _files(self) -> list[File]:
@@ -111,7 +146,7 @@ class ImageFolder:
     def _listing(self) -> Listing:
         if self.labels is not None:
             return list_label_file(self.folder, self.labels)
-        return list_class_folders(self.folder)
+        return list_class_folders(self.folder, nested=self.nested)
 
     @cached_property
     def _class_names(self) -> list[str]:
@@ -131,8 +166,13 @@ class ImageFolder:
         return names
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers read; they need no listing.
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+        # Workers read; they need neither listing nor class list.
+        state = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+        return {**state, "taxonomy": None}
+
+
+def _path(above: tuple[str, ...]) -> dict[str, str]:
+    return {PATH: join_path(above)} if above else {}
 
 
 def _split_by_hash(files: Sequence[File], test_fraction: float) -> list[str]:

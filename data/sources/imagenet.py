@@ -7,10 +7,10 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from data.images import MAX_PIXELS
 from data.manifest import ClassInfo, SourceInfo
@@ -25,7 +25,9 @@ from data.sources.ilsvrc_listing import (
 )
 from data.sources.keys import webdataset_keys
 from data.sources.packing import check_packing, packed
-from data.sources.source import Sample
+from data.sources.source import Modality, Sample
+from data.sources.taxonomy import Taxonomy, several_parents_note, taxonomy_attributes
+from data.text.spans import Report, silent
 
 _NAMED = 3
 
@@ -45,8 +47,9 @@ class ImageNet:
     `folder` holds ILSVRC2012_img_train.tar or train/, and ILSVRC2012_img_val.tar or val/ (flat, or
     class folders); the tars count where both are there. devkit: the archive or its folder; by
     default it is looked for in `folder`. It names the classes and is needed for a flat val.
-    Classes are those of training, in the order of their synset ids. The other parameters are
-    those of `ImageFolder`.
+    Classes are those of training, in the order of their synset ids. taxonomy: what names them and
+    places them in a hierarchy, instead of the devkit. report: hears how many classes of training
+    are listed. The other parameters are those of `ImageFolder`.
     """
 
     folder: Path
@@ -55,6 +58,10 @@ class ImageNet:
     quality: int = 90
     skip_bad: bool = False
     max_pixels: int = MAX_PIXELS
+    taxonomy: Taxonomy | None = field(default=None, compare=False, repr=False)
+    report: Report = field(default=silent, compare=False, repr=False)
+
+    modality: ClassVar[Modality] = "image"
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
@@ -78,11 +85,20 @@ class ImageNet:
         return SourceInfo(kind="imagenet", parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        devkit = self._devkit
         return tuple(
-            ClassInfo(name=synset, attributes={} if devkit is None else devkit.attributes(synset))
-            for synset in self._synsets
+            ClassInfo(name=synset, attributes=about)
+            for synset, about in zip(self._synsets, self._attributes(), strict=True)
         )
+
+    def _attributes(self) -> list[dict[str, str]]:
+        devkit, taxonomy = self._devkit, self.taxonomy or self._devkit
+        if taxonomy is None:
+            return [{} for _ in self._synsets]
+        attributes = taxonomy_attributes(taxonomy, self._synsets)
+        if devkit is not None:
+            for synset, about in zip(self._synsets, attributes, strict=True):
+                about["gloss"] = devkit.synsets[synset].gloss
+        return attributes
 
     def label_vectors(self) -> None:
         return None
@@ -120,9 +136,14 @@ class ImageNet:
         for tar, folder in ((TRAIN_TAR, "train"), (VAL_TAR, "val")):
             if (self.folder / tar).is_file() and (self.folder / folder).is_dir():
                 notes.append(f"ignoring {folder}/: {tar} is there")
-        if self._devkit is None:
-            notes.append(f"no {DEVKIT}.tar.gz: classes have no words and no parents")
+        taxonomy = self.taxonomy or self._devkit
+        if taxonomy is None:
+            notes.append(
+                f"no {DEVKIT}.tar.gz: classes have no words and no hierarchy; give it, or WordNet"
+            )
         else:
+            notes += several_parents_note(taxonomy, self._synsets)
+        if self._devkit is not None:
             notes += _missing(self._devkit, self._training, self._validation)
         if self._validation is None:
             notes.append(f"neither {VAL_TAR} nor val/: there is no test split")
@@ -144,7 +165,7 @@ class ImageNet:
 
     @cached_property
     def _training(self) -> Pictures:
-        return list_training(self.folder)
+        return list_training(self.folder, self.report)
 
     @cached_property
     def _validation(self) -> Pictures | None:
@@ -182,8 +203,9 @@ class ImageNet:
         return listed - len(self._splits.get("test", []))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers read; they need no listing.
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+        # Workers read; they need neither listing nor class list, nor whom to report to.
+        state = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+        return {**state, "taxonomy": None, "report": silent}
 
 
 def _missing(devkit: Devkit, training: Pictures, validation: Pictures | None) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import emoji
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from data.manifest import ClassInfo, SourceInfo
 from data.sources.emoji_classes import emoji_classes, emoji_vectors
 from data.sources.first_pass import FirstPassSource
-from data.sources.source import Sample
+from data.sources.source import Modality, Sample
 from data.text.clean import Cleaning
 from data.text.emoji_table import fold
 from data.text.records import TEXT_OF_LINES, RecordFile, digest, open_records
@@ -43,10 +43,9 @@ class LabelledTexts(FirstPassSource):
     texts: Literal["clean", "keep"] = "clean"
     duplicates: Literal["drop", "keep"] = "drop"
     across: Literal["drop", "keep"] = "keep"
-    vectors: Path | None = None
     report: Report = field(default=silent, compare=False, repr=False)
 
-    modality = "text"
+    modality: ClassVar[Modality] = "text"
 
     def __post_init__(self) -> None:
         if not self._splits:
@@ -69,7 +68,6 @@ class LabelledTexts(FirstPassSource):
             "texts": self.texts,
             "duplicates": self.duplicates,
             "across": self.across,
-            "vectors": None if self.vectors is None else digest([self.vectors]),
             "emoji": emoji.__version__,
         }
         return SourceInfo(kind="labelled-texts", parameters=parameters)
@@ -80,7 +78,7 @@ class LabelledTexts(FirstPassSource):
         return tuple(ClassInfo(name=self._named.get(x, (x, x))[1]) for x in self._settled.labels)
 
     def label_vectors(self) -> np.ndarray | None:
-        return None if (found := self._emoji) is None else emoji_vectors(found, self.vectors)[0]
+        return None if (found := self._emoji) is None else emoji_vectors(found)
 
     def render(self, task: Task) -> Sample:
         fields = self._records[task.file].read(task.offset, task.length)

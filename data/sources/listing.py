@@ -27,9 +27,13 @@ class File(NamedTuple):
 
 @dataclass
 class Listing:
-    """`files` in order of path; what is left out without being an error is counted."""
+    """`files` in order of path; what is left out without being an error is counted.
+
+    above: class -> the folders above its own, where class folders are nested.
+    """
 
     files: list[File] = field(default_factory=list)
+    above: dict[str, tuple[str, ...]] = field(default_factory=dict)
     other_files: int = 0
     loose_pictures: int = 0
     empty_folders: list[str] = field(default_factory=list)
@@ -52,19 +56,21 @@ class Listing:
         return notes
 
 
-def list_class_folders(folder: Path) -> Listing:
+def list_class_folders(folder: Path, *, nested: bool = False) -> Listing:
     """Pictures in class folders, which stand in `folder` or in split folders in it.
 
+    nested: a picture's class is the folder that it lies in, however deep; else the topmost.
+
     Raises ValueError for folders that look like splits and are none, for a split without pictures,
-    and for a class name that is not UTF-8.
+    for a class name that is not UTF-8, and for nested folders of one name.
     """
     listing = Listing()
     splits = _split_folders(folder)
     if not splits:
         _refuse_split_names(folder)
-        _add_tree(listing, folder, folder, None)
+        _add_tree(listing, folder, folder, None, nested)
     for name, split in splits.items():
-        _add_tree(listing, folder, folder / name, split)
+        _add_tree(listing, folder, folder / name, split, nested)
         if not any(file.path.startswith(f"{name}/") for file in listing.files):
             raise ValueError(
                 f"{folder / name} has no pictures in class folders: add some, or remove it"
@@ -102,22 +108,37 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
 
 
-def _add_tree(listing: Listing, root: Path, part: Path, split: str | None) -> None:
+def _add_tree(listing: Listing, root: Path, part: Path, split: str | None, nested: bool) -> None:
     for class_folder in _folders(part):
         _check_name(class_folder)
         before = len(listing.files)
         for parent, _, names in os.walk(class_folder):
-            for path in (Path(parent, name) for name in names):
-                if path.suffix.lower() in ENDINGS and path.is_file():
-                    inside = path.relative_to(root).as_posix()
-                    listing.files.append(File(inside, class_folder.name, split))
-                else:
-                    listing.other_files += 1
+            files = [Path(parent, name) for name in names]
+            pictures = [path for path in files if _is_picture(path)]
+            listing.other_files += len(files) - len(pictures)
+            if pictures:
+                name = _nested_class(listing, part, Path(parent)) if nested else class_folder.name
+                found = (path.relative_to(root).as_posix() for path in pictures)
+                listing.files += [File(path, name, split) for path in found]
         if len(listing.files) == before:
             listing.empty_folders.append(str(class_folder.relative_to(root)))
-    listing.loose_pictures += sum(
-        path.suffix.lower() in ENDINGS and path.is_file() for path in part.iterdir()
-    )
+    listing.loose_pictures += sum(map(_is_picture, part.iterdir()))
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in ENDINGS and path.is_file()
+
+
+def _nested_class(listing: Listing, part: Path, class_folder: Path) -> str:
+    """The name of a folder in `part`; what is above it goes into the listing."""
+    _check_name(class_folder)
+    *above, name = class_folder.relative_to(part).parts
+    if (other := listing.above.setdefault(name, tuple(above))) != tuple(above):
+        raise ValueError(
+            f"{part} has two class folders {name!r}, {Path(*other, name)} and "
+            f"{Path(*above, name)}: rename one"
+        )
+    return name
 
 
 def _check_name(class_folder: Path) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from data.manifest import ClassInfo, SourceInfo
 from data.sources.packing import lossless
-from data.sources.source import Sample
+from data.sources.source import Modality, Sample
 
 _STEMS = {"train": "train", "test": "t10k"}
 _BYTES = 0x08  # of an element, in the third byte of the magic number
@@ -40,6 +40,8 @@ class Mnist:
 
     folder: Path
     names: Path | None = None
+
+    modality: ClassVar[Modality] = "image"
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():

@@ -5,7 +5,7 @@ A source is sent to worker processes once, so it keeps its own state small and o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -22,8 +22,16 @@ class Sample:
     label: int
 
 
+Modality = Literal["image", "text"]
+
+
 class Source(Protocol):
     """Where samples come from. Equal descriptions give equal samples, byte for byte."""
+
+    @property
+    def modality(self) -> Modality:
+        """What its samples are."""
+        ...
 
     def describe(self) -> SourceInfo:
         """Kind and parameters; decides whether an unfinished folder may be gone on with."""

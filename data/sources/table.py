@@ -12,7 +12,7 @@ from data.images import MAX_PIXELS
 from data.manifest import ClassInfo, SourceInfo
 from data.sources.first_pass import FirstPassSource
 from data.sources.packing import check_packing, packed
-from data.sources.source import Sample
+from data.sources.source import Modality, Sample
 from data.text.parquet import PARQUET, parquet_as_jsonl, parquet_columns
 from data.text.records import RecordFile, digest, open_records, text_field
 from data.text.settle import Rules
@@ -66,7 +66,7 @@ class Table(FirstPassSource):
                 )
 
     @property
-    def modality(self) -> str:
+    def modality(self) -> Modality:
         return "image" if self.text is None else "text"
 
     def describe(self) -> SourceInfo:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import emoji
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from data.manifest import ClassInfo, SourceInfo
 from data.sources.emoji_classes import emoji_classes, emoji_vectors
 from data.sources.first_pass import FirstPassSource
-from data.sources.source import Sample
+from data.sources.source import Modality, Sample
 from data.text.clean import Cleaning, What, is_retweet
 from data.text.emoji_table import find_emoji, fold
 from data.text.policy import POLICIES, chosen
@@ -65,11 +65,10 @@ class Tweets(FirstPassSource):
     min_count: int = 1
     top: int | None = None
     test_fraction: float = 0.1
-    vectors: Path | None = None
     workers: int | None = None
     report: Report = field(default=silent, compare=False, repr=False)
 
-    modality = "text"
+    modality: ClassVar[Modality] = "text"
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -103,7 +102,6 @@ class Tweets(FirstPassSource):
             "min_count": self.min_count,
             "top": self.top,
             "test_fraction": self.test_fraction,
-            "vectors": None if self.vectors is None else digest([self.vectors]),
             # It says what is an emoji.
             "emoji": emoji.__version__,
         }
@@ -113,24 +111,12 @@ class Tweets(FirstPassSource):
         return emoji_classes(self._settled.labels)
 
     def label_vectors(self) -> np.ndarray:
-        return emoji_vectors(self._settled.labels, self.vectors)[0]
+        return emoji_vectors(self._settled.labels)
 
     def render(self, task: Task) -> Sample:
         fields = self._records[task.file].read(task.offset, task.length)
         text = self._cleaning.clean(self._text(fields) or "")
         return Sample(self._key(fields, task), text.encode(), "txt", task.label)
-
-    def notes(self) -> list[str]:
-        """What was left out or changed, one line each, with a number; after the first pass."""
-        notes = super().notes()
-        if self.vectors is not None:
-            missing = emoji_vectors(self._settled.labels, self.vectors)[1]
-            if missing:
-                shown = " ".join(missing[:10])
-                notes.append(
-                    f"classes without a vector, which get the mean: {len(missing):,} ({shown})"
-                )
-        return notes
 
     def spans(self) -> list[Span]:
         return [

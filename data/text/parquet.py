@@ -39,7 +39,7 @@ def _open(path: Path) -> Any:
         parquet = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ValueError(
-            f"{path} is Parquet, which needs pyarrow: pip install pyarrow, or save it as CSV"
+            f"{path} is Parquet, which needs pyarrow: pip install kway[parquet], or save it as CSV"
         ) from None
     try:
         return parquet.ParquetFile(path)

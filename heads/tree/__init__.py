@@ -2,7 +2,7 @@
 
 from heads.tree.cover import CoverTree, build_cover_tree
 from heads.tree.encoder import encode_names
-from heads.tree.hierarchy import Hierarchy, read_parent_table
+from heads.tree.hierarchy import Hierarchy, read_parent_table, tree_of_paths
 from heads.tree.label_tree import LabelTree
 from heads.tree.named_tree import NamedTree
 from heads.tree.picture import draw_tree
@@ -25,4 +25,5 @@ __all__ = [
     "read_label_vectors",
     "read_parent_table",
     "read_wordnet",
+    "tree_of_paths",
 ]

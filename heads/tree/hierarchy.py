@@ -1,10 +1,11 @@
-"""Label trees from a given hierarchy: who lies under whom, by name, as a table or WordNet says.
+"""Label trees from a given hierarchy: who lies under whom, as paths, a table or WordNet say.
 
 The classes become leaves and the names above them pseudoclasses; names above no class are left out.
 Where a name has several parents, the first that is listed counts.
 """
 
 import csv
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,31 +37,30 @@ class Hierarchy:
         class_names: Sequence[str],
         *,
         names: Sequence[str] | None = None,
-        collapse: bool = False,
+        collapse: bool = True,
     ) -> NamedTree:
         """The label tree of classes that stand at `names` of the hierarchy (default: their own).
 
         A class with others below it, or beside it at one name, hangs as a leaf under a pseudoclass
-        of that name. `collapse` takes out the pseudoclasses with a single child. ValueError for a
-        name that is not in the hierarchy, and for a cycle.
+        of that name; `tree_of_paths` says what `collapse` does. ValueError for a name that is not
+        in the hierarchy, and for a cycle.
         """
         names = class_names if names is None else names
-        above = self._paths(class_names, names)
-        inner = _inner_names(above, names)
-        number = {name: len(names) + i for i, name in enumerate(inner)}
-        hosts = [name if name in number else above[name] for name in names]
-        parents = np.array(
-            [-1 if name is None else number[name] for name in hosts + [above[n] for n in inner]],
-            np.int64,
-        )
-        titles = [self.titles.get(name, name) for name in inner]
-        if collapse:
-            parents, kept = _collapsed(parents, len(names))
-            titles = [title for title, keep in zip(titles, kept, strict=True) if keep]
-        return _named(parents, class_names, titles)
+        above = self._above(class_names, names)
+        inner = {parent for parent in above.values() if parent is not None}
+        inner |= {name for name, count in Counter(names).items() if count > 1}
+        paths = []
+        for name in names:
+            path = []
+            at = name if name in inner else above[name]
+            while at is not None:
+                path.append(at)
+                at = above[at]
+            paths.append(path[::-1])
+        return tree_of_paths(class_names, paths, titles=self.titles, collapse=collapse)
 
-    def _paths(self, class_names: Sequence[str], names: Sequence[str]) -> dict[str, str | None]:
-        """The parent of every name at or above a class, names in the order they are met."""
+    def _above(self, class_names: Sequence[str], names: Sequence[str]) -> dict[str, str | None]:
+        """The parent of every name at or above a class."""
         above: dict[str, str | None] = {}
         for class_name, name in zip(class_names, names, strict=True):
             if name not in self.parents:
@@ -79,6 +79,41 @@ class Hierarchy:
                 above[at] = up
                 at = up
         return above
+
+
+def tree_of_paths(
+    class_names: Sequence[str],
+    paths: Sequence[Sequence[str]],
+    *,
+    titles: Mapping[str, str] | None = None,
+    collapse: bool = True,
+) -> NamedTree:
+    """The label tree whose leaves are the classes, each under the nodes that its path names.
+
+    `paths` [K] go from a root down; a node is its name and those above it, so that one name may
+    stand in several places. A class without a path is a root. `titles` are names for show.
+    `collapse` takes out the nodes with a single child, which say nothing of who is kin.
+    """
+    number: dict[tuple[int, str], int] = {}  # of a node, by the number above it and its name
+    above: list[int] = []
+    hosts = []
+    for path in paths:
+        at = -1
+        for name in path:
+            key = (at, name)
+            if key not in number:
+                number[key] = len(class_names) + len(number)
+                above.append(at)
+            at = number[key]
+        hosts.append(at)
+    if len(hosts) != len(class_names):
+        raise ValueError(f"there are {len(class_names)} classes and {len(hosts)} paths")
+    parents = np.array(hosts + above, np.int64)
+    shown = [name if titles is None else titles.get(name, name) for _, name in number]
+    if collapse:
+        parents, kept = _collapsed(parents, len(class_names))
+        shown = [title for title, keep in zip(shown, kept, strict=True) if keep]
+    return _named(parents, class_names, shown)
 
 
 def read_parent_table(path: str | Path) -> Hierarchy:
@@ -115,17 +150,6 @@ def read_parent_table(path: str | Path) -> Hierarchy:
     if not parents:
         raise ValueError(f"{path} is empty: give rows `child,parent`")
     return Hierarchy(str(path), {name: tuple(listed) for name, listed in parents.items()})
-
-
-def _inner_names(above: Mapping[str, str | None], names: Sequence[str]) -> list[str]:
-    """Names with another name or with two classes under them, in the order of `above`."""
-    inner = {parent for parent in above.values() if parent is not None}
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            inner.add(name)
-        seen.add(name)
-    return [name for name in above if name in inner]
 
 
 def _collapsed(parents: IntArray, num_classes: int) -> tuple[IntArray, list[bool]]:

@@ -124,7 +124,9 @@ def _filled(
     if missing not in ("error", "mean", "zero"):
         raise ValueError(f"missing is {missing!r}: use error, mean or zero")
     if not known:
-        raise ValueError(f"{path} has a vector for none of the {len(class_names)} class names")
+        raise ValueError(
+            f"{path} has a vector for none of {len(class_names)} names, such as {class_names[0]!r}"
+        )
     if without and missing == "error":
         shown = ", ".join(map(repr, without[:_NAMES_SHOWN]))
         raise ValueError(

@@ -20,10 +20,16 @@ _HYPERNYMS = ("@", "@i")
 @dataclass(frozen=True)
 class WordNet:
     """Noun synsets, named as ImageNet does (`n02084071`), under their hypernyms; and the senses of
-    each lemma, the commonest first."""
+    each lemma, the commonest first; `lemmas` of each synset, with commas between."""
 
     hierarchy: Hierarchy
     senses: dict[str, tuple[str, ...]]
+    lemmas: dict[str, str]
+
+    @property
+    def origin(self) -> str:
+        """What to call it in a message."""
+        return self.hierarchy.origin
 
     def synset(self, name: str) -> str:
         """The synset of a class name: `n02084071` or what starts so (`n02084071_dog`), `dog.n.01`,
@@ -39,11 +45,21 @@ class WordNet:
             if senses := self.senses.get(_lemma(words), ()):
                 return senses[0]
         raise ValueError(
-            f"class {name!r} is no noun in {self.hierarchy.origin}: "
+            f"class {name!r} is no noun in {self.origin}: "
             "give synsets such as n02084071 or dog.n.01"
         )
 
-    def tree(self, class_names: Sequence[str], *, collapse: bool = False) -> NamedTree:
+    def words(self, synset: str) -> str:
+        """`dog, domestic dog, Canis familiaris`."""
+        return self.lemmas[synset]
+
+    def parents(self, synset: str) -> tuple[str, ...]:
+        """Its hypernyms, in the order given; ValueError for a synset that is not there."""
+        if synset not in self.hierarchy.parents:
+            raise ValueError(f"class {synset!r} is not in {self.origin}: correct its name")
+        return self.hierarchy.parents[synset]
+
+    def tree(self, class_names: Sequence[str], *, collapse: bool = True) -> NamedTree:
         """The label tree of these classes; `synset` and `Hierarchy.tree` say how."""
         names = [self.synset(name) for name in class_names]
         return self.hierarchy.tree(class_names, names=names, collapse=collapse)
@@ -56,13 +72,13 @@ def read_wordnet(folder: str | Path) -> WordNet:
     """
     folder = Path(folder)
     parents: dict[str, tuple[str, ...]] = {}
-    titles: dict[str, str] = {}
+    lemmas: dict[str, str] = {}
     for line, text in _records(folder / "data.noun"):
         try:
-            synset, word, above = _data_record(text)
+            synset, words, above = _data_record(text)
         except (ValueError, IndexError):
             raise ValueError(f"{folder / 'data.noun'}, line {line} is no synset") from None
-        parents[synset], titles[synset] = above, word
+        parents[synset], lemmas[synset] = above, words
     lost = next((up for above in parents.values() for up in above if up not in parents), None)
     if lost is not None:
         raise ValueError(f"{folder / 'data.noun'} has no synset {lost}: the file is cut off")
@@ -74,7 +90,8 @@ def read_wordnet(folder: str | Path) -> WordNet:
             senses[fields[0]] = tuple(f"n{int(offset):08d}" for offset in fields[-count:])
         except (ValueError, IndexError):
             raise ValueError(f"{folder / 'index.noun'}, line {line} is no lemma") from None
-    return WordNet(Hierarchy(f"WordNet {folder}", parents, titles), senses)
+    titles = {synset: words.split(", ")[0] for synset, words in lemmas.items()}
+    return WordNet(Hierarchy(f"WordNet {folder}", parents, titles), senses, lemmas)
 
 
 def _records(path: Path) -> list[tuple[int, str]]:
@@ -88,9 +105,10 @@ def _records(path: Path) -> list[tuple[int, str]]:
 
 
 def _data_record(text: str) -> tuple[str, str, tuple[str, ...]]:
-    """Synset, its first word, and its hypernyms in the order given."""
+    """Synset, its words, and its hypernyms in the order given."""
     fields = text.partition(" | ")[0].split()
     first_pointer = 5 + 2 * int(fields[3], 16)
+    words = fields[4 : first_pointer - 1 : 2]
     num_pointers = int(fields[first_pointer - 1])
     pointers = [fields[first_pointer + 4 * i :][:3] for i in range(num_pointers)]
     above = tuple(
@@ -98,7 +116,7 @@ def _data_record(text: str) -> tuple[str, str, tuple[str, ...]]:
         for symbol, offset, pos in pointers
         if symbol in _HYPERNYMS and pos == "n"
     )
-    return f"n{int(fields[0]):08d}", fields[4].replace("_", " "), above
+    return f"n{int(fields[0]):08d}", ", ".join(words).replace("_", " "), above
 
 
 def _lemma(words: str) -> str:

@@ -2,16 +2,14 @@
 
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    import numpy as np
+from launch.commands.tree_source import TreeOptions, build_named_tree, read_class_list
 
+if TYPE_CHECKING:
     from heads.tree.named_tree import NamedTree
 
 app = typer.Typer(help="Build a label tree, or show one.", no_args_is_help=True)
@@ -19,25 +17,12 @@ app = typer.Typer(help="Build a label tree, or show one.", no_args_is_help=True)
 _TRIVIAL_PROJECTION = 16
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What `build` was asked for, besides the source."""
-
-    class_names: list[str] | None
-    kind: Literal["vtree", "utree"]
-    base: float
-    metric: Literal["cosine", "euclidean"]
-    project: int | None
-    missing: Literal["error", "mean", "zero"]
-    collapse: bool
-
-
 @app.command()
 def build(
     source: Annotated[
         Path,
         typer.Argument(
-            help="label vectors (.npy, .npz, .safetensors, .bin, .vec, .txt), a folder of shards, "
+            help="a folder of shards, label vectors (.npy, .npz, .safetensors, .bin, .vec, .txt), "
             "a parent table (.csv, .tsv), a WordNet dict folder, or a transformers text encoder"
         ),
     ],
@@ -45,6 +30,10 @@ def build(
     classes: Annotated[
         Path | None,
         typer.Option(help="class names: a file of one a line, or a folder of shards"),
+    ] = None,
+    origin: Annotated[
+        Literal["vectors", "hierarchy"] | None,
+        typer.Option("--from", help="of shards; default: label vectors, hierarchy without them"),
     ] = None,
     kind: Annotated[
         Literal["vtree", "utree"],
@@ -59,17 +48,19 @@ def build(
         Literal["error", "mean", "zero"],
         typer.Option(help="what becomes of a class name that the file has no vector for"),
     ] = "error",
-    collapse: Annotated[
-        bool, typer.Option("--collapse", help="of a hierarchy: take out nodes with a single child")
+    keep_chains: Annotated[
+        bool,
+        typer.Option("--keep-chains", help="of a hierarchy: keep nodes with a single child, too"),
     ] = False,
 ) -> None:
     """Build a label tree that a recipe names as head.weights.tree.file."""
     started = time.monotonic()
-    names = None if classes is None else _class_names(classes)
-    options = _Options(names, kind, base, metric, project, missing, collapse)
-    named = _build(source, options)
+    class_list = None if classes is None else read_class_list(classes)
+    options = TreeOptions(class_list, origin, kind, base, metric, project, missing, keep_chains)
+    named, made_of = build_named_tree(source, options)
     named.save(out)
-    _print_statistics(named, projected=project is not None or not _has_vectors(source))
+    print(f"made of {'label vectors' if made_of == 'vectors' else 'the hierarchy'}")
+    _print_statistics(named, projected=project is not None or made_of == "hierarchy")
     print(f"{out}: {time.monotonic() - started:.1f} s")
 
 
@@ -92,106 +83,6 @@ def show(
         named, path, rows=rows, title=f"{tree.name}: {len(named.classes):,} classes"
     )
     print(f"{path}: {num_drawn:,} of {named.tree.num_nodes:,} nodes")
-
-
-def _has_vectors(source: Path) -> bool:
-    return source.suffix not in (".csv", ".tsv") and not (source / "data.noun").is_file()
-
-
-def _build(source: Path, options: _Options) -> "NamedTree":
-    if not source.exists():
-        raise FileNotFoundError(f"{source} does not exist: give label vectors or a hierarchy")
-    if _has_vectors(source):
-        if options.collapse:
-            raise ValueError("--collapse is for hierarchies: a cover tree has no single children")
-        return _from_vectors(source, options)
-    if options.project is not None or options.kind != "vtree":
-        raise ValueError(f"{source} is a hierarchy: --project and --kind utree are for vectors")
-    return _from_hierarchy(source, options)
-
-
-def _from_hierarchy(source: Path, options: _Options) -> "NamedTree":
-    from heads.tree.hierarchy import read_parent_table
-    from heads.tree.wordnet import read_wordnet
-
-    if source.is_dir():
-        wordnet = read_wordnet(source)
-        return wordnet.tree(_needed(options.class_names, source), collapse=options.collapse)
-    hierarchy = read_parent_table(source)
-    if several := hierarchy.num_with_several_parents():
-        print(
-            f"note: {several:,} names in {source} have several parents: the first row counts",
-            file=sys.stderr,
-        )
-    names = options.class_names or hierarchy.leaves()
-    return hierarchy.tree(names, collapse=options.collapse)
-
-
-def _from_vectors(source: Path, options: _Options) -> "NamedTree":
-    from heads.tree import build_cover_tree
-    from heads.tree.named_tree import NamedTree
-    from heads.tree.vectors import project
-
-    names, vectors = _vectors(source, options)
-    if options.project is not None:
-        vectors = project(vectors, options.project)
-    cover = build_cover_tree(vectors, base=options.base, metric=options.metric)
-    return NamedTree.of_cover_tree(cover, names, options.kind)
-
-
-def _vectors(source: Path, options: _Options) -> tuple[Sequence[str], "np.ndarray"]:
-    from heads.tree.encoder import encode_names
-    from heads.tree.vectors import load_label_vectors, read_label_vectors
-
-    if (source / "manifest.json").is_file():
-        return _shard_vectors(source, options)
-    if source.is_dir():
-        names = _needed(options.class_names, source)
-        return names, encode_names(source, names)
-    if options.class_names is None:
-        found, vectors = read_label_vectors(source)
-        return _needed(found, source), vectors
-    vectors, without = load_label_vectors(source, options.class_names, missing=options.missing)
-    if without:
-        shown = ", ".join(without[:10]) + (", …" if len(without) > 10 else "")
-        filler = "the mean of the others" if options.missing == "mean" else "zeros"
-        print(
-            f"warning: {len(without):,} class names have no vector in {source} and got {filler}: "
-            f"{shown}",
-            file=sys.stderr,
-        )
-    return options.class_names, vectors
-
-
-def _shard_vectors(source: Path, options: _Options) -> tuple[Sequence[str], "np.ndarray"]:
-    from data import Manifest, load_label_vectors
-
-    if options.class_names is not None:
-        raise ValueError(f"{source} has its own class list: leave out --classes")
-    manifest = Manifest.load(source)
-    return [info.name for info in manifest.classes], load_label_vectors(source, manifest)
-
-
-def _class_names(path: Path) -> list[str]:
-    """From a folder of shards, or the lines of a file."""
-    if path.is_dir():
-        from data import Manifest
-
-        return [info.name for info in Manifest.load(path).classes]
-    if not path.is_file():
-        raise FileNotFoundError(f"class names {path} do not exist: give a file of one name a line")
-    names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
-    while names and not names[-1]:
-        names.pop()
-    if not names or "" in names:
-        raise ValueError(f"{path} has an empty line or no names: give one class name a line")
-    return names
-
-
-def _needed(names: list[str] | None, source: Path) -> list[str]:
-    if names is None:
-        raise ValueError(f"{source} names no classes: give them with --classes")
-    return names
 
 
 def _print_statistics(named: "NamedTree", *, projected: bool) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from heads.tree import NamedTree, read_parent_table, read_wordnet
+from heads.tree import NamedTree, read_parent_table, read_wordnet, tree_of_paths
+from tests.heads.wordnet_files import write_wordnet
 
 
 def write_table(folder: Path, *rows: str, name: str = "table.csv") -> Path:
@@ -28,7 +29,7 @@ ANIMALS = ["dog,pet", "cat,pet", "pet,animal", "ant,insect", "insect,animal", "a
 def test_inner_names_become_pseudoclasses_and_leaves_classes(tmp_path):
     hierarchy = read_parent_table(write_table(tmp_path, *ANIMALS))
     assert hierarchy.leaves() == ["dog", "cat", "ant", "oak"]
-    named = hierarchy.tree(hierarchy.leaves())
+    named = hierarchy.tree(hierarchy.leaves(), collapse=False)
     assert paths(named) == {
         "dog": ["animal", "pet"],
         "cat": ["animal", "pet"],
@@ -39,22 +40,18 @@ def test_inner_names_become_pseudoclasses_and_leaves_classes(tmp_path):
 
 
 def test_classes_keep_the_order_they_are_given_in_and_other_names_are_left_out(tmp_path):
-    named = read_parent_table(write_table(tmp_path, *ANIMALS)).tree(["ant", "cat"])
+    named = read_parent_table(write_table(tmp_path, *ANIMALS)).tree(["ant", "cat"], collapse=False)
     assert named.classes == ("ant", "cat")
     assert paths(named) == {"ant": ["animal", "insect"], "cat": ["animal", "pet"]}
 
 
-def test_chains_collapse_on_request(tmp_path):
+def test_chains_collapse_unless_they_are_to_be_kept(tmp_path):
     hierarchy = read_parent_table(write_table(tmp_path, "root,top", *ANIMALS, "animal,root"))
-    assert paths(hierarchy.tree(["dog", "cat", "ant"]))["ant"] == [
-        "top",
-        "root",
-        "animal",
-        "insect",
-    ]
-    named = hierarchy.tree(["dog", "cat", "ant"], collapse=True)
+    kept = hierarchy.tree(["dog", "cat", "ant"], collapse=False)
+    assert paths(kept)["ant"] == ["top", "root", "animal", "insect"]
+    named = hierarchy.tree(["dog", "cat", "ant"])
     assert paths(named) == {"dog": ["animal", "pet"], "cat": ["animal", "pet"], "ant": ["animal"]}
-    assert paths(hierarchy.tree(["dog"], collapse=True)) == {"dog": []}
+    assert paths(hierarchy.tree(["dog"])) == {"dog": []}
 
 
 def test_a_class_above_other_classes_is_a_leaf_under_its_own_pseudoclass(tmp_path):
@@ -70,7 +67,8 @@ def test_of_several_parents_the_first_row_counts(tmp_path):
     path = write_table(tmp_path, "cat,wild", "cat,pet", "dog,pet", "dog,pet", "pet,", "wild,pet")
     hierarchy = read_parent_table(path)
     assert hierarchy.num_with_several_parents() == 1
-    assert paths(hierarchy.tree(["cat", "dog"])) == {"cat": ["pet", "wild"], "dog": ["pet"]}
+    named = hierarchy.tree(["cat", "dog"], collapse=False)
+    assert paths(named) == {"cat": ["pet", "wild"], "dog": ["pet"]}
 
 
 def test_header_tabs_quotes_and_blank_lines_are_understood(tmp_path):
@@ -100,55 +98,39 @@ def test_mistakes_are_one_line(tmp_path, rows, classes, message):
 
 def test_a_cycle_among_parents_that_do_not_count_is_none(tmp_path):
     hierarchy = read_parent_table(write_table(tmp_path, "a,b", "b,c", "b,a"))
-    assert paths(hierarchy.tree(["a"])) == {"a": ["c", "b"]}
+    assert paths(hierarchy.tree(["a"], collapse=False)) == {"a": ["c", "b"]}
 
 
-def synset(offset: int, words: list[str], *above: str) -> str:
-    listed = " ".join(f"{word} 0" for word in words)
-    pointers = "".join(f" {pointer}" for pointer in above)
-    return f"{offset:08d} 05 n {len(words):02x} {listed} {len(above):03d}{pointers} | a gloss; @ 1"
+def test_paths_become_a_tree_in_which_a_name_may_stand_in_two_places():
+    above = [("bird", "crane"), ("bird", "crane"), ("machine", "crane"), ("machine",), ()]
+    named = tree_of_paths(["sarus", "demoiselle", "tower", "lathe", "idea"], above, collapse=False)
+    assert list(paths(named).values()) == [list(path) for path in above]
+    assert sorted(named.pseudoclasses) == ["bird", "crane", "crane", "machine"]
+    collapsed = tree_of_paths(named.classes, above)
+    assert paths(collapsed) == {
+        "sarus": ["crane"],
+        "demoiselle": ["crane"],
+        "tower": ["machine"],
+        "lathe": ["machine"],
+        "idea": [],
+    }
+
+
+def test_every_class_needs_a_path():
+    with pytest.raises(ValueError, match="there are 2 classes and 1 paths"):
+        tree_of_paths(["a", "b"], [("c",)])
 
 
 @pytest.fixture
 def wordnet(tmp_path: Path) -> Path:
-    """entity > animal > {carnivore > dog > poodle, pet > dog}, Rex is a dog, crane twice."""
-    write_table(
-        tmp_path,
-        "  1 This is a licence @ 2",
-        synset(1, ["entity"], "~ 00000002 n 0000"),
-        synset(2, ["animal", "beast"], "@ 00000001 n 0000", "! 00000001 a 0101"),
-        synset(3, ["carnivore"], "@ 00000002 n 0000"),
-        synset(4, ["pet"], "@ 00000002 n 0000"),
-        synset(
-            5,
-            ["dog", "domestic_dog"],
-            "~ 00000006 n 0000",
-            *(f"@ 0000000{i} n 0000" for i in (3, 4)),
-        ),
-        synset(6, ["poodle", *"abcdefghij"], "@ 00000005 n 0000"),
-        synset(7, ["Rex"], "@i 00000005 n 0000"),
-        synset(8, ["crane"], "@ 00000001 n 0000"),
-        synset(9, ["crane"], "@ 00000002 n 0000"),
-        name="data.noun",
-    )
-    write_table(
-        tmp_path,
-        "  1 This is a licence",
-        "dog n 1 2 @ ~ 1 1 00000005  ",
-        "domestic_dog n 1 2 @ ~ 1 0 00000005  ",
-        "poodle n 1 1 @ 1 1 00000006  ",
-        "rex n 1 1 @i 1 0 00000007  ",
-        "crane n 2 1 @ 2 1 00000009 00000008  ",
-        name="index.noun",
-    )
-    return tmp_path
+    return write_wordnet(tmp_path)
 
 
 def test_wordnet_hypernyms_are_the_tree_and_the_first_listed_counts(wordnet):
-    named = read_wordnet(wordnet).tree(["poodle", "Rex", "crane"])
+    named = read_wordnet(wordnet).tree(["poodle", "Rex", "crane"], collapse=False)
     above = ["entity", "animal", "carnivore", "dog"]
     assert paths(named) == {"poodle": above, "Rex": above, "crane": ["entity", "animal"]}
-    collapsed = read_wordnet(wordnet).tree(["poodle", "Rex", "crane"], collapse=True)
+    collapsed = read_wordnet(wordnet).tree(["poodle", "Rex", "crane"])
     assert paths(collapsed)["poodle"] == ["animal", "dog"]
 
 
@@ -167,11 +149,25 @@ def test_wordnet_names_are_synsets_senses_or_words(wordnet, name, expected):
     assert read_wordnet(wordnet).synset(name) == f"n{expected:08d}"
 
 
+def test_wordnet_says_the_words_and_hypernyms_of_a_synset(wordnet):
+    found = read_wordnet(wordnet)
+    assert found.words("n00000005") == "dog, domestic dog"
+    assert found.parents("n00000005") == ("n00000003", "n00000004")
+    assert found.origin == f"WordNet {wordnet}"
+    with pytest.raises(ValueError, match="class 'n00000099' is not in WordNet"):
+        found.parents("n00000099")
+
+
 def test_two_classes_of_one_synset_are_leaves_under_it(wordnet):
     named = read_wordnet(wordnet).tree(["dog", "domestic dog", "poodle"])
     assert paths(named)["dog"] == paths(named)["domestic dog"]
     assert paths(named)["dog"][-1] == "dog"
     assert not named.tree.has_children[named.tree.node_of_class].any()
+    assert paths(read_wordnet(wordnet).tree(["dog", "domestic dog", "crane"])) == {
+        "dog": ["animal", "dog"],
+        "domestic dog": ["animal", "dog"],
+        "crane": ["animal"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_missing_names_are_reported_and_never_silently_zero(tmp_path):
         vectors, missing = load_label_vectors(path, names, missing=policy)
         assert missing == ["zebra", "okapi"]
         assert vectors == pytest.approx(np.stack([VECTORS[0], filler, VECTORS[2], filler]))
-        with pytest.raises(ValueError, match="for none of the 1 class names"):
+        with pytest.raises(ValueError, match="for none of 1 names"):
             load_label_vectors(path, ["zebra"], missing=policy)
     with pytest.raises(ValueError, match="'omit': use error, mean or zero"):
         load_label_vectors(path, names, missing="omit")

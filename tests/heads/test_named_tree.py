@@ -9,7 +9,14 @@ from safetensors.numpy import save_file
 
 from heads.build import build_head, build_tree
 from heads.config import HeadConfig
-from heads.tree import LabelTree, NamedTree, TreeStatistics, build_cover_tree, draw_tree
+from heads.tree import (
+    LabelTree,
+    NamedTree,
+    TreeStatistics,
+    build_cover_tree,
+    draw_tree,
+    tree_of_paths,
+)
 
 NAMES = tuple(f"class {i}" for i in range(40))
 ROWS = np.random.default_rng(0).normal(size=(40, 3))
@@ -118,6 +125,36 @@ def test_a_recipe_names_a_base_or_a_file_not_both():
         HeadConfig.model_validate({"weights": weights})
     given = config("vtree", Path("a.tree"))
     assert HeadConfig.model_validate(given.model_dump(mode="json")) == given
+
+
+HIERARCHY = {"weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}}
+PATHS = [("a", "left"), ("a", "left"), ("a", "right"), ("b",), ("b",)]
+
+
+def test_a_head_takes_the_hierarchy_of_the_class_list():
+    given = HeadConfig.model_validate(HIERARCHY)
+    assert given.needs_hierarchy
+    assert not HeadConfig.model_validate({"weights": {"kind": "vtree"}}).needs_hierarchy
+    options = {"num_classes": 5, "label_vectors": None}
+    tree = build_tree(given, **options, class_paths=PATHS)
+    assert tree.digest() == tree_of_paths("01234", PATHS).tree.digest()
+    head = build_head(given, dim=4, mesh=None, seed=0, device="cpu", class_paths=PATHS, **options)
+    assert (head.tree.num_classes, head.tree.num_nodes) == (5, 8)
+    with pytest.raises(ValueError, match="needs the class paths of the shards"):
+        build_tree(given, **options)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"kind": "utree", "tree": {"kind": "hierarchy"}}, "choose weights.kind=vtree"),
+        ({"kind": "vtree", "tree": {"kind": "hierarchy", "base": 2}}, "leave out base or kind"),
+        ({"kind": "vtree", "tree": {"kind": "hierarchy", "file": "a"}}, "leave out file or kind"),
+    ],
+)
+def test_what_has_no_use_for_a_hierarchy_is_refused(weights, message):
+    with pytest.raises(ValidationError, match=message):
+        HeadConfig.model_validate({"weights": weights})
 
 
 def test_near_trivial_trees_are_told_from_others():

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from data import Manifest
-from heads.tree import NamedTree
+from data.sources import ImageFolder
+from data.writer import write_shards
+from heads.tree import NamedTree, read_wordnet
+from launch.commands.shard import app
 from launch.main import main
+from tests.data.conftest import write_picture
+from tests.heads.wordnet_files import write_wordnet
 
 Kway = Callable[..., int]
 
@@ -49,6 +55,60 @@ def test_the_vectors_of_shards_become_a_tree_of_their_classes(kway, glyphs, tmp_
     assert named.tree.num_nodes == len(named.classes)
 
 
+def test_the_hierarchy_of_shards_becomes_a_tree_where_it_is_asked_for(
+    kway, glyphs, tmp_path, capsys
+):
+    assert kway("build", glyphs, "-o", tmp_path / "v.tree") == 0
+    assert "made of label vectors" in capsys.readouterr().out
+    assert kway("build", glyphs, "-o", tmp_path / "h.tree", "--from", "hierarchy") == 0
+    assert "made of the hierarchy" in capsys.readouterr().out
+    named = NamedTree.load(tmp_path / "h.tree")
+    assert named.classes == Manifest.load(glyphs).class_names
+    assert "Basic Latin" in " ".join(named.pseudoclasses)
+
+
+def test_folders_of_synsets_become_a_tree_from_their_shards_alone(kway, tmp_path, capsys):
+    for i, name in enumerate(("n00000006_poodle", "n00000007", "crane.n.01", "n00000004")):
+        write_picture(tmp_path / "in" / name / "0.png", i)
+    wordnet = write_wordnet(tmp_path / "dict")
+    options = ("--wordnet", wordnet, "--test-fraction", 0, "--workers", 0)
+    source = ImageFolder(tmp_path / "in", test_fraction=0, taxonomy=read_wordnet(wordnet))
+    arguments = map(str, ("imagefolder", tmp_path / "in", "-o", tmp_path / "out", *options))
+    done = CliRunner().invoke(app, [*arguments])
+    assert done.exit_code == 0, done.output
+    assert "1 synsets at and above the classes have several parents" in done.stderr
+    assert Manifest.load(tmp_path / "out").classes == source.classes()
+    assert kway("build", tmp_path / "out", "-o", tmp_path / "a.tree") == 0
+    assert "4 classes, 2 pseudoclasses" in capsys.readouterr().out
+    assert NamedTree.load(tmp_path / "a.tree").pseudoclasses == ("animal", "dog")
+    assert kway("build", tmp_path / "out", "-o", tmp_path / "a.tree", "--keep-chains") == 0
+    assert NamedTree.load(tmp_path / "a.tree").pseudoclasses == (
+        "entity",
+        "animal",
+        "carnivore",
+        "dog",
+    )
+
+
+def test_classes_of_shards_that_are_synsets_are_looked_for_by_their_words(kway, tmp_path):
+    for i, name in enumerate(("n00000006", "n00000005")):
+        write_picture(tmp_path / "in" / name / "0.png", i)
+    taxonomy = read_wordnet(write_wordnet(tmp_path / "dict"))
+    source = ImageFolder(tmp_path / "in", test_fraction=0, taxonomy=taxonomy)
+    write_shards(source, tmp_path / "out", workers=0)
+    (tmp_path / "glove.txt").write_text("poodle 1 0\ndog 0 1\n")
+    options = ("-o", tmp_path / "a.tree", "--classes", tmp_path / "out")
+    assert kway("build", tmp_path / "glove.txt", *options) == 0
+    assert NamedTree.load(tmp_path / "a.tree").classes == ("n00000005", "n00000006")
+
+
+def test_shards_that_carry_neither_say_so(kway, pictures, tmp_path, capsys):
+    assert kway("build", pictures, "-o", tmp_path / "a.tree") == 2
+    assert "has no hierarchy: source imagefolder gives none" in capsys.readouterr().err
+    assert kway("build", pictures, "-o", tmp_path / "a.tree", "--from", "vectors") == 2
+    assert "has no label vectors" in capsys.readouterr().err
+
+
 def test_class_names_choose_from_a_file_and_missing_ones_are_reported(
     kway, vectors, tmp_path, capsys
 ):
@@ -63,7 +123,7 @@ def test_class_names_choose_from_a_file_and_missing_ones_are_reported(
 
 def test_a_parent_table_becomes_a_tree(kway, tmp_path, capsys):
     (tmp_path / "t.csv").write_text("dog,pet\ncat,pet\ncat,wild\npet,\n")
-    assert kway("build", tmp_path / "t.csv", "-o", tmp_path / "a.tree", "--collapse") == 0
+    assert kway("build", tmp_path / "t.csv", "-o", tmp_path / "a.tree") == 0
     assert "1 names" in capsys.readouterr().err
     named = NamedTree.load(tmp_path / "a.tree")
     assert (named.classes, named.pseudoclasses) == (("dog", "cat"), ("pet",))
@@ -87,7 +147,11 @@ def test_a_near_trivial_tree_warns_and_a_projection_mends_it(kway, tmp_path, cap
         (["build", "v.npy", "-o", "a.tree"], "names no classes: give them with --classes"),
         (["build", "t.csv", "-o", "a.tree", "--project", "3"], "t.csv is a hierarchy"),
         (["build", "t.csv", "-o", "a.tree", "--classes", "n.txt"], "class '0' is not in t.csv"),
-        (["build", "v.npy", "-o", "a.tree", "--classes", "n.txt", "--collapse"], "--collapse"),
+        (
+            ["build", "v.npy", "-o", "a.tree", "--classes", "n.txt", "--keep-chains"],
+            "--keep-chains",
+        ),
+        (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy gives vectors"),
         (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt do not exist"),
         (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "has no config.json"),
         (["show", "n.txt"], "no sound tree file"),

@@ -1,0 +1,93 @@
+"""A source with label vectors from a file, found by the names of its classes.
+
+Which kinds of files there are, and how a name is found in one, the caller knows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.manifest import ClassInfo, SourceInfo
+from data.sources.emoji_classes import emoji_spellings
+from data.sources.source import Modality, Sample, Source
+from data.text.records import digest
+
+# (file, names) -> vectors float32 [names, D], and those of the names that have none.
+Find = Callable[[Path, Sequence[str]], tuple[np.ndarray, list[str]]]
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class WithLabelVectors:
+    """`source` with label vectors from `file`; a class without one there gets the mean of all.
+
+    A class is looked for by its emoji or its `words`, and then by its name.
+    """
+
+    source: Source
+    file: Path
+    find: Find = field(compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.file.is_file():
+            raise FileNotFoundError(f"{self.file} does not exist: give a file of label vectors")
+
+    @property
+    def modality(self) -> Modality:
+        return self.source.modality
+
+    def describe(self) -> SourceInfo:
+        about = self.source.describe()
+        parameters = {**about.parameters, "vectors": digest([self.file])}
+        return SourceInfo(kind=about.kind, parameters=parameters)
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return self.source.classes()
+
+    def label_vectors(self) -> np.ndarray:
+        return self._found[0]
+
+    def splits(self) -> dict[str, Sequence[Any]]:
+        return self.source.splits()
+
+    def render(self, task: Any) -> Sample | None:
+        return self.source.render(task)
+
+    def notes(self) -> list[str]:
+        """One line that names classes without a vector of their own, none where all have one."""
+        missing = self._found[1]
+        if not missing:
+            return []
+        shown = ", ".join(missing[:_SHOWN]) + (", …" if len(missing) > _SHOWN else "")
+        return [f"classes without a vector, which get the mean: {len(missing):,} ({shown})"]
+
+    @cached_property
+    def _found(self) -> tuple[np.ndarray, list[str]]:
+        """Vectors [K, D], and the classes that got the mean."""
+        names = [_names(info) for info in self.classes()]
+        flat = list(dict.fromkeys(name for those in names for name in those))
+        vectors, without = self.find(self.file, flat)
+        row = {name: i for i, name in enumerate(flat)}
+        for name in without:
+            del row[name]
+        rows = [next((row[name] for name in those if name in row), None) for those in names]
+        mean = vectors[[i for i in rows if i is not None]].mean(axis=0)
+        missing = [those[0] for those, i in zip(names, rows, strict=True) if i is None]
+        return np.stack([mean if i is None else vectors[i] for i in rows]), missing
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers render.
+        return {"source": self.source}
+
+
+def _names(info: ClassInfo) -> list[str]:
+    """How a file may list a class, best first."""
+    if one := info.attributes.get("emoji"):
+        return [*emoji_spellings(one), info.name]
+    words = info.attributes.get("words")
+    return [*words.split(", "), info.name] if words else [info.name]

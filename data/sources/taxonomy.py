@@ -1,0 +1,110 @@
+"""What a taxonomy such as WordNet, or ImageNet's development kit, says of classes.
+
+A synset may have several parents; in the path of a class the first that is listed counts.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from data.hierarchy import PATH, join_path
+
+
+class Taxonomy(Protocol):
+    """Synsets by id. `synset` and `parents` raise ValueError for what they do not know."""
+
+    @property
+    def origin(self) -> str:
+        """What to call it in a message."""
+        ...
+
+    def synset(self, class_name: str) -> str:
+        """The synset that a class of this name is."""
+        ...
+
+    def words(self, synset: str) -> str:
+        """Its names, a comma and a space between them, the first one best."""
+        ...
+
+    def parents(self, synset: str) -> tuple[str, ...]:
+        """The synsets directly above; none for a root."""
+        ...
+
+
+def taxonomy_attributes(taxonomy: Taxonomy, class_names: Sequence[str]) -> list[dict[str, str]]:
+    """`words`, `parents` (synsets with spaces between) and `path` of each class.
+
+    A node of a path is called by the first of its words; by its synset too where a sibling or a
+    node above has the same one. ValueError for a class that is not there, and for a cycle.
+    """
+    synsets = [taxonomy.synset(name) for name in class_names]
+    chains = _above(_chains(taxonomy, synsets))
+    names = _node_names(taxonomy, chains)
+    attributes = []
+    for synset, chain in zip(synsets, chains, strict=True):
+        about = {"words": taxonomy.words(synset)}
+        if parents := taxonomy.parents(synset):
+            about["parents"] = " ".join(parents)
+        if chain:
+            about[PATH] = join_path([names[node] for node in chain])
+        attributes.append(about)
+    return attributes
+
+
+def several_parents_note(taxonomy: Taxonomy, class_names: Sequence[str]) -> list[str]:
+    """One line where a choice was made among parents, none where there was nothing to choose."""
+    chains = _chains(taxonomy, [taxonomy.synset(name) for name in class_names])
+    nodes = {node for chain in chains for node in chain}
+    several = [node for node in nodes if len(taxonomy.parents(node)) > 1]
+    if not several:
+        return []
+    return [
+        f"{len(several):,} synsets at and above the classes have several parents: in `{PATH}` "
+        f"the first that {taxonomy.origin} lists counts"
+    ]
+
+
+def _chains(taxonomy: Taxonomy, synsets: Sequence[str]) -> list[tuple[str, ...]]:
+    """Synsets from the root down to each of these."""
+    known: dict[str, tuple[str, ...]] = {}
+    for synset in synsets:
+        way = list(_way_up(taxonomy, synset, known))
+        for node in reversed(way):
+            up = next(iter(taxonomy.parents(node)), None)
+            known[node] = (*(known[up] if up else ()), node)
+    return [known[synset] for synset in synsets]
+
+
+def _way_up(taxonomy: Taxonomy, synset: str, known: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """The synset and those above it that are not known yet."""
+    met = set()
+    at: str | None = synset
+    while at is not None and at not in known:
+        if at in met:
+            raise ValueError(
+                f"{taxonomy.origin} has {at} above itself, over class {synset}: get it again"
+            )
+        met.add(at)
+        yield at
+        at = next(iter(taxonomy.parents(at)), None)
+
+
+def _above(chains: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Chains without the class's own synset, unless another class stands below it or at it."""
+    inner = {node for chain in chains for node in chain[:-1]}
+    inner |= {node for node, count in Counter(c[-1] for c in chains).items() if count > 1}
+    return [chain if chain[-1] in inner else chain[:-1] for chain in chains]
+
+
+def _node_names(taxonomy: Taxonomy, chains: Sequence[tuple[str, ...]]) -> dict[str, str]:
+    """Names of nodes: no two siblings share one, and no node has that of one above it."""
+    above = {node: chain[:i] for chain in set(chains) for i, node in enumerate(chain)}
+    first = {node: taxonomy.words(node).split(", ")[0] or node for node in above}
+    alike = Counter((up[-1:], first[node]) for node, up in above.items())
+
+    def name(node: str) -> str:
+        up = above[node]
+        repeats = alike[up[-1:], first[node]] > 1 or first[node] in {first[one] for one in up}
+        return f"{first[node]} ({node})" if repeats else first[node]
+
+    return {node: name(node) for node in above}

@@ -1,0 +1,48 @@
+"""Makes `emoji_groups.tsv` of Unicode's emoji-test.txt, which Debian's `unicode-data` has, too.
+
+    python -m data.text.emoji_test /usr/share/unicode/emoji/emoji-test.txt
+
+Run it when a new version of the `emoji` library knows emoji that the table lacks.
+"""
+
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import emoji
+
+from data.text.emoji_groups import TABLE
+from data.text.emoji_table import fold
+
+_HEAD = """\
+# Groups, subgroups and emoji of Unicode's emoji-test.txt, version {version}, without skin tones.
+# Copyright © 2026 Unicode, Inc. Licence: Unicode-3.0, see LICENSE-UNICODE beside this file.
+# Changed in form by python -m data.text.emoji_test, not in content.
+"""
+_SAYS = re.compile(r"# (Version|group|subgroup): (.+)")
+_EMOJI = re.compile(r"([0-9A-F ]+?) *; fully-qualified ")
+
+
+def group_table(emoji_test: str) -> str:
+    """The content of the table: a line a subgroup, of group, subgroup and its folded emoji.
+
+    ValueError for a text that is no emoji-test.txt.
+    """
+    said = {"Version": "", "group": "", "subgroup": ""}
+    found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for line in emoji_test.splitlines():
+        if match := _SAYS.fullmatch(line.strip()):
+            said[match[1]] = match[2]
+        elif match := _EMOJI.match(line):
+            one = "".join(chr(int(code, 16)) for code in match[1].split())
+            if not emoji.is_emoji(one) or fold(one) == one:
+                found[said["group"], said["subgroup"]].append(one)
+    if not said["Version"] or not found or not all(map(all, found)):
+        raise ValueError("no emoji-test.txt: give the file of that name of Unicode")
+    rows = ["\t".join((*names, " ".join(those))) for names, those in found.items()]
+    return _HEAD.format(version=said["Version"]) + "".join(f"{row}\n" for row in rows)
+
+
+if __name__ == "__main__":
+    TABLE.write_text(group_table(Path(sys.argv[1]).read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,67 @@
+"""The table of Unicode's groups: whole, and made again from emoji-test.txt."""
+
+import emoji
+import pytest
+
+from data.text import fold
+from data.text.emoji_groups import OTHER, emoji_group
+from data.text.emoji_table import find_emoji, fully_qualified
+from data.text.emoji_test import group_table
+
+TEST_FILE = """\
+# emoji-test.txt
+# Version: 18.0
+
+# group: Smileys & Emotion
+
+# subgroup: heart
+2764 FE0F                                              ; fully-qualified     # ❤️ E0.6 red heart
+2764                                                   ; unqualified         # ❤ E0.6 red heart
+# Smileys & Emotion subtotal:		2
+
+# group: People & Body
+# subgroup: hand-fingers-closed
+1F44D                                                  ; fully-qualified     # 👍 E0.6 thumbs up
+1F44D 1F3FD                                            ; fully-qualified     # 👍🏽 E1.0 thumbs up
+# group: Component
+# subgroup: skin-tone
+1F3FD                                                  ; component           # 🏽 E1.0
+"""
+
+
+def test_every_emoji_that_the_library_knows_has_a_group() -> None:
+    without = [one for one in fully_qualified() if emoji_group(fold(one)) == OTHER]
+    assert without == []
+    named = {emoji_group(fold(one)) for one in fully_qualified()}
+    assert len({group for group, _ in named}) == 9
+    assert len({subgroup for _, subgroup in named}) == len(named)
+
+
+@pytest.mark.parametrize(
+    ("one", "group"),
+    [
+        ("❤", ("Smileys & Emotion", "heart")),
+        ("👩🏽‍🚀", ("People & Body", "person-role")),
+        ("🇫🇷", ("Flags", "country-flag")),
+        ("#️⃣", ("Symbols", "keycap")),
+    ],
+)
+def test_emoji_in_any_form_are_where_unicode_has_them(one: str, group: tuple[str, str]) -> None:
+    assert find_emoji(one) == [one]
+    assert emoji_group(fold(one)) == group
+
+
+def test_what_is_newer_than_the_table_is_other() -> None:
+    assert emoji_group("\U0001fbff") == OTHER
+    assert not emoji.is_emoji("\U0001fbff")
+
+
+def test_the_table_is_made_of_emoji_test() -> None:
+    table = group_table(TEST_FILE)
+    assert "version 18.0" in table
+    assert [line for line in table.splitlines() if not line.startswith("#")] == [
+        "Smileys & Emotion\theart\t❤️",
+        "People & Body\thand-fingers-closed\t👍",
+    ]
+    with pytest.raises(ValueError, match=r"no emoji-test\.txt"):
+        group_table("hello\n")

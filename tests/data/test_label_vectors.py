@@ -1,0 +1,90 @@
+"""Label vectors from a file, for any source, by what is known of its classes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from data import Manifest, load_label_vectors
+from launch.commands.shard import app
+from tests.data.conftest import write_picture
+
+ZWJ = "\u200d"
+
+
+def word2vec(path: Path, words: dict[str, list[float]]) -> Path:
+    dim = len(next(iter(words.values())))
+    content = f"{len(words)} {dim}\n".encode()
+    for word, vector in words.items():
+        content += f"{word} ".encode() + np.array(vector, "<f4").tobytes()
+    path.write_bytes(content)
+    return path
+
+
+def tweets(folder: Path, *texts: str) -> Path:
+    (folder / "a.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return folder / "a.txt"
+
+
+def shard(*arguments: object):
+    return CliRunner().invoke(app, [*map(str, arguments), "--workers", "0"])
+
+
+def vectors(folder: Path) -> dict[str, list[float]]:
+    manifest = Manifest.load(folder)
+    rows = load_label_vectors(folder, manifest).tolist()
+    return dict(zip(manifest.class_names, rows, strict=True))
+
+
+def test_emoji_are_found_with_or_without_variation_selector_tone_and_joined_parts(
+    tmp_path: Path,
+) -> None:
+    file = word2vec(tmp_path / "e.bin", {"❤️": [1, 0], "☀": [0, 1], "🤷": [3, 3], "👍": [5, 5]})
+    texts = ("a ❤", "b ☀️", f"c 🤷🏽{ZWJ}♀️", "d 👍🏿", "e 🔥")
+    options = ("-o", tmp_path / "out", "--vectors", file, "--test-fraction", 0)
+    done = shard("tweets", tweets(tmp_path, *texts), *options)
+    assert done.exit_code == 0, done.output
+    assert vectors(tmp_path / "out") == {
+        "red heart": [1, 0],
+        "sun": [0, 1],
+        "woman shrugging": [3, 3],
+        "thumbs up": [5, 5],
+        "fire": [2.25, 2.25],
+    }
+    assert "classes without a vector, which get the mean: 1 (🔥)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not word2vec binary"),
+        (b"hello world\n", "is not word2vec binary"),
+        (b"2 2\n\xf0\x9f\x94\xa5 12345678", "holds 1 words of 2: the file is cut off"),
+        (b"1 1\nx 1234", "has a vector for none of 4 names, such as "),
+        (None, "does not exist: give a file of label vectors"),
+    ],
+)
+def test_unreadable_vectors_are_refused_and_leave_no_shards(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    if content is not None:
+        (tmp_path / "v.bin").write_bytes(content)
+    options = ("-o", tmp_path / "out", "--vectors", tmp_path / "v.bin", "--test-fraction", 0)
+    done = shard("tweets", tweets(tmp_path, "a 🔥", "b 🎉"), *options)
+    assert said in str(done.exception)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_folders_are_found_by_their_names_and_other_vectors_are_another_source(
+    tmp_path: Path,
+) -> None:
+    for i, name in enumerate(("red_fox", "okapi")):
+        write_picture(tmp_path / "in" / name / "0.png", i)
+    file = tmp_path / "glove.txt"
+    file.write_text("red 1 0\nfox 3 2\nokapi 0 5\n")
+    arguments = ("imagefolder", tmp_path / "in", "-o", tmp_path / "out", "--test-fraction", 0)
+    assert shard(*arguments, "--vectors", file).exit_code == 0
+    assert vectors(tmp_path / "out") == {"red_fox": [2, 1], "okapi": [0, 5]}
+    file.write_text("red 1 0\nfox 3 2\nokapi 0 6\n")
+    assert "choose another folder" in str(shard(*arguments, "--vectors", file).exception)

@@ -1,0 +1,29 @@
+"""A recipe whose label tree is the hierarchy that travels with the shards."""
+
+import pytest
+
+from data import Manifest, class_paths
+from heads.tree import tree_of_paths
+from tests.ranks import rank_world
+from tests.shards import glyph_recipe
+from trainer.train import train
+from trainer.trained import open_trained
+
+HIERARCHY = {"head__weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}}
+
+
+def test_a_run_trains_and_opens_again_on_the_hierarchy_of_its_shards(glyphs, tmp_path):
+    recipe = glyph_recipe(glyphs, tmp_path / "run", **HIERARCHY, train__duration={"steps": 2})
+    train(recipe, rank_world())
+    opened = open_trained(tmp_path / "run", rank_world())
+    manifest = Manifest.load(glyphs)
+    expected = tree_of_paths(manifest.class_names, class_paths(glyphs, manifest)).tree
+    assert opened.step == 2
+    assert opened.task.head.tree.digest() == expected.digest()
+    assert expected.num_nodes > expected.num_classes
+
+
+def test_shards_without_a_hierarchy_are_named(pictures, tmp_path):
+    recipe = glyph_recipe(pictures, tmp_path / "run", **HIERARCHY)
+    with pytest.raises(ValueError, match="has no hierarchy: source imagefolder gives none"):
+        train(recipe, rank_world())
