@@ -8,7 +8,18 @@ from typing import NoReturn
 
 import typer
 
-from launch.commands import demo, evaluate, export, losses, query, serve, shard, train, tree
+from launch.commands import (
+    demo,
+    evaluate,
+    export,
+    losses,
+    query,
+    serve,
+    shard,
+    tokenizer,
+    train,
+    tree,
+)
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -24,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(shard.app, name="shard")
 app.add_typer(tree.app, name="tree")
+app.command("tokenizer")(tokenizer.tokenizer)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)

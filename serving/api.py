@@ -12,7 +12,7 @@ from serving.answer import Answer
 from serving.bodies import QueryBody
 from serving.errors import ApiError, ErrorBody, install_handlers
 from serving.service import Service
-from trainer.bundle import ClassEntry, LossSpec
+from trainer.bundle_spec import ClassEntry, LossSpec, Reads, TextSpec
 
 
 class ClassFound(BaseModel):
@@ -38,6 +38,7 @@ class Limits(BaseModel):
 
     max_inputs: int
     max_classes: int
+    max_text_chars: int
     max_body_bytes: int
 
 
@@ -47,8 +48,9 @@ class ModelInfo(BaseModel):
     bundle: str
     num_classes: int
     dim: int
-    reads: str
+    reads: Reads
     image: dict[str, Any] | None
+    text: TextSpec | None
     loss: LossSpec
     recalls: list[float]
     limits: Limits
@@ -65,13 +67,14 @@ _QUERY_BODY = {
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
-                    "required": ["classes", "images"],
+                    "required": ["classes"],
                     "properties": {
                         "classes": {"type": "array", "items": {"type": "string"}},
                         "images": {
                             "type": "array",
                             "items": {"type": "string", "format": "binary"},
                         },
+                        "texts": {"type": "array", "items": {"type": "string"}},
                         "recall": {"type": "number"},
                         "threshold": {"type": "number"},
                     },
@@ -84,12 +87,12 @@ _QUERY_BODY = {
 
 def build_api(service: Service, metrics: Callable[[], Awaitable[bytes]]) -> FastAPI:
     """The application; `metrics` gives the page at /metrics."""
-    api = FastAPI(title="kway", description="Is this an image of class C?", redoc_url=None)
+    api = FastAPI(title="kway", description="Is this picture, or text, of class C?", redoc_url=None)
     install_handlers(api)
 
     @api.post("/v1/query", responses=_ERRORS, openapi_extra=_QUERY_BODY)
     async def query(request: Request) -> Answer:
-        """Is each picture of these classes? JSON with base64, or a multipart form with files."""
+        """Is each picture, or text, of these classes? JSON with pictures in base64, or a form."""
         return await service.query(request)
 
     @api.get("/v1/classes", responses={422: {"model": ErrorBody}})
@@ -140,13 +143,15 @@ def _model_info(service: Service) -> ModelInfo:
         bundle=bundle.path.name,
         num_classes=len(spec.classes),
         dim=spec.dim,
-        reads="pictures",
+        reads=spec.reads,
         image=spec.image.model_dump() if spec.image is not None else None,
+        text=spec.text,
         loss=spec.loss,
         recalls=[entry.recall for entry in spec.thresholds.recalls] if spec.thresholds else [],
         limits=Limits(
             max_inputs=service.config.max_inputs,
             max_classes=service.config.max_classes,
+            max_text_chars=service.config.max_text_chars,
             max_body_bytes=service.config.max_body_bytes,
         ),
     )

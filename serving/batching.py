@@ -1,4 +1,4 @@
-"""Batches formed across requests: pictures that arrive while the model works make the next one.
+"""Batches formed across requests: inputs that arrive while the model works make the next one.
 
 The forward pass runs in a thread of its own, so that the event loop stays free.
 """
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class QueueFullError(Exception):
 
 @dataclass(frozen=True)
 class _Waiting:
-    picture: Tensor
+    input: Any
     result: asyncio.Future[Tensor]
 
 
@@ -32,7 +33,7 @@ class Batcher:
 
     def __init__(
         self,
-        forward: Callable[[Sequence[Tensor]], Tensor],
+        forward: Callable[[Sequence[Any]], Tensor],
         *,
         batch_size: int,
         wait_seconds: float,
@@ -49,15 +50,15 @@ class Batcher:
         self._worker: asyncio.Task[None] | None = None
         self._started: float | None = None
 
-    async def submit(self, pictures: Sequence[Tensor]) -> Tensor:
-        """Inputs -> their rows of `forward`'s result [len(pictures), ...].
+    async def submit(self, inputs: Sequence[Any]) -> Tensor:
+        """Inputs -> their rows of `forward`'s result [len(inputs), ...].
 
         Raises QueueFullError when they do not fit the queue; what `forward` raises comes out here.
         """
-        if len(self._queue) + len(pictures) > self._max_queued:
+        if len(self._queue) + len(inputs) > self._max_queued:
             raise QueueFullError
         loop = asyncio.get_running_loop()
-        waiting = [_Waiting(picture, loop.create_future()) for picture in pictures]
+        waiting = [_Waiting(one, loop.create_future()) for one in inputs]
         self._queue.extend(waiting)
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
@@ -78,7 +79,7 @@ class Batcher:
             self._started = time.monotonic()
             try:
                 rows = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, self._forward, [one.picture for one in batch]
+                    self._thread, self._forward, [one.input for one in batch]
                 )
             except Exception as error:  # belongs to the requests of this batch; the next goes on
                 for one in batch:

@@ -15,13 +15,16 @@ class ServingConfig(BaseModel):
         None, gt=0, description="torch threads a replica; default: the cores over the replicas"
     )
     max_body_bytes: int = Field(32 * 2**20, gt=0)
-    max_inputs: int = Field(64, gt=0, description="pictures in one request")
+    max_inputs: int = Field(64, gt=0, description="pictures or texts in one request")
     max_classes: int = Field(100, gt=0, description="classes in one request")
+    max_text_chars: int = Field(10_000, gt=0, description="characters of one text")
     max_pixels: int = Field(50_000_000, gt=0, description="width x height of one picture")
-    batch_size: int = Field(32, gt=0, description="pictures in one forward pass")
+    batch_size: int = Field(
+        32, gt=0, description="texts, or crops of pictures, in one forward pass"
+    )
     batch_wait_seconds: float = Field(
         0.0, ge=0, description="how long an idle replica waits for a batch to fill"
     )
-    max_queued_inputs: int = Field(256, gt=0, description="pictures that wait for the model")
+    max_queued_inputs: int = Field(256, gt=0, description="inputs that wait for the model")
     max_requests: int = Field(128, gt=0, description="requests in progress; beyond it: 429")
     request_timeout_seconds: float = Field(30.0, gt=0)

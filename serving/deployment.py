@@ -36,9 +36,9 @@ class Kway:
         append_errors(Path(errors))
         if ray.util.get_node_ip_address() == "127.0.0.1":
             keep_replica_port_on_loopback()
-        self._service = Service(
-            Model.open(Path(bundle)), ServingConfig.model_validate(config), QueryMetrics()
-        )
+        checked = ServingConfig.model_validate(config)
+        model = Model.open(Path(bundle), max_pixels=checked.max_pixels)
+        self._service = Service(model, checked, QueryMetrics())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         async def metrics() -> bytes:

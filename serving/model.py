@@ -1,69 +1,58 @@
-"""A bundle ready to answer: bytes of pictures -> pixels -> features.
+"""A bundle ready to answer: pictures or texts -> features -> verdicts.
 
 It knows nothing of HTTP or of Ray, so `kway query` uses it in its own process.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from data.config import ImageConfig
-from data.images import MAX_PIXELS, decode, for_evaluation
+from data.images import MAX_PIXELS
 from serving.answer import Answer, Question, answer
+from serving.readers import open_reader
 from trainer.bundle import Bundle
-
-
-def picture_settings(bundle: Bundle) -> ImageConfig:
-    """The preprocessing of a model of pictures; ValueError for a model of texts."""
-    if bundle.spec.image is None:
-        raise ValueError(
-            f"{bundle.path} reads texts, and this kway answers about pictures only: update kway"
-        )
-    return bundle.spec.image
 
 
 class Model:
     """An opened bundle with its backbone, on the CPU, in float32."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        """Raises ValueError for a model of texts, which this version does not serve."""
+    def __init__(self, bundle: Bundle, *, max_pixels: int = MAX_PIXELS) -> None:
         self.bundle = bundle
-        self.image = picture_settings(bundle)
+        self.reads = bundle.spec.reads
+        # What one input is in the backbone's batch.
+        self.crops: int = bundle.spec.image.crops if bundle.spec.image is not None else 1
+        self._reader = open_reader(bundle, max_pixels=max_pixels)
         self._backbone = bundle.load_backbone()
 
     @classmethod
-    def open(cls, path: Path) -> "Model":
-        """Open the bundle folder `path`; errors are those of `Bundle.open` and `load_backbone`."""
-        return cls(Bundle.open(path))
+    def open(cls, path: Path, *, max_pixels: int = MAX_PIXELS) -> "Model":
+        """Open the bundle folder `path`; errors are those of `Bundle.open` and its `load_…`."""
+        return cls(Bundle.open(path), max_pixels=max_pixels)
 
-    def prepare(self, data: bytes, *, max_pixels: int = MAX_PIXELS) -> Tensor:
-        """Bytes of a picture file -> uint8 [C, size, size], by the very code of evaluation.
+    def prepare(self, raw: bytes | str) -> Any:
+        """A picture file's bytes, or a text, as this model reads it -> what `features` takes.
 
-        Raises ValueError for what is no picture, is damaged, has too many pixels or is too thin
-        a strip.
+        Raises ValueError for what is wrong with it.
         """
-        picture = decode(data, channels=self.image.channels, max_pixels=max_pixels)
-        return torch.as_tensor(for_evaluation(picture, self.image))
+        return self._reader.prepare(raw)
 
     @torch.inference_mode()
-    def features(self, pictures: Sequence[Tensor]) -> Tensor:
-        """Pictures uint8 [C, size, size] -> features [B, dim], in one forward pass."""
-        return self._backbone({"pixel_values": torch.stack(list(pictures))}).float()
+    def features(self, prepared: Sequence[Any]) -> Tensor:
+        """Prepared inputs, whatever their sizes -> features [B, dim], in one forward pass."""
+        return self._backbone(self._reader.collate(prepared)).float()
 
-    def answer(self, pictures: Sequence[Tensor], question: Question) -> Answer:
-        """Verdicts for `pictures`, in one forward pass."""
-        return answer(self.bundle, self.features(pictures), question)
+    def answer(self, prepared: Sequence[Any], question: Question) -> Answer:
+        """Verdicts for prepared inputs, in one forward pass."""
+        return answer(self.bundle, self.features(prepared), question)
 
     def self_check(self) -> None:
-        """Ask about a grey picture; ValueError when the model does not give finite logits."""
-        grey = torch.full(
-            (self.image.channels, self.image.size, self.image.size), 128, dtype=torch.uint8
-        )
-        verdicts = self.answer([grey], Question((0,))).results[0].verdicts
-        if not torch.isfinite(torch.tensor(verdicts[0].logit)):
+        """Ask about any picture or text; ValueError when the model gives no finite logit."""
+        logit = self.answer([self._reader.example()], Question((0,))).results[0].verdicts[0].logit
+        if not torch.isfinite(torch.tensor(logit)):
             raise ValueError(
-                f"{self.bundle.path} answers {verdicts[0].logit} for a grey picture: its weights "
-                "are damaged or the run diverged, export it again"
+                f"{self.bundle.path} answers {logit} for any of the {self.reads}: its "
+                "weights are damaged or the run diverged, export it again"
             )

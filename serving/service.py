@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from fastapi import Request
@@ -46,7 +46,7 @@ class Service:
         self._helpers = ThreadPoolExecutor(max(2, cores // config.replicas), "prepare")
         self._batcher = Batcher(
             model.features,
-            batch_size=config.batch_size,
+            batch_size=max(1, config.batch_size // model.crops),
             wait_seconds=config.batch_wait_seconds,
             max_queued=config.max_queued_inputs,
         )
@@ -83,7 +83,7 @@ class Service:
         query = None
         try:
             async with asyncio.timeout(seconds):
-                query = await read_query(request, self.config)
+                query = await read_query(request, self.config, self.model.reads)
                 return await self._answer(query)
         except TimeoutError as error:
             if query is None:
@@ -103,13 +103,13 @@ class Service:
     async def _answer(self, query: Query) -> Answer:
         loop = asyncio.get_running_loop()
         question = await loop.run_in_executor(self._helpers, self._ask, query)
-        pictures = await asyncio.gather(
+        inputs = await asyncio.gather(
             *(
-                loop.run_in_executor(self._helpers, self._prepare, place, data)
-                for place, data in enumerate(query.pictures)
+                loop.run_in_executor(self._helpers, self._prepare, place, raw)
+                for place, raw in enumerate(query.inputs)
             )
         )
-        features = await self._batcher.submit(pictures)
+        features = await self._batcher.submit(inputs)
         return await loop.run_in_executor(self._helpers, self._decide, features, question)
 
     def _ask(self, query: Query) -> Question:
@@ -122,11 +122,14 @@ class Service:
         except ValueError as error:
             raise ApiError(422, "invalid_query", str(error)) from error
 
-    def _prepare(self, place: int, data: bytes) -> Tensor:
+    def _prepare(self, place: int, raw: bytes | str) -> Any:
         try:
-            return self.model.prepare(data, max_pixels=self.config.max_pixels)
+            return self.model.prepare(raw)
         except ValueError as error:
-            raise ApiError(400, "not_a_picture", f"images[{place}]: {error}") from error
+            code, field = (
+                ("not_a_picture", "images") if isinstance(raw, bytes) else ("not_a_text", "texts")
+            )
+            raise ApiError(400, code, f"{field}[{place}]: {error}") from error
 
     def _decide(self, features: Tensor, question: Question) -> Answer:
         return answer(self.model.bundle, features, question)

@@ -1,4 +1,4 @@
-"""A bundle with a tiny random network of grey 16 x 16 pictures, for tests."""
+"""Bundles with a tiny random network of grey 16 x 16 pictures, or of texts, for tests."""
 
 from pathlib import Path
 
@@ -6,20 +6,24 @@ import torch
 from torch import Tensor
 
 from data.config import ImageConfig
+from data.tokenizer import Tokenizer
+from data.vocabulary import ROLES, train_wordpiece
 from trainer.backbone import Backbone, build_backbone
-from trainer.bundle import (
+from trainer.bundle import write_bundle
+from trainer.bundle_spec import (
     BundleSpec,
     ClassEntry,
     LossSpec,
     RecallThresholds,
+    TextSpec,
     Thresholds,
-    write_bundle,
 )
 from trainer.config import BackboneConfig
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
 NAMES = ("husky", "malamute", "samoyed", "tabby cat", "siamese cat", "#3", "7")
 DIM = 16
+MAX_LENGTH = 12
 
 
 def tiny_backbone() -> Backbone:
@@ -33,6 +37,25 @@ def tiny_backbone() -> Backbone:
         "num_channels": 1,
     }
     return build_backbone(BackboneConfig(config=config), image=IMAGE).eval()
+
+
+def tiny_tokenizer() -> Tokenizer:
+    backend = train_wordpiece(lambda: ["a cat and a dog", "猫 und hund 🐶"], threads=1)
+    return Tokenizer.of(backend, ROLES, max_length=MAX_LENGTH, name="tiny")
+
+
+def tiny_text_backbone() -> Backbone:
+    torch.manual_seed(1)
+    config = {
+        "model_type": "bert",
+        "vocab_size": tiny_tokenizer().vocab_size,
+        "hidden_size": DIM,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 16,
+    }
+    return build_backbone(BackboneConfig(config=config), image=None).eval()
 
 
 def spec(*, bias: bool = True) -> BundleSpec:
@@ -65,6 +88,21 @@ def write(path: Path, *, bias: bool = True, blocks: list[Tensor] | None = None, 
         spec=spec(bias=bias),
         weight_blocks=iter(weight.split(3) if blocks is None else blocks),
         model_card="# tiny\n",
+        **options,
+    )
+    return path
+
+
+def write_of_texts(path: Path, **options) -> Path:
+    """The same classes and class weights, over texts."""
+    of_texts = {"image": None, "text": TextSpec(max_length=MAX_LENGTH)}
+    write_bundle(
+        path,
+        backbone=tiny_text_backbone(),
+        spec=BundleSpec.model_validate({**spec().model_dump(), **of_texts}),
+        weight_blocks=[rows()],
+        model_card="# tiny\n",
+        tokenizer=tiny_tokenizer(),
         **options,
     )
     return path

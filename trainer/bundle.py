@@ -4,7 +4,10 @@ bundle.json                 what it is: preprocessing, classes, loss, thresholds
 encoder/config.json         the encoder's transformers configuration
 backbone.safetensors        its weights
 class_weights.safetensors   float32 [classes, dim (+ 1: the bias)], one row read at a time
+tokenizer/                  where the model reads texts: files that AutoTokenizer opens
 MODEL_CARD.md
+
+What bundle.json says is `trainer/bundle_spec.py`.
 """
 
 import hashlib
@@ -17,15 +20,15 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import Tensor
-from transformers import PretrainedConfig
 
-from data.config import ImageConfig
-from heads.scores import ScoreKind, score
+from data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer, open_tokenizer
+from heads.scores import score
 from trainer.backbone import Backbone, build_backbone
+from trainer.bundle_spec import BundleSpec, Spec
 from trainer.class_names import ClassNames
 from trainer.config import BackboneConfig
 from trainer.row_file import RowFile, write_rows
@@ -34,73 +37,11 @@ FORMAT_VERSION = 1
 _SPEC, _CARD = "bundle.json", "MODEL_CARD.md"
 _BACKBONE, _WEIGHTS, _ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
 _REQUIRED = (_BACKBONE, _WEIGHTS, f"{_ENCODER}/config.json", _CARD)
+_TOKENIZER = "tokenizer"
+_OF_TEXTS = (f"{_TOKENIZER}/{TOKENIZER_FILE}", f"{_TOKENIZER}/{CONFIG_FILE}")
 _TENSOR = "weight"
 
 ThresholdSource = Literal["class", "pooled"]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class _Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ClassEntry(_Spec):
-    """A class; its place in the list is its id and its row."""
-
-    name: str = Field(min_length=1)
-    attributes: dict[str, str] = {}
-
-
-class LossSpec(_Spec):
-    """What the rows were trained with; `aligned`: with the Principle of Logit Separation."""
-
-    kind: str
-    aligned: bool
-    score: ScoreKind = Field("logit", description="what thresholds are compared with")
-    eps: float = Field(0.0, description="of the score `spherical`")
-
-
-class RecallThresholds(_Spec):
-    """Scores at or above which the validation set showed this recall."""
-
-    recall: float = Field(gt=0, le=1)
-    pooled: Finite | None = Field(None, description="over the positives of all classes")
-    per_class: tuple[Finite | None, ...] = Field(description="null: the class had no positives")
-
-
-class Thresholds(_Spec):
-    positives: tuple[int, ...] = Field(description="validation positives behind each class")
-    recalls: tuple[RecallThresholds, ...]
-
-
-class BundleSpec(_Spec):
-    """What a bundle says about itself, but for the checksums."""
-
-    pooling: Literal["auto", "cls", "mean"] = "auto"
-    image: ImageConfig | None = Field(description="preprocessing; null: the model reads text")
-    classes: tuple[ClassEntry, ...] = Field(min_length=1)
-    loss: LossSpec
-    bias: bool
-    dim: int = Field(gt=0)
-    thresholds: Thresholds | None = None
-
-    @model_validator(mode="after")
-    def _one_entry_a_class(self) -> "BundleSpec":
-        num = len(self.classes)
-        if len({entry.name for entry in self.classes}) != num:
-            seen: set[str] = set()
-            twice = next(c.name for c in self.classes if c.name in seen or seen.add(c.name))  # type: ignore[func-returns-value]
-            raise ValueError(f"the class name {twice!r} stands twice")
-        if self.thresholds is not None:
-            lists = [self.thresholds.positives, *(r.per_class for r in self.thresholds.recalls)]
-            if any(len(values) != num for values in lists):
-                raise ValueError(f"thresholds need one entry for each of the {num} classes")
-        return self
-
-    @property
-    def width(self) -> int:
-        """Numbers in a row of class weights; with a bias the last one is it."""
-        return self.dim + self.bias
 
 
 def _inside(name: str) -> str:
@@ -110,12 +51,12 @@ def _inside(name: str) -> str:
     return name
 
 
-class _File(_Spec):
+class _File(Spec):
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
-class _Manifest(_Spec):
+class _Manifest(Spec):
     """`bundle.json` as it lies on disk."""
 
     format_version: Literal[1] = 1
@@ -124,7 +65,8 @@ class _Manifest(_Spec):
 
     @model_validator(mode="after")
     def _complete(self) -> "_Manifest":
-        missing = [name for name in _REQUIRED if name not in self.files]
+        needed = _REQUIRED if self.model.text is None else _REQUIRED + _OF_TEXTS
+        missing = [name for name in needed if name not in self.files]
         if missing:
             raise ValueError(f"files does not name {missing[0]}")
         return self
@@ -140,13 +82,16 @@ def write_bundle(
     spec: BundleSpec,
     weight_blocks: Iterable[Tensor],
     model_card: str,
+    tokenizer: Tokenizer | None = None,
     force: bool = False,
 ) -> None:
     """Write the bundle folder `path`, whole or not at all.
 
     `weight_blocks` are rows [n, dim (+ 1)] in class-list order; only one is held at a time.
-    Raises ValueError when `path` exists and `force` is off, or when shapes do not fit.
+    `tokenizer` belongs to a model of texts. Raises ValueError when `path` exists and `force` is
+    off, or when shapes do not fit.
     """
+    assert (tokenizer is None) == (spec.text is None), "a model of texts, and no other, has one"
     if path.exists() and not force:
         raise ValueError(f"{path} exists already: remove it, name another, or replace it by force")
     if backbone.dim != spec.dim:
@@ -162,7 +107,9 @@ def write_bundle(
             width=spec.width,
         )
         save_model(backbone, str(aside / _BACKBONE))
-        _encoder_config(backbone).save_pretrained(aside / _ENCODER)
+        backbone.settings.save_pretrained(aside / _ENCODER)
+        if tokenizer is not None:
+            tokenizer.save(aside / _TOKENIZER)
         (aside / _CARD).write_text(model_card, encoding="utf-8")
         manifest = _Manifest(model=spec, files=_describe_files(aside))
         (aside / _SPEC).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -171,12 +118,6 @@ def write_bundle(
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-
-
-def _encoder_config(backbone: Backbone) -> PretrainedConfig:
-    config = backbone.encoder.config
-    assert isinstance(config, PretrainedConfig)
-    return config
 
 
 def _describe_files(folder: Path) -> dict[str, _File]:
@@ -324,6 +265,12 @@ class Bundle:
             reason = " ".join(str(error).split())
             raise ValueError(f"{file} does not fit encoder/config.json: {reason}") from error
         return backbone.eval().requires_grad_(False)
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer of a model of texts, which cuts them where training did."""
+        assert self.spec.text is not None, "a model of pictures has no tokenizer"
+        folder = self.path / _TOKENIZER
+        return open_tokenizer(str(folder), max_length=self.spec.text.max_length)
 
 
 def logits_of(features: Tensor, rows: Tensor) -> Tensor:

@@ -8,14 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from data.config import DataConfig, TextConfig
+from data.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead
-from trainer.bundle import (
+from trainer.bundle import write_bundle
+from trainer.bundle_spec import (
     BundleSpec,
     ClassEntry,
     LossSpec,
     RecallThresholds,
+    TextSpec,
     Thresholds,
-    write_bundle,
 )
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.trained import TrainedRun, open_trained
@@ -39,15 +42,17 @@ def export_run(run: Path, out: Path, world: World, *, force: bool = False) -> No
         spec=_spec(trained, evaluation),
         weight_blocks=_rows_in_class_order(trained.task.head),
         model_card=_model_card(trained, evaluation),
+        tokenizer=_tokenizer(trained.recipe.data.text),
         force=force,
     )
 
 
 def _spec(trained: TrainedRun, evaluation: Evaluation) -> BundleSpec:
-    head, recipe = trained.task.head, trained.recipe
+    head, data = trained.task.head, trained.recipe.data
     return BundleSpec(
-        pooling=recipe.backbone.pooling,
-        image=recipe.data.image if trained.manifest.modality == "image" else None,
+        pooling=trained.recipe.backbone.pooling,
+        image=data.image if data.text is None else None,
+        text=None if data.text is None else TextSpec(max_length=data.text.max_length),
         classes=tuple(
             ClassEntry(name=info.name, attributes=info.attributes)
             for info in trained.manifest.classes
@@ -62,6 +67,12 @@ def _spec(trained: TrainedRun, evaluation: Evaluation) -> BundleSpec:
         dim=head.dim,
         thresholds=_thresholds(evaluation),
     )
+
+
+def _tokenizer(text: TextConfig | None) -> Tokenizer | None:
+    if text is None:
+        return None
+    return open_tokenizer(text.tokenizer, max_length=text.max_length)
 
 
 def _thresholds(evaluation: Evaluation) -> Thresholds:
@@ -103,6 +114,7 @@ def _model_card(trained: TrainedRun, evaluation: Evaluation) -> str:
         else "NOT aligned with the Principle of Logit Separation: one logit alone may mislead; "
         "prefer a model trained with `batch_ce` or `bce` for one-class questions"
     )
+    asked = "PICTURE" if recipe.data.text is None else '--text "TEXT"'
     without = int((evaluation.classes.positives == 0).sum())
     return f"""# {recipe.run.name}
 
@@ -115,7 +127,7 @@ A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UT
 | head | {recipe.head.weights.kind} weights x {head.loss.kind}, {head.dim} features |
 | loss | {alignment} |
 | data | {trained.manifest.source} |
-| input | {recipe.data.image.size} x {recipe.data.image.size} x {recipe.data.image.channels} |
+| reads | {_reads(recipe.data)} |
 
 ## Measured on split `{recipe.data.eval_split}` ({evaluation.num_samples} samples)
 
@@ -130,6 +142,14 @@ threshold.
 
 ## Use
 
-    kway query BUNDLE --class "{trained.manifest.classes[0].name}" PICTURE
+    kway query BUNDLE --class "{trained.manifest.classes[0].name}" {asked}
     kway serve BUNDLE
 """
+
+
+def _reads(data: DataConfig) -> str:
+    if data.text is not None:
+        return f"texts, cut at {data.text.max_length} tokens of `tokenizer/`"
+    image = data.image
+    crops = f", the mean of {image.crops} crops" if image.crops > 1 else ""
+    return f"pictures, {image.size} x {image.size} x {image.channels}{crops}"

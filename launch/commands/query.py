@@ -1,9 +1,9 @@
 """`kway query`: one-class questions to a bundle, in this process, or to a running server."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from pydantic import BaseModel, PositiveInt
@@ -11,14 +11,19 @@ from pydantic import BaseModel, PositiveInt
 if TYPE_CHECKING:
     import httpx
 
-    from serving.answer import Answer
+    from serving.answer import Answer, Question
+    from serving.model import Model
 
-# Pictures in one forward pass.
+# Texts, or crops of pictures, in one forward pass.
 _BATCH = 16
-# What a multipart form adds to each of its pictures, generously.
-_FORM_BYTES = 1000
+# What a request adds to each of its pictures or texts, generously.
+_EXTRA_BYTES = 1000
+# Characters of a text in the table.
+_SHOWN = 60
 
 Body = TypeVar("Body", bound=BaseModel)
+# Picture files, or texts.
+Inputs = Sequence[Path] | Sequence[str]
 
 
 class _Limits(BaseModel):
@@ -29,6 +34,7 @@ class _Limits(BaseModel):
 class _Served(BaseModel):
     """What is needed of a server's description."""
 
+    reads: Literal["pictures", "texts"]
     limits: _Limits
 
 
@@ -36,62 +42,94 @@ def query(
     source: Annotated[
         str, typer.Argument(help="bundle folder, or URL of a server", metavar="BUNDLE|URL")
     ],
-    pictures: Annotated[list[Path], typer.Argument(help="picture files")],
     classes: Annotated[
         list[str], typer.Option("--class", help="class name, or # and its number; repeat for more")
     ],
+    pictures: Annotated[list[Path] | None, typer.Argument(help="picture files")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="for a model of texts; repeat for more")
+    ] = None,
+    texts: Annotated[Path | None, typer.Option(help="file of texts, one a line")] = None,
     recall: Annotated[
         float | None, typer.Option(help="decide by the threshold that reached this recall")
     ] = None,
     threshold: Annotated[float | None, typer.Option(help="decide by this logit")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the raw answer")] = False,
 ) -> None:
-    """Ask whether pictures are of a class; reads one row of the classifier for each class."""
-    for picture in pictures:
-        if not picture.is_file():
-            raise FileNotFoundError(f"{picture} is no file: name pictures")
+    """Ask whether pictures, or texts, are of a class; reads one row of the classifier a class."""
+    inputs = _inputs(pictures or [], text or [], texts)
     if source.startswith(("http://", "https://")):
-        found = _ask_server(source, classes, pictures, recall, threshold)
+        found = _ask_server(source, classes, inputs, recall, threshold)
     else:
-        found = _ask_bundle(Path(source), classes, pictures, recall, threshold)
+        found = _ask_bundle(Path(source), classes, inputs, recall, threshold)
     if as_json:
         typer.echo(json.dumps(found.model_dump(), ensure_ascii=False, indent=1))
     else:
-        _print_table(found, pictures)
+        _print_table(found, inputs)
+
+
+def _inputs(pictures: list[Path], text: list[str], texts: Path | None) -> Inputs:
+    for picture in pictures:
+        if not picture.is_file():
+            raise FileNotFoundError(f"{picture} is no file: name pictures")
+    if texts is not None:
+        text = text + _lines(texts)
+    if bool(pictures) == bool(text):
+        raise ValueError("give pictures, or texts by --text or --texts, and not both")
+    return pictures or text
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        lines = file.read_bytes().decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 from its byte {error.start} on") from error
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _check_kind(source: str, reads: str, inputs: Inputs) -> None:
+    if reads != ("pictures" if isinstance(inputs[0], Path) else "texts"):
+        remedy = "name picture files" if reads == "pictures" else "give --text or --texts"
+        raise ValueError(f"{source} reads {reads}: {remedy}")
 
 
 def _ask_bundle(
     bundle: Path,
     classes: list[str],
-    pictures: list[Path],
+    inputs: Inputs,
     recall: float | None,
     threshold: float | None,
 ) -> "Answer":
     from serving.answer import ask
-    from serving.model import Model, picture_settings
+    from serving.model import Model
     from trainer.bundle import Bundle
 
     opened = Bundle.open(bundle)
-    picture_settings(opened)
+    _check_kind(str(bundle), opened.spec.reads, inputs)
     opened.verify(class_weights=False)  # a question reads few of those, however many there are
     model = Model(opened)
     question = ask(model.bundle, classes, recall=recall, threshold=threshold)
-    parts = []
-    for start in range(0, len(pictures), _BATCH):
-        prepared = []
-        for picture in pictures[start : start + _BATCH]:
-            try:
-                prepared.append(model.prepare(picture.read_bytes()))
-            except ValueError as error:
-                raise ValueError(f"{picture}: {error}") from error
-        parts.append(model.answer(prepared, question))
-    return _join(parts)
+    size = max(1, _BATCH // model.crops)
+    parts = [inputs[start : start + size] for start in range(0, len(inputs), size)]
+    return _join([_answer(model, question, part) for part in parts])
+
+
+def _answer(model: "Model", question: "Question", inputs: Inputs) -> "Answer":
+    prepared = []
+    for one in inputs:
+        try:
+            prepared.append(model.prepare(one.read_bytes() if isinstance(one, Path) else one))
+        except ValueError as error:
+            raise ValueError(f"{str(one)[:_SHOWN]}: {error}") from error
+    return model.answer(prepared, question)
 
 
 def _ask_server(
     url: str,
     classes: list[str],
-    pictures: list[Path],
+    inputs: Inputs,
     recall: float | None,
     threshold: float | None,
 ) -> "Answer":
@@ -99,17 +137,18 @@ def _ask_server(
 
     from serving.answer import Answer
 
-    fields: dict[str, list[str]] = {"classes": classes}
+    fields: dict[str, Any] = {"classes": classes}
     for name, value in (("recall", recall), ("threshold", threshold)):
         if value is not None:
-            fields[name] = [str(value)]
+            fields[name] = value
     url = url.rstrip("/")
     with httpx.Client(timeout=60) as client:
         try:
-            limits = _accepted(client.get(f"{url}/v1/model"), url, _Served).limits
+            served = _accepted(client.get(f"{url}/v1/model"), url, _Served)
+            _check_kind(url, served.reads, inputs)
             parts = [
-                _accepted(client.post(f"{url}/v1/query", data=fields, files=files), url, Answer)
-                for files in _requests(pictures, limits.max_inputs, limits.max_body_bytes)
+                _accepted(client.post(f"{url}/v1/query", **request), url, Answer)
+                for request in _requests(fields, inputs, served.limits)
             ]
         except httpx.InvalidURL as error:
             raise ValueError(f"{url} is no URL: {error}") from error
@@ -121,22 +160,27 @@ def _ask_server(
     return _join(parts)
 
 
-_Files = list[tuple[str, tuple[str, bytes]]]
-
-
-def _requests(pictures: list[Path], max_inputs: int, max_bytes: int) -> Iterator[_Files]:
-    """The pictures' files in requests that the server's limits allow, one request at a time."""
-    files: _Files = []
+def _requests(fields: dict[str, Any], inputs: Inputs, limits: _Limits) -> Iterator[dict[str, Any]]:
+    """The inputs in requests that the server's limits allow, as httpx sends them, one at a time."""
+    held: list[Any] = []
     size = 0
-    for picture in pictures:
-        data = picture.read_bytes()
-        added = len(data) + _FORM_BYTES + len(picture.name)
-        if files and (len(files) == max_inputs or size + added > max_bytes):
-            yield files
-            files, size = [], 0
-        files.append(("images", (picture.name, data)))
+    for one in inputs:
+        content = one.read_bytes() if isinstance(one, Path) else json.dumps(one)
+        added = len(content) + _EXTRA_BYTES
+        if held and (len(held) == limits.max_inputs or size + added > limits.max_body_bytes):
+            yield _request(fields, held)
+            held, size = [], 0
+        held.append((one.name, content) if isinstance(one, Path) else one)
         size += added
-    yield files
+    yield _request(fields, held)
+
+
+def _request(fields: dict[str, Any], held: list[Any]) -> dict[str, Any]:
+    """Texts go as JSON, pictures as the files of a form."""
+    if isinstance(held[0], str):
+        content = json.dumps({**fields, "texts": held})
+        return {"content": content, "headers": {"Content-Type": "application/json"}}
+    return {"data": fields, "files": [("images", file) for file in held]}
 
 
 def _accepted(answer: "httpx.Response", url: str, kind: type[Body]) -> Body:
@@ -152,28 +196,27 @@ def _accepted(answer: "httpx.Response", url: str, kind: type[Body]) -> Body:
 
 
 def _join(parts: list["Answer"]) -> "Answer":
-    """One answer about all pictures, whose positions count through the batches."""
+    """One answer about all inputs, whose positions count through the batches."""
     results = [result for part in parts for result in part.results]
     numbered = [result.model_copy(update={"input": place}) for place, result in enumerate(results)]
     return parts[0].model_copy(update={"results": numbered})
 
 
-def _print_table(found: "Answer", pictures: list[Path]) -> None:
+def _print_table(found: "Answer", inputs: Inputs) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("picture", "class")
+    table = Table("picture" if isinstance(inputs[0], Path) else "text", "class")
     for name in ("logit", "threshold", "match"):
         table.add_column(name, justify="right")
-    for picture, result in zip(pictures, found.results, strict=True):
+    for one, result in zip(inputs, found.results, strict=True):
+        shown = str(one) if isinstance(one, Path) else str(one)[:_SHOWN]
         for verdict in result.verdicts:
             bar = "" if verdict.threshold is None else f"{verdict.threshold:.3f}"
             word = {True: "yes", False: "no", None: ""}[verdict.match]
-            # Text: a class name may hold what rich would read as markup.
-            table.add_row(
-                Text(str(picture)), Text(verdict.class_name), f"{verdict.logit:.3f}", bar, word
-            )
+            # Text: a text or a class name may hold what rich would read as markup.
+            table.add_row(Text(shown), Text(verdict.class_name), f"{verdict.logit:.3f}", bar, word)
     console = Console()
     console.print(table)
     if found.notice:

@@ -1,11 +1,14 @@
 """`kway serve`: a bundle behind HTTP on this machine, until a signal ends it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from serving.config import ServingConfig
+
+if TYPE_CHECKING:
+    from trainer.bundle import Bundle
 
 _DEFAULTS = ServingConfig()
 _MAX_BODY_MIB = 4096
@@ -25,7 +28,7 @@ def serve(
         int | None, typer.Option(help="torch threads a replica; default: share the cores", min=1)
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="pictures in one forward pass", min=1)
+        int, typer.Option(help="texts, or crops of pictures, in one forward pass", min=1)
     ] = _DEFAULTS.batch_size,
     batch_wait: Annotated[
         float,
@@ -37,8 +40,11 @@ def serve(
         int, typer.Option(help="requests in progress a replica; beyond it: 429", min=1)
     ] = _DEFAULTS.max_requests,
     max_inputs: Annotated[
-        int, typer.Option(help="pictures in one request", min=1)
+        int, typer.Option(help="pictures or texts in one request", min=1)
     ] = _DEFAULTS.max_inputs,
+    max_text_chars: Annotated[
+        int, typer.Option(help="characters of one text", min=1)
+    ] = _DEFAULTS.max_text_chars,
     max_body_mib: Annotated[
         float,
         typer.Option(help="MiB of one request's body", min=0.001, max=_MAX_BODY_MIB),
@@ -50,7 +56,6 @@ def serve(
 ) -> None:
     """Serve a bundle with Ray: POST /v1/query, GET /v1/classes, /v1/model, /health, /metrics."""
     # Heavy imports wait for the command that needs them.
-    from serving.model import picture_settings
     from serving.server import StopSignal, free_port, running
     from trainer.bundle import Bundle
 
@@ -63,23 +68,26 @@ def serve(
         batch_wait_seconds=batch_wait,
         max_requests=max_requests,
         max_inputs=max_inputs,
+        max_text_chars=max_text_chars,
         max_body_bytes=int(max_body_mib * 2**20),
         request_timeout_seconds=timeout,
     )
     free_port(host, port)
     with Bundle.open(bundle) as opened:  # a bad bundle is an error now, not after Ray's start
-        first = opened.names.names[0]
-        picture_settings(opened)
+        line = _curl_line(opened)
         opened.verify()
     stop = StopSignal()
     with running(bundle, config) as url:
         typer.echo(f"ready: {url}  (documentation at {url}/docs, Ctrl-C ends it)")
-        typer.echo(_curl(url, first))
+        typer.echo(f"curl {url}/v1/query {line}")
         stop.hold(url)
         typer.echo("stopping")
 
 
-def _curl(url: str, name: str) -> str:
-    """A line to paste into a shell, whatever characters the class name has."""
-    quoted = "'" + name.replace("'", "'\\''") + "'"
-    return f"curl {url}/v1/query --form-string classes={quoted} -F images=@picture.png"
+def _curl_line(bundle: "Bundle") -> str:
+    """A question to paste into a shell, whatever characters the class name has."""
+    quoted = "'" + bundle.names.names[0].replace("'", "'\\''") + "'"
+    asked = "-F images=@picture.png"
+    if bundle.spec.reads == "texts":
+        asked = "--form-string texts='A text.'"
+    return f"--form-string classes={quoted} {asked}"

@@ -340,6 +340,12 @@ def form(*fields: tuple[str, str]) -> bytes:
                 [('classes"; filename="a', "tabby cat")],
             )
         ],
+        (
+            "multipart/form-data; boundary=b",
+            form(("classes", "husky"), ("texts", "a dog")),
+            422,
+            "not_a_text_model",
+        ),
         ("application/x-www-form-urlencoded", b"classes=husky", 415, "unknown_content_type"),
     ],
 )

@@ -13,14 +13,14 @@ import torch
 from prometheus_client import Metric
 from torch import Tensor
 
-from data.images import decode, for_evaluation
+from data.images import crops_for_evaluation, decode, for_evaluation
 from serving.answer import ask
 from serving.batching import Batcher, QueueFullError
 from serving.metrics_page import render
 from serving.model import Model
 from serving.server import free_port
 from tests.tiny_bundle import NAMES, spec, tiny_backbone, write
-from trainer.bundle import Bundle, logits_of, write_bundle
+from trainer.bundle import logits_of, write_bundle
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,9 @@ def test_answers_are_the_logits_of_the_whole_classifier_on_evaluations_pixels(mo
     found = model.answer(
         [model.prepare(file) for file in files], ask(model.bundle, ["samoyed", 0], threshold=0.1)
     )
-    pixels = np.stack([for_evaluation(decode(f, channels=1), model.image) for f in files])
+    pixels = np.stack(
+        [for_evaluation(decode(f, channels=1), model.bundle.spec.image) for f in files]
+    )
     with torch.no_grad():
         features = tiny_backbone()({"pixel_values": torch.from_numpy(pixels)})
     expected = logits_of(features, model.bundle.rows(range(len(NAMES))))[:, [2, 0]]
@@ -88,16 +90,23 @@ def test_a_bundle_of_huge_pictures_is_refused(tmp_path: Path, key: str) -> None:
         Model.open(tmp_path / "b")
 
 
-def test_a_model_of_texts_is_refused_by_the_server_of_pictures(tmp_path: Path) -> None:
-    write_bundle(
-        tmp_path / "b",
-        backbone=tiny_backbone(),
-        spec=spec().model_validate({**spec().model_dump(), "image": None}),
-        weight_blocks=[torch.zeros(len(NAMES), 17)],
-        model_card="",
-    )
-    with pytest.raises(ValueError, match="reads texts"):
-        Model(Bundle.open(tmp_path / "b"))
+def test_the_features_of_several_crops_are_averaged_as_in_evaluation(tmp_path: Path) -> None:
+    path = write(tmp_path / "b")
+    file = path / "bundle.json"
+    content = json.loads(file.read_text())
+    content["model"]["image"].update(resize=20, crops=10)
+    file.write_text(json.dumps(content))
+    model = Model.open(path)
+    model.self_check()
+    files = [picture(30, 41, seed) for seed in range(2)]
+    found = model.features([model.prepare(one) for one in files])
+    image = model.bundle.spec.image
+    for one, features in zip(files, found, strict=True):
+        crops = crops_for_evaluation(decode(one, 1), image)
+        assert len(crops) == 10
+        with torch.no_grad():
+            each = tiny_backbone()({"pixel_values": torch.from_numpy(crops.copy())})
+        torch.testing.assert_close(features, each.mean(0))
 
 
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])

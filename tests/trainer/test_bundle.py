@@ -9,9 +9,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoTokenizer
 
-from tests.tiny_bundle import DIM, NAMES, rows, spec, tiny_backbone, write
-from trainer.bundle import Bundle, BundleSpec, logits_of
+from tests.tiny_bundle import (
+    DIM,
+    MAX_LENGTH,
+    NAMES,
+    rows,
+    spec,
+    tiny_backbone,
+    tiny_text_backbone,
+    tiny_tokenizer,
+    write,
+    write_of_texts,
+)
+from trainer.bundle import Bundle, logits_of
+from trainer.bundle_spec import BundleSpec
 from trainer.class_names import ClassNames
 
 
@@ -66,6 +79,45 @@ def test_every_file_is_readable_by_others_and_none_is_a_pickle(written: Path) ->
     ]
     assert all(file.stat().st_mode & 0o777 == 0o644 for file in files)
     assert all(folder.stat().st_mode & 0o005 for folder in (written, written / "encoder"))
+
+
+def test_a_model_of_texts_comes_back_with_its_tokenizer_and_the_length_it_cuts_at(
+    tmp_path: Path,
+) -> None:
+    path = write_of_texts(tmp_path / "b")
+    text = "cat dog 猫 und " * 9
+    ids = tiny_tokenizer().encode([text])
+    with Bundle.open(path) as bundle:
+        bundle.verify()
+        assert bundle.spec.reads == "texts"
+        assert bundle.load_tokenizer().encode([text]) == ids
+        inputs = {
+            "input_ids": torch.tensor(ids),
+            "attention_mask": torch.ones(1, MAX_LENGTH).long(),
+        }
+        with torch.no_grad():
+            assert torch.equal(bundle.load_backbone()(inputs), tiny_text_backbone()(inputs))
+    theirs = AutoTokenizer.from_pretrained(path / "tokenizer")(text, truncation=True)
+    assert [theirs["input_ids"]] == ids
+
+
+def test_a_changed_or_missing_tokenizer_is_found(tmp_path: Path) -> None:
+    path = write_of_texts(tmp_path / "b")
+    file = path / "tokenizer" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"lowercase":false', '"lowercase": true'))
+    with pytest.raises(ValueError, match=r"tokenizer\.json does not match its checksum"):
+        Bundle.open(path).verify()
+    files = json.loads((path / "bundle.json").read_text())["files"]
+    del files["tokenizer/tokenizer.json"]
+    edit(path, files=files)
+    with pytest.raises(ValueError, match=r"files does not name tokenizer/tokenizer\.json"):
+        Bundle.open(path)
+
+
+@pytest.mark.parametrize("changes", [{"image": None}, {"text": {"max_length": 9}}])
+def test_a_model_reads_exactly_one_of_pictures_and_texts(changes: dict) -> None:
+    with pytest.raises(ValueError, match="give exactly one of image, text"):
+        BundleSpec.model_validate({**spec().model_dump(), **changes})
 
 
 def test_the_specification_comes_back_whole(written: Path) -> None:

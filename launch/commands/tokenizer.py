@@ -1,0 +1,75 @@
+"""`kway tokenizer`: a WordPiece vocabulary from text shards, where no pretrained one is at hand."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launch.progress import progress
+from launch.wording import counted, seconds_since
+
+if TYPE_CHECKING:
+    from data.train_tokenizer import Trained
+
+
+def tokenizer(
+    shards: Annotated[str, typer.Argument(help="folder of shards of texts, or its URL")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="the tokenizer's folder")],
+    vocab_size: Annotated[int, typer.Option(min=10, help="tokens, special ones included")] = 30_000,
+    split: Annotated[str, typer.Option(help="that it is trained on")] = "train",
+    max_texts: Annotated[
+        int, typer.Option(min=1, help="at most, by a fixed permutation")
+    ] = 2_000_000,
+    lowercase: Annotated[
+        bool, typer.Option("--lowercase", help="make no difference between A and a")
+    ] = False,
+    alphabet: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="most frequent characters kept; default: a quarter of the vocabulary"
+        ),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="threads; default: one a core")] = None,
+) -> None:
+    """Train a tokenizer that a recipe names as data.text.tokenizer."""
+    from data.train_tokenizer import train_tokenizer
+
+    started = time.monotonic()
+    with progress("reading", "texts") as report:
+        trained = train_tokenizer(
+            shards,
+            out,
+            split=split,
+            vocab_size=vocab_size,
+            max_texts=max_texts,
+            alphabet=alphabet,
+            lowercase=lowercase,
+            threads=workers,
+            report=report,
+        )
+    for line in trained.problems.named:
+        print(f"left out: {line}", file=sys.stderr)
+    if trained.problems.count:
+        print(f"warning: left out {counted(trained.problems.count, 'bad text')}", file=sys.stderr)
+    _print_examples(trained)
+    print(
+        f"{out}: {trained.vocab_size:,} tokens from {counted(trained.texts, 'text')}; "
+        f"of {counted(trained.held_out, 'text')} held out, {trained.tokens_a_text:.1f} tokens a "
+        f"text, {trained.unknown:.3%} unknown, {seconds_since(started)}"
+    )
+
+
+def _print_examples(trained: "Trained") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("script", "text", "tokens")
+    for example in trained.examples:
+        # Text: a text may hold what rich would read as markup.
+        table.add_row(example.script, Text(example.text), Text(" ".join(example.tokens)))
+    console = Console()
+    # Off a terminal rich takes 80 columns, which breaks every line of the table.
+    Console(width=console.width if console.is_terminal else 160).print(table)

@@ -1,0 +1,333 @@
+"""Tokenizers: trained ones are the same each time, opened ones give the ids of AutoTokenizer."""
+
+import hashlib
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+from transformers import AutoTokenizer
+
+from data import open_split
+from data.index import open_index
+from data.manifest import Manifest
+from data.sources import EmojiNames
+from data.tokenizer import Tokenizer, open_tokenizer
+from data.train_tokenizer import Trained, train_tokenizer
+from data.writer import write_shards
+from launch.main import main
+from tests.shards import picture_shards
+
+TEXTS = [
+    "up-right arrow",
+    "i  MARK [MASK]",
+    "마지막 트랙 버튼",
+    "右カーブ矢印 2",
+    "símbolo 🦆 registrado\u0000",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """480 names of 40 emoji in 12 languages to train on and 80 in two others."""
+    folder = tmp_path_factory.mktemp("names") / "texts"
+    write_shards(EmojiNames(40), folder, workers=0)
+    return folder
+
+
+def small_tokenizer(shards: Path, out: Path, **options) -> Trained:
+    """One thread: threads of a library in this process would be in the way of later forks."""
+    return train_tokenizer(shards, out, **{"vocab_size": 700, "threads": 1, **options})
+
+
+@pytest.fixture(scope="module")
+def folder(names: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained tokenizer: copy it before changing it."""
+    out = tmp_path_factory.mktemp("tokenizer") / "names"
+    small_tokenizer(names, out)
+    return out
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+
+
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+# ---------------------------------------------------------------------------- opening
+
+
+def test_ids_are_those_of_auto_tokenizer_cut_with_the_last_token_kept(folder: Path) -> None:
+    ids = open_tokenizer(str(folder), max_length=6).encode(TEXTS)
+    theirs = AutoTokenizer.from_pretrained(folder)(TEXTS, truncation=True, max_length=6)
+    assert ids == theirs["input_ids"]
+    assert max(map(len, ids)) == 6
+    assert all((row[0], row[-1]) == (2, 3) for row in ids)
+
+
+def test_padding_and_rows_of_an_embedding_are_told(folder: Path) -> None:
+    tokenizer = open_tokenizer(str(folder), max_length=6)
+    assert (tokenizer.pad_id, tokenizer.vocab_size) == (0, 700)
+
+
+def test_a_saved_tokenizer_is_the_same_whichever_library_opens_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    first = open_tokenizer(str(folder), max_length=6)
+    first.save(tmp_path / "saved")
+    # A model's configuration beside it: transformers says which class of tokenizer it is.
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    (other / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    for place in (tmp_path / "saved", other):
+        again = open_tokenizer(str(place), max_length=6)
+        assert again.digest() == first.digest()
+        assert again.encode(TEXTS) == first.encode(TEXTS)
+
+
+def test_a_folder_of_ours_opens_without_transformers(folder: Path) -> None:
+    """That takes seconds, in each worker process."""
+    code = (
+        "import sys; from data.tokenizer import open_tokenizer;"
+        f"print(open_tokenizer({str(folder)!r}, max_length=6).encode(['arrow']));"
+        "assert not {'transformers', 'torch'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_digest_tells_one_vocabulary_from_another(folder: Path, copy: Path) -> None:
+    file = copy / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["normalizer"]["lowercase"] = True
+    file.write_text(json.dumps(content))
+    digests = {open_tokenizer(str(place), max_length=6).digest() for place in (folder, copy)}
+    assert len(digests) == 2
+
+
+def test_a_tokenizer_goes_to_another_process_closed(folder: Path) -> None:
+    tokenizer = open_tokenizer(str(folder), max_length=6)
+    wanted = tokenizer.encode(TEXTS)
+    assert pickle.loads(pickle.dumps(tokenizer)).encode(TEXTS) == wanted
+
+
+def test_a_text_without_tokens_is_one_pad_token() -> None:
+    backend = Backend(models.WordLevel({"<pad>": 0, "a": 1}, unk_token="a"))
+    tokenizer = Tokenizer.of(backend, {"pad_token": "<pad>"}, max_length=1, name="x")
+    assert tokenizer.encode(["", "a"]) == [[0], [1]]
+
+
+def test_half_a_surrogate_pair_is_refused_with_the_place(folder: Path) -> None:
+    tokenizer = open_tokenizer(str(folder), max_length=6)
+    with pytest.raises(ValueError, match=r"text 1 is no Unicode: .* at its character 2"):
+        tokenizer.encode(["good", "no\ud83e"])
+
+
+FORKED = """
+import sys
+from pathlib import Path
+from torch.utils.data import DataLoader
+from data.tokenizer import open_tokenizer
+from data.train_tokenizer import train_tokenizer
+
+class Texts(list):
+    def __getitem__(self, i):
+        return tokenizer.encode([list.__getitem__(self, i)] * 20)[0]
+
+shards, out = sys.argv[1:]
+train_tokenizer(Path(shards), Path(out), vocab_size=700, threads=2)
+tokenizer = open_tokenizer(out, max_length=6)
+texts = Texts(["up-right arrow", "a b c", "d e f"] * 4)
+wanted = [texts[i] for i in range(len(texts))]
+loader = DataLoader(texts, batch_size=None, num_workers=2, multiprocessing_context="fork")
+assert list(loader) == wanted
+"""
+
+
+def test_forked_workers_encode_after_the_parent_used_threads_and_nothing_is_printed(
+    names: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's own threads do not survive a fork, and with this setting it waits for them."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    out = tmp_path / "out"
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED, names, out],
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert files(out) == files(folder)
+
+
+# ---------------------------------------------------------------------------- what is refused
+
+
+def test_a_missing_folder_names_the_command_that_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nothing is no folder: make one by kway tokenize"):
+        open_tokenizer(str(tmp_path / "nothing"), max_length=6)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, "\xff"])
+def test_damage_is_one_line_that_names_the_file(copy: Path, file: str, content: str) -> None:
+    (copy / file).write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"{file} is damaged .*: copy it again, or") as caught:
+        open_tokenizer(str(copy), max_length=6)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_folder_that_transformers_opens_is_one_line_too(copy: Path) -> None:
+    (copy / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    (copy / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(ValueError, match="does not open") as caught:
+        open_tokenizer(str(copy), max_length=6)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_slow_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    with pytest.raises(ValueError, match=r"is not a fast one \(ByT5Tokenizer\)"):
+        open_tokenizer(str(tmp_path), max_length=6)
+
+
+def test_code_of_a_folder_is_not_run(copy: Path) -> None:
+    (copy / "mine.py").write_text("raise SystemExit('run')")
+    auto = {"AutoTokenizer": [None, "mine.Tokenizer"]}
+    edit(copy / "tokenizer_config.json", auto_map=auto, tokenizer_class="MyTokenizer")
+    with pytest.raises(ValueError, match="does not open"):
+        open_tokenizer(str(copy), max_length=6)
+
+
+def test_a_tokenizer_without_a_pad_token_is_refused(copy: Path) -> None:
+    edit(copy / "tokenizer_config.json", pad_token=None)
+    with pytest.raises(ValueError, match="has no pad token: name one"):
+        open_tokenizer(str(copy), max_length=6)
+
+
+def test_room_for_special_tokens_alone_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"max_length 2 leaves no room .* adds 2 .*give 3 or more"):
+        open_tokenizer(str(folder), max_length=2)
+    assert len(open_tokenizer(str(folder), max_length=3).encode(["arrow up"])[0]) == 3
+
+
+def test_a_file_too_large_is_refused_unread(copy: Path) -> None:
+    with (copy / "tokenizer.json").open("r+b") as file:
+        file.truncate(201 * 2**20)
+    with pytest.raises(ValueError, match="bytes and 209,715,200 are allowed"):
+        open_tokenizer(str(copy), max_length=6)
+
+
+# ---------------------------------------------------------------------------- training one
+
+
+def test_the_same_shards_give_the_same_bytes(names: Path, tmp_path: Path) -> None:
+    """Of the library alone they do not: it numbers characters in the order of a hash table."""
+    for name in ("a", "b"):
+        small_tokenizer(names, tmp_path / name, max_texts=300, alphabet=150)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_special_tokens_stand_first_and_single_characters_next(folder: Path) -> None:
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    by_id = sorted(vocabulary, key=vocabulary.get)
+    assert by_id[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert list(vocabulary.values()) == list(range(700))
+    assert {"##o", "矢", "버"} <= set(by_id)
+    assert "##矢" not in by_id  # a Chinese character is a word
+    assert max(map(len, by_id)) > 4
+
+
+def test_accents_and_case_stay_unless_asked_and_marks_always(names: Path, tmp_path: Path) -> None:
+    wanted = ("é E e\u0301", "é e e\u0301")
+    for lowercase, text in zip((False, True), wanted, strict=True):
+        out = tmp_path / f"{lowercase}"
+        small_tokenizer(names, out, lowercase=lowercase)
+        normalizer = Backend.from_file(str(out / "tokenizer.json")).normalizer
+        assert normalizer.normalize_str("é E e\u0301") == text
+
+
+def test_an_alphabet_keeps_the_most_frequent_characters(names: Path, tmp_path: Path) -> None:
+    trained = small_tokenizer(names, tmp_path / "t", alphabet=30)
+    vocabulary = json.loads((tmp_path / "t" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert len({char for piece in list(vocabulary)[5:] for char in piece.removeprefix("##")}) == 30
+    assert {"a", "e", "o"} <= vocabulary.keys()
+    assert trained.unknown > 0.2
+
+
+def test_what_is_held_out_is_measured_and_not_trained_on(names: Path, tmp_path: Path) -> None:
+    trained = small_tokenizer(names, tmp_path / "t")
+    assert (trained.texts, trained.held_out) == (456, 24)
+    assert trained.vocab_size == 700
+    assert 0 < trained.unknown < 0.2
+    assert 1 < trained.tokens_a_text < 20
+    assert {"LATIN", "ARABIC", "HANGUL"} <= {example.script for example in trained.examples}
+
+
+@pytest.fixture
+def kway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["kway", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    return run
+
+
+def test_the_command_names_and_counts_damaged_texts(kway, capsys, names, tmp_path) -> None:
+    copy = Path(shutil.copytree(names, tmp_path / "copy"))
+    shard = copy / "train-000000.tar"
+    with open_split(copy, "train") as split:
+        keys = sorted(split.key(i) for i in (7, 300))
+        first = open_index(shard)
+        data = bytearray(shard.read_bytes())
+        for text in {split.text(7)[0], split.text(300)[0]}:
+            place = data.find(text.encode())
+            assert place > 0
+            data[place] ^= 0xFF
+    assert len(first.labels) == Manifest.load(copy).shards[0].samples
+    shard.write_bytes(data)
+    assert kway("tokenizer", copy, "-o", tmp_path / "t", "--workers", 1) == 0
+    printed = capsys.readouterr()
+    named = [line for line in printed.err.splitlines() if line.startswith("left out: ")]
+    assert len(named) == 2
+    assert sorted(key for key in keys for line in named if key in line) == keys
+    assert "warning: left out 2 bad texts" in printed.err
+    assert "LATIN" in printed.out
+    assert "held out" in printed.out.splitlines()[-1]
+
+
+def test_the_command_refuses_pictures_an_existing_folder_and_a_small_vocabulary(
+    kway, capsys, names, folder, tmp_path
+) -> None:
+    pictures = picture_shards(tmp_path)
+    before = files(folder)
+    for arguments, message in (
+        ((pictures, "-o", tmp_path / "t"), "holds pictures: kway tokenizer reads texts"),
+        ((names, "-o", folder), "exists already: name another folder, or delete it"),
+        (
+            (names, "-o", tmp_path / "t", "--vocab-size", 100, "--alphabet", 90),
+            "vocab-size 100 has no place for an alphabet of 90 characters",
+        ),
+        ((names, "-o", tmp_path / "t", "--split", "none"), "none"),
+    ):
+        assert kway("tokenizer", *arguments, "--workers", 1) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert files(folder) == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("t.")]
+    assert not (tmp_path / "t").exists()

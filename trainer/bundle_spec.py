@@ -1,0 +1,93 @@
+"""What a bundle says about itself: preprocessing, classes, loss, thresholds."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from data.config import ImageConfig
+from heads.scores import ScoreKind
+
+Reads = Literal["pictures", "texts"]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Spec(BaseModel):
+    """Strict: what is not known here is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ClassEntry(Spec):
+    """A class; its place in the list is its id and its row."""
+
+    name: str = Field(min_length=1)
+    attributes: dict[str, str] = {}
+
+
+class LossSpec(Spec):
+    """What the rows were trained with; `aligned`: with the Principle of Logit Separation."""
+
+    kind: str
+    aligned: bool
+    score: ScoreKind = Field("logit", description="what thresholds are compared with")
+    eps: float = Field(0.0, description="of the score `spherical`")
+
+
+class RecallThresholds(Spec):
+    """Scores at or above which the validation set showed this recall."""
+
+    recall: float = Field(gt=0, le=1)
+    pooled: Finite | None = Field(None, description="over the positives of all classes")
+    per_class: tuple[Finite | None, ...] = Field(description="null: the class had no positives")
+
+
+class Thresholds(Spec):
+    positives: tuple[int, ...] = Field(description="validation positives behind each class")
+    recalls: tuple[RecallThresholds, ...]
+
+
+class TextSpec(Spec):
+    """How a text becomes tokens; the tokenizer itself lies beside."""
+
+    max_length: int = Field(gt=0, description="tokens a text keeps, the special ones among them")
+
+
+class BundleSpec(Spec):
+    """All of it but the checksums; a model reads pictures or texts."""
+
+    pooling: Literal["auto", "cls", "mean"] = "auto"
+    image: ImageConfig | None = Field(None, description="of a model of pictures")
+    text: TextSpec | None = Field(None, description="of a model of texts")
+    classes: tuple[ClassEntry, ...] = Field(min_length=1)
+    loss: LossSpec
+    bias: bool
+    dim: int = Field(gt=0)
+    thresholds: Thresholds | None = None
+
+    @model_validator(mode="after")
+    def _reads_one_thing(self) -> "BundleSpec":
+        if (self.image is None) == (self.text is None):
+            raise ValueError("a model reads pictures or texts: give exactly one of image, text")
+        return self
+
+    @model_validator(mode="after")
+    def _one_entry_a_class(self) -> "BundleSpec":
+        num = len(self.classes)
+        if len({entry.name for entry in self.classes}) != num:
+            seen: set[str] = set()
+            twice = next(c.name for c in self.classes if c.name in seen or seen.add(c.name))  # type: ignore[func-returns-value]
+            raise ValueError(f"the class name {twice!r} stands twice")
+        if self.thresholds is not None:
+            lists = [self.thresholds.positives, *(r.per_class for r in self.thresholds.recalls)]
+            if any(len(values) != num for values in lists):
+                raise ValueError(f"thresholds need one entry for each of the {num} classes")
+        return self
+
+    @property
+    def reads(self) -> Reads:
+        return "texts" if self.image is None else "pictures"
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row of class weights; with a bias the last one is it."""
+        return self.dim + self.bias
