@@ -36,7 +36,7 @@ def contact_sheet(split: Split, number: int) -> Image.Image:
     size = (_GAP + columns * step_x, _TITLE + _GAP + rows * step_y)
     sheet = Image.new("RGB", size, _PAPER)
     pen = _Pen(ImageDraw.Draw(sheet))
-    title = f"{split.folder.resolve().name}, {split.name}: {len(chosen)} of {len(split):,} samples"
+    title = f"{split.folder.name}, {split.name}: {len(chosen)} of {len(split):,} samples"
     pen.lines(title, _GAP, _GAP, size[0] - 2 * _GAP, lines=1)
     for place, index in enumerate(chosen):
         left = _GAP + place % columns * step_x

@@ -14,9 +14,17 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 
+from data.config import CacheConfig
+from data.remote import fetch_bytes
+from data.remote_address import check_url, file_url, is_url
+from data.remote_tensors import fetched_tensors
+
 MANIFEST = "manifest.json"
 LABEL_VECTORS = "label_vectors.safetensors"
 FORMAT_VERSION = 1
+
+_MAX_MANIFEST_BYTES = 1 << 30
+_DEFAULT_CACHE = CacheConfig()
 
 # A name inside the folder: a manifest from somewhere else must not reach outside it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$", max_length=255)]
@@ -98,13 +106,17 @@ class Manifest(_Record):
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @classmethod
-    def load(cls, folder: Path) -> "Manifest":
+    def load(cls, folder: Path | str, cache: CacheConfig = _DEFAULT_CACHE) -> "Manifest":
         """Read `folder/manifest.json` and check that every shard is there at its full size.
 
-        Raises FileNotFoundError where there is no manifest or a shard is missing, ValueError for
-        damaged JSON, a newer format or a shard of another size.
+        At a URL the shards are checked when they come. Raises FileNotFoundError where there is no
+        manifest or a shard is missing, ValueError for damaged JSON, a newer format or a shard of
+        another size, OSError where a URL cannot be read.
         """
-        manifest = cls.read(folder)
+        manifest = cls.read(folder, cache)
+        if is_url(folder):
+            return manifest
+        folder = Path(folder)
         for shard in manifest.shards:
             path = folder / shard.file
             if not path.is_file():
@@ -117,15 +129,22 @@ class Manifest(_Record):
         return manifest
 
     @classmethod
-    def read(cls, folder: Path) -> "Manifest":
+    def read(cls, folder: Path | str, cache: CacheConfig = _DEFAULT_CACHE) -> "Manifest":
         """`load` without a look at the shards."""
-        path = folder / MANIFEST
+        if is_url(folder):
+            url = file_url(check_url(str(folder)), MANIFEST)
+            content = fetch_bytes(url, attempts=cache.attempts, max_bytes=_MAX_MANIFEST_BYTES)
+            return cls._parse(content, url)
+        path = Path(folder) / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(
                 f"{folder} holds no {MANIFEST}: make the shards with kway shard, run it again "
                 "to finish them, or copy the file where it was lost"
             )
-        content = path.read_bytes()
+        return cls._parse(path.read_bytes(), str(path))
+
+    @classmethod
+    def _parse(cls, content: bytes, path: str) -> "Manifest":
         try:
             version = _Version.model_validate_json(content).format_version
             if version > FORMAT_VERSION:
@@ -142,7 +161,7 @@ class Manifest(_Record):
                 "into an empty folder"
             ) from error
         manifest = cls.model_construct(**{name: getattr(stored, name) for name in cls.model_fields})
-        if stored.checksum != manifest._checksum():
+        if stored.checksum != manifest.fingerprint():
             raise ValueError(
                 f"{path} is damaged or was edited (its checksum does not hold): run kway shard "
                 "again into an empty folder"
@@ -151,10 +170,11 @@ class Manifest(_Record):
 
     def to_bytes(self) -> bytes:
         """The content of `manifest.json`: this, and a checksum of it."""
-        stored = _Stored(**dict(self), checksum=self._checksum())
+        stored = _Stored(**dict(self), checksum=self.fingerprint())
         return stored.model_dump_json(indent=1).encode() + b"\n"
 
-    def _checksum(self) -> str:
+    def fingerprint(self) -> str:
+        """SHA-256 of all that it says."""
         # Of the values, so that how a library spaces its JSON does not matter.
         values = self.model_dump(mode="json")
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -177,7 +197,9 @@ def _first_repeated(names: Iterable[str]) -> str | None:
     return None
 
 
-def load_label_vectors(folder: Path, manifest: Manifest) -> np.ndarray:
+def load_label_vectors(
+    folder: Path | str, manifest: Manifest, cache: CacheConfig = _DEFAULT_CACHE
+) -> np.ndarray:
     """One vector a class, float32 [K, D], in class-list order.
 
     Raises ValueError where the source gives none, or the file does not fit the manifest.
@@ -187,7 +209,12 @@ def load_label_vectors(folder: Path, manifest: Manifest) -> np.ndarray:
             f"{folder} has no label vectors: source {manifest.source.kind} gives none; "
             "choose dense class weights"
         )
-    path = folder / manifest.label_vectors
+    if is_url(folder):
+        url = file_url(check_url(str(folder)), manifest.label_vectors)
+        # Their description is what tells them apart: equal sources give equal vectors.
+        path = fetched_tensors(url, manifest.fingerprint(), cache)
+    else:
+        path = Path(folder) / manifest.label_vectors
     try:
         with safe_open(path, framework="numpy") as file:
             vectors: np.ndarray = file.get_tensor("vectors")

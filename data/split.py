@@ -1,21 +1,29 @@
 """One split of a folder of shards as a random-access list of samples, read by `pread`.
 
-It knows nothing of order, ranks or pixels.
+It knows nothing of ranks or pixels, and of an order only which shards it mixes.
 """
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from isal import isal_zlib
 
-from data.index import ShardIndex, check_labels, open_index, read_key, read_member
+from data.cache_ahead import ReadAhead
+from data.config import CacheConfig
+from data.index import ShardIndex, check_labels, read_key, read_member
 from data.manifest import ClassInfo, Manifest
+from data.order import InOrder, Order
+from data.shard_folder import ShardFolder, open_folder
 from data.substitute import BadSampleError
+from data.tar_headers import BLOCK
+from data.utf8 import decode_text
 
 _MAX_OPEN_FILES = 256
+_DEFAULT_CACHE = CacheConfig()
 
 
 class Split:
@@ -24,7 +32,7 @@ class Split:
     Safe after fork (`pread` moves no file position) and cheap to send to a spawned process.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, name: str) -> None:
+    def __init__(self, folder: ShardFolder, manifest: Manifest, name: str) -> None:
         self.folder = folder
         self.manifest = manifest
         self.name = name
@@ -33,16 +41,8 @@ class Split:
     def _open(self) -> None:
         self._files: OrderedDict[int, int] = OrderedDict()
         self._shards = self.manifest.of_split(self.name)
-        self._indices: list[ShardIndex] = []
-        for shard in self._shards:
-            path = self.folder / shard.file
-            index = open_index(path)
-            if index.info != shard:
-                raise ValueError(
-                    f"the index of {path} belongs to other shards than the manifest: "
-                    "delete the folder and run kway shard again"
-                )
-            self._indices.append(index)
+        self._indices: list[ShardIndex] = self.folder.indices(self._shards)
+        self._ahead = ReadAhead(self.folder, self._shards)
         self._starts = np.cumsum([0, *(shard.samples for shard in self._shards)])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,6 +77,19 @@ class Split:
             counts += np.bincount(labels, minlength=self.num_classes)
         return counts
 
+    def digest(self) -> str:
+        """16 hexadecimal digits that tell its samples and their order from any others."""
+        return self.manifest.digest(self.name)
+
+    def sizes(self, samples: np.ndarray) -> np.ndarray:
+        """Bytes of `samples` (int64 [n], in any order), int64 [n]."""
+        found = np.empty(len(samples), np.int64)
+        shards = np.searchsorted(self._starts, samples, side="right") - 1
+        for shard in np.unique(shards).tolist():
+            here = shards == shard
+            found[here] = self._indices[shard].sizes[samples[here] - self._starts[shard], 0]
+        return found
+
     def first_of(self, classes: Sequence[int], each: int) -> dict[int, list[int]]:
         """The first `each` samples of each of `classes`, in the order of the split."""
         found: dict[int, list[int]] = {label: [] for label in classes}
@@ -103,25 +116,49 @@ class Split:
         index = self._indices[shard]
         data = read_member(self._file(shard), index, row)
         if data is None:
-            see = f"see kway shard verify {self.folder}"
-            raise self.bad(i, f"its bytes are not those that were written: {see}")
+            remedy = self.folder.remedy(self._shards[shard])
+            raise self.bad(i, f"its bytes are not those that were written: {remedy}")
         label = int(index.labels[row])
         if not 0 <= label < self.num_classes:
             raise self.bad(i, f"label {label} has no class: there are {self.num_classes}")
         return data, index.extensions[int(index.extension[row, 0])], label
 
+    def read_many(self, samples: np.ndarray) -> Iterator[tuple[bytes, int] | None]:
+        """(bytes, label) of each of `samples` (int64 [n]); None for one that `read` refuses.
+
+        Their places are looked up together, which is most of the work where samples are small.
+        """
+        for shard, block, size, crc32, label in zip(*self._entries(samples), strict=True):
+            data = os.pread(self._file(shard), size, block * BLOCK)
+            sound = isal_zlib.crc32(data) == crc32 and 0 <= label < self.num_classes
+            yield (data, label) if sound else None
+
+    def _entries(self, samples: np.ndarray) -> list[list[int]]:
+        """Shard, block, size, crc32 and label of each of `samples`."""
+        shards = np.searchsorted(self._starts, samples, side="right") - 1
+        table = np.empty((5, len(samples)), np.int64)
+        table[0] = shards
+        for shard in np.unique(shards).tolist():
+            here, index = np.flatnonzero(shards == shard), self._indices[shard]
+            rows = samples[here] - self._starts[shard]
+            columns = index.blocks[:, 0], index.sizes[:, 0], index.crc32[:, 0], index.labels
+            for number, column in enumerate(columns, start=1):
+                table[number, here] = column[rows]
+        entries: list[list[int]] = table.tolist()
+        return entries
+
     def text(self, i: int) -> tuple[str, int]:
         """(text, label) of sample `i`; BadSampleError as `read`, and for what is not UTF-8."""
         data, _, label = self.read(i)
         try:
-            return data.decode("utf-8"), label
-        except UnicodeDecodeError as error:
-            raise self.bad(i, f"not UTF-8 from its byte {error.start} on") from error
+            return decode_text(data), label
+        except ValueError as error:
+            raise self.bad(i, str(error)) from error
 
     def bad(self, i: int, reason: str) -> BadSampleError:
         """An error that names the shard and key of sample `i`."""
-        shard = self.folder / self._shards[self._place(i)[0]].file
-        return BadSampleError(f"{shard}: {self._name(i)}: {reason}")
+        address = self.folder.address(self._shards[self._place(i)[0]])
+        return BadSampleError(f"{address}: {self._name(i)}: {reason}")
 
     def _name(self, i: int) -> str:
         """The key, or the position where the damage reaches the header that holds the key."""
@@ -135,22 +172,41 @@ class Split:
         has_class = (_has_class(index, self.num_classes) for index in self._indices)
         if len(self) - sum(np.count_nonzero(sound) for sound in has_class) > max_bad:
             for shard, index in zip(self._shards, self._indices, strict=True):
-                check_labels(index.labels, self.num_classes, self.folder / shard.file)
+                check_labels(index.labels, self.num_classes, self.folder.address(shard))
 
     def check_shards(self) -> None:
         """Raise ValueError for a shard that is another file than the one of the index.
 
         Its size is right, so its first and last sample are read: neither is there. One bad sample
-        is no bad shard.
+        is no bad shard. Where shards come from a URL, their SHA-256 is checked as they come.
         """
+        if self.folder.verified:
+            return
         for number, (shard, index) in enumerate(zip(self._shards, self._indices, strict=True)):
             file, last = self._file(number), shard.samples - 1
             ends = {(0, 0), (last, 0)} if last else {(0, 0), (0, 1)}
             if all(read_member(file, index, row, column) is None for row, column in ends):
                 raise ValueError(
-                    f"{self.folder / shard.file} is not the shard that was written: another file "
-                    f"stands in its place; copy it again (see kway shard verify {self.folder})"
+                    f"{self.folder.address(shard)} is not the shard that was written: another "
+                    f"file stands in its place; copy it again ({self.folder.remedy(shard)})"
                 )
+
+    def order(self, seed: int, shuffle_shards: int | None = None) -> Order:
+        """The order of training; ValueError where the cache of a URL holds less than it mixes."""
+        order = Order(seed, [shard.samples for shard in self._shards], shuffle_shards)
+        self.folder.check_order(order, self._shards)
+        return order
+
+    def in_order(self) -> InOrder:
+        """The order of evaluation: as the samples stand."""
+        return InOrder([shard.samples for shard in self._shards])
+
+    def will_read(self, order: Order | InOrder, position: int) -> None:
+        """Say where in `order` the reading is: of a URL, the shards that follow are fetched.
+
+        In threads of this process; cheap enough for each batch. Of a local folder it does nothing.
+        """
+        self._ahead.will_read(order, position)
 
     def _place(self, i: int) -> tuple[int, int]:
         if not 0 <= i < len(self):
@@ -163,14 +219,18 @@ class Split:
         if shard in self._files:
             self._files.move_to_end(shard)
             return self._files[shard]
-        if len(self._files) >= _MAX_OPEN_FILES:
+        self._files[shard] = self.folder.open(self._shards[shard])
+        while len(self._files) > 1 and (
+            len(self._files) > _MAX_OPEN_FILES
+            # An evicted shard stays on the disk until it is closed.
+            or self.folder.evicted(next(iter(self._files.values())))
+        ):
             os.close(self._files.popitem(last=False)[1])
-        descriptor = os.open(self.folder / self._shards[shard].file, os.O_RDONLY)
-        self._files[shard] = descriptor
-        return descriptor
+        return self._files[shard]
 
     def close(self) -> None:
-        """Close the shards; a later read opens them again."""
+        """Close the shards and fetch no more of them; a later read opens them again."""
+        self._ahead.stop()
         while self._files:
             os.close(self._files.popitem()[1])
 
@@ -181,7 +241,7 @@ class Split:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_files"):
+        if hasattr(self, "_starts"):
             self.close()
 
 
@@ -191,15 +251,17 @@ def _has_class(index: ShardIndex, num_classes: int) -> np.ndarray:
     return sound
 
 
-def open_split(shards: Path, split: str, *, max_bad_labels: int = 0) -> Split:
-    """Open one split of a folder that `kway shard` made.
+def open_split(
+    shards: Path | str, split: str, *, max_bad_labels: int = 0, cache: CacheConfig = _DEFAULT_CACHE
+) -> Split:
+    """Open one split of a folder that `kway shard` made, at a path or, by way of `cache`, at a URL.
 
-    Raises FileNotFoundError or ValueError as `Manifest.load` does, and ValueError for an unknown
-    split, an index that does not fit its shard, a shard that another file replaced, or more than
-    `max_bad_labels` labels without a class.
+    Raises FileNotFoundError, ValueError or OSError as `Manifest.load` does, and ValueError for an
+    unknown split, an index that does not fit its shard, a shard that another file replaced, or more
+    than `max_bad_labels` labels without a class.
     """
-    folder = Path(shards)
-    manifest = Manifest.load(folder)
+    folder = open_folder(shards, cache)
+    manifest = Manifest.load(shards, cache)
     try:
         opened = Split(folder, manifest, split)
         opened.check_labels(max_bad_labels)

@@ -13,7 +13,7 @@ from trainer.recipe import dump_recipe, load_recipe
 
 # What may not change inside a run: with another value the steps before would mean something else.
 _FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
-_FREE = ("data.workers", "head.memory_mib", "data.eval_split")
+_FREE = ("data.workers", "data.cache", "head.memory_mib", "data.eval_split")
 
 
 @dataclass(frozen=True)

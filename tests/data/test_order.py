@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.order import locate, permuted_index, share
+from data.order import InOrder, Order, permuted_index, share
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 16, 17, 255, 1000, 4097])
@@ -78,15 +78,129 @@ def test_resuming_on_any_world_sizes_sees_each_sample_of_an_epoch_once(
     n: int, batch: int, steps: list[tuple[int, int]], seed: int
 ) -> None:
     """Run `count` steps on `world_size` ranks, resume on another world size, and so on."""
-    samples, seen = 0, []
+    order, samples, seen = Order(seed, [n]), 0, []
     for world_size, count in [*steps, (1, -(-n // batch))]:
         for _ in range(count):
             for rank in range(world_size):
                 part = share(batch, rank, world_size)
                 positions = np.arange(samples + part.start, samples + part.stop)
-                epochs, indices = locate(seed, positions, n)
+                epochs, indices = order.locate(positions)
                 seen += zip(epochs.tolist(), indices.tolist(), strict=True)
             samples += batch
     assert len(seen) == len(set(seen)) == samples
     for epoch in range(samples // n):
         assert sum(e == epoch for e, _ in seen) == n
+
+
+# -------------------------------------------------------------------- an order with locality
+
+SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=12)
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+def shard_of(indices: np.ndarray, sizes: list[int]) -> np.ndarray:
+    return np.searchsorted(np.cumsum(sizes), indices, side="right")
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, shuffle=st.none() | st.integers(1, 14), seed=SEEDS)
+def test_every_epoch_of_an_order_takes_each_sample_once(
+    sizes: list[int], shuffle: int | None, seed: int
+) -> None:
+    order, n = Order(seed, sizes, shuffle), sum(sizes)
+    epochs, indices = order.locate(np.arange(3 * n))
+    assert np.array_equal(epochs, np.arange(3 * n) // n)
+    assert np.array_equal(np.sort(indices.reshape(3, n), axis=1), np.tile(np.arange(n), (3, 1)))
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, shuffle=st.integers(1, 14), seed=SEEDS)
+def test_a_group_is_at_most_so_many_whole_shards_in_a_row(
+    sizes: list[int], shuffle: int, seed: int
+) -> None:
+    order, n = Order(seed, sizes, shuffle), sum(sizes)
+    positions = np.arange(2 * n)
+    shards = shard_of(order.locate(positions)[1], sizes)
+    groups = np.array([order.group(int(position)) for position in positions])
+    assert np.array_equal(np.unique(groups), np.arange(2 * order.num_groups))
+    assert np.all(np.diff(groups) >= 0)
+    for group in np.unique(groups).tolist():
+        assert sorted(set(shards[groups == group].tolist())) == sorted(order.shards(group))
+        assert 1 <= len(order.shards(group)) <= order.shards_at_once <= shuffle
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, shuffle=st.integers(1, 14), seed=SEEDS)
+def test_a_window_no_longer_than_a_group_touches_two_groups_at_most(
+    sizes: list[int], shuffle: int, seed: int
+) -> None:
+    order, n = Order(seed, sizes, shuffle), sum(sizes)
+    groups = np.array([order.group(position) for position in range(2 * n)])
+    width = int(np.bincount(groups).min())
+    for start in range(2 * n - width):
+        assert len(set(groups[start : start + width].tolist())) <= 2
+
+
+@settings(deadline=None)
+@given(
+    sizes=SIZES,
+    shuffle=st.none() | st.integers(1, 14),
+    seed=SEEDS,
+    asked=st.lists(st.integers(0, 400), min_size=1, max_size=60),
+)
+def test_a_position_gives_one_sample_however_it_is_asked_for(
+    sizes: list[int], shuffle: int | None, seed: int, asked: list[int]
+) -> None:
+    together = np.stack(Order(seed, sizes, shuffle).locate(np.array(asked)))
+    order = Order(seed, sizes, shuffle)
+    one_by_one = [np.stack(order.locate(np.array([position])))[:, 0] for position in asked]
+    assert np.array_equal(together, np.stack(one_by_one, axis=1))
+    assert np.array_equal(together, np.stack(order.locate(np.array([asked])))[:, 0])
+
+
+def test_without_groups_the_order_is_a_permutation_of_all_samples() -> None:
+    order = Order(5, [30, 50, 20])
+    for epoch in range(2):
+        expected = permuted_index(5, epoch, np.arange(100), 100)
+        assert np.array_equal(order.locate(np.arange(100) + 100 * epoch)[1], expected)
+    assert order.shards_at_once == 3
+
+
+def test_shards_and_samples_come_in_another_order_each_epoch_and_seed() -> None:
+    sizes = [40] * 12
+    visits, insides = set(), set()
+    for seed in range(3):
+        order = Order(seed, sizes, 3)
+        for epoch in range(3):
+            visits.add(tuple(s for g in range(4) for s in order.shards(4 * epoch + g)))
+            indices = order.locate(np.arange(480) + 480 * epoch)[1]
+            insides |= {tuple(indices[shard_of(indices, sizes) == s] % 40) for s in range(12)}
+    assert len(visits) == 9
+    assert len(insides) == 9 * 12
+
+
+def test_samples_of_a_group_are_mixed_over_its_shards() -> None:
+    order = Order(0, [5000] * 8, 4)
+    shards = shard_of(order.locate(np.arange(20_000))[1], [5000] * 8)
+    changes = np.mean(shards[1:] != shards[:-1])
+    assert abs(changes - 3 / 4) < 0.02
+    for window in shards.reshape(20, 1000):
+        assert abs(np.bincount(window, minlength=8)[order.shards(0)] - 250).max() < 6 * 14
+
+
+def test_an_order_of_many_shards_needs_no_list_of_samples() -> None:
+    order = Order(1, [10_000] * 100_000, 64)
+    positions = np.arange(10**9 - 500, 10**9 + 500)
+    epochs, indices = order.locate(positions)
+    assert epochs.tolist() == [0] * 500 + [1] * 500
+    assert len(set((indices // 10_000).tolist())) <= 128
+
+
+def test_in_order_names_the_shard_of_a_position() -> None:
+    order = InOrder([3, 1, 2])
+    assert [order.shards(order.group(position)) for position in range(6)] == [
+        *[[0]] * 3,
+        [1],
+        *[[2]] * 2,
+    ]
+    assert order.shards(3) == []

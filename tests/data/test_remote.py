@@ -1,0 +1,558 @@
+"""Shards behind a URL give a local folder's samples, by a bounded cache, or one clear error."""
+
+import logging
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from data import Manifest, load_label_vectors, open_split
+from data.config import CacheConfig, DataConfig
+from data.foreign import index_shards
+from data.index import index_path, open_index
+from data.remote import fetch_bytes
+from data.split import Split
+from tests.data.file_server import FileServer, serving
+
+FIRST = "train-000000.tar"
+
+
+@pytest.fixture
+def server(shards: Path, tmp_path: Path) -> Iterator[FileServer]:
+    """The shards of `shards`, copied, behind a real HTTP server."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    for path in shards.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    with serving(folder) as files:
+        yield files
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CacheConfig:
+    return CacheConfig(folder=tmp_path / "cache", attempts=3)
+
+
+def contents(split: Split) -> list[tuple[bytes, str, int]]:
+    return [split.read(i) for i in range(len(split))]
+
+
+def local_contents(shards: Path, name: str = "train") -> list[tuple[bytes, str, int]]:
+    with open_split(shards, name) as split:
+        return contents(split)
+
+
+def cached_shards(cache: CacheConfig) -> list[Path]:
+    return sorted(cache.folder.glob("*.tar"))
+
+
+def room_for(config: CacheConfig, split: Split, num_shards: int) -> CacheConfig:
+    """A cache of the same folder that holds the indices of `split` and its largest shards."""
+    sizes = sorted((info.bytes for info in split.manifest.of_split(split.name)), reverse=True)
+    indices = sum(path.stat().st_size for path in config.folder.glob("*.safetensors"))
+    return config.model_copy(update={"gigabytes": (indices + sum(sizes[:num_shards]) + 9) / 1e9})
+
+
+def evicted_and_open(cache: CacheConfig) -> list[str]:
+    """Files of the cache whose bytes the disk has only because this process holds them open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [name for name in found if name.startswith(str(cache.folder)) and "deleted" in name]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# -------------------------------------------------------------------- addresses
+
+
+def test_every_kind_of_url_gives_the_samples_of_the_local_folder(
+    shards: Path, server: FileServer, cache: CacheConfig
+) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{shards}/", "/bucket/set/", recursive=True)
+    local = {name: local_contents(shards, name) for name in ("train", "test")}
+    urls = [server.url, server.url + "/", "memory://bucket/set", f"file://{shards}"]
+    for number, url in enumerate(urls):
+        own = cache.model_copy(update={"folder": cache.folder / str(number)})
+        for name in ("train", "test"):
+            with open_split(url, name, cache=own) as split:
+                assert contents(split) == local[name]
+        assert Manifest.load(url, own) == Manifest.load(shards)
+    memory.rm("/bucket", recursive=True)
+
+
+def test_a_local_folder_needs_no_cache(shards: Path, cache: CacheConfig) -> None:
+    with open_split(str(shards), "train", cache=cache) as split:
+        assert len(contents(split)) == len(split)
+        split.will_read(split.order(seed=0), 0)
+    assert not cache.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("ftp://host/set", "give a path, or file://, http://, https://, s3://, gs://, memory://"),
+        ("simplecache::http://host/set", "give a path, or file://"),
+        ("http://host::s3://bucket/set", "give a path, or file://"),
+        ("https://host/set?token=1", "has a query or a fragment"),
+        ("https://host", None),
+        ("https://", "names no folder"),
+    ],
+)
+def test_only_plain_urls_of_known_kinds_are_taken(url: str, reason: str | None) -> None:
+    if reason is None:
+        assert DataConfig(shards=url).shards == url
+        return
+    for read in (lambda: DataConfig(shards=url), lambda: Manifest.load(url)):
+        with pytest.raises(ValueError, match=reason):
+            read()
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ValueError, match="holds a user name") as caught:
+        open_split("https://me:secret@host/set", "train")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_recipe_keeps_paths_and_urls_apart() -> None:
+    local, remote = DataConfig(shards="some/set"), DataConfig(shards="s3://bucket/set/")
+    assert local.shards == Path("some/set")
+    assert remote.shards == "s3://bucket/set"
+    for config in (local, remote):
+        assert DataConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_label_vectors_come_through_the_cache_once(glyphs: Path, cache: CacheConfig) -> None:
+    expected = load_label_vectors(glyphs, Manifest.load(glyphs))
+    with serving(glyphs) as server:
+        for _ in range(2):
+            found = load_label_vectors(server.url, Manifest.load(server.url, cache), cache)
+            assert np.array_equal(found, expected)
+        assert server.requests["label_vectors.safetensors"] == 1
+
+
+# -------------------------------------------------------------------- the cache
+
+
+def test_a_shard_is_fetched_once_and_the_manifest_at_each_start(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    for _ in range(3):
+        with open_split(server.url, "train", cache=cache) as split:
+            contents(split)
+    assert server.requests.pop("manifest.json") == 3
+    assert set(server.requests.values()) == {1}
+
+
+def _read_all(url: str, cache: CacheConfig, expected: list[tuple[bytes, str, int]]) -> None:
+    with open_split(url, "train", cache=cache) as split:
+        assert contents(split) == expected
+
+
+def test_processes_that_want_a_shard_at_once_fetch_it_once(
+    shards: Path, server: FileServer, cache: CacheConfig
+) -> None:
+    server.seconds = 0.1
+    fork = multiprocessing.get_context("fork")
+    job = (server.url, cache, local_contents(shards))
+    readers = [fork.Process(target=_read_all, args=job) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(30)
+    assert [reader.exitcode for reader in readers] == [0, 0, 0]
+    assert server.requests.pop("manifest.json") == 3
+    assert set(server.requests.values()) == {1}
+
+
+def test_a_split_goes_on_after_fork_and_in_a_process_that_unpickles_it(
+    shards: Path, server: FileServer, cache: CacheConfig
+) -> None:
+    expected = local_contents(shards)
+    with open_split(server.url, "train", cache=cache) as split:
+        split.read(0)
+        split.will_read(split.order(seed=0), 0)
+        if (child := os.fork()) == 0:
+            os._exit(0 if contents(split) == expected else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        with pickle.loads(pickle.dumps(split)) as again:
+            assert contents(again) == expected
+
+
+def test_the_bound_holds_and_every_sample_is_read(
+    shards: Path, server: FileServer, cache: CacheConfig
+) -> None:
+    with open_split(server.url, "train", cache=cache) as split:
+        small = room_for(cache, split, 1)
+    expected = local_contents(shards)
+    with open_split(server.url, "train", cache=small) as split:
+        for i in (*range(len(split)), 0, len(split) - 1, 0):
+            assert split.read(i) == expected[i]
+            held = sum(path.stat().st_size for path in cache.folder.rglob("*") if path.is_file())
+            assert held <= small.max_bytes
+            assert evicted_and_open(cache) == []
+        assert server.shards() > len(split.manifest.of_split("train"))
+
+
+def test_the_shard_that_was_not_used_for_longest_goes_first(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    with open_split(server.url, "train", cache=cache) as split:
+        first, second, third, *_ = split.manifest.of_split("train")
+        names = [f"{info.sha256}.tar" for info in (first, second, third)]
+        two = room_for(cache, split, 2)
+        split.read(0)
+        split.read(first.samples)
+        os.utime(cache.folder / names[0], (2e9, 2e9))  # used again, after the second
+    with open_split(server.url, "train", cache=two) as split:
+        split.read(first.samples + second.samples)
+    assert {path.name for path in cached_shards(cache)} == {names[0], names[2]}
+
+
+def test_two_versions_of_a_dataset_do_not_mix(
+    shards: Path, server: FileServer, cache: CacheConfig
+) -> None:
+    """The same file names at the same URL, with the contents of two shards exchanged."""
+    with open_split(server.url, "train", cache=cache) as split:
+        before = contents(split)
+    manifest = Manifest.read(shards)
+    train = manifest.of_split("train")
+    turned = manifest.model_copy(update={"shards": (*train[::-1], *manifest.of_split("test"))})
+    (server.folder / "manifest.json").write_bytes(turned.to_bytes())
+    with open_split(server.url, "train", cache=cache) as split:
+        after = contents(split)
+    last = train[-1].samples
+    assert after[:last] == before[-last:]
+    assert server.requests[FIRST] == 1
+
+
+def test_one_tar_may_have_two_indices(shards: Path, tmp_path: Path, cache: CacheConfig) -> None:
+    for num_classes in (4, 2):
+        folder = tmp_path / str(num_classes)
+        folder.mkdir()
+        (folder / FIRST).symlink_to(shards / FIRST)
+        (tmp_path / "names").write_text("\n".join("abcd"[:num_classes]))
+        index_shards(folder, classes=tmp_path / "names", skip_bad=True, workers=0)
+        with open_split(f"file://{folder}", "train", cache=cache) as split:
+            assert set(split.labels.tolist()) == set(range(num_classes))
+            assert contents(split) == local_contents(folder)
+    assert len(cached_shards(cache)) == 1
+    assert len(list(cache.folder.glob("*.safetensors"))) == 2
+
+
+def test_a_cache_that_cannot_be_made_names_its_key(
+    server: FileServer, cache: CacheConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    nowhere = cache.model_copy(update={"folder": tmp_path / "file" / "cache"})
+    with pytest.raises(OSError, match=r"data.cache.folder is .* \(Not a directory\): name another"):
+        open_split(server.url, "train", cache=nowhere)
+
+
+def test_what_a_killed_process_left_is_neither_waited_for_nor_kept(
+    shards: Path, server: FileServer, cache: CacheConfig
+) -> None:
+    incoming = cache.folder / "incoming"
+    incoming.mkdir(parents=True)
+    first = Manifest.read(shards).shards[0]
+    for name in (f"{first.sha256}.tar", "of another set.tar"):
+        (incoming / name).write_bytes(b"half")
+    with open_split(server.url, "train", cache=cache) as split:
+        assert contents(split) == local_contents(shards)
+    assert list(incoming.iterdir()) == []
+
+
+def test_a_cut_copy_in_the_cache_is_fetched_again(
+    shards: Path, server: FileServer, cache: CacheConfig
+) -> None:
+    with open_split(server.url, "train", cache=cache) as split:
+        contents(split)
+    for path in cache.folder.glob("*.*"):
+        os.truncate(path, path.stat().st_size // 2)
+    with open_split(server.url, "train", cache=cache) as split:
+        assert contents(split) == local_contents(shards)
+
+
+def test_a_flipped_byte_in_the_cache_is_a_bad_sample_with_its_remedy(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    with open_split(server.url, "train", cache=cache) as split:
+        split.read(0)
+        (copy,) = cached_shards(cache)
+        damaged = bytearray(copy.read_bytes())
+        damaged[int(open_index(server.folder / FIRST).blocks[0, 0]) * 512 + 20] ^= 1
+        copy.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{server.url}/{FIRST}: .* delete {copy}, its copy"):
+            split.read(0)
+        copy.unlink()
+        split.close()
+        split.read(0)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(server: FileServer, cache: CacheConfig) -> None:
+    """The limit is that of a process: the same call with the signal ignored, as Python does."""
+    import resource
+
+    with open_split(server.url, "train", cache=cache) as split:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
+        try:
+            with pytest.raises(OSError, match=r"\.tar cannot be written \(.*\): free space") as hit:
+                split.read(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "\n" not in str(hit.value)
+        assert list((cache.folder / "incoming").iterdir()) == []
+        split.read(0)
+
+
+# -------------------------------------------------------------------- bounds that are too small
+
+
+def test_a_bound_below_the_largest_shard_names_the_remedy(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    tiny = cache.model_copy(update={"gigabytes": 1e-6})
+    with pytest.raises(ValueError, match=r"data.cache.gigabytes is 1e-06: raise it to 0.0"):
+        open_split(server.url, "train", cache=tiny)
+
+
+def test_an_order_that_mixes_more_than_the_bound_names_both_remedies(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    with open_split(server.url, "train", cache=cache) as split:
+        split.order(seed=0)
+        two = room_for(cache, split, 2)
+    with open_split(server.url, "train", cache=two) as split:
+        for shuffle, mixed in ((None, "all shards"), (4, "4 shards at a time")):
+            with pytest.raises(ValueError, match=rf"{mixed} of {server.url}.*raise it to") as hit:
+                split.order(0, shuffle)
+            assert "set data.shuffle_shards to 2 or less" in str(hit.value)
+        split.order(0, 2)
+
+
+# -------------------------------------------------------------------- fetching ahead
+
+
+def test_this_group_and_the_next_are_fetched_before_they_are_read(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    with open_split(server.url, "train", cache=cache) as split:
+        infos = split.manifest.of_split("train")
+        order = split.order(3, 1)
+        for group in (0, 1):
+            position = 0 if group == 0 else len_of(order, 0, infos)
+            split.will_read(order, position)
+            wanted = {infos[n].sha256 for g in range(group + 2) for n in order.shards(g)}
+            wait_until(lambda wanted=wanted: {p.stem for p in cached_shards(cache)} == wanted)
+    assert max(server.requests.values()) == 1
+
+
+def len_of(order, group: int, infos) -> int:
+    return sum(infos[number].samples for number in order.shards(group))
+
+
+def test_evaluation_has_the_next_shard_before_it_comes_to_it(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    with open_split(server.url, "train", cache=cache) as split:
+        infos = split.manifest.of_split("train")
+        order = split.in_order()
+        for position, num_shards in ((0, 2), (infos[0].samples, 3), (len(split) - 1, len(infos))):
+            split.will_read(order, position)
+            wanted = {info.sha256 for info in infos[:num_shards]}
+            wait_until(lambda wanted=wanted: {p.stem for p in cached_shards(cache)} == wanted)
+
+
+def test_nothing_is_fetched_ahead_for_which_there_is_no_room(
+    server: FileServer, cache: CacheConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_split(server.url, "train", cache=cache) as split:
+        one = room_for(cache, split, 1)
+    with open_split(server.url, "train", cache=one) as split:
+        order = split.order(3, 1)
+        split.will_read(order, 0)
+        wait_until(lambda: len(cached_shards(cache)) == 1)
+        split.read(int(order.locate(np.array([0]))[1][0]))
+    assert server.shards() == 1
+    assert [r.message for r in caplog.records if "reading waits for some" in r.message]
+
+
+def test_an_error_ahead_of_the_reading_is_said_and_reading_meets_it(
+    server: FileServer, cache: CacheConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    (server.folder / FIRST).unlink()
+    with open_split(server.url, "train", cache=cache) as split:
+        split.will_read(split.order(0), 0)
+        wait_until(lambda: any("not fetched ahead" in r.message for r in caplog.records))
+        with pytest.raises(FileNotFoundError, match=FIRST):
+            split.read(0)
+
+
+def test_a_process_ends_while_shards_are_on_their_way(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    with open_split(server.url, "train", cache=cache):
+        pass
+    server.seconds = 60
+    code = (
+        "import sys; from pathlib import Path; from data.config import CacheConfig; "
+        "from data.split import Split; from data.manifest import Manifest; "
+        "from data.remote_folder import RemoteFolder; "
+        "cache = CacheConfig(folder=Path(sys.argv[2])); "
+        "manifest = Manifest.read(sys.argv[3]); "
+        "split = Split(RemoteFolder(sys.argv[1], cache), manifest, 'train'); "
+        "split.will_read(split.order(0), 0); input(); print('done')"
+    )
+    command = [sys.executable, "-c", code, server.url, str(cache.folder), str(server.folder)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    wait_until(lambda: server.shards() > 1)
+    assert process.communicate("\n", timeout=30) == ("done\n", "")
+    assert process.returncode == 0
+
+
+# -------------------------------------------------------------------- the network
+
+
+def retries(caplog: pytest.LogCaptureFixture) -> list[str]:
+    records = [record for record in caplog.records if "; attempt " in record.message]
+    assert all(record.levelno == logging.WARNING for record in records)
+    return [record.message for record in records]
+
+
+# The HTTP library itself asks a second time where the server hangs up without a word.
+FAILURES = [(500, 1), (503, 1), (429, 1), ("cut", 1), ("hang up", 2)]
+
+
+@pytest.mark.parametrize(("failure", "requests"), FAILURES)
+def test_what_goes_away_by_itself_is_asked_for_again_and_said_each_time(
+    failure: int | str,
+    requests: int,
+    shards: Path,
+    server: FileServer,
+    cache: CacheConfig,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server.instead = {FIRST: [failure] * 2 * requests, "manifest.json": [failure] * requests}
+    with open_split(server.url, "train", cache=cache) as split:
+        assert split.read(0) == local_contents(shards)[0]
+    assert server.requests[FIRST] == 2 * requests + 1
+    asked = [line.partition(": ")[0].rpartition("/")[2] for line in retries(caplog)]
+    assert asked == ["manifest.json", FIRST, FIRST]
+
+
+@pytest.mark.parametrize(("failure", "requests"), [(503, 1), ("hang up", 2)])
+def test_after_the_last_attempt_one_line_names_url_reason_and_remedy(
+    failure: int | str, requests: int, server: FileServer, cache: CacheConfig
+) -> None:
+    server.instead = {FIRST: [failure] * 9}
+    named = rf"^{server.url}/{FIRST} cannot be fetched \("
+    with open_split(server.url, "train", cache=cache) as split:
+        split.read(split.manifest.shards[0].samples)
+        with pytest.raises(OSError, match=named) as caught:
+            split.read(0)
+    message = str(caught.value)
+    assert "3 attempts): check the network and the server" in message
+    assert "\n" not in message
+    assert server.requests[FIRST] == 3 * requests
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "reason"),
+    [
+        (404, FileNotFoundError, "does not exist: check data.shards"),
+        (403, PermissionError, r"may not be read \(403 Forbidden\): check its address and your"),
+        (401, PermissionError, r"may not be read \(401 Unauthorized\)"),
+    ],
+)
+def test_what_is_missing_or_forbidden_is_not_asked_for_again(
+    status: int, kind: type[OSError], reason: str, server: FileServer, cache: CacheConfig
+) -> None:
+    server.instead = {FIRST: [status] * 9, "manifest.json": [status]}
+    with pytest.raises(kind, match=f"{server.url}/manifest.json {reason}"):
+        open_split(server.url, "train", cache=cache)
+    split = open_split(server.url, "train", cache=cache)
+    with pytest.raises(kind, match=f"{server.url}/{FIRST} {reason}"):
+        split.read(0)
+    assert server.requests[FIRST] == 1
+    assert not cached_shards(cache)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason", "requests"),
+    [
+        (lambda content: content[:-600] + b"x" * 600, "its SHA-256 is another", 2),
+        (lambda content: content + b"x", "it has more than", 2),
+        (lambda content: content[:-512], "bytes came", 3),
+    ],
+    ids=["replaced", "longer", "truncated"],
+)
+def test_another_shard_at_the_source_is_found_and_named(
+    damage: Callable[[bytes], bytes],
+    reason: str,
+    requests: int,
+    server: FileServer,
+    cache: CacheConfig,
+) -> None:
+    path = server.folder / FIRST
+    path.write_bytes(damage(path.read_bytes()))
+    with open_split(server.url, "train", cache=cache) as split:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"{server.url}/{FIRST} is not .*{reason}"):
+                split.read(0)
+        assert server.requests[FIRST] == 2 * requests
+        assert not cached_shards(cache)
+
+
+def test_a_damaged_or_endless_index_at_the_source_is_named(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    path = index_path(server.folder / FIRST)
+    content = path.read_bytes()
+    for damaged, reason in ((content[:-9], "damaged"), (bytes(1 << 22), "it has more than")):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{server.url}/{path.name} is not .*{reason}"):
+            open_split(server.url, "train", cache=cache)
+
+
+def test_a_file_that_is_too_large_is_not_read_to_its_end(server: FileServer) -> None:
+    with pytest.raises(ValueError, match=r"manifest.json is not .*it has more than 100 bytes"):
+        fetch_bytes(f"{server.url}/manifest.json", attempts=1, max_bytes=100)
+
+
+def test_a_server_may_send_to_another_place_but_not_out_of_http(
+    shards: Path, server: FileServer, cache: CacheConfig
+) -> None:
+    with serving(shards) as away:
+        away.redirect = server.url
+        assert Manifest.load(away.url, cache) == Manifest.load(shards)
+        for target in (f"file://{shards}", "ftp://127.0.0.1"):
+            away.redirect = target
+            away.requests.clear()
+            with pytest.raises(PermissionError, match=rf"it redirects from http:// to {target}"):
+                Manifest.load(away.url, cache)
+            assert away.requests["manifest.json"] == 1
+
+
+def test_a_missing_package_is_named(cache: CacheConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for scheme, package in (("s3", "s3fs"), ("gs", "gcsfs")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ValueError, match=rf"{package}.*pip install 'kway\[remote\]'"):
+            Manifest.load(f"{scheme}://bucket/set", cache)
