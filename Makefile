@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow check format bench-heads bench-tree pictures clean
+.PHONY: help install demo test test-slow check format bench-data bench-heads bench-tree pictures clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -21,8 +21,10 @@ install: $(READY)  ## create .venv with everything, as constrained
 demo: $(READY)   ## the main job: glyph pictures -> shards -> training -> bundle -> server -> answers
 	$(BIN)/kway demo
 
-test: $(READY)   ## the default test suite
-	$(BIN)/python -m pytest -m "not slow"
+# By file, so that what a file shares, such as a server, is made once; not more at once, for the
+# tests start ranks and servers of their own.
+test: $(READY)   ## the default test suite, several files at once
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(READY)  ## the long tests
 	$(BIN)/python -m pytest -m slow
@@ -40,10 +42,13 @@ format: $(READY) ## rewrite the sources in the house format
 bench-heads: $(READY)  ## the speed and memory of the heads, printed as ratios: under 20 minutes
 	$(BIN)/python -m benchmarks.heads
 
+bench-data: $(READY)  ## the speed and memory of the data side, printed as ratios: about 5 minutes
+	$(BIN)/python -m benchmarks.data
+
 bench-tree: $(READY)  ## the cover tree of a million classes
 	$(BIN)/python -m benchmarks.cover_tree
 
-pictures: $(READY) ## draw the pictures of docs/heads.md
+pictures: $(READY) ## draw the pictures of docs/heads.md and docs/data.md
 	$(BIN)/python -B -m docs.pictures
 
 clean:           ## remove the virtual environment and what the demo made

@@ -30,10 +30,15 @@ class Row:
 
 
 def take_turns(
-    contenders: Mapping[str, Callable[[], object]], *, title: str, rounds: int = 9, seconds: float
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    title: str,
+    rounds: int = 9,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, np.ndarray]:
-    """Seconds [rounds] of each contender; fewer rounds than asked for, but one at least, where
-    another would pass the limit of `seconds`. A round before the first warms up."""
+    """Seconds of `clock` [rounds] of each contender; fewer rounds than asked for, but one at least,
+    where another would pass the limit of `seconds`. A round before the first warms up."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     began = 0.0
     for done in track(range(-1, rounds), title, console=Console(stderr=True), transient=True):
@@ -43,10 +48,10 @@ def take_turns(
         if done > 0 and elapsed * (done + 1) / done > seconds:
             break
         for name, contender in contenders.items():
-            started = time.perf_counter()
+            started = clock()
             contender()
             if done >= 0:
-                found[name].append(time.perf_counter() - started)
+                found[name].append(clock() - started)
     return {name: np.array(times) for name, times in found.items()}
 
 
@@ -62,6 +67,28 @@ def ratio_row(
         f"{middle:.2f}",
         "" if at_most is None else f"<= {at_most:.2f}",
         f"{times} ms, quartiles {low:.2f}-{high:.2f} of {len(ours)}",
+    )
+
+
+def rate_row(
+    what: str,
+    case: str,
+    ours: np.ndarray,
+    theirs: np.ndarray,
+    *,
+    at_least: float,
+    count: int,
+    unit: str,
+) -> Row:
+    """How many times as fast ours is, `count` things being done in each of the seconds."""
+    low, middle, high = np.quantile(theirs / ours, [0.25, 0.5, 0.75])
+    rates = " / ".join(f"{count / np.median(seconds):,.0f}" for seconds in (ours, theirs))
+    return Row(
+        what,
+        case,
+        f"{middle:.2f}",
+        f">= {at_least:.2f}",
+        f"{rates} {unit}, quartiles {low:.2f}-{high:.2f} of {len(ours)}",
     )
 
 

@@ -7,7 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from data.loader import Batch, Cursor, EvalLoader, TrainLoader
+    from data.batch import Batch, Cursor
+    from data.hierarchy import class_paths
+    from data.loader import EvalLoader, TrainLoader
     from data.manifest import Manifest, load_label_vectors
     from data.split import Split, open_split
 
@@ -18,17 +20,19 @@ __all__ = [
     "Manifest",
     "Split",
     "TrainLoader",
+    "class_paths",
     "load_label_vectors",
     "open_split",
 ]
 
 _HOME = {
-    "Batch": "data.loader",
-    "Cursor": "data.loader",
+    "Batch": "data.batch",
+    "Cursor": "data.batch",
     "EvalLoader": "data.loader",
     "Manifest": "data.manifest",
     "Split": "data.split",
     "TrainLoader": "data.loader",
+    "class_paths": "data.hierarchy",
     "load_label_vectors": "data.manifest",
     "open_split": "data.split",
 }

@@ -21,8 +21,8 @@ from data.tar_listing import list_tars, names_in_manifest, split_of_tars
 from data.tar_samples import NAMED, Problems, TarScan, extensions_of, scan_tar
 
 INDEXED = "index"
-_PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
-_TEXTS = ("txt",)
+PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
+TEXTS = ("txt",)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def index_shards(
         "left_out": problems.count,
     }
     manifest = Manifest(
-        modality="image" if endings[0].rpartition(".")[2] in _PICTURES else "text",
+        modality="image" if endings[0].rpartition(".")[2] in PICTURES else "text",
         source=SourceInfo(kind=INDEXED, parameters=parameters),
         classes=tuple(ClassInfo(name=name) for name in class_list.names),
         shards=tuple(shards),
@@ -116,11 +116,11 @@ def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
     there: set[str] = set()
     for tar in tars:
         there |= extensions_of(tar).keys()
-        for endings in (_PICTURES, _TEXTS):
+        for endings in (PICTURES, TEXTS):
             if there & set(endings):
                 return endings
     raise ValueError(
-        f"{tars[0].parent}: no member ends in .{', .'.join(_PICTURES + _TEXTS)}; found "
+        f"{tars[0].parent}: no member ends in .{', .'.join(PICTURES + TEXTS)}; found "
         f"{', '.join(sorted('.' + e for e in there)[:8]) or 'no members'}: give --sample EXTENSION"
     )
 

@@ -5,12 +5,12 @@ looked at only where the SHA-256 says that something is wrong.
 """
 
 import os
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from isal import isal_zlib
 
 from data.index import ShardIndex, open_index, read_key
 from data.label_text import ClassList, label_text
@@ -105,7 +105,7 @@ def _wrong_samples(rules: Rules, index: ShardIndex, opened: ShardPass) -> _Wrong
     for place in np.argsort(index.blocks, axis=None, kind="stable").tolist():
         row, column = divmod(place, 2)
         data = opened.take(blocks[place] * BLOCK, sizes[place])
-        sound = zlib.crc32(data) == crc32[place]
+        sound = isal_zlib.crc32(data) == crc32[place]
         if column == 0:
             problem = _of_sample(rules, data, sound=sound, cut=len(data) < sizes[place])
         else:

@@ -22,10 +22,13 @@ class BadSampleError(ValueError):
 
 @dataclass(frozen=True)
 class Substitute:
-    """Sample `index` of the split is bad and `by` stood in; `reason` names shard and key."""
+    """Sample `index` of the split is bad and `by` stood in; `reason` names shard and key.
+
+    Of a stream `index` is its number there, and `by` None: the next one follows.
+    """
 
     index: int
-    by: int
+    by: int | None
     reason: str
 
 
@@ -58,10 +61,12 @@ def read_sound(
     raise bad
 
 
-def check_limit(bad: Mapping[int, str], limit: int) -> None:
+def check_limit(
+    bad: Mapping[int, str], limit: int, *, remedy: str = "run kway shard verify --decode, mend"
+) -> None:
     """Raise ValueError with the list where more samples than `limit` are bad.
 
-    `bad`: index -> a reason that names shard and key.
+    `bad`: index -> a reason that names shard and key; remedy: what to do to the shards.
     """
     if len(bad) <= limit:
         return
@@ -69,6 +74,6 @@ def check_limit(bad: Mapping[int, str], limit: int) -> None:
     more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
     raise ValueError(
         f"{len(bad)} bad sample{'s' if len(bad) > 1 else ''} in training, and "
-        f"data.max_bad_samples is {limit}: {named}{more}: run kway shard verify --decode, mend the "
-        "shards or raise the limit"
+        f"data.max_bad_samples is {limit}: {named}{more}: {remedy} the shards or raise the "
+        "limit"
     )

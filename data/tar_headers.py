@@ -8,7 +8,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 BLOCK = tarfile.BLOCKSIZE
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
@@ -18,6 +18,7 @@ _WITHOUT_BYTES = (tarfile.DIRTYPE, tarfile.XGLTYPE)
 # A name longer than this is damage, not a name; it bounds what is read for it.
 _MAX_EXTENSION = 1 << 20
 _ZEROS = bytes(BLOCK)
+_CLOSING = 2 * BLOCK
 _LOOK_BACK = 8
 _SCAN = 1 << 20
 
@@ -37,23 +38,56 @@ class Fault(NamedTuple):
     what: str
 
 
+class TarBytes(Protocol):
+    """The bytes of a tar, asked for at places that never go back by more than was just read."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """`size` bytes from `offset` on; fewer only where the tar ends."""
+        ...
+
+    def reaches(self, offset: int) -> bool:
+        """Whether the tar has all the bytes before `offset`."""
+        ...
+
+
+class _File:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._end = os.fstat(descriptor).st_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._descriptor, size, offset)
+
+    def reaches(self, offset: int) -> bool:
+        return offset <= self._end
+
+
 def walk(descriptor: int) -> Iterator[Member | Fault]:
     """Every member of the tar in file order, and a fault for each that cannot be used.
 
     After a bad header, or zeros where other readers stop, the next sound one is looked for.
     """
-    end = os.fstat(descriptor).st_size
+    return walk_bytes(_File(descriptor))
+
+
+def walk_bytes(tar: TarBytes, *, closed: bool = False) -> Iterator[Member | Fault]:
+    """`walk` over bytes that may come from anywhere; a member is read before the next is asked for.
+
+    closed: a tar without the zeros that close one is a fault, too: it may have been cut between
+    two members.
+    """
     offset, zeros, extra = 0, 0, dict[str, str]()
-    while offset < end:
-        block = os.pread(descriptor, BLOCK, offset)
+    while block := tar.read(offset, BLOCK):
         if block == _ZEROS:
             offset, zeros = offset + BLOCK, zeros + BLOCK
             continue
         header = _parse(block)
         if header is None:
-            sound = _next_sound(descriptor, offset + BLOCK, end)
+            sound = _next_sound(tar, offset + len(block))
             what = f"no tar header, {(sound - offset + zeros):,} bytes are not read"
             yield Fault(offset - zeros, what)
+            if not tar.reaches(sound + 1):
+                return
             offset, zeros, extra = sound, 0, {}
             continue
         if zeros:
@@ -63,7 +97,7 @@ def walk(descriptor: int) -> Iterator[Member | Fault]:
         start, size = offset + BLOCK, header.size
         if "size" in extra and extra["size"].isdecimal():
             size = int(extra["size"])
-        if start + size > end:
+        if not tar.reaches(start + size):
             name = extra.get("path", header.name)
             yield Fault(
                 offset, f"{_shown(name)} is cut off: the file ends before its {size:,} bytes"
@@ -71,7 +105,7 @@ def walk(descriptor: int) -> Iterator[Member | Fault]:
             return
         offset = start + -(-size // BLOCK) * BLOCK
         if header.type in _PAX or header.type in _LONG:
-            extra |= _extension(header, os.pread(descriptor, min(size, _MAX_EXTENSION), start))
+            extra |= _extension(header, tar.read(start, min(size, _MAX_EXTENSION)))
             continue
         if header.type in _REGULAR:
             yield Member(extra.get("path", header.name), start, size)
@@ -79,6 +113,9 @@ def walk(descriptor: int) -> Iterator[Member | Fault]:
             what = "is a link, a device or a sparse file, whose bytes do not stand in the tar"
             yield Fault(start - BLOCK, f"{_shown(extra.get('path', header.name))} {what}")
         extra = {}
+    if closed and zeros < _CLOSING:
+        what = "ends without the zeros that close a tar: it is cut off, or was never finished"
+        yield Fault(offset, what)
 
 
 def member_name(descriptor: int, block: int) -> str:
@@ -131,16 +168,15 @@ def _extension(header: tarfile.TarInfo, data: bytes) -> dict[str, str]:
     return found
 
 
-def _next_sound(descriptor: int, offset: int, end: int) -> int:
+def _next_sound(tar: TarBytes, offset: int) -> int:
     """Where the next block that is surely a header stands; the end where there is none."""
-    while offset < end:
-        chunk = os.pread(descriptor, _SCAN, offset)
+    while chunk := tar.read(offset, _SCAN):
         for place in range(0, len(chunk), BLOCK):
             block = chunk[place : place + BLOCK]
             if block[257:262] == b"ustar" and _parse(block) is not None:
                 return offset + place
-        offset += _SCAN
-    return end
+        offset += len(chunk)
+    return offset
 
 
 def _shown(name: str) -> str:

@@ -30,18 +30,22 @@ def list_tars(folder: Path) -> list[Path]:
         if not path.is_file() or not (inner or path.suffix.lower() == ".tar"):
             continue
         with path.open("rb") as file:
-            start = file.read(8)
-        for magic, unpack in _COMPRESSED.items():
-            if start.startswith(magic):
-                raise ValueError(
-                    f"{path} is compressed, and no sample in it can be reached alone: unpack every "
-                    f"such file to a plain .tar first ({unpack})"
-                )
+            check_plain(path, file.read(8))
         if path.suffix.lower() == ".tar":
             tars.append(path)
     if not tars:
         raise ValueError(f"{folder} holds no .tar: name a folder of webdataset tars")
     return tars
+
+
+def check_plain(tar: Path | str, start: bytes) -> None:
+    """Raise ValueError where the first 8 bytes of a file say that it is compressed."""
+    for magic, unpack in _COMPRESSED.items():
+        if start.startswith(magic):
+            raise ValueError(
+                f"{tar} is compressed, and no sample in it can be reached alone: unpack every such "
+                f"file to a plain .tar first ({unpack})"
+            )
 
 
 def split_of_tars(

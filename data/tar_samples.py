@@ -4,7 +4,6 @@ The tar is walked by its headers, then read once. What is no whole sample is nam
 """
 
 import re
-import zlib
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from isal import isal_zlib
 
 from data.index import Entry
 from data.label_text import LABEL_EXTENSIONS, label_text
@@ -73,7 +73,9 @@ class TarScan:
         return sample, label
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
+    """Members with one key: extension in lower case -> (as it is written, member)."""
+
     key: str
     members: dict[str, tuple[str, Member]]
 
@@ -82,15 +84,15 @@ def scan_tar(path: Path, endings: Sequence[str], json_field: str) -> TarScan:
     """Read one tar; `endings` are the extensions that can be the sample, the best one first."""
     problems, picked, other_files = Problems(), [], 0
     with path.open("rb", buffering=0) as file:
-        groups: list[_Group] = []
+        groups: list[Group] = []
         for found in walk(file.fileno()):
             if isinstance(found, Fault):
                 problems.add(f"{path}: at byte {found.offset:,}: {found.what}")
-            elif not _add(groups, found):
+            elif not add_member(groups, found):
                 other_files += 1
     for group in groups:
         try:
-            picked.append((group.key, *_pick(group, endings)))
+            picked.append((group.key, *pick(group, endings)))
         except ValueError as error:
             problems.add(f"{path}: {group.key}: {error}")
     if not groups and not problems.count:
@@ -100,27 +102,27 @@ def scan_tar(path: Path, endings: Sequence[str], json_field: str) -> TarScan:
 
 def extensions_of(path: Path) -> Counter[str]:
     """Extensions, in lower case, of the first members of a tar."""
-    groups: list[_Group] = []
+    groups: list[Group] = []
     with path.open("rb", buffering=0) as file:
         for found in islice(walk(file.fileno()), _PEEKED):
             if isinstance(found, Member):
-                _add(groups, found)
+                add_member(groups, found)
     return Counter(extension for group in groups for extension in group.members)
 
 
-def _add(groups: list[_Group], member: Member) -> bool:
+def add_member(groups: list[Group], member: Member) -> bool:
     """Put a member to its sample: members of a sample stand side by side."""
     match = _KEY.fullmatch(member.name)
     if match is None or (member.name.startswith("__") and member.name.endswith("__")):
         return False
     key, extension = match.groups()
     if not groups or groups[-1].key != key or extension.lower() in groups[-1].members:
-        groups.append(_Group(key, {}))
+        groups.append(Group(key, {}))
     groups[-1].members[extension.lower()] = (extension, member)
     return True
 
 
-def _pick(group: _Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tuple[str, Member]]:
+def pick(group: Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tuple[str, Member]]:
     """The sample itself and the member with its label; ValueError where one is missing."""
     there = ", ".join(f".{extension}" for extension, _ in group.members.values())
     sample = next((group.members[e] for e in endings if e in group.members), None)
@@ -150,7 +152,7 @@ def _read(
             wrong, said = "", ""
             for ending, member in sorted(members, key=lambda part: part[1].offset):
                 data = shard.take(member.offset, member.size)
-                crc32[member.offset] = zlib.crc32(data)
+                crc32[member.offset] = isal_zlib.crc32(data)
                 if member == members[1][1]:
                     try:
                         said = label_text(ending, data, json_field)

@@ -34,6 +34,8 @@ from data.sources.source import Sample, Source
 
 Report = Callable[[int, int], None]
 
+_CHOSEN_AT_ONCE = 1 << 14
+
 
 @dataclass(frozen=True)
 class Written:
@@ -47,11 +49,26 @@ class Written:
     duplicates: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Plan:
+    """A shard: positions [start, stop) of the mixed order of a split."""
+
     file: str
     split: str
-    tasks: Sequence[Any]
+    of_split: Sequence[Any]
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def tasks(self) -> Iterator[Any]:
+        """Mixed, so that a reader who streams sees all classes; chosen when they are asked for."""
+        total = len(self.of_split)
+        for start in range(self.start, self.stop, _CHOSEN_AT_ONCE):
+            positions = np.arange(start, min(start + _CHOSEN_AT_ONCE, self.stop))
+            for i in permuted_index(0, 0, positions, total).tolist():
+                yield self.of_split[i]
 
 
 def write_shards(
@@ -95,14 +112,14 @@ def write_shards(
         if vectors is not None:
             commit(folder / LABEL_VECTORS, save({"vectors": np.ascontiguousarray(vectors)}))
         manifest = Manifest(
-            modality=getattr(source, "modality", "image"),
+            modality=source.modality,
             source=about,
             classes=source.classes(),
             shards=tuple(shards),
             label_vectors=None if vectors is None else LABEL_VECTORS,
         )
         commit(folder / MANIFEST, manifest.to_bytes())
-    asked = sum(len(plan.tasks) for plan in plans)
+    asked = sum(len(plan) for plan in plans)
     left_out = asked - duplicates - sum(shard.samples for shard in shards)
     return Written(manifest, resumed=resumed, left_out=left_out, duplicates=duplicates)
 
@@ -124,12 +141,11 @@ def _whole(folder: Path, about: SourceInfo) -> Manifest | None:
 
 
 def _plans(source: Source, samples_per_shard: int) -> Iterator[_Plan]:
-    """Which tasks go into which shard: mixed, so that a reader who streams sees all classes."""
+    """Which samples go into which shard: some 100 bytes a shard, and nothing for each sample."""
     for split, tasks in source.splits().items():
-        order = permuted_index(0, 0, np.arange(len(tasks)), len(tasks)).tolist()
         for number, start in enumerate(range(0, len(tasks), samples_per_shard)):
-            part = [tasks[i] for i in order[start : start + samples_per_shard]]
-            yield _Plan(f"{split}-{number:06d}.tar", split, part)
+            stop = min(start + samples_per_shard, len(tasks))
+            yield _Plan(f"{split}-{number:06d}.tar", split, tasks, start, stop)
 
 
 def _write_plans(
@@ -141,16 +157,17 @@ def _write_plans(
     drop_duplicates: bool,
 ) -> tuple[list[ShardInfo], int, int]:
     """Shards in the order of `plans`, how many stood already, and duplicates dropped in all."""
-    total = sum(len(plan.tasks) for plan in plans)
+    total = sum(len(plan) for plan in plans)
     finished = {plan.file: info for plan in plans if (info := _finished(folder / plan.file))}
     missing = [plan for plan in plans if plan.file not in finished]
-    done = total - sum(len(plan.tasks) for plan in missing)
+    done = total - sum(len(plan) for plan in missing)
     resumed = len(finished)
-    duplicates = sum(open_index(folder / file).duplicates for file in finished)
+    duplicates = 0
     held_out: HeldOut | None = None
     if drop_duplicates:
+        duplicates = sum(open_index(folder / file).duplicates for file in finished)
         missing.sort(key=lambda plan: plan.split == TRAIN)
-    tasks = (task for plan in missing for task in plan.tasks)
+    tasks = (task for plan in missing for task in plan.tasks())
     with rendered(source, tasks, num_workers(workers, total - done)) as samples:
         for plan in missing:
 
@@ -161,7 +178,7 @@ def _write_plans(
                 others = [info.file for info in finished.values() if info.split != TRAIN]
                 held_out = HeldOut(folder / file for file in others)
             info = _write_shard(folder / plan.file, plan, samples, count, held_out)
-            done += len(plan.tasks)
+            done += len(plan)
             if info is not None:
                 finished[plan.file] = info
     duplicates += held_out.dropped if held_out else 0
@@ -186,7 +203,7 @@ def _write_shard(
 ) -> ShardInfo | None:
     """One tar and its index; None, and no file, where the source left out every sample."""
     index = IndexBuilder()
-    samples = islice(samples, len(plan.tasks))
+    samples = islice(samples, len(plan))
     dropped_before = held_out.dropped if held_out else 0
     with written_aside(path) as aside:
         _write_tar(aside, index, held_out.without(samples) if held_out else samples, count)

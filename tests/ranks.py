@@ -15,7 +15,17 @@ from typing import Any
 
 _TIMEOUT_SECONDS = 120
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.tensor", "trainer.backbone", "heads"])
+# What tests on ranks import: otherwise each rank imports it for itself, which takes it a second.
+_context.set_forkserver_preload(
+    [
+        "torch.distributed.tensor",
+        "pytest",
+        "heads.head",
+        "trainer.export",
+        "trainer.train",
+        "tests.shards",
+    ]
+)
 
 
 class RankError(Exception):

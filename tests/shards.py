@@ -6,7 +6,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from data.sources import Glyphs, ImageFolder
+from data.sources import Glyphs, ImageFolder, Table
+from data.train_tokenizer import train_tokenizer
 from data.writer import write_shards
 from trainer.config import Recipe
 from trainer.recipe import build_recipe
@@ -18,6 +19,16 @@ TINY_RESNET = {
     "depths": [1, 1],
     "layer_type": "basic",
 }
+TINY_BERT = {
+    "model_type": "bert",
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "initializer_range": 0.2,
+}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def write_pictures(folder: Path, *, per_class: int = 8, num_classes: int = 5) -> None:
@@ -46,6 +57,40 @@ def glyph_shards(folder: Path) -> Path:
     return folder / "shards"
 
 
+def text_shards(folder: Path) -> Path:
+    """`folder` with `shards` of 90 texts of 1 to 40 words, a third of which name their class, and a
+    `tokenizer` for them."""
+    words = "the quick brown fox jumps over a lazy dog, while été naïve 東京 Москва sleep".split()  # noqa: SIM905
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(90):
+        name = ("red", "green", "blue", "white")[number % 4]
+        some = rng.choice([*words, *[name] * 8], size=int(rng.integers(0, 40))).tolist()
+        rows.append(f'"{" ".join([name, *some])}",{name},{"test" if number % 5 == 0 else "train"}')
+    table = folder / "table.csv"
+    table.write_text("\n".join(["text,label,split", *rows]) + "\n", encoding="utf-8")
+    source = Table((table,), folder / "work", text="text", label="label", split="split", workers=0)
+    write_shards(source, folder / "shards", samples_per_shard=30, workers=0)
+    source.clean_up()
+    train_tokenizer(folder / "shards", folder / "tokenizer", vocab_size=120, threads=1)
+    return folder
+
+
+def text_recipe(texts: Path, run: Path, **changes: Any) -> Recipe:
+    """A tiny recipe on `text_shards`; `changes` are keys with __ for dots."""
+    tree: dict[str, Any] = {
+        "run": str(run),
+        "data": {
+            "shards": str(texts / "shards"),
+            "text": {"tokenizer": str(texts / "tokenizer"), "max_length": 24},
+        },
+        "backbone": {"config": {**TINY_BERT, **NO_DROPOUT, "vocab_size": 120}, "pooling": "mean"},
+        "optimizer": {"kind": "adamw", "lr": 0.003},
+        "train": {"duration": {"steps": 4}, "global_batch": 12},
+    }
+    return _changed(tree, changes)
+
+
 def glyph_recipe(shards: Path, run: Path, **changes: Any) -> Recipe:
     """A tiny recipe on `glyph_shards`; `changes` are keys with __ for dots."""
     tree: dict[str, Any] = {
@@ -59,6 +104,10 @@ def glyph_recipe(shards: Path, run: Path, **changes: Any) -> Recipe:
         "optimizer": {"kind": "sgd", "lr": 0.05},
         "train": {"duration": {"steps": 4}, "global_batch": 12},
     }
+    return _changed(tree, changes)
+
+
+def _changed(tree: dict[str, Any], changes: dict[str, Any]) -> Recipe:
     for key, value in changes.items():
         *path, last = key.split("__")
         node = tree

@@ -2,7 +2,6 @@
 
 import difflib
 import inspect
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +27,9 @@ class Backbone(nn.Module):
     """Inputs of a batch -> features [B, dim].
 
     `forward` takes `{"pixel_values": uint8 [B, C, H, W]}` or `{"input_ids", "attention_mask":
-    int64 [B, T]}`. Pictures are normalised here, on the device, so that loaders hand over bytes.
+    int64 [B, T]}`. Pictures are normalised here, on the device, so that loaders hand over bytes. Of
+    several crops, uint8 [B, crops, C, H, W], the features are averaged: logits are linear in them,
+    so it is the mean of the crops' logits.
     """
 
     mean: Tensor
@@ -39,8 +40,7 @@ class Backbone(nn.Module):
         self.encoder = encoder
         self.pooling = pooling
         self.modality = "text" if image is None else "image"
-        config = encoder.config
-        assert isinstance(config, PretrainedConfig)
+        config = self.settings
         self.dim: int = (
             config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
         )
@@ -49,13 +49,25 @@ class Backbone(nn.Module):
             for name, row in zip(("mean", "std"), constants, strict=True):
                 self.register_buffer(name, row.view(1, -1, 1, 1), persistent=False)
 
+    @property
+    def settings(self) -> PretrainedConfig:
+        """The encoder's transformers configuration."""
+        settings = self.encoder.config
+        assert isinstance(settings, PretrainedConfig)
+        return settings
+
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        if "pixel_values" in inputs:
-            pixels = (inputs["pixel_values"].to(self.mean.dtype) / 255 - self.mean) / self.std
-            output = self.encoder(pixel_values=pixels)
-        else:
-            output = self.encoder(**inputs)
-        return self._pooled(output, inputs.get("attention_mask"))
+        if "pixel_values" not in inputs:
+            return self._pooled(self.encoder(**inputs), inputs["attention_mask"])
+        pixels = inputs["pixel_values"]
+        if pixels.ndim == 5:
+            crops = self._of_pictures(pixels.flatten(0, 1))
+            return crops.unflatten(0, pixels.shape[:2]).mean(1)
+        return self._of_pictures(pixels)
+
+    def _of_pictures(self, pixels: Tensor) -> Tensor:
+        normalised = (pixels.to(self.mean.dtype) / 255 - self.mean) / self.std
+        return self._pooled(self.encoder(pixel_values=normalised), None)
 
     def _pooled(self, output: Any, mask: Tensor | None) -> Tensor:
         hidden: Tensor = output.last_hidden_state
@@ -134,10 +146,3 @@ def _check_channels(
             f"backbone.config.num_channels is {channels} and data.image.channels is "
             f"{image.channels}: make them equal"
         )
-
-
-def save_encoder_config(backbone: Backbone, folder: Path) -> None:
-    """Write the encoder's transformers `config.json` into `folder`."""
-    config = backbone.encoder.config
-    assert isinstance(config, PretrainedConfig)
-    config.save_pretrained(folder)

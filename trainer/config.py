@@ -185,6 +185,26 @@ class Recipe(_Config):
         return self
 
     @model_validator(mode="after")
+    def _mixed_rows_have_a_loss(self) -> "Recipe":
+        if self.data.augment.mix is not None and self.head.loss.kind == "batch_max_margin":
+            raise ValueError(
+                "data.augment.mix gives rows two classes, and head.loss batch_max_margin would "
+                "hold them against each other: choose another loss, or no mix"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _classes_of_a_stream_are_not_counted(self) -> "Recipe":
+        if self.data.stream is None:
+            return self
+        unknown = "data.stream knows no class counts: index the tars (kway shard index), or choose"
+        if self.head.class_weights == "balanced":
+            raise ValueError(f"head.class_weights is balanced and {unknown} none")
+        if self.head.loss.kind == "nce" and self.head.loss.noise == "frequency":
+            raise ValueError(f"head.loss.noise is frequency and {unknown} uniform")
+        return self
+
+    @model_validator(mode="after")
     def _micro_batches_fit(self) -> "Recipe":
         if self.train.micro_batches > self.train.global_batch:
             raise ValueError(

@@ -89,13 +89,15 @@ def evaluate_split(
     progress: Callable[[int], None] = lambda samples: None,
 ) -> Evaluation:
     """`evaluate` on the recipe's evaluation split (collective)."""
-    with open_split(recipe.data.shards, recipe.data.eval_split) as split:
+    data = recipe.data
+    with open_split(data.shards, data.eval_split, cache=data.cache) as split:
         loader = EvalLoader(
             split,
             recipe.data,
             batch=recipe.evaluation.batch,
             rank=world.rank,
             world_size=world.size,
+            device=world.device,
         )
         vectors = None if label_vectors is None else torch.from_numpy(label_vectors)
         return evaluate(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,9 +46,9 @@ class Task(nn.Module):
     def backward(self, batch: Batch, *, step: int) -> Tensor:
         """Fill every gradient with that of the global-mean loss; returns the loss (collective)."""
         self.head.draw = step * self.micro_batches  # a resumed run draws what this one would have
-        parts = list(_split(_on_device(batch, self.world.device), self.micro_batches))
+        parts = list(_split(batch.to(self.world.device), self.micro_batches))
         if len(parts) == 1:
-            loss = self._loss(self._features(parts[0]), parts[0].labels)
+            loss = self._loss(self._features(parts[0]), parts)
             loss.backward()
             return loss.detach()
         if self.head.loss.couples_rows:
@@ -122,9 +121,13 @@ class Task(nn.Module):
             features: Tensor = self.forward_backbone(part.inputs)  # type: ignore[operator]
         return features
 
-    def _loss(self, features: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, features: Tensor, parts: Sequence[Batch]) -> Tensor:
+        """The head's loss of the features [b, dim] of `parts`; mixed rows count for two classes."""
+        labels, weights = _targets(parts)
+        if weights is not None:
+            features = torch.cat([features, features])
         with self._autocast():
-            loss: Tensor = self.head(features, labels)
+            loss: Tensor = self.head(features, labels, weights)
         return loss
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -141,17 +144,16 @@ class Task(nn.Module):
 
     def _backward_part_by_part(self, parts: list[Batch]) -> Tensor:
         """For a loss that is a mean over rows: each part weighs what its rows do of all."""
-        weights = torch.stack([self.head.row_weights(part.labels).sum() for part in parts])
+        weights = torch.stack([self.head.row_weights(*_targets([part])).sum() for part in parts])
         weights = all_reduce_sum(weights, self.world.group)
         shares = weights / weights.sum()
         total = torch.zeros((), device=self.world.device)
         for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
             with self._synchronised(last=index == len(parts) - 1):
                 features = self._features(part)
-                if share > 0:
-                    loss = self._loss(features, part.labels) * share
-                else:
-                    loss = features.sum() * 0  # its rows weigh nothing, but all ranks take part
+                # Where its rows weigh nothing, all ranks take part all the same.
+                weighs = share > 0
+                loss = self._loss(features, [part]) * share if weighs else features.sum() * 0
                 loss.backward()
             total += loss.detach()
         return total
@@ -169,7 +171,7 @@ class Task(nn.Module):
                 states.append(_random_state(self.world.device))
                 outputs.append(self._features(part))
         features = torch.cat(outputs).requires_grad_()
-        loss = self._loss(features, torch.cat([part.labels for part in parts]))
+        loss = self._loss(features, parts)
         loss.backward()
         assert features.grad is not None
         gradients = features.grad.split([len(part.labels) for part in parts])
@@ -193,6 +195,7 @@ def build_task(
     label_vectors: np.ndarray | None,
     world: World,
     class_counts: np.ndarray | None = None,
+    class_paths: Sequence[Sequence[str]] | None = None,
 ) -> Task:
     """The task of a recipe with its initial weights, the same on every rank and world size."""
     torch.manual_seed(recipe.seed)
@@ -207,6 +210,7 @@ def build_task(
         seed=recipe.seed,
         device=world.device,
         class_counts=class_counts,
+        class_paths=class_paths,
     )
     return Task(backbone, head, recipe, world)
 
@@ -218,26 +222,23 @@ def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[T
     return work.get_future().then(lambda future: future.value()[0])
 
 
+def _targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
+    """Labels and what they weigh: of `parts` as they are, and once more with their second classes,
+    where rows are mixed. A loss of two classes is the weighted mean of its values for each."""
+    labels = [part.labels for part in parts]
+    second = [part.mixed for part in parts if part.mixed is not None]
+    if not second:
+        return torch.cat(labels), None
+    shares = torch.cat([mixed.weights for mixed in second])
+    labels += [mixed.labels for mixed in second]
+    return torch.cat(labels), torch.cat([shares, 1 - shares])
+
+
 def _split(batch: Batch, num_parts: int) -> Iterator[Batch]:
     rows = len(batch.labels)
     for part in range(num_parts):
         begin, end = rows * part // num_parts, rows * (part + 1) // num_parts
-        yield replace(
-            batch,
-            inputs={name: tensor[begin:end] for name, tensor in batch.inputs.items()},
-            labels=batch.labels[begin:end],
-            indices=batch.indices[begin:end],
-        )
-
-
-def _on_device(batch: Batch, device: torch.device) -> Batch:
-    return replace(
-        batch,
-        inputs={
-            name: tensor.to(device, non_blocking=True) for name, tensor in batch.inputs.items()
-        },
-        labels=batch.labels.to(device, non_blocking=True),
-    )
+        yield batch.each(lambda tensor, begin=begin, end=end: tensor[begin:end])  # type: ignore[misc]
 
 
 def _random_state(device: torch.device) -> list[Tensor]:

@@ -171,6 +171,9 @@ class _Metrics:
         self.wait = Gauge(
             "kway_train_data_wait_ratio", "Share of the time spent on data", registry=registry
         )
+        self.bad = Gauge(
+            "kway_train_bad_samples", "Damaged samples met, and replaced", registry=registry
+        )
         self.last = Gauge(
             "kway_train_last_step_timestamp_seconds", "Time of the last step", registry=registry
         )
@@ -198,6 +201,7 @@ class _Metrics:
         self.norm.set(numbers["gradient_norm"])
         self.seconds.set(numbers["step_seconds"])
         self.wait.set(numbers["data_wait_ratio"])
+        self.bad.set(numbers["bad_samples"])
         self.last.set_to_current_time()
 
     def event(self, name: str, numbers: dict[str, Any]) -> None:

@@ -20,6 +20,8 @@ from data import (
     TrainLoader,
     open_split,
 )
+from data.config import DataConfig
+from data.stream import Stream, StreamLoader, open_stream
 from heads.collectives import all_gather_equal, all_gather_rows
 from trainer.checkpoint import (
     Checkpoint,
@@ -30,12 +32,13 @@ from trainer.checkpoint import (
 )
 from trainer.config import Duration, Recipe
 from trainer.evaluation import evaluate_split, save_evaluation
+from trainer.modality import check_modality, check_tokenizer, tokenizer_digest
 from trainer.optimizer import build_optimizer, rate_at, set_rate
 from trainer.run import RunFolder
 from trainer.step_log import SampleLog
 from trainer.task import Task, build_task
 from trainer.telemetry import Telemetry
-from trainer.trained import class_counts_of, label_vectors_of
+from trainer.trained import class_counts_of, class_paths_of, label_vectors_of
 from trainer.world import World
 
 
@@ -52,16 +55,15 @@ def train(recipe: Recipe, world: World) -> None:
 
 def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
     # ---------------------------------------------------------------- data
-    manifest = Manifest.load(recipe.data.shards)
-    split = open_split(
-        recipe.data.shards, recipe.data.train_split, max_bad_labels=recipe.data.max_bad_samples
-    )
+    data = recipe.data
+    manifest = Manifest.load(data.shards, data.cache)
+    training = _open_training(data, manifest)
     manifest.of_split(recipe.data.eval_split)  # said now, not after the last step
     label_vectors = label_vectors_of(recipe, manifest)
     global_batch = recipe.train.global_batch
 
     def steps(duration: Duration) -> int:
-        return duration.in_steps(num_samples=len(split), global_batch=global_batch)
+        return duration.in_steps(num_samples=len(training), global_batch=global_batch)
 
     num_steps = steps(recipe.train.duration)
 
@@ -71,8 +73,10 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
         class_names=manifest.class_names,
         label_vectors=label_vectors,
         world=world,
-        class_counts=class_counts_of(split),
+        class_counts=class_counts_of(training),
+        class_paths=class_paths_of(recipe, manifest),
     )
+    check_modality(recipe, manifest, task.backbone)
     optimizer = build_optimizer(recipe.optimizer, task)
     torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks
     task.train()
@@ -85,7 +89,8 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
         step=0,
         cursor=Cursor(recipe.seed),
         tree=task.head.tree_digest(),
-        data=manifest.digest(recipe.data.train_split),
+        data=training.digest(),
+        tokenizer=tokenizer_digest(recipe),
     )
     checkpoint, refused = find_checkpoint(run.checkpoints, world)
     if checkpoint is not None:
@@ -111,20 +116,15 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
         num_steps=num_steps,
         global_batch=global_batch,
     )
-    loader = TrainLoader(
-        split,
-        recipe.data,
-        global_batch=global_batch,
-        rank=world.rank,
-        world_size=world.size,
-        cursor=state.cursor,
-    )
+    loader = _open_loader(training, recipe, world, state.cursor)
     evaluation_step = None
     sample_log = SampleLog(run.path, rank=world.rank, wanted=recipe.telemetry.sample_ids)
     with telemetry, loader, sample_log:
         for line in refused:
             telemetry.say(f"refused {line}")
-        telemetry.say(_introduction(recipe, task, split, world, state.step, num_steps))
+        telemetry.say(_introduction(recipe, task, training, world, state.step, num_steps))
+        if isinstance(training, Stream):
+            telemetry.say(training.notice(state.cursor.samples))
         for step in range(state.step + 1, num_steps + 1):
             started = time.perf_counter()
             batch = next(loader)
@@ -136,7 +136,7 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
                 peak=recipe.optimizer.lr,
                 schedule=recipe.schedule,
                 num_steps=num_steps,
-                num_samples=len(split),
+                num_samples=len(training),
                 global_batch=global_batch,
             )
             set_rate(optimizer, rate)
@@ -153,7 +153,11 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
 
             if telemetry.is_due(step):
                 telemetry.step(
-                    step, loss=float(loss), learning_rate=rate, gradient_norm=float(norm)
+                    step,
+                    loss=float(loss),
+                    learning_rate=rate,
+                    gradient_norm=float(norm),
+                    bad_samples=len(state.cursor.bad),
                 )
             # Before the checkpoint: what comes after one is not done again on resuming from it.
             if recipe.evaluation.every and step % steps(recipe.evaluation.every) == 0:
@@ -169,6 +173,29 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
             _evaluate(run, task, num_steps, recipe, world, label_vectors, telemetry)
 
 
+def _open_training(data: DataConfig, manifest: Manifest) -> Split | Stream:
+    if data.stream is not None:
+        return open_stream(data.stream, manifest)
+    return open_split(
+        data.shards, data.train_split, max_bad_labels=data.max_bad_samples, cache=data.cache
+    )
+
+
+def _open_loader(
+    training: Split | Stream, recipe: Recipe, world: World, cursor: Cursor
+) -> TrainLoader | StreamLoader:
+    options: dict[str, Any] = {
+        "global_batch": recipe.train.global_batch,
+        "rank": world.rank,
+        "world_size": world.size,
+        "cursor": cursor,
+        "device": world.device,
+    }
+    if isinstance(training, Stream):
+        return StreamLoader(training, recipe.data, **options)
+    return TrainLoader(training, recipe.data, **options)
+
+
 @dataclass(frozen=True)
 class TrainState:
     """What a run is at, besides its tensors and random states."""
@@ -177,6 +204,7 @@ class TrainState:
     cursor: Cursor
     tree: str
     data: str
+    tokenizer: str | None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -184,16 +212,18 @@ class TrainState:
             "cursor": self.cursor.to_json(),
             "tree": self.tree,
             "data": self.data,
+            "tokenizer": self.tokenizer,
         }
 
     def resumed(self, checkpoint: Checkpoint) -> "TrainState":
-        """The state in a checkpoint; ValueError where its tree or its shards are not this run's."""
+        """The state in a checkpoint; ValueError where its tree, shards or tokenizer are others."""
         saved = checkpoint.state
         if saved["data"] != self.data:
             raise ValueError(
                 f"checkpoint {checkpoint.folder} was trained on other shards: point data.shards at "
                 "those, or start another run folder"
             )
+        check_tokenizer(checkpoint, self.tokenizer)
         if saved["tree"] != self.tree:
             raise ValueError(
                 f"checkpoint {checkpoint.folder} has another label tree: its shards had other "
@@ -261,14 +291,19 @@ def _check_finite(step: int, loss: float, norm: float) -> None:
 
 
 def _introduction(
-    recipe: Recipe, task: Task, split: Split, world: World, start_step: int, num_steps: int
+    recipe: Recipe,
+    task: Task,
+    training: Split | Stream,
+    world: World,
+    start_step: int,
+    num_steps: int,
 ) -> str:
     weights = sum(parameter.numel() for parameter in task.backbone.parameters())
     nodes, columns = task.head.tree.num_nodes, task.head.dim + task.head.bias
     start = f", from step {start_step}" if start_step else ""
     return (
-        f"{recipe.run}: {len(split)} samples, {split.num_classes} classes; backbone {weights} "
-        f"weights, head {recipe.head.weights.kind} x {recipe.head.loss.kind} "
+        f"{recipe.run}: {len(training)} samples, {training.num_classes} classes; backbone "
+        f"{weights} weights, head {recipe.head.weights.kind} x {recipe.head.loss.kind} "
         f"{nodes} x {columns}; {world.size} x {world.device.type}; {num_steps} steps of "
         f"{recipe.train.global_batch}{start}"
     )

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data import Manifest, Split, load_label_vectors, open_split
+from data import Manifest, Split, class_paths, load_label_vectors, open_split
+from data.stream import Stream
 from trainer.checkpoint import find_checkpoint, load_tensors
 from trainer.config import Recipe
+from trainer.modality import check_tokenizer, tokenizer_digest
 from trainer.run import RunFolder
 from trainer.task import Task, build_task
 from trainer.world import World
@@ -33,37 +35,47 @@ def open_trained(path: Path, world: World) -> TrainedRun:
     """
     folder = RunFolder(path)
     recipe = folder.load_recipe()
-    manifest = Manifest.load(recipe.data.shards)
+    data = recipe.data
+    manifest = Manifest.load(data.shards, data.cache)
     label_vectors = label_vectors_of(recipe, manifest)
     checkpoint, refused = find_checkpoint(folder.checkpoints, world)
     if checkpoint is None:
         reason = f": {refused[0]}" if refused else ": train it first"
         raise FileNotFoundError(f"run {path} has no checkpoint to load{reason}")
-    with open_split(recipe.data.shards, recipe.data.train_split) as split:
-        class_counts = class_counts_of(split)
+    class_counts = None
+    if data.stream is None:
+        with open_split(data.shards, data.train_split, cache=data.cache) as split:
+            class_counts = class_counts_of(split)
     task = build_task(
         recipe,
         class_names=manifest.class_names,
         label_vectors=label_vectors,
         world=world,
         class_counts=class_counts,
+        class_paths=class_paths_of(recipe, manifest),
     )
     if checkpoint.state["tree"] != task.head.tree_digest():
         raise ValueError(
-            f"checkpoint {checkpoint.folder} has another label tree than {recipe.data.shards} "
+            f"checkpoint {checkpoint.folder} has another label tree than {data.shards} "
             "gives now: bring back the shards it was trained on"
         )
+    check_tokenizer(checkpoint, tokenizer_digest(recipe))
     load_tensors(checkpoint, task.checkpoint_entries(None), world)
     return TrainedRun(folder, recipe, manifest, label_vectors, task.eval(), checkpoint.step)
 
 
-def class_counts_of(split: Split) -> np.ndarray:
-    """Samples of each class in a split [K]."""
-    return split.class_counts()
+def class_counts_of(training: Split | Stream) -> np.ndarray | None:
+    """Samples of each class [K]; None for a stream."""
+    return training.class_counts()
+
+
+def class_paths_of(recipe: Recipe, manifest: Manifest) -> list[tuple[str, ...]] | None:
+    """Names above each class in the shards' hierarchy, None where the recipe asks for none."""
+    return class_paths(recipe.data.shards, manifest) if recipe.head.needs_hierarchy else None
 
 
 def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:
     """The shards' label vectors, None where their source gives none."""
     if manifest.label_vectors is None:
         return None
-    return load_label_vectors(recipe.data.shards, manifest)
+    return load_label_vectors(recipe.data.shards, manifest, recipe.data.cache)

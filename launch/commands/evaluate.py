@@ -21,7 +21,8 @@ def evaluate(run: Annotated[Path, typer.Argument(help="a run's folder")]) -> Non
     with open_world() as world:
         trained = open_trained(run, world)
         recipe = trained.recipe
-        with open_split(recipe.data.shards, recipe.data.eval_split) as split:
+        data = recipe.data
+        with open_split(data.shards, data.eval_split, cache=data.cache) as split:
             task = bar.add_task("evaluating", total=len(split))
         with bar:
             result = evaluate_split(

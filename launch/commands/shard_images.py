@@ -1,6 +1,6 @@
-"""`kway shard imagenet`, `cifar100`, `cifar10`, `mnist`: published sets of pictures as they come.
+"""`kway shard imagefolder`, `imagenet`, `cifar100`, `cifar10`, `mnist`: pictures to shards.
 
-What they share with the other sources (writing, progress, verifying) is `shard.py`.
+What they share with the other sources is `shard_writing.py`.
 """
 
 import sys
@@ -9,16 +9,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launch.commands.shard_classes import (
+    Vectors,
+    WordNetFolder,
+    read_taxonomy,
+    with_label_vectors,
+)
+from launch.commands.shard_writing import (
+    Original,
+    Out,
+    PerShard,
+    Quality,
+    ShortSide,
+    SkipBad,
+    Workers,
+    write,
+)
+from launch.progress import progress
+
 if TYPE_CHECKING:
     from data.sources import Source
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="folder that the shards go to")]
-Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
-PerShard = Annotated[int, typer.Option(min=1, help="samples a shard")]
-ShortSide = Annotated[int, typer.Option(min=1, help="larger pictures shrink to it")]
-Quality = Annotated[int, typer.Option(min=1, max=100, help="of JPEG, for those")]
-Original = Annotated[bool, typer.Option("--original", help="keep bytes as they are")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave out and count what is no picture")]
 DropDuplicates = Annotated[
     bool,
     typer.Option(
@@ -26,6 +37,50 @@ DropDuplicates = Annotated[
     ),
 ]
 Archive = Annotated[Path, typer.Argument(help="the binary version: its tar.gz, or a folder of it")]
+
+
+def imagefolder(
+    folder: Annotated[
+        Path, typer.Argument(help="class folders of pictures, or train/ and test/ of those")
+    ],
+    out: Out,
+    labels: Annotated[
+        Path | None, typer.Option(help="lines `file,class` instead of class folders")
+    ] = None,
+    nested: Annotated[
+        bool,
+        typer.Option(
+            "--nested", help="a class is the folder that a picture lies in; those above: hierarchy"
+        ),
+    ] = False,
+    wordnet: WordNetFolder = None,
+    short_side: ShortSide = 256,
+    quality: Quality = 90,
+    original: Original = False,
+    test_fraction: Annotated[
+        float, typer.Option(min=0, max=1, help="of pictures held out, where there is no test/")
+    ] = 0.1,
+    skip_bad: SkipBad = False,
+    drop_duplicates: DropDuplicates = False,
+    vectors: Vectors = None,
+    samples_per_shard: PerShard = 10_000,
+    workers: Workers = None,
+) -> None:
+    """A folder of pictures of your own."""
+    from data.sources import ImageFolder
+
+    source = ImageFolder(
+        folder,
+        labels=labels,
+        nested=nested,
+        taxonomy=read_taxonomy(wordnet),
+        short_side=None if original else short_side,
+        quality=quality,
+        test_fraction=test_fraction,
+        skip_bad=skip_bad,
+    )
+    _note(folder, source.notes())
+    _write(source, out, drop_duplicates, vectors, samples_per_shard, workers)
 
 
 def imagenet(
@@ -38,33 +93,40 @@ def imagenet(
         Path | None,
         typer.Option(help="ILSVRC2012_devkit_t12.tar.gz or its folder; default: in FOLDER"),
     ] = None,
+    wordnet: WordNetFolder = None,
     short_side: ShortSide = 256,
     quality: Quality = 90,
     original: Original = False,
     skip_bad: SkipBad = False,
     drop_duplicates: DropDuplicates = False,
+    vectors: Vectors = None,
     samples_per_shard: PerShard = 10_000,
     workers: Workers = None,
 ) -> None:
     """ImageNet: the tar files of ILSVRC 2012 without unpacking them, or the extracted folders."""
     from data.sources import ImageNet
 
-    source = ImageNet(
-        folder,
-        devkit,
-        short_side=None if original else short_side,
-        quality=quality,
-        skip_bad=skip_bad,
-    )
-    print(f"listing the pictures in {folder}", file=sys.stderr)
-    _note(folder, source.notes())
-    _write(source, out, drop_duplicates, samples_per_shard, workers)
+    taxonomy = read_taxonomy(wordnet)
+    with progress("listing", "classes") as report:
+        source = ImageNet(
+            folder,
+            devkit,
+            taxonomy=taxonomy,
+            short_side=None if original else short_side,
+            quality=quality,
+            skip_bad=skip_bad,
+            report=report,
+        )
+        notes = source.notes()
+    _note(folder, notes)
+    _write(source, out, drop_duplicates, vectors, samples_per_shard, workers)
 
 
 def cifar100(
     archive: Archive,
     out: Out,
     drop_duplicates: DropDuplicates = False,
+    vectors: Vectors = None,
     samples_per_shard: PerShard = 10_000,
     workers: Workers = None,
 ) -> None:
@@ -73,13 +135,14 @@ def cifar100(
 
     source = Cifar100(archive)
     _note(archive, source.notes())
-    _write(source, out, drop_duplicates, samples_per_shard, workers)
+    _write(source, out, drop_duplicates, vectors, samples_per_shard, workers)
 
 
 def cifar10(
     archive: Archive,
     out: Out,
     drop_duplicates: DropDuplicates = False,
+    vectors: Vectors = None,
     samples_per_shard: PerShard = 10_000,
     workers: Workers = None,
 ) -> None:
@@ -88,7 +151,7 @@ def cifar10(
 
     source = Cifar10(archive)
     _note(archive, source.notes())
-    _write(source, out, drop_duplicates, samples_per_shard, workers)
+    _write(source, out, drop_duplicates, vectors, samples_per_shard, workers)
 
 
 def mnist(
@@ -98,13 +161,14 @@ def mnist(
         Path | None, typer.Option(help="class names, one a line; default: 0, 1, 2, …")
     ] = None,
     drop_duplicates: DropDuplicates = False,
+    vectors: Vectors = None,
     samples_per_shard: PerShard = 10_000,
     workers: Workers = None,
 ) -> None:
     """MNIST, Fashion-MNIST and others in the same four idx files."""
     from data.sources import Mnist
 
-    _write(Mnist(folder, names), out, drop_duplicates, samples_per_shard, workers)
+    _write(Mnist(folder, names), out, drop_duplicates, vectors, samples_per_shard, workers)
 
 
 def _note(origin: Path, notes: list[str]) -> None:
@@ -113,26 +177,28 @@ def _note(origin: Path, notes: list[str]) -> None:
 
 
 def _write(
-    source: "Source", out: Path, drop_duplicates: bool, samples_per_shard: int, workers: int | None
+    source: "Source",
+    out: Path,
+    drop_duplicates: bool,
+    vectors: Path | None,
+    samples_per_shard: int,
+    workers: int | None,
 ) -> None:
-    from data.writer import write_shards
-    from launch.commands import shard
-
-    shard._write(
-        lambda report: write_shards(
-            source,
-            out,
-            samples_per_shard=samples_per_shard,
-            workers=workers,
-            drop_duplicates=drop_duplicates,
-            report=report,
-        ),
+    described = with_label_vectors(source, vectors)
+    if described is not None:
+        described.label_vectors()  # what is wrong is said now, not after the last shard
+    write(
+        source,
         out,
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        drop_duplicates=drop_duplicates,
+        vectors=described,
     )
-    print_duplicates(out)
+    _print_duplicates(out)
 
 
-def print_duplicates(out: Path) -> None:
+def _print_duplicates(out: Path) -> None:
     """One line for each split of finished shards that repeats itself or what training holds."""
     from data.duplicates import find_duplicates
 

@@ -1,4 +1,4 @@
-"""`kway shard verify`, `show` and `index`: shards that exist already, looked at and looked after.
+"""`kway shard verify`, `show`, `check` and `index`: shards that exist already.
 
 What makes shards is `shard.py`.
 """
@@ -12,8 +12,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from launch.commands.shard_writing import Workers, summary
+from launch.progress import progress
+from launch.wording import counted, seconds_since
+
 Shards = Annotated[Path, typer.Argument(help="folder of shards with manifest.json")]
-Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
 
 
 def verify(
@@ -29,11 +32,10 @@ def verify(
     """Read every byte and name what is damaged; exit code 2 where anything is."""
     from data.manifest import Manifest
     from data.verify import NAMED_A_SHARD, damages
-    from launch.commands.shard import _contents, _count, _progress, _seconds
 
     started = time.monotonic()
     places: Counter[str] = Counter()
-    with _progress("verifying") as report:
+    with progress("verifying") as report:
         named = None if name_all else NAMED_A_SHARD
         found = list(damages(folder, report, decode=decode, named=named, workers=workers))
     for damage in found:
@@ -43,7 +45,7 @@ def verify(
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in places.most_common())
         print(f"found: {kinds}", file=sys.stderr)
         print(
-            f"error: {folder} is damaged in {_count(places.total(), 'place')}: copy it again, "
+            f"error: {folder} is damaged in {counted(places.total(), 'place')}: copy it again, "
             "or delete it and run kway shard again",
             file=sys.stderr,
         )
@@ -51,7 +53,7 @@ def verify(
     manifest = Manifest.load(folder)
     size = sum(shard.bytes for shard in manifest.shards)
     speed = size / 1e6 / max(time.monotonic() - started, 1e-9)
-    print(f"{folder} is sound: {_contents(manifest)}, {_seconds(started)}, {speed:,.0f} MB/s")
+    print(f"{folder} is sound: {summary(manifest)}, {seconds_since(started)}, {speed:,.0f} MB/s")
 
 
 def show(
@@ -68,6 +70,7 @@ def show(
     ] = None,
 ) -> None:
     """What is inside: counts, classes and how many samples they have, examples of texts."""
+    from data.hierarchy import hierarchy_size
     from data.manifest import Manifest
     from data.show import contents, open_all
     from launch.commands.shard_tables import class_table, split_table, text_table
@@ -80,6 +83,8 @@ def show(
     console = Console()
     console.print(split_table(folder, manifest, held))
     console.print(class_table(manifest, held))
+    if (size := hierarchy_size(folder, manifest)) is not None:
+        print(f"hierarchy: {size}")
     with open_all(folder, split or manifest.splits[0]) as opened:
         if manifest.modality == "text":
             console.print(text_table(opened, samples or 12))
@@ -88,6 +93,42 @@ def show(
 
             contact_sheet(opened, samples or 48).save(picture, "PNG")
             print(f"{picture}: {opened.name}")
+
+
+def check(
+    folder: Annotated[Path, typer.Argument(help="folder of shards of texts")],
+    split: Annotated[str, typer.Option(help="that is looked at")] = "train",
+    texts: Annotated[int, typer.Option(min=40, help="at most; half of them to learn from")] = (
+        100_000
+    ),
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="fall of accuracy that makes a suspect")
+    ] = 0.02,
+    rows: Annotated[int, typer.Option(min=0, help="characters shown that are no suspects")] = 10,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="exit code 2 where there is a suspect")
+    ] = False,
+) -> None:
+    """Find single characters that give the label of texts away, such as what is left of emoji."""
+    from data.leaks import check_leaks
+    from launch.commands.shard_tables import leak_table
+
+    report = check_leaks(folder, split=split, limit=texts, threshold=threshold)
+    print(
+        f"{report.texts:,} texts: accuracy {report.accuracy:.3f} from single characters, "
+        f"{report.most_frequent:.3f} from the most frequent class alone"
+    )
+    console = Console()
+    # Off a terminal rich takes 80 columns, which breaks every line of the table.
+    Console(width=console.width if console.is_terminal else 160).print(leak_table(report, rows))
+    found = ", ".join(leak.name for leak in report.suspects)
+    if not found:
+        print(f"{folder}: no character gives the label away")
+        return
+    print(f"{folder}: suspect: {found}")
+    if strict:
+        print(f"error: {folder}: {found}: make the shards again without it", file=sys.stderr)
+        raise typer.Exit(2)
 
 
 def index(
@@ -116,10 +157,9 @@ def index(
 ) -> None:
     """Give an offset index and a manifest to webdataset tars that somebody else wrote."""
     from data.foreign import index_shards
-    from launch.commands.shard import _contents, _count, _progress, _seconds
 
     started = time.monotonic()
-    with _progress("indexing", "MB") as report:
+    with progress("indexing", "MB") as report:
         indexed = index_shards(
             folder,
             out=out,
@@ -136,9 +176,9 @@ def index(
     for line in indexed.problems.named:
         print(f"left out: {line}", file=sys.stderr)
     if indexed.problems.count:
-        places = _count(indexed.problems.count, "place")
+        places = counted(indexed.problems.count, "place")
         print(f"warning: left out what is wrong in {places}", file=sys.stderr)
-    print(f"{out or folder}: {_contents(indexed.manifest)}, {_seconds(started)}")
+    print(f"{out or folder}: {summary(indexed.manifest)}, {seconds_since(started)}")
 
 
 def _named_glob(text: str) -> tuple[str, str]:

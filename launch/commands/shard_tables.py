@@ -1,8 +1,9 @@
-"""What `kway shard show` prints: tables of splits, of classes and of texts."""
+"""What `kway shard show` and `check` print: tables of splits, classes, texts and leaks."""
 
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich import box
@@ -12,6 +13,9 @@ from rich.text import Text
 from data.manifest import Manifest
 from data.show import SplitContents, histogram, texts
 from data.split import Split
+
+if TYPE_CHECKING:
+    from data.leaks import LeakReport
 
 _ALL_CLASSES = 30  # as many are listed one by one
 _ENDS = 5  # of more, the largest and the smallest
@@ -68,6 +72,23 @@ def _add_classes(table: Table, manifest: Manifest, counts: np.ndarray, labels: n
     for label in labels.tolist():
         name = plain(manifest.classes[label].name)
         table.add_row(name, f"{counts[label]:,}", _bar(int(counts[label]), most))
+
+
+def leak_table(report: "LeakReport", rows: int) -> Table:
+    """The suspects and `rows` characters more, a line each."""
+    table = Table("character", "texts", "class", "precision", "lift", "bits", "fall", "suspect")
+    for leak in report.leaks[: len(report.suspects) + rows]:
+        table.add_row(
+            leak.name,
+            f"{leak.texts:,}",
+            leak.class_name,
+            f"{leak.precision:.2f}",
+            f"{leak.lift:.1f}",
+            f"{leak.information:.3f}",
+            f"{leak.fall:+.3f}",
+            leak.suspect or "",
+        )
+    return table
 
 
 def text_table(split: Split, number: int) -> Table:

@@ -1,27 +1,31 @@
-"""`kway shard tweets`, `table`, `emoji-names`, and `check`: texts to shards, and their leaks.
+"""`kway shard tweets`, `table` and `emoji-names`: texts to shards.
 
-What they share with the other sources (writing, progress, verifying) is `shard.py`.
+What they share with the other sources is `shard_writing.py`.
 """
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table as Lines
+
+from launch.commands.shard_classes import Vectors, with_label_vectors
+from launch.commands.shard_writing import (
+    Original,
+    Out,
+    PerShard,
+    Quality,
+    ShortSide,
+    SkipBad,
+    Workers,
+    write,
+)
+from launch.progress import plain_lines
 
 if TYPE_CHECKING:
-    from data.leaks import LeakReport
     from data.sources.labelled_texts import LabelledTexts
     from data.sources.table import Table
     from data.sources.tweets import Tweets
-    from data.text.spans import Report
-    from data.writer import Written
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="folder that the shards go to")]
-Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
-PerShard = Annotated[int, typer.Option(min=1, help="samples a shard")]
 Keep = Annotated[
     bool, typer.Option("--keep-duplicates", help="keep equal texts of one class and split")
 ]
@@ -30,10 +34,6 @@ DropAcross = Annotated[
 ]
 TestFraction = Annotated[
     float, typer.Option(min=0, max=1, help="of texts held out, by a hash of the text")
-]
-Vectors = Annotated[
-    Path | None,
-    typer.Option(help="of the emoji, word2vec binary such as emoji2vec.bin; default: from names"),
 ]
 What = Literal["replace", "remove", "keep"]
 
@@ -95,10 +95,9 @@ def tweets(
             texts="keep" if keep_texts else "clean",
             duplicates=duplicates,
             across=across,
-            vectors=vectors,
-            report=_reading(),
+            report=plain_lines("reading", "bytes"),
         )
-        _write(labelled, out, samples_per_shard, workers)
+        _write(labelled, out, vectors, samples_per_shard, workers)
         return
     if keep_texts or drop_across:
         raise ValueError("--keep-texts and --drop-across are for a folder of labelled texts")
@@ -118,11 +117,10 @@ def tweets(
         min_count=min_count,
         top=top,
         test_fraction=test_fraction,
-        vectors=vectors,
         workers=workers,
-        report=_reading(),
+        report=plain_lines("reading", "bytes"),
     )
-    _write(source, out, samples_per_shard, workers)
+    _write(source, out, vectors, samples_per_shard, workers)
 
 
 def table(
@@ -143,12 +141,11 @@ def table(
     ] = False,
     drop_across: DropAcross = False,
     min_count: Annotated[int, typer.Option(min=1, help="rows that a class needs")] = 1,
-    short_side: Annotated[int, typer.Option(min=1, help="larger pictures shrink to it")] = 256,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="of JPEG, for those")] = 90,
-    original: Annotated[bool, typer.Option("--original", help="keep bytes as they are")] = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="leave out and count what is no picture")
-    ] = False,
+    short_side: ShortSide = 256,
+    quality: Quality = 90,
+    original: Original = False,
+    skip_bad: SkipBad = False,
+    vectors: Vectors = None,
     samples_per_shard: PerShard = 10_000,
     workers: Workers = None,
 ) -> None:
@@ -171,9 +168,9 @@ def table(
         quality=quality,
         skip_bad=skip_bad,
         workers=workers,
-        report=_reading(),
+        report=plain_lines("reading", "bytes"),
     )
-    _write(source, out, samples_per_shard, workers)
+    _write(source, out, vectors, samples_per_shard, workers)
 
 
 def emoji_names(
@@ -188,108 +185,39 @@ def emoji_names(
     no_tones: Annotated[
         bool, typer.Option("--no-tones", help="without the names of emoji with a skin tone")
     ] = False,
+    vectors: Vectors = None,
     samples_per_shard: PerShard = 10_000,
     workers: Workers = None,
 ) -> None:
     """Names of emoji in 14 languages; needs no download."""
     from data.sources.emoji_names import EmojiNames
-    from data.writer import write_shards
-    from launch.commands import shard
 
     source = EmojiNames(classes, _listed(languages), _listed(test_languages), tones=not no_tones)
-    shard._write(
-        lambda report: write_shards(
-            source, out, samples_per_shard=samples_per_shard, workers=workers, report=report
-        ),
-        out,
-    )
-
-
-def check(
-    shards: Annotated[Path, typer.Argument(help="folder of shards of texts")],
-    split: Annotated[str, typer.Option(help="that is looked at")] = "train",
-    texts: Annotated[int, typer.Option(min=40, help="at most; half of them to learn from")] = (
-        100_000
-    ),
-    threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="fall of accuracy that makes a suspect")
-    ] = 0.02,
-    rows: Annotated[int, typer.Option(min=0, help="characters shown that are no suspects")] = 10,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="exit code 2 where there is a suspect")
-    ] = False,
-) -> None:
-    """Find single characters that give the label of texts away, such as what is left of emoji."""
-    from data.leaks import check_leaks
-
-    report = check_leaks(shards, split=split, limit=texts, threshold=threshold)
-    _print_leaks(report, rows)
-    found = ", ".join(leak.name for leak in report.suspects)
-    if not found:
-        print(f"{shards}: no character gives the label away")
-        return
-    print(f"{shards}: suspect: {found}")
-    if strict:
-        print(
-            f"error: {shards}: {found}: make the shards again without it",
-            file=sys.stderr,
-        )
-        raise typer.Exit(2)
-
-
-def _print_leaks(report: "LeakReport", rows: int) -> None:
-    print(
-        f"{report.texts:,} texts: accuracy {report.accuracy:.3f} from single characters, "
-        f"{report.most_frequent:.3f} from the most frequent class alone"
-    )
-    lines = Lines("character", "texts", "class", "precision", "lift", "bits", "fall", "suspect")
-    for leak in report.leaks[: len(report.suspects) + rows]:
-        lines.add_row(
-            leak.name,
-            f"{leak.texts:,}",
-            leak.class_name,
-            f"{leak.precision:.2f}",
-            f"{leak.lift:.1f}",
-            f"{leak.information:.3f}",
-            f"{leak.fall:+.3f}",
-            leak.suspect or "",
-        )
-    console = Console()
-    # Off a terminal rich takes 80 columns, which breaks every line of the table.
-    Console(width=console.width if console.is_terminal else 160).print(lines)
+    described = with_label_vectors(source, vectors)
+    write(source, out, samples_per_shard=samples_per_shard, workers=workers, vectors=described)
 
 
 def _write(
     source: "Tweets | LabelledTexts | Table",
     out: Path,
+    vectors: Path | None,
     samples_per_shard: int,
     workers: int | None,
 ) -> None:
-    from data.writer import write_shards
-    from launch.commands import shard
-
-    def write(report: "Report") -> "Written":
-        written = write_shards(
-            source, out, samples_per_shard=samples_per_shard, workers=workers, report=report
-        )
-        if not written.complete_before:
-            for note in source.notes():
-                print(f"note: {note}", file=sys.stderr)
-        return written
-
     try:
-        shard._write(write, out)
+        write(
+            source,
+            out,
+            samples_per_shard=samples_per_shard,
+            workers=workers,
+            vectors=with_label_vectors(source, vectors),
+            notes=source.notes,
+        )
     except ValueError:
         # The input has to change, so nothing of it would be gone on with.
         source.clean_up()
         raise
     source.clean_up()
-
-
-def _reading() -> "Report":
-    from launch.commands.shard import _plain_lines
-
-    return _plain_lines("reading", "bytes")
 
 
 def _work(out: Path) -> Path:

@@ -46,7 +46,8 @@ def draw(out: Path, world: World, path: Path) -> None:
 def _logits(out: Path, run: DemoRun, world: World) -> Logits:
     trained = open_trained(run.folder(out), world)
     recipe, task = trained.recipe, trained.task
-    with open_split(recipe.data.shards, recipe.data.eval_split) as split:
+    data = recipe.data
+    with open_split(data.shards, data.eval_split, cache=data.cache) as split:
         batches = EvalLoader(split, recipe.data, batch=recipe.evaluation.batch)
         features = torch.cat([task.features(batch.inputs) for batch in batches])
         logits = np.empty((len(split), split.num_classes), dtype=np.float32)

@@ -55,6 +55,8 @@ def pictures(first: int, count: int, classes: int = 3) -> list[tuple[str, bytes]
 class Planted:
     """A source of given samples, (data, extension, label) each; all are training."""
 
+    modality = "image"
+
     def __init__(self, samples: Sequence[tuple[bytes, str, int]], num_classes: int) -> None:
         self.samples = samples
         self.num_classes = num_classes

@@ -1,12 +1,7 @@
 """CIFAR-10 and CIFAR-100 in the published binary layout."""
 
 import io
-import os
-import signal
-import subprocess
-import sys
 import tarfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,27 +13,13 @@ from data.images import decode
 from data.sources import Cifar10, Cifar100
 from data.writer import write_shards
 from launch.commands.shard import app
+from tests.data.killed import check_killed_and_resumed
 
 COARSE = ("fish", "trees")
 FINE = ("maple_tree", "ray", "shark")
 ABOVE = (1, 0, 0)  # fine -> coarse
 TEN = ("airplane", "automobile", "bird")
 SIZES = {"train": 20, "test": 7}
-
-WRITE = """
-import sys, time
-from pathlib import Path
-from data.sources import Cifar100
-from data.writer import write_shards
-from launch.commands.shard import app
-
-if __name__ == "__main__":
-    archive, out, workers = sys.argv[1:]
-    write_shards(
-        Cifar100(Path(archive)), Path(out), samples_per_shard=5, workers=int(workers),
-        report=lambda done, total: time.sleep(0.1),
-    )
-"""
 
 
 def pixels(split: str) -> np.ndarray:
@@ -98,10 +79,6 @@ def cifar10(tmp_path: Path) -> Path:
     return archive(tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin", ten())
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
 @pytest.mark.parametrize("kind", [Cifar10, Cifar100])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_picture_comes_through_without_loss(
@@ -122,9 +99,9 @@ def test_every_picture_comes_through_without_loss(
                 np.testing.assert_array_equal(decode(data, 3), pixels(split)[row])
 
 
-def test_the_coarse_class_is_an_attribute_and_a_parent(cifar100: Path) -> None:
+def test_the_coarse_class_is_the_path(cifar100: Path) -> None:
     attributes = [info.attributes for info in Cifar100(cifar100).classes()]
-    assert attributes == [{"coarse": COARSE[i], "parents": COARSE[i]} for i in ABOVE]
+    assert attributes == [{"path": COARSE[i]} for i in ABOVE]
 
 
 @pytest.mark.parametrize("inner", ["", "cifar-100-binary"])
@@ -150,27 +127,8 @@ def test_another_number_of_pictures_than_published_is_noted(cifar10: Path) -> No
     assert note == "27 pictures, and cifar10 was published with 60,000"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_and_resumed_gives_the_same_bytes(
-    cifar100: Path, tmp_path: Path, workers: int
-) -> None:
-    write_shards(Cifar100(cifar100), tmp_path / "whole", samples_per_shard=5, workers=1)
-    script, out = tmp_path / "write.py", tmp_path / "out"
-    script.write_text(WRITE)
-    process = subprocess.Popen(
-        [sys.executable, script, cifar100, out, str(workers)],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    deadline = time.monotonic() + 60
-    while not (out / "train-000001.tar.aside").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    written = write_shards(Cifar100(cifar100), out, samples_per_shard=5, workers=1)
-    assert written.resumed == 1
-    assert contents(out) == contents(tmp_path / "whole")
+def test_killed_and_resumed_gives_the_same_bytes(cifar100: Path, tmp_path: Path) -> None:
+    check_killed_and_resumed(Cifar100(cifar100), tmp_path, samples_per_shard=5, workers=1)
 
 
 def error_of(path: Path) -> str:

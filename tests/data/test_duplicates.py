@@ -28,6 +28,8 @@ class Words:
     test: tuple[tuple[bytes, int], ...] = ()
     validation: tuple[tuple[bytes, int], ...] = ()
 
+    modality = "image"
+
     def describe(self) -> SourceInfo:
         return SourceInfo(kind="words", parameters={"all": repr(self)})
 

@@ -48,8 +48,8 @@ def test_classes_say_what_is_known_of_them(names: EmojiNames) -> None:
     assert about["❤️"].name == "red heart"
     assert about["😀"].attributes == {
         "emoji": "😀",
-        "block": "Emoticons",
         "emoji_version": "1",
+        "path": "Smileys & Emotion > face-smiling",
     }
     assert about["👩\u200d🚀"].attributes["base"] == "👩"
     assert about["🇫🇷"].attributes["base"] == "flag"
@@ -57,7 +57,7 @@ def test_classes_say_what_is_known_of_them(names: EmojiNames) -> None:
         "base"
     ] == ("flag")
     assert about["1️⃣"].attributes["base"] == "keycap"
-    assert not any(info.attributes["block"] == "Other" for info in about.values())
+    assert about["👩\u200d🚀"].attributes["path"] == "People & Body > person-role"
 
 
 def test_emoji_of_kindred_names_have_close_vectors(names: EmojiNames) -> None:

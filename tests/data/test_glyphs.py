@@ -11,7 +11,6 @@ from data.images import decode
 from data.sources import Glyphs
 from data.sources.fonts import face_characters
 from data.sources.glyphs import TEST_FACES
-from data.sources.unicode_blocks import block_name
 from data.writer import write_shards
 
 
@@ -46,16 +45,19 @@ def test_characters_that_look_the_same_are_one_class(all_glyphs: Glyphs) -> None
     assert info.name == "LATIN CAPITAL LETTER A"
     assert info.attributes["characters"] == "AΑА"
     assert info.attributes["unicode_name"].endswith("/ CYRILLIC CAPITAL LETTER A")
-    assert info.attributes["block"] == "Basic Latin"
+    assert info.attributes["path"] == "Basic Latin > Basic Latin, capital letters"
 
 
-def test_every_class_has_a_name_of_its_own_and_a_block(all_glyphs: Glyphs) -> None:
+def test_every_class_has_a_name_of_its_own_and_a_path(all_glyphs: Glyphs) -> None:
     infos = all_glyphs.classes()
     assert len({info.name for info in infos}) == len(infos)
-    assert {info.attributes["block"] for info in infos} >= {"Greek and Coptic", "Arrows"}
-    assert not any(info.attributes["block"] == "Other" for info in infos)
-    assert block_name(0x20AC) == "Currency Symbols"
-    assert block_name(0x4E00) == "Other"
+    paths = {info.attributes["path"] for info in infos}
+    assert paths >= {
+        "Greek and Coptic > Greek and Coptic, small letters",
+        "Arrows > Arrows, symbols",
+        "Lao > Lao, marks",
+    }
+    assert not any(path.startswith("No_Block") for path in paths)
 
 
 def test_tex_faces_give_only_what_their_codes_say() -> None:

@@ -244,3 +244,30 @@ def test_keys_are_unique_and_plain(tmp_path: Path) -> None:
     with open_split(tmp_path / "out", "train") as split:
         assert {split.key(i) for i in range(len(split))} == set(keys)
     assert written.left_out == 0
+
+
+def test_nested_folders_are_classes_and_those_above_them_their_path(tmp_path: Path) -> None:
+    places = ("animal/dog/poodle", "animal/dog", "animal/other/fish", "other/oak")
+    for i, place in enumerate(places):
+        for split in ("train", "test"):
+            write_picture(tmp_path / split / place / f"{split}.png", i)
+    source = ImageFolder(tmp_path, nested=True)
+    assert {info.name: info.attributes for info in source.classes()} == {
+        "dog": {"path": "animal > dog"},
+        "fish": {"path": "animal > other"},
+        "oak": {"path": "other"},
+        "poodle": {"path": "animal > dog"},
+    }
+    of = {task.path: source.classes()[task.label].name for task in source.splits()["train"]}
+    assert of["train/animal/dog/poodle/train.png"] == "poodle"
+    assert of["train/animal/dog/train.png"] == "dog"
+    assert [info.name for info in ImageFolder(tmp_path).classes()] == ["animal", "other"]
+
+
+def test_nested_folders_of_one_name_are_refused(tmp_path: Path) -> None:
+    for i, place in enumerate(("left/hand", "right/hand")):
+        write_picture(tmp_path / place / "0.png", i)
+    with pytest.raises(ValueError, match="two class folders 'hand', left/hand and right/hand"):
+        ImageFolder(tmp_path, nested=True).classes()
+    with pytest.raises(ValueError, match="nested folders take neither labels nor a taxonomy"):
+        ImageFolder(tmp_path, nested=True, labels=tmp_path / "l.csv")

@@ -1,12 +1,7 @@
 """ImageNet from its tars, which are read in place, and from extracted folders."""
 
 import io
-import os
-import signal
-import subprocess
-import sys
 import tarfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,31 +12,15 @@ from typer.testing import CliRunner
 from data import Manifest, open_split
 from data.images import decode
 from data.sources import ImageNet
+from data.sources.ilsvrc_devkit import read_devkit
 from data.writer import write_shards
 from launch.commands.shard import app
 from tests.data import ilsvrc
+from tests.data.killed import check_killed_and_resumed, contents
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 KEPT = {"short_side": None}  # pictures keep their bytes
-
-WRITE = """
-import sys, time
-from pathlib import Path
-from data.sources import ImageNet
-from data.writer import write_shards
-
-if __name__ == "__main__":
-    folder, out, workers = sys.argv[1:]
-    write_shards(
-        ImageNet(Path(folder), short_side=16), Path(out), samples_per_shard=4,
-        workers=int(workers), report=lambda done, total: time.sleep(0.1),
-    )
-"""
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def samples(folder: Path, split: str) -> dict[str, tuple[bytes, str]]:
@@ -75,7 +54,6 @@ def expected_validation() -> dict[str, tuple[bytes, str]]:
 def test_tars_of_tars_give_every_picture_with_its_class(tars: Path, tmp_path: Path) -> None:
     source = ImageNet(tars, **KEPT)
     write_shards(source, tmp_path / "out", samples_per_shard=4, workers=1)
-    assert source.notes() == []
     assert samples(tmp_path / "out", "train") == expected_training()
     assert samples(tmp_path / "out", "test") == expected_validation()
     assert Manifest.load(tmp_path / "out").class_names == ilsvrc.CLASSES
@@ -100,17 +78,30 @@ def test_classes_carry_their_words_and_what_is_above_them(tars: Path) -> None:
         "gloss": "an English breed",
         "parents": "n02084071",
         # n02084071 stands under two: the first that the devkit lists counts.
-        "ancestors": "n02084071 n00001740",
+        "path": "entity > dog",
     }
-    assert infos["n02119789"]["ancestors"] == "n02083346 n00001740"
+    assert infos["n02119789"]["path"] == "entity > canine"
     assert infos["n01440764"]["words"] == "tench, Tinca tinca"
 
 
 def test_several_parents_are_joined_by_a_space(tars: Path) -> None:
     extra = ("n00002137", "pet", "", (2,), 0)
     (tars / DEVKIT).write_bytes(ilsvrc.devkit(ilsvrc.meta_mat((*ilsvrc.SYNSETS, extra))))
-    setter = ImageNet(tars).classes()[1].attributes
+    source = ImageNet(tars)
+    setter = source.classes()[1].attributes
     assert setter["parents"] == "n02084071 n00002137"
+    assert "2 synsets at and above the classes have several parents" in source.notes()[0]
+
+
+def test_without_a_devkit_a_taxonomy_names_the_classes(tars: Path, tmp_path: Path) -> None:
+    folders = ilsvrc.write_folders(tmp_path / "folders", flat=False)
+    source = ImageNet(folders, taxonomy=read_devkit(tars / DEVKIT))
+    wanted = [dict(info.attributes) for info in ImageNet(tars).classes()]
+    for about in wanted:
+        del about["gloss"]
+    assert [info.attributes for info in source.classes()] == wanted
+    assert not any("no words" in note for note in source.notes())
+    assert source.describe() != ImageNet(folders).describe()
 
 
 def test_the_devkit_may_be_its_folder(tars: Path, tmp_path: Path) -> None:
@@ -170,26 +161,18 @@ def test_a_cmyk_jpeg_and_a_png_called_jpeg_come_through(tmp_path: Path) -> None:
             assert np.abs(pixels[:, side // 2 + 4 :] - [20, 160, 220]).max() < 12
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_and_resumed_gives_the_same_bytes(tars: Path, tmp_path: Path, workers: int) -> None:
-    write_shards(ImageNet(tars, short_side=16), tmp_path / "whole", samples_per_shard=4, workers=1)
-    script, out = tmp_path / "write.py", tmp_path / "out"
-    script.write_text(WRITE)
-    process = subprocess.Popen(
-        [sys.executable, script, tars, out, str(workers)],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    deadline = time.monotonic() + 60
-    while not (out / "train-000001.tar.aside").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (out / "manifest.json").exists()
-    written = write_shards(ImageNet(tars, short_side=16), out, samples_per_shard=4, workers=1)
-    assert written.resumed == 1
-    assert contents(out) == contents(tmp_path / "whole")
+def test_killed_and_resumed_gives_the_same_bytes(tars: Path, tmp_path: Path) -> None:
+    source = ImageNet(tars, short_side=16)
+    check_killed_and_resumed(source, tmp_path, samples_per_shard=4, workers=2)
+
+
+def test_the_listing_says_how_far_it_is(tars: Path, tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    source = ImageNet(tars, report=lambda *now: heard.append(now))
+    source.notes()
+    assert heard == [(1, 3), (2, 3), (3, 3)]
+    write_shards(source, tmp_path / "out", workers=2)  # which get no listing, and whom to tell
+    assert len(heard) == 3
 
 
 def error_of(folder: Path, devkit: Path | None = None) -> str:
@@ -330,7 +313,7 @@ def test_a_synset_above_itself_is_refused(tars: Path) -> None:
     rows[4] = ("n02083346", "canine", "", (7,), 0)
     rows[6] = ("n02084071", "dog", "", (2, 5), 0)
     (tars / DEVKIT).write_bytes(ilsvrc.devkit(ilsvrc.meta_mat(rows)))
-    assert "synset n02084071 is above itself: download" in error_of(tars)
+    assert "has n02084071 above itself, over class n02100735" in error_of(tars)
 
 
 def test_a_validation_picture_beyond_the_devkit_is_refused(tars: Path) -> None:
@@ -364,7 +347,7 @@ def test_what_is_missing_against_the_devkit_is_noted(tars: Path, tmp_path: Path)
     classes["n02100735"]["notes.txt"] = b""
     (tars / TRAIN_TAR).write_bytes(ilsvrc.training_tar(classes))
     source = ImageNet(tars)
-    assert source.notes() == [
+    assert source.notes()[1:] == [
         "training has 2 of the devkit's 3 classes: without n02119789",
         "training differs from the devkit in 1 classes: n02100735 has 2 pictures and not 3",
         "ignoring 1 files whose name does not end like a picture's",

@@ -7,23 +7,42 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data import Cursor, EvalLoader, TrainLoader, open_split
-from data.config import AugmentConfig, DataConfig, ImageConfig
+from data.augment import draw_mix, mixed, pair_rng
+from data.config import (
+    AugmentConfig,
+    ColourConfig,
+    DataConfig,
+    ImageConfig,
+    MixConfig,
+    RandAugmentConfig,
+)
 from data.images import decode, for_evaluation
 
 BATCH = 7
 
 
-def config(shards: Path, workers: int = 0) -> DataConfig:
+# All that draws random numbers.
+AUGMENT = AugmentConfig(
+    colour=ColourConfig(brightness=0.4, hue=0.1),
+    rand_augment=RandAugmentConfig(),
+    mix=MixConfig(mixup_alpha=0.4, cutmix_alpha=1.0, probability=0.8),
+)
+
+
+def config(shards: Path, workers: int = 0, augment: AugmentConfig = AUGMENT) -> DataConfig:
     image = ImageConfig(size=12, resize=14)
-    return DataConfig(shards=shards, image=image, augment=AugmentConfig(), workers=workers)
+    return DataConfig(shards=shards, image=image, augment=augment, workers=workers)
 
 
 def global_batches(
     shards: Path, *, world_size: int, workers: int, steps: int, cursor: Cursor
-) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Batches put together from all ranks' shares."""
+) -> list[tuple[torch.Tensor, ...]]:
+    """Batches put together from all ranks' shares: pixels, labels, samples, second labels and
+    weights."""
     parts: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in range(steps)]
     for rank in range(world_size):
         with (
@@ -43,7 +62,10 @@ def global_batches(
                 assert batch.inputs["pixel_values"].shape == (size, 3, 12, 12)
                 assert batch.inputs["pixel_values"].dtype == torch.uint8
                 assert batch.cursor == Cursor(cursor.seed, cursor.samples + (step + 1) * BATCH)
-                parts[step].append((batch.inputs["pixel_values"], batch.labels, batch.indices))
+                assert batch.mixed is not None
+                second = batch.mixed.labels, batch.mixed.weights
+                pixels = batch.inputs["pixel_values"]
+                parts[step].append((pixels, batch.labels, batch.indices, *second))
     return [tuple(torch.cat(column) for column in zip(*part, strict=True)) for part in parts]
 
 
@@ -56,7 +78,7 @@ def assert_same(a: list, b: list) -> None:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes in total")
 @pytest.mark.parametrize(
-    ("world_size", "workers"), [(2, 0), (3, 0), (4, 0), (1, 1), (1, 3), (2, 3)]
+    ("world_size", "workers"), [(2, 0), (3, 0), (4, 0), (8, 0), (1, 1), (1, 3), (2, 3)]
 )
 def test_global_batches_do_not_depend_on_world_size_or_workers(
     shards: Path, world_size: int, workers: int
@@ -85,8 +107,76 @@ def test_resume_in_mid_epoch_on_other_ranks_goes_on_where_it_stopped(shards: Pat
     saved = Cursor.from_json(Cursor(9, samples=3 * BATCH).to_json())
     tail = global_batches(shards, world_size=3, workers=1, steps=7, cursor=saved)
     assert_same(whole, head + tail)
-    seen = torch.cat([indices for _, _, indices in head + tail]).tolist()
+    seen = torch.cat([batch[2] for batch in head + tail]).tolist()
     assert sorted(seen[:n]) == list(range(n))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    before=st.integers(1, 8),
+    after=st.integers(1, 8),
+    stopped=st.integers(0, 30),
+    batch=st.integers(1, 11),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_a_run_stopped_anywhere_sees_each_remaining_sample_once_on_other_ranks(
+    shards: Path, before: int, after: int, stopped: int, batch: int, seed: int
+) -> None:
+    with open_split(shards, "train") as split:
+        n = len(split)
+        small = config(shards, augment=AugmentConfig())
+
+        def seen(world_size: int, cursor: Cursor, steps: int) -> list[int]:
+            """Samples of `steps` steps, in the order of the stream."""
+            by_step: list[list[int]] = [[] for _ in range(steps)]
+            for rank in range(world_size):
+                loader = TrainLoader(
+                    split,
+                    small,
+                    global_batch=batch,
+                    rank=rank,
+                    world_size=world_size,
+                    cursor=cursor,
+                )
+                for step in range(steps):
+                    by_step[step] += next(loader).indices.tolist()
+                assert loader.cursor == Cursor(seed, cursor.samples + steps * batch)
+            return [index for step in by_step for index in step]
+
+        stopped = min(stopped, n // batch)
+        first = seen(before, Cursor(seed), stopped)
+        rest = seen(after, Cursor(seed, samples=stopped * batch), -(-n // batch) - stopped)
+    assert sorted((first + rest)[:n]) == list(range(n))
+
+
+def test_a_sample_is_mixed_with_its_neighbour_in_the_stream(shards: Path) -> None:
+    plain = AUGMENT.model_copy(update={"mix": None})
+    with open_split(shards, "train") as split:
+        both = (
+            TrainLoader(split, config(shards, augment=each), global_batch=5, cursor=Cursor(3))
+            for each in (plain, AUGMENT)
+        )
+        unmixed, together = ([next(loader) for _ in range(4)] for loader in both)
+    pixels, labels, indices = (
+        torch.cat(column)
+        for column in zip(
+            *((b.inputs["pixel_values"], b.labels, b.indices) for b in unmixed), strict=True
+        )
+    )
+    assert all(batch.mixed is None for batch in unmixed)
+    kinds = set()
+    # Batches of 5: pairs lie across their ends, too.
+    for position in range(20):
+        batch, row = together[position // 5], position % 5
+        mix = draw_mix(config(shards).image, AUGMENT, pair_rng(3, position))
+        kinds.add(mix.kind)
+        want = mixed(pixels[position].numpy(), pixels[position ^ 1].numpy(), mix)
+        assert np.array_equal(batch.inputs["pixel_values"][row], want)
+        assert batch.indices[row] == indices[position]
+        assert batch.labels[row] == labels[position]
+        assert batch.mixed.labels[row] == labels[position ^ 1]
+        assert batch.mixed.weights[row] == np.float32(mix.weight)
+    assert kinds == {"none", "mixup", "cutmix"}
 
 
 def test_pixels_of_a_sample_change_from_epoch_to_epoch(shards: Path) -> None:

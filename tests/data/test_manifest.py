@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from data import Manifest, load_label_vectors, open_split
-from data.index import _crc32, index_path, open_index
-
-COLUMNS = ("blocks", "sizes", "crc32", "extension", "labels")
+from data.index import FORMAT, _crc32, index_path, open_index
 
 
 @pytest.fixture
@@ -97,17 +95,29 @@ def test_an_index_with_another_label(copy: Path) -> None:
     assert "its checksum does not hold" in message(copy)
 
 
-@pytest.mark.parametrize(("column", "wrong"), [("extension", 9), ("blocks", 0)])
-def test_an_index_that_points_nowhere_and_was_made_so(copy: Path, column: str, wrong: int) -> None:
+@pytest.mark.parametrize("member", [0, 1])
+@pytest.mark.parametrize(("name", "wrong"), [("extension", 9), ("places", 0)])
+def test_an_index_that_points_nowhere_and_was_made_so(
+    copy: Path, name: str, wrong: int, member: int
+) -> None:
     shard = copy / "train-000000.tar"
-    index = open_index(shard)
-    arrays = {name: np.array(getattr(index, name)) for name in COLUMNS}
-    arrays[column][0, 0] = wrong
-    info = index.info.model_copy(update={"index_crc32": _crc32(index.extensions, arrays)})
-    about = {"shard": info.model_dump(), "extensions": index.extensions}
-    save_file(arrays, index_path(shard), metadata={"kway": json.dumps(about)})
+    index, tensors = open_index(shard), load_file(index_path(shard))
+    tensors[name].reshape(2, -1)[member, 3] = wrong
+    info = index.info.model_copy(update={"index_crc32": _crc32(index.extensions, tensors)})
+    about = {"format": FORMAT, "shard": info.model_dump(), "extensions": index.extensions}
+    save_file(tensors, index_path(shard), metadata={"kway": json.dumps(about)})
     replace(copy, shards=[info, *Manifest.read(copy).shards[1:]])
     assert "an entry points nowhere" in message(copy)
+
+
+@pytest.mark.parametrize("other", [FORMAT + 1, None])
+def test_an_index_of_another_format(copy: Path, other: int | None) -> None:
+    path = index_path(copy / "train-000000.tar")
+    with safe_open(path, framework="numpy") as file:
+        about = json.loads(file.metadata()["kway"])
+    about["format"] = other
+    save_file(load_file(path), path, metadata={"kway": json.dumps(about)})
+    assert f"{path} has format {other} and this kway reads {FORMAT}: make it again" in message(copy)
 
 
 def test_fewer_classes_than_labels(copy: Path) -> None:
@@ -147,19 +157,6 @@ def test_index_of_another_shard(copy: Path) -> None:
 def test_unknown_split_names_those_there_are(shards: Path) -> None:
     with pytest.raises(ValueError, match="no split 'val' here: there are train, test"):
         open_split(shards, "val")
-
-
-def test_index_is_small(tmp_path: Path) -> None:
-    from data.index import IndexBuilder
-    from data.manifest import ShardInfo
-
-    builder, n = IndexBuilder(), 2000
-    for i in range(n):
-        builder.add({"jpg": b"x", "cls": b"1"}, offset=i * 2048, sample="jpg", label=1)
-    info = ShardInfo(
-        file="a.tar", split="train", samples=n, bytes=1, sha256="0" * 64, index_crc32=0
-    )
-    assert len(builder.to_bytes(info)) <= 31 * n
 
 
 def test_label_vectors_fit_the_class_list(copy: Path) -> None:

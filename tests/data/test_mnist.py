@@ -1,12 +1,7 @@
 """MNIST's idx files, plain and compressed."""
 
 import gzip
-import os
-import signal
 import struct
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,23 +13,9 @@ from data.images import decode
 from data.sources import Mnist
 from data.writer import write_shards
 from launch.commands.shard import app
+from tests.data.killed import check_killed_and_resumed, contents
 
 SIZES = {"train": 20, "t10k": 6}
-
-WRITE = """
-import sys, time
-from pathlib import Path
-from data.sources import Mnist
-from data.writer import write_shards
-from launch.commands.shard import app
-
-if __name__ == "__main__":
-    folder, out, workers = sys.argv[1:]
-    write_shards(
-        Mnist(Path(folder)), Path(out), samples_per_shard=5, workers=int(workers),
-        report=lambda done, total: time.sleep(0.1),
-    )
-"""
 
 
 def pictures(stem: str) -> np.ndarray:
@@ -73,10 +54,6 @@ def write_files(folder: Path, content: dict[str, bytes], *, compressed: bool) ->
 @pytest.fixture
 def mnist(tmp_path: Path) -> Path:
     return write_files(tmp_path / "mnist", files(), compressed=True)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -123,25 +100,8 @@ def test_names_of_the_classes_may_be_given(mnist: Path, tmp_path: Path) -> None:
         Mnist(mnist, names).classes()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_and_resumed_gives_the_same_bytes(mnist: Path, tmp_path: Path, workers: int) -> None:
-    write_shards(Mnist(mnist), tmp_path / "whole", samples_per_shard=5, workers=1)
-    script, out = tmp_path / "write.py", tmp_path / "out"
-    script.write_text(WRITE)
-    process = subprocess.Popen(
-        [sys.executable, script, mnist, out, str(workers)],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    deadline = time.monotonic() + 60
-    while not (out / "train-000001.tar.aside").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    written = write_shards(Mnist(mnist), out, samples_per_shard=5, workers=1)
-    assert written.resumed == 1
-    assert contents(out) == contents(tmp_path / "whole")
+def test_killed_and_resumed_gives_the_same_bytes(mnist: Path, tmp_path: Path) -> None:
+    check_killed_and_resumed(Mnist(mnist), tmp_path, samples_per_shard=5, workers=1)
 
 
 def error_of(folder: Path) -> str:

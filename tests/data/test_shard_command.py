@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from launch.commands.shard import _plain_lines, app
+from data.sources.source import Modality
+from launch.commands.shard import app
+from launch.commands.shard_writing import write
+from launch.progress import plain_lines
+from tests.data.foreign_tars import Planted
 
 
 def kway_shard(*arguments: object) -> Result:
@@ -28,10 +32,11 @@ def test_imagefolder_ends_with_one_line_of_what_was_made(pictures: Path, tmp_pat
 
 
 def test_glyphs_of_a_few_classes(tmp_path: Path) -> None:
-    done = kway_shard("glyphs", "--classes", 5, "--samples", 1, "-o", tmp_path / "out")
+    few = ("--samples", 1, "--confusables", "keep", "-o", tmp_path / "out")
+    done = kway_shard("glyphs", "--classes", 5, *few)
     assert done.exit_code == 0, done.output
     assert "5 classes" in done.stdout
-    other = kway_shard("glyphs", "--classes", 6, "--samples", 1, "-o", tmp_path / "out")
+    other = kway_shard("glyphs", "--classes", 6, *few)
     assert isinstance(other.exception, ValueError)
     assert "classes=5" in str(other.exception)
     assert "classes=6" in str(other.exception)
@@ -76,11 +81,22 @@ def test_one_shard_is_no_plural(pictures: Path, tmp_path: Path) -> None:
     assert "4 classes, 1 shard, " in done.stdout
 
 
+@pytest.mark.parametrize(("modality", "what"), [("image", "pictures"), ("text", "texts")])
+def test_what_is_left_out_is_called_what_it_is(
+    modality: Modality, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Planted([(b"one", "txt", 0), (b"", "txt", 0), (b"", "txt", 0)], 1)
+    source.modality = modality
+    source.render = lambda task: Planted.render(source, task) if source.samples[task][0] else None
+    write(source, tmp_path / "out", samples_per_shard=10, workers=0)
+    assert f"warning: left out 2 bad {what}\n" in capsys.readouterr().err
+
+
 def test_lines_of_progress_wait_for_a_speed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.commands.shard._SECONDS_BETWEEN_LINES", 0)
-    report = _plain_lines("writing")
+    monkeypatch.setattr("launch.progress._SECONDS_BETWEEN_LINES", 0)
+    report = plain_lines("writing")
     report(100, 1000)
     assert capsys.readouterr().err == ""
     time.sleep(0.01)

@@ -11,8 +11,11 @@ from data import Manifest, open_split
 from data.contact_sheet import contact_sheet
 from data.foreign import index_shards
 from data.show import contents, examples, histogram
+from data.sources import ImageFolder
+from data.writer import write_shards
 from launch.commands.shard import app
 from launch.commands.shard_tables import plain
+from tests.data.conftest import write_picture
 from tests.data.foreign_tars import planted_shards, png, write_tar
 
 
@@ -72,6 +75,16 @@ def test_pictures_are_shown_as_counts_and_classes(shards: Path) -> None:
         (line,) = (line for line in shown.stdout.splitlines() if name in line)
         assert line.split()[1] == str(count)
         assert "█" in line
+
+
+def test_the_size_of_a_hierarchy_is_shown_where_there_is_one(shards: Path, tmp_path: Path) -> None:
+    for i, place in enumerate(("animal/dog/poodle", "animal/fish", "oak")):
+        write_picture(tmp_path / "in" / place / "0.png", i)
+    source = ImageFolder(tmp_path / "in", nested=True, test_fraction=0)
+    write_shards(source, tmp_path / "out", workers=0)
+    shown = kway_shard("show", tmp_path / "out").stdout
+    assert "hierarchy: 2 classes under 2 nodes, at most 2 deep" in shown
+    assert "hierarchy" not in kway_shard("show", shards).stdout
 
 
 def test_many_classes_are_shown_as_a_histogram_with_both_ends(texts: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
 from data import Manifest, open_split
@@ -54,8 +56,6 @@ def test_tables_of_texts_keep_every_text_as_it_is(tmp_path: Path, name: str, mak
 
 
 def test_parquet_gives_what_csv_gives(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    arrow = pytest.importorskip("pyarrow")
     texts, labels = zip(*TEXTS, strict=True)
     columns = {"text": list(texts), "label": list(labels), "unused": [b"\xff"] * len(TEXTS)}
     parquet.write_table(arrow.table(columns), tmp_path / "a.parquet", row_group_size=2)
@@ -72,7 +72,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match="needs pyarrow: pip install pyarrow, or save it as CSV"):
+    with pytest.raises(ValueError, match=r"needs pyarrow: pip install kway\[parquet\], or save"):
         Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text")
 
 

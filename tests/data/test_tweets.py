@@ -317,46 +317,6 @@ def test_a_work_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "work/mine.txt").read_text() == "precious"
 
 
-def write_word2vec(path: Path, words: dict[str, list[float]]) -> Path:
-    dim = len(next(iter(words.values())))
-    content = f"{len(words)} {dim}\n".encode()
-    for word, vector in words.items():
-        content += f"{word} ".encode() + np.array(vector, "<f4").tobytes()
-    path.write_bytes(content)
-    return path
-
-
-def test_vectors_from_a_file_are_found_with_or_without_variation_selector(tmp_path: Path) -> None:
-    vectors = write_word2vec(
-        tmp_path / "e.bin", {"❤️": [1, 0], "☀": [0, 1], "🤷": [3, 3], "👍": [5, 5]}
-    )
-    texts = ("a ❤", "b ☀️", f"c 🤷🏽{ZWJ}♀️", "d 👍🏿", "e 🔥")
-    file = lines(tmp_path / "a.txt", *texts)
-    source, _ = write(tmp_path, file, vectors=vectors, test_fraction=0)
-    at = {info.attributes["emoji"]: i for i, info in enumerate(source.classes())}
-    found = load_label_vectors(tmp_path / "out", Manifest.load(tmp_path / "out"))
-    for one, vector in (("❤️", [1, 0]), ("☀️", [0, 1]), (f"🤷{ZWJ}♀️", [3, 3]), ("👍", [5, 5])):
-        assert found[at[one]].tolist() == vector
-    assert found[at["🔥"]].tolist() == [2.25, 2.25]
-    assert "classes without a vector, which get the mean: 1 (🔥)" in source.notes()
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "is empty"),
-        (b"hello world\n", "is not in word2vec's binary format"),
-        (b"2 2\n\xf0\x9f\x94\xa5 12345678", "holds 1 words of 2: the file is cut off"),
-        (b"1 1\nx 1234", "has no vector for any of 2 emoji"),
-    ],
-)
-def test_unreadable_vectors_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
-    (tmp_path / "v.bin").write_bytes(content)
-    file = lines(tmp_path / "a.txt", "a 🔥", "b 🎉")
-    with pytest.raises(ValueError, match=said):
-        write(tmp_path, file, vectors=tmp_path / "v.bin", test_fraction=0)
-
-
 @pytest.fixture
 def tweeteval(tmp_path: Path) -> Path:
     """The published layout: text and label files, a mapping that ends its lines with a tab."""

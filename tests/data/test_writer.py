@@ -1,14 +1,12 @@
 """Shards are plain webdataset tars, the same bytes every time, and never mixed with others."""
 
 import gc
-import os
+import hashlib
 import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
+import tracemalloc
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Barrier, Thread
 
@@ -17,28 +15,42 @@ import webdataset
 
 from data import Manifest, open_split
 from data.claim import UNFINISHED, claimed
-from data.manifest import SourceInfo
-from data.sources import ImageFolder
+from data.manifest import ClassInfo, SourceInfo
+from data.sources import ImageFolder, Sample
 from data.writer import write_shards
 from tests.data.conftest import write_picture
+from tests.data.killed import check_killed_and_resumed, contents
 
-WRITE = """
-import sys, time
-from pathlib import Path
-from data.sources import ImageFolder
-from data.writer import write_shards
-
-if __name__ == "__main__":
-    pictures, out, workers, pause = sys.argv[1:]
-    write_shards(
-        ImageFolder(Path(pictures), test_fraction=0.2), Path(out), samples_per_shard=10,
-        workers=int(workers), report=lambda done, total: time.sleep(float(pause)),
-    )
-"""
+SHA256 = {
+    "train-000000.tar": "3e65f6a5fda8c5a3e88ab075e7beae258bc4df1ffdfa23315fb4a1e7738d6697",
+    "train-000001.tar": "9789cdd8dd7398611ef1e7f95a66fa2cb737b094098d09747ac10f14b6fef141",
+    "train-000002.tar": "2e4cfe80b0c88232759c8c5b5a2602faae42a2a77041e875b44218e92077af5a",
+    "test-000000.tar": "f0f2007600d3fefa769948739141f416952bb93d39f524426361e6f0a9abd3e6",
+}
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+class Numbers:
+    """`train` numbers from 0 on and three more as texts: a source of any size."""
+
+    modality = "text"
+
+    def __init__(self, train: int) -> None:
+        self.train = train
+
+    def describe(self) -> SourceInfo:
+        return SourceInfo(kind="numbers", parameters={"train": self.train})
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return (ClassInfo(name="even"), ClassInfo(name="odd"))
+
+    def label_vectors(self) -> None:
+        return None
+
+    def splits(self) -> dict[str, Sequence[int]]:
+        return {"train": range(self.train), "test": range(self.train, self.train + 3)}
+
+    def render(self, task: int) -> Sample:
+        return Sample(f"{task:04d}", f"number {task}".encode(), "txt", task % 2)
 
 
 def write(pictures: Path, folder: Path, workers: int = 1):
@@ -93,6 +105,32 @@ def test_writing_twice_gives_the_same_bytes(
     assert contents(tmp_path / "again") == contents(shards)
 
 
+@pytest.mark.parametrize("at_once", [4, 1 << 14])
+def test_the_bytes_and_the_order_of_samples_are_those_of_every_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("data.writer._CHOSEN_AT_ONCE", at_once)
+    write_shards(Numbers(25), tmp_path, samples_per_shard=10, workers=1)
+    digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tmp_path.glob("*.tar")}
+    assert digests == SHA256
+
+
+def test_a_hundred_million_samples_need_no_memory_to_begin_with(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        assert total == 10**8 + 3
+        if done == 15:
+            raise KeyboardInterrupt
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            write_shards(Numbers(10**8), tmp_path, samples_per_shard=10**5, workers=1, report=stop)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * 2**20
+
+
 def test_second_run_says_that_all_is_there(pictures: Path, tmp_path: Path) -> None:
     write(pictures, tmp_path / "out")
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
@@ -102,44 +140,10 @@ def test_second_run_says_that_all_is_there(pictures: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_and_resumed_gives_the_same_bytes(
-    shards: Path, pictures: Path, tmp_path: Path, workers: int
+    pictures: Path, tmp_path: Path, workers: int
 ) -> None:
-    script, out = tmp_path / "write.py", tmp_path / "out"
-    script.write_text(WRITE)
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen(
-        [sys.executable, script, pictures, out, str(workers), "0.05"],
-        env=os.environ | {"PYTHONPATH": str(root)},
-    )
-    deadline = time.monotonic() + 60
-    while not (out / "train-000001.tar.aside").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    children = _children(process.pid)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (out / "manifest.json").exists()
-    first = (out / "train-000000.tar").stat().st_mtime_ns
-    written = write(pictures, out)
-    assert written.resumed == 1
-    assert (out / "train-000000.tar").stat().st_mtime_ns == first
-    assert contents(out) == contents(shards)
-    _wait_for_end(children)
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def _wait_for_end(pids: list[int]) -> None:
-    """Workers end with their killed parent; a process that nobody waits for stays a zombie."""
-    deadline = time.monotonic() + 20
-    for pid in pids:
-        status = Path(f"/proc/{pid}/stat")
-        while status.exists() and status.read_text().rsplit(")")[-1].split()[0] != "Z":
-            assert time.monotonic() < deadline, f"worker {pid} outlived its parent"
-            time.sleep(0.05)
+    source = ImageFolder(pictures, test_fraction=0.2)
+    check_killed_and_resumed(source, tmp_path, samples_per_shard=10, workers=workers)
 
 
 def test_other_parameters_are_refused_and_nothing_changes(

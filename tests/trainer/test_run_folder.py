@@ -36,7 +36,7 @@ def test_the_folder_holds_the_resolved_recipe_and_nothing_else(tmp_path):
         ({"data__shards": "elsewhere"}, "data.shards"),
         ({"data__image__size": 24}, "data.image.size"),
         ({"head__loss__kind": "bce"}, "head.loss.kind"),
-        ({"head__weights__kind": "vtree"}, "head.weights.kind, head.weights.tree.base"),
+        ({"head__weights__kind": "vtree"}, "head.weights.kind, head.weights.tree.kind"),
         ({"head__bias": False, "seed": 1}, "head.bias, seed"),
         ({"backbone__batch_norm": "local"}, "backbone.batch_norm"),
         ({"optimizer": {"kind": "adamw"}}, "optimizer.kind"),

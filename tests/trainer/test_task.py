@@ -1,5 +1,6 @@
 """The gradients of a step: the same for every world size, split and loss."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,22 +9,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from data import Batch, Manifest
+from data.batch import Mixed
 from tests.ranks import rank_world, run_on_ranks
-from tests.shards import glyph_recipe
+from tests.shards import NO_DROPOUT, TINY_BERT, glyph_recipe
 from trainer.config import SGDConfig
 from trainer.optimizer import build_optimizer
 from trainer.task import Task, build_task
 from trainer.trained import label_vectors_of
-
-TINY_BERT = {
-    "model_type": "bert",
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def make_task(shards: Path, **changes) -> Task:
@@ -133,6 +125,65 @@ def test_accumulation_on_uneven_ranks_equals_one_process(glyphs, loss):
         assert got_value == pytest.approx(value, rel=1e-5)
         for name in expected.keys() - {"head.weight"}:
             np.testing.assert_allclose(got[name], expected[name], rtol=1e-3, atol=1e-6)
+
+
+def mixed(begin: int, end: int) -> Batch:
+    """`pictures` whose rows have a second class, some with no weight."""
+    batch = pictures(begin, end)
+    weights = torch.tensor([1.0, 0.3, 0.6, 0.0, 0.5, 0.9, 0.2, 0.7, 1.0, 0.4, 0.1])[begin:end]
+    return replace(batch, mixed=Mixed((batch.labels + 3) % 13, weights))
+
+
+@pytest.mark.parametrize("loss", ["ce", "bce", "smooth_topk"])
+def test_a_mixed_row_counts_for_both_of_its_classes(glyphs, loss):
+    task = make_task(
+        glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=4
+    )
+    batch = mixed(1, 5)
+    value = float(task.train().backward(batch, step=1))
+    got = gradients(task)
+    task.zero_grad()
+    features = task.backbone(batch.inputs)
+    want = torch.zeros(())
+    for row in range(4):
+        for labels, weight in (
+            (batch.labels, batch.mixed.weights[row]),
+            (batch.mixed.labels, 1 - batch.mixed.weights[row]),
+        ):
+            want = want + weight / 4 * task.head(features[row : row + 1], labels[row : row + 1])
+    want.backward()
+    assert value == pytest.approx(want.item(), rel=1e-5)
+    for name, gradient in gradients(task).items():
+        np.testing.assert_allclose(got[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def mixed_gradients(shards: Path, loss: str, micro_batches: int) -> tuple[float, dict]:
+    task = make_task(
+        shards,
+        head__loss__kind=loss,
+        backbone__batch_norm="frozen",
+        train__global_batch=11,
+        train__micro_batches=micro_batches,
+    )
+    world = task.world
+    begin, end = 11 * world.rank // world.size, 11 * (world.rank + 1) // world.size
+    return float(task.train().backward(mixed(begin, end), step=1)), gradients(task)
+
+
+@pytest.mark.parametrize("loss", ["ce", "batch_ce"])
+def test_mixed_rows_accumulate_on_uneven_ranks_as_in_one_process(glyphs, loss):
+    value, expected = mixed_gradients(glyphs, loss, 1)
+    for got_value, got in run_on_ranks(2, mixed_gradients, glyphs, loss, 3):
+        assert got_value == pytest.approx(value, rel=1e-5)
+        for name in expected.keys() - {"head.weight"}:
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-3, atol=1e-6)
+
+
+def test_the_features_of_several_crops_are_averaged(glyphs):
+    backbone = make_task(glyphs).eval().backbone
+    crops = torch.randint(256, (3, 5, 1, 16, 16), dtype=torch.uint8)
+    each = torch.stack([backbone({"pixel_values": crops[:, i]}) for i in range(5)])
+    torch.testing.assert_close(backbone({"pixel_values": crops}), each.mean(0))
 
 
 def test_gradient_caching_draws_the_same_dropout_twice(glyphs):

@@ -27,7 +27,7 @@ from trainer.telemetry import Telemetry
 from trainer.train import train
 from trainer.world import World
 
-NUMBERS = {"loss": 1.25, "learning_rate": 0.05, "gradient_norm": 3.5}
+NUMBERS = {"loss": 1.25, "learning_rate": 0.05, "gradient_norm": 3.5, "bad_samples": 2}
 NUM_STEPS = 100
 COLUMNS = 80
 
@@ -80,6 +80,7 @@ def test_the_endpoint_says_what_the_jsonl_says(tmp_path):
         "kway_train_loss": step["loss"],
         "kway_train_learning_rate": step["learning_rate"],
         "kway_train_gradient_norm": step["gradient_norm"],
+        "kway_train_bad_samples": step["bad_samples"],
         "kway_train_step_seconds": step["step_seconds"],
         "kway_train_data_wait_ratio": step["data_wait_ratio"],
         "kway_train_evaluation/top1": evaluation["top1"],

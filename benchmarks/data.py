@@ -1,0 +1,28 @@
+"""All measurements of the data side in one table: `python -m benchmarks.data [SECTION ...]`.
+
+Ratios of one run, medians over rounds in which the contenders take turns; what was to be reached
+stands beside what was measured. Pictures are drawn as large as ImageNet's unless a folder of real
+ones is given.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from benchmarks import data_index, data_pictures, data_text
+from benchmarks.report import command_line, report
+
+
+def main() -> None:
+    parser = command_line("data", __doc__)
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="JPEG files to read")
+    options = parser.parse_args()
+    sections = {
+        "pictures": partial(data_pictures.rows, options.pictures),
+        "text": data_text.rows,
+        "index": data_index.rows,
+    }
+    report(options, sections)
+
+
+if __name__ == "__main__":
+    main()

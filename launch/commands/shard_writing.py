@@ -1,0 +1,83 @@
+"""What the commands share that write shards: their options, the writing, and its last lines."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from data.manifest import Manifest
+from launch.progress import progress
+from launch.wording import counted, seconds_since
+
+if TYPE_CHECKING:
+    from data.sources import Source
+    from data.sources.label_vectors import WithLabelVectors
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="folder that the shards go to")]
+Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
+PerShard = Annotated[int, typer.Option(min=1, help="samples a shard")]
+ShortSide = Annotated[int, typer.Option(min=1, help="larger pictures shrink to it")]
+Quality = Annotated[int, typer.Option(min=1, max=100, help="of JPEG, for those")]
+Original = Annotated[bool, typer.Option("--original", help="keep bytes as they are")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave out and count what is no picture")]
+
+_SAMPLE = {"image": "picture", "text": "text"}
+
+
+def write(
+    source: "Source",
+    out: Path,
+    *,
+    samples_per_shard: int,
+    workers: int | None,
+    drop_duplicates: bool = False,
+    vectors: "WithLabelVectors | None" = None,
+    notes: Callable[[], Iterable[str]] = tuple,
+) -> None:
+    """Write shards of `source` and say what was made; `notes` are asked once that is done.
+
+    vectors: the source with label vectors from a file, instead of its own.
+    """
+    from data.writer import write_shards
+
+    started = time.monotonic()
+    with progress("writing") as report:
+        written = write_shards(
+            vectors or source,
+            out,
+            samples_per_shard=samples_per_shard,
+            workers=workers,
+            drop_duplicates=drop_duplicates,
+            report=report,
+        )
+    manifest = written.manifest
+    if written.complete_before:
+        print(f"{out} is complete already: {summary(manifest)}")
+        return
+    for note in chain(notes(), vectors.notes() if vectors else ()):
+        print(f"note: {note}", file=sys.stderr)
+    if written.resumed:
+        print(f"stood already: {counted(written.resumed, 'shard')}")
+    if written.left_out:
+        bad = counted(written.left_out, f"bad {_SAMPLE[manifest.modality]}")
+        print(f"warning: left out {bad}", file=sys.stderr)
+    if written.duplicates:
+        print(f"kept out of training: {counted(written.duplicates, 'duplicate')} of other splits")
+    print(f"{out}: {summary(manifest)}, {seconds_since(started)}")
+
+
+def summary(manifest: Manifest) -> str:
+    """Samples of each split, classes, shards and their size: one line."""
+    splits = " + ".join(
+        f"{sum(shard.samples for shard in manifest.of_split(split)):,} {split}"
+        for split in manifest.splits
+    )
+    size = sum(shard.bytes for shard in manifest.shards) / 1e6
+    return (
+        f"{splits} samples, {len(manifest.classes):,} classes, "
+        f"{counted(len(manifest.shards), 'shard')}, {size:,.1f} MB"
+    )

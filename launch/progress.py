@@ -1,0 +1,70 @@
+"""How far a long command is: a bar on a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+_SECONDS_BETWEEN_LINES = 10
+
+Report = Callable[[int, int], None]
+
+
+@contextmanager
+def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
+    """`report(done, total)` shows how far `verb` is, with rate and time left, on stderr."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield plain_lines(verb, unit)
+        return
+    columns = (
+        TextColumn(verb),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(verb, total=None, rate="")
+        rate = _Rate()
+        yield lambda done, total: bar.update(
+            task, completed=done, total=total, rate=f"{rate.of(done):,.0f} {unit}/s"
+        )
+
+
+def plain_lines(verb: str, unit: str = "samples") -> Report:
+    """What `progress` gives off a terminal."""
+    rate = _Rate()
+    last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        speed = rate.of(done)
+        if speed == 0 or time.monotonic() - last < _SECONDS_BETWEEN_LINES:
+            return
+        last = time.monotonic()
+        left = (total - done) / speed
+        print(
+            f"{verb} {done:,} of {total:,} {unit}, {speed:,.0f} {unit}/s, {left:,.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    return report
+
+
+class _Rate:
+    """Units a second since the first report, which a resumed run makes far from zero."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def of(self, done: int) -> float:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, done)
+        seconds = now - self._first[0]
+        return (done - self._first[1]) / seconds if seconds > 0 else 0.0

@@ -1,0 +1,70 @@
+"""Shards whose writer is killed half way, and gone on with."""
+
+import time
+from multiprocessing import get_context
+from pathlib import Path
+
+import psutil
+
+from data.manifest import MANIFEST
+from data.sources import Source
+from data.writer import write_shards
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder by its name."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def check_killed_and_resumed(
+    source: Source, folder: Path, *, samples_per_shard: int, workers: int
+) -> None:
+    """Killed in its second shard and gone on with, a writer gives the bytes of an unharmed one.
+
+    The first shard stays as it is, and no worker outlives its killed parent.
+    """
+    whole, out = folder / "whole", folder / "out"
+    write_shards(source, whole, samples_per_shard=samples_per_shard, workers=1)
+    arguments = (source, out, samples_per_shard, workers)
+    process = get_context("spawn").Process(target=_write_slowly, args=arguments)
+    process.start()
+    deadline = time.monotonic() + 60
+    while not (out / "train-000001.tar.aside").exists():
+        assert process.is_alive()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    children = psutil.Process(process.pid).children()
+    process.kill()
+    process.join()
+    assert not (out / MANIFEST).exists()
+    first = (out / "train-000000.tar").stat().st_mtime_ns
+    written = write_shards(source, out, samples_per_shard=samples_per_shard, workers=1)
+    assert written.resumed == 1
+    assert (out / "train-000000.tar").stat().st_mtime_ns == first
+    assert contents(out) == contents(whole)
+    _wait_for_end(children)
+
+
+def _write_slowly(source: Source, out: Path, samples_per_shard: int, workers: int) -> None:
+    write_shards(
+        source,
+        out,
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        report=lambda done, total: time.sleep(0.05),
+    )
+
+
+def _wait_for_end(workers: list[psutil.Process]) -> None:
+    deadline = time.monotonic() + 20
+    while not all(_ended(worker) for worker in workers):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.05)
+
+
+def _ended(process: psutil.Process) -> bool:
+    """A process that nobody waits for stays a zombie."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,166 @@
+"""Texts as batches of tokens: whole, of about one length, and the same on every topology."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data import Cursor, EvalLoader, TrainLoader, open_split
+from data.buckets import ByLength
+from data.config import DataConfig, TextConfig
+from data.order import Order
+from data.padding import pad_tokens
+from data.tokenizer import open_tokenizer
+
+BATCH = 7
+
+
+def config(texts: Path, *, workers: int = 0, batches_by_length: int = 4) -> DataConfig:
+    text = TextConfig(
+        tokenizer=str(texts / "tokenizer"), max_length=24, batches_by_length=batches_by_length
+    )
+    return DataConfig(shards=texts / "shards", text=text, workers=workers)
+
+
+def stream(
+    texts: Path, *, world_size: int = 1, batch: int = BATCH, steps: int, cursor: Cursor, **settings
+) -> list[list[tuple[int, tuple[int, ...]]]]:
+    """For each step, the samples of all ranks in order: index and tokens, without the filling."""
+    batches: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(steps)]
+    for rank in range(world_size):
+        with (
+            open_split(texts / "shards", "train") as split,
+            TrainLoader(
+                split,
+                config(texts, **settings),
+                global_batch=batch,
+                rank=rank,
+                world_size=world_size,
+                cursor=cursor,
+            ) as loader,
+        ):
+            for step, found in zip(range(steps), loader, strict=False):
+                ids, mask = found.inputs["input_ids"], found.inputs["attention_mask"]
+                assert ids.dtype == mask.dtype == torch.int64
+                assert ids.shape == mask.shape
+                assert ids.shape[1] % 8 == 0
+                for index, row, kept in zip(found.indices, ids, mask, strict=True):
+                    assert (row[kept == 0] == 0).all()
+                    batches[step].append((int(index), tuple(row[kept == 1].tolist())))
+    return batches
+
+
+def test_tokens_are_those_of_the_tokenizer(texts: Path) -> None:
+    tokenizer = open_tokenizer(str(texts / "tokenizer"), max_length=24)
+    with open_split(texts / "shards", "train") as split:
+        for batch in stream(texts, steps=12, cursor=Cursor(1)):
+            for index, tokens in batch:
+                assert list(tokens) == tokenizer.encode([split.text(index)[0]])[0]
+                assert len(tokens) <= 24
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes in total")
+@pytest.mark.parametrize(("world_size", "workers"), [(2, 0), (3, 1), (1, 3)])
+def test_batches_of_texts_do_not_depend_on_the_topology(
+    texts: Path, world_size: int, workers: int
+) -> None:
+    start = Cursor(5)
+    many = stream(texts, world_size=world_size, workers=workers, steps=13, cursor=start)
+    assert many == stream(texts, steps=13, cursor=start)
+
+
+def test_a_run_resumed_inside_a_window_sees_the_rest_of_it(texts: Path) -> None:
+    whole = stream(texts, steps=13, cursor=Cursor(5))
+    for stopped in (1, 3, 6):
+        rest = stream(
+            texts, world_size=2, steps=13 - stopped, cursor=Cursor(5, samples=stopped * BATCH)
+        )
+        assert whole[stopped:] == rest
+
+
+def test_a_batch_holds_texts_of_about_one_length_and_an_epoch_every_text(texts: Path) -> None:
+    with open_split(texts / "shards", "train") as split:
+        num = len(split)
+    steps = num // 2  # of 8: one window of 4 epochs
+    together, as_they_come = (
+        stream(texts, batch=8, steps=steps, cursor=Cursor(2), batches_by_length=window)
+        for window in (steps, 1)
+    )
+    for batches in (together, as_they_come):
+        seen = sorted(index for batch in batches for index, _ in batch)
+        assert seen == sorted(4 * list(range(num)))
+    assert filling(together) < 0.5 * filling(as_they_come)
+    longest = [max(len(tokens) for _, tokens in batch) for batch in together]
+    assert longest != sorted(longest), "the batches of a window are shuffled"
+
+
+def filling(batches: list[list[tuple[int, tuple[int, ...]]]]) -> int:
+    lengths = [[len(tokens) for _, tokens in batch] for batch in batches]
+    return sum(max(batch) * len(batch) - sum(batch) for batch in lengths)
+
+
+def test_windows_are_permutations_of_the_order_below() -> None:
+    num, window = 100, 6 * 5
+
+    def below(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return Order(3, [num]).locate(positions)
+
+    by_length = ByLength(below, lambda samples: samples % 7, seed=3, batch=6, num_batches=5)
+    for start in range(0, 300, window):
+        positions = np.arange(start, start + window)
+        ours = sorted(zip(*by_length.locate(positions), strict=True))
+        assert ours == sorted(zip(*below(positions), strict=True))
+    scattered = np.array([250, 3, 31, 3, 299])
+    epochs, samples = by_length.locate(scattered)
+    for row, position in enumerate(scattered.tolist()):
+        alone = by_length.locate(np.array([position]))
+        assert (epochs[row], samples[row]) == (alone[0][0], alone[1][0])
+
+
+def test_evaluation_reads_every_text_once_from_short_to_long(texts: Path) -> None:
+    with open_split(texts / "shards", "test") as split:
+        for world_size in (1, 3):
+            seen, batches = [], set()
+            for rank in range(world_size):
+                loader = EvalLoader(split, config(texts), batch=4, rank=rank, world_size=world_size)
+                found = list(loader)
+                batches.add(len(found))
+                assert np.all(np.diff(split.sizes(np.concatenate([b.indices for b in found]))) >= 0)
+                for batch in found:
+                    seen += batch.indices.tolist()
+                    assert np.array_equal(batch.labels, split.labels[batch.indices.numpy()])
+            assert sorted(seen) == list(range(len(split)))
+            assert len(batches) == 1
+
+
+def test_ranks_without_a_text_get_empty_batches(texts: Path) -> None:
+    with open_split(texts / "shards", "train") as split:
+        loader = TrainLoader(
+            split, config(texts), global_batch=2, rank=0, world_size=5, cursor=Cursor(0)
+        )
+        batch = next(loader)
+    assert batch.inputs["input_ids"].shape == batch.inputs["attention_mask"].shape == (0, 8)
+
+
+def test_padding_fills_up_to_a_multiple_of_eight() -> None:
+    padded = pad_tokens([[5, 6], [], list(range(1, 10))], pad_id=99)
+    assert padded["input_ids"].shape == (3, 16)
+    assert padded["input_ids"][0].tolist() == [5, 6] + 14 * [99]
+    assert padded["attention_mask"].sum(1).tolist() == [2, 0, 9]
+
+
+def test_texts_without_a_tokenizer_and_pictures_with_one_are_refused(
+    texts: Path, glyphs: Path
+) -> None:
+    with (
+        open_split(texts / "shards", "train") as split,
+        pytest.raises(ValueError, match=r"holds texts and data\.text is missing"),
+    ):
+        TrainLoader(split, DataConfig(shards=texts), global_batch=2, cursor=Cursor(0))
+    pictures = config(texts).model_copy(update={"shards": glyphs})
+    with (
+        open_split(glyphs, "train") as split,
+        pytest.raises(ValueError, match=r"holds pictures and data\.text is given"),
+    ):
+        TrainLoader(split, pictures, global_batch=2, cursor=Cursor(0))

@@ -1,0 +1,50 @@
+"""Batches on a device are those of the CPU, copied ahead or not."""
+
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from data import Batch, Cursor, EvalLoader, TrainLoader, open_split
+from data.config import AugmentConfig, DataConfig, ImageConfig, MixConfig
+
+
+def config(shards: Path, workers: int) -> DataConfig:
+    augment = AugmentConfig(mix=MixConfig(mixup_alpha=0.4))
+    image = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
+    return DataConfig(shards=shards, image=image, augment=augment, workers=workers)
+
+
+def assert_same(ours: list[Batch], theirs: list[Batch], device: torch.device) -> None:
+    assert len(ours) == len(theirs)
+    for left, right in zip(ours, theirs, strict=True):
+        assert all(tensor.device.type == device.type for tensor in left.tensors())
+        for mine, plain in zip(left.tensors(), right.tensors(), strict=True):
+            assert torch.equal(mine.cpu(), plain)
+        assert left.cursor == right.cursor
+
+
+def test_training_batches_come_on_the_device_in_the_order_of_the_cursor(
+    glyphs: Path, device: torch.device
+) -> None:
+    with open_split(glyphs, "train") as split:
+        batches = []
+        for place, workers in ((device, 1), (torch.device("cpu"), 0)):
+            with TrainLoader(
+                split, config(glyphs, workers), global_batch=7, cursor=Cursor(3), device=place
+            ) as loader:
+                batches.append(list(islice(loader, 9)))
+                # What is read ahead is not consumed.
+                assert loader.cursor == Cursor(3, samples=63)
+    assert_same(*batches, device)
+
+
+def test_evaluation_ends_with_the_last_batch_on_the_device(
+    glyphs: Path, device: torch.device
+) -> None:
+    with open_split(glyphs, "test") as split:
+        batches = [
+            list(EvalLoader(split, config(glyphs, 0), batch=5, device=place))
+            for place in (device, torch.device("cpu"))
+        ]
+    assert_same(*batches, device)
