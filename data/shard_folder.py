@@ -5,7 +5,7 @@ What a split needs of it, whatever it is; the one behind a URL is `data/remote_f
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -100,7 +100,7 @@ class LocalFolder:
                 f"the index of {path} belongs to other shards than the manifest: "
                 "delete the folder and run kway shard again"
             )
-        return index
+        return replace(index, info=shard)  # of two equal ones, one is kept
 
     def open(self, shard: ShardInfo) -> int:
         return os.open(self.path / shard.file, os.O_RDONLY)

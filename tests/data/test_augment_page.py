@@ -2,12 +2,13 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from PIL import Image
 
-from data.config import AugmentConfig, ImageConfig
+from data.config import AugmentConfig, DataConfig, ImageConfig
 from docs.pictures.__main__ import OF_DATA
 from docs.pictures.look import look
 
@@ -29,9 +30,20 @@ def test_a_picture_still_has_the_size_of_its_file(name: str) -> None:
         assert shown.size == tuple(round(160 * side) for side in inches)
 
 
+def data_of_recipes() -> list[dict[str, Any]]:
+    examples = re.findall(r"^```yaml\n(data:\n.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    return [yaml.safe_load(example)["data"] for example in examples]
+
+
+def test_the_recipes_of_the_page_load() -> None:
+    recipes = data_of_recipes()
+    assert len(recipes) >= 2
+    for settings in recipes:
+        DataConfig.model_validate({"shards": "shards", **settings})
+
+
 def test_the_recipe_of_the_page_turns_everything_on() -> None:
-    (example,) = re.findall(r"^```yaml\n(data:\n.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    settings = yaml.safe_load(example)["data"]
+    (settings,) = (each for each in data_of_recipes() if "augment" in each)
     assert ImageConfig.model_validate(settings["image"]).crops == 10
     assert settings["augment"].keys() == AugmentConfig.model_fields.keys() - {"crop_ratio"}
     augment = AugmentConfig.model_validate(settings["augment"])
