@@ -1,0 +1,528 @@
+"""Tars without an index, read from front to back: what a stream promises, and what it says."""
+
+import gzip
+import itertools
+import json
+import random
+import tarfile
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from pydantic import ValidationError
+
+from data import Batch, Cursor, Manifest
+from data.config import (
+    AugmentConfig,
+    CacheConfig,
+    DataConfig,
+    ImageConfig,
+    MixConfig,
+    StreamConfig,
+    TextConfig,
+)
+from data.foreign import index_shards
+from data.label_text import ClassList
+from data.stream import Stream, StreamLoader, open_stream
+from data.stream_reader import _Waiting, shuffled
+from data.stream_tar import StreamSample, TarReader, _number
+from data.tar_headers import BLOCK
+from tests.data.file_server import serving
+from tests.data.foreign_tars import bomb, pictures, planted_shards, png, write_tar
+
+IMAGE = ImageConfig(size=16)
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose manifest has 3 classes."""
+    return planted_shards(tmp_path_factory.mktemp("classes"), {}, count=3)
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 8 tars of 6 pictures, t0.tar to t7.tar."""
+    folder = tmp_path_factory.mktemp("eight")
+    for number in range(8):
+        write_tar(folder / f"t{number}.tar", pictures(6 * number, 6))
+    return folder
+
+
+def stream_loader(
+    classes: Path,
+    shards: str | Sequence[str],
+    *,
+    global_batch: int = 6,
+    rank: int = 0,
+    world_size: int = 1,
+    cursor: Cursor = Cursor(0),  # noqa: B008 (it is frozen)
+    stream: dict[str, Any] | None = None,
+    **config: Any,
+) -> StreamLoader:
+    named = shards if isinstance(shards, str) else tuple(shards)
+    data = DataConfig(
+        shards=classes,
+        stream=StreamConfig(shards=named, samples=100, **(stream or {})),
+        **{"image": IMAGE, **config},
+    )
+    assert data.stream is not None
+    opened = open_stream(data.stream, Manifest.load(classes))
+    return StreamLoader(
+        opened, data, global_batch=global_batch, rank=rank, world_size=world_size, cursor=cursor
+    )
+
+
+def take(loader: StreamLoader, count: int) -> list[Batch]:
+    with loader:
+        return list(itertools.islice(loader, count))
+
+
+def numbers(batches: Sequence[Batch]) -> list[int]:
+    return [number for batch in batches for number in batch.indices.tolist()]
+
+
+def test_ranks_and_workers_read_tars_of_their_own_and_a_pass_has_every_sample_once(
+    classes: Path, eight: Path
+) -> None:
+    passes: list[list[int]] = [[], []]
+    for rank in range(2):
+        loader = stream_loader(
+            classes,
+            f"{eight}/t{{0..7}}.tar",
+            global_batch=8,
+            rank=rank,
+            world_size=2,
+            workers=2,
+            stream={"buffer": 5},
+        )
+        batches = take(loader, 12)
+        assert [len(batch.labels) for batch in batches] == [4] * 12
+        for number in range(2):
+            passes[number] += numbers(batches[6 * number : 6 * number + 6])
+    assert len(set(passes[0])) == 48
+    assert sorted(passes[0]) == sorted(passes[1])
+    assert passes[0] != passes[1]
+
+
+def pixels_by_number(batches: Sequence[Batch]) -> dict[int, tuple[int, bytes]]:
+    return {
+        number: (label, pixels.numpy().tobytes())
+        for batch in batches
+        for number, label, pixels in zip(
+            batch.indices.tolist(), batch.labels.tolist(), batch.inputs["pixel_values"], strict=True
+        )
+    }
+
+
+def test_pixels_and_labels_of_a_pass_depend_on_no_worker_and_no_buffer(
+    classes: Path, eight: Path
+) -> None:
+    shards = f"{eight}/t{{0..7}}.tar"
+    one = take(stream_loader(classes, shards), 8)
+    other = take(stream_loader(classes, shards, workers=2, stream={"buffer": 3}), 8)
+    assert pixels_by_number(one) == pixels_by_number(other)
+    assert numbers(one) != numbers(other)
+    assert sorted(label for label, _ in pixels_by_number(one).values()) == [0] * 16 + [1] * 16 + (
+        [2] * 16
+    )
+    again = take(stream_loader(classes, shards), 8)
+    assert numbers(again) == numbers(one)
+
+
+def test_a_resume_begins_another_order_and_other_draws(classes: Path, eight: Path) -> None:
+    shards = f"{eight}/t{{0..7}}.tar"
+    loader = stream_loader(classes, shards)
+    first = take(loader, 3)
+    assert loader.cursor == first[-1].cursor == Cursor(0, 18)
+    cursor = Cursor.from_json(loader.cursor.to_json())
+    resumed = take(stream_loader(classes, shards, cursor=cursor, stream={"buffer": 1}), 8)
+    assert len(set(numbers(resumed))) == 48
+    whole = take(stream_loader(classes, shards, stream={"buffer": 1}), 8)
+    assert numbers(resumed) != numbers(whole)
+    before, after = pixels_by_number(whole), pixels_by_number(resumed)
+    assert sum(before[number] == after[number] for number in before) < 5
+
+
+def test_a_batch_smaller_than_the_world_leaves_ranks_empty_and_no_tar_unread(
+    classes: Path, eight: Path
+) -> None:
+    shards = [f"{eight}/t{number}.tar" for number in range(2)]
+    found = []
+    for rank in range(3):
+        loader = stream_loader(classes, shards, global_batch=2, rank=rank, world_size=3)
+        batches = take(loader, 6)
+        assert len({len(batch.labels) for batch in batches}) == 1
+        found += numbers(batches)
+    assert len(found) == len(set(found)) == 12
+
+
+def waiting(passes: Sequence[int]) -> list[_Waiting]:
+    return [
+        _Waiting(epoch, StreamSample(number, "", b"", 0))
+        for epoch, count in enumerate(passes)
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 40])
+def test_a_buffer_is_bounded_and_keeps_passes_apart(size: int) -> None:
+    passes = [5, 5, 1, 30, 1, 1, 90, 90]
+    came = 0
+
+    def counted() -> Any:
+        nonlocal came
+        for sample in waiting(passes):
+            came += 1
+            yield sample
+
+    epochs, given = [], []
+    for sample in shuffled(counted(), size, random.Random(0)):
+        epochs.append(sample.epoch)
+        given.append(sample.sample.number)
+        assert came - len(given) < max(size, 2)
+    assert epochs == sorted(epochs)
+    for epoch, count in enumerate(passes[:-1]):
+        some = [number for e, number in zip(epochs, given, strict=True) if e == epoch]
+        assert sorted(some) == list(range(count))
+        assert count < 30 or size == 1 or some != sorted(some)
+
+
+def with_bytes(tar: Path, change: Callable[[bytearray], Any]) -> None:
+    content = bytearray(tar.read_bytes())
+    changed = change(content)
+    tar.write_bytes(content if changed is None else changed)
+
+
+def header_of(tar: Path, name: str) -> int:
+    with tarfile.open(tar) as opened:
+        return opened.getmember(name).offset
+
+
+def wiped(tar: Path) -> None:
+    place = header_of(tar, "00003.png")
+    with_bytes(tar, lambda content: content.__setitem__(slice(place, place + BLOCK), b"\xff" * 512))
+
+
+def zeroed(tar: Path) -> None:
+    place = header_of(tar, "00003.png")
+    with_bytes(tar, lambda content: content.__setitem__(slice(place, place + BLOCK), bytes(BLOCK)))
+
+
+def cut_inside(tar: Path) -> None:
+    place = header_of(tar, "00003.png")
+    with_bytes(tar, lambda content: content[: place + 700])
+
+
+def cut_in_a_header(tar: Path) -> None:
+    place = header_of(tar, "00003.png")
+    with_bytes(tar, lambda content: content[: place + 100])
+
+
+def cut_between_samples(tar: Path) -> None:
+    place = header_of(tar, "00003.png")
+    with_bytes(tar, lambda content: content[:place])
+
+
+def members_with(number: int, members: list[tuple[str, bytes]]) -> Callable[[Path], None]:
+    key = f"{number:05d}"
+    others = [member for member in pictures(0, 6) if not member[0].startswith(key)]
+    return lambda tar: write_tar(tar, [*others, *((f"{key}.{e}", data) for e, data in members)])
+
+
+NOT_3 = {0, 1, 2, 4, 5}
+DAMAGE = {
+    "overwritten header": (wiped, NOT_3, ["at byte 9,216: no tar header", "00003: no .jpg, "]),
+    "header of zeros": (zeroed, NOT_3, ["at byte 9,216: no tar header", "00003: no .jpg, "]),
+    "cut in a member": (cut_inside, {0, 1, 2}, ["00003.png is cut off"]),
+    "cut in a header": (cut_in_a_header, {0, 1, 2}, ["no tar header, 100 bytes are not read"]),
+    "cut between samples": (cut_between_samples, {0, 1, 2}, ["ends without the zeros that close"]),
+    "no member": (lambda tar: write_tar(tar, []), set(), ["the whole of it: there is no member"]),
+    "no tar": (lambda tar: tar.write_bytes(b"<html>" * 100), set(), ["no tar header, 600 bytes"]),
+    "no label": (members_with(3, [("png", png(3))]), NOT_3, ["00003: no .cls or .json beside"]),
+    "no picture": (members_with(3, [("cls", b"1")]), NOT_3, ["00003: no .jpg, .jpeg, .png"]),
+    "label without class": (
+        members_with(3, [("png", png(3)), ("cls", b"3")]),
+        NOT_3,
+        ["00003: label 3 is out of range: there are 3 classes"],
+    ),
+    "not decodable": (
+        members_with(3, [("png", png(3)[:200]), ("cls", b"0")]),
+        NOT_3,
+        ["00003: "],
+    ),
+    "bomb": (
+        members_with(3, [("png", bomb()), ("cls", b"0")]),
+        NOT_3,
+        ["00003: a picture of 60000"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_named_once_counted_and_left_out(
+    classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    damage, sound, said = DAMAGE[kind]
+    write_tar(tmp_path / "a.tar", pictures(0, 6))
+    write_tar(tmp_path / "b.tar", pictures(10, 2))
+    damage(tmp_path / "a.tar")
+    loader = stream_loader(classes, f"{tmp_path}/{{a,b}}.tar", global_batch=2, stream={"buffer": 1})
+    expected = {number_of(tmp_path / "a.tar", number) for number in sorted(sound)} | {
+        number_of(tmp_path / "b.tar", number) for number in (10, 11)
+    }
+    found = take(loader, 3 * len(expected))  # several passes
+    assert set(numbers(found)) == expected
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == len(loader.cursor.bad) == len(said)
+    for line, part in zip(lines, said, strict=True):
+        assert line.startswith(f"left out: {tmp_path}/a.tar: ")
+        assert part in line
+
+
+def number_of(tar: Path, number: int) -> int:
+    return _number(f"{tar}: {number:05d}")
+
+
+def test_more_damage_than_the_limit_stops_with_the_list(classes: Path, tmp_path: Path) -> None:
+    members = pictures(0, 8)
+    for number in (1, 4, 6):
+        members[2 * number] = (f"{number:05d}.png", b"no picture")
+    write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(ValueError, match=r"3 bad samples in training, and .* is 2: .*0000[146]: "):
+        take(stream_loader(classes, f"{tmp_path}/a.tar", max_bad_samples=2), 20)
+    loader = stream_loader(classes, f"{tmp_path}/a.tar", max_bad_samples=3)
+    take(loader, 3)
+    resumed = stream_loader(
+        classes, f"{tmp_path}/a.tar", max_bad_samples=3, cursor=loader.cursor, workers=1
+    )
+    take(resumed, 3)  # the same ones are no new ones
+    assert resumed.cursor.bad == loader.cursor.bad
+    cursor = Cursor(0, 6, bad=(1, 2, 3, 4))
+    with pytest.raises(ValueError, match=r"number 1 was bad before this run was resumed; number 2"):
+        take(stream_loader(classes, f"{tmp_path}/a.tar", cursor=cursor, max_bad_samples=3), 1)
+    with pytest.raises(ValueError, match=r"4 bad samples.*number 7 was left out by another rank"):
+        resumed.add_bad([7])
+
+
+def test_tars_without_a_sound_sample_stop_training(classes: Path, tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("1.png", b"x"), ("1.cls", b"0")])
+    for stream, said in (({}, "a.tar: 1: "), ({"sample": "webp"}, r"1: no \.webp beside")):
+        loader = stream_loader(classes, f"{tmp_path}/a.tar", stream=stream)
+        with pytest.raises(ValueError, match=f"not one whole sample in 1 tar.*{said}"):
+            take(loader, 1)
+
+
+def test_a_tar_without_a_sample_stops_no_reader_while_others_have_some(
+    classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tar(tmp_path / "a.tar", [])
+    write_tar(tmp_path / "b.tar", [*pictures(0, 2), ("3.png", b"x"), ("3.cls", b"0")])
+    loader = stream_loader(classes, f"{tmp_path}/{{a,b}}.tar", global_batch=2, workers=2)
+    assert len(set(numbers(take(loader, 20)))) == 2
+    # Each of the two workers has met both.
+    lines = sorted(record.getMessage().partition(f"{tmp_path}/")[2] for record in caplog.records)
+    assert [line.partition(":")[0] for line in lines] == ["a.tar", "b.tar"]
+
+
+def test_a_shard_that_is_not_there_stops_training(classes: Path, eight: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"t8\.tar is no file: check data\.stream\.shards"):
+        stream_loader(classes, f"{eight}/t{{7..8}}.tar")
+    loader = stream_loader(classes, f"file://{eight}/t{{7..8}}.tar", stream={"buffer": 100})
+    with pytest.raises(FileNotFoundError, match=r"t8\.tar does not exist: check data\.stream"):
+        take(loader, 9)
+
+
+def test_a_compressed_tar_is_refused(classes: Path, eight: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(gzip.compress((eight / "t0.tar").read_bytes()))
+    with pytest.raises(ValueError, match=r"a\.tar is compressed.*gunzip"):
+        take(stream_loader(classes, f"{tmp_path}/a.tar"), 1)
+
+
+def test_a_member_that_is_too_large_is_passed_over(
+    classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.stream_tar._MAX_MEMBER", 5_000)
+    noise = png(3, side=100)
+    assert len(noise) > 5_000
+    write_tar(
+        tmp_path / "a.tar",
+        [*pictures(0, 1), ("00000.mp4", noise), ("1.png", noise), ("1.cls", b"0"), *pictures(2, 1)],
+    )
+    found = take(stream_loader(classes, f"{tmp_path}/a.tar", global_batch=2), 2)
+    assert set(numbers(found)) == {number_of(tmp_path / "a.tar", n) for n in (0, 2)}
+    assert "1: 1.png has " in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_what_is_passed_over_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.stream_tar._MAX_MEMBER", 5_000)
+    write_tar(tmp_path / "a.tar", [("0.film", bytes(30_000_000)), *pictures(0, 3)])
+    reader = TarReader(("png",), "label", ClassList(("0", "1", "2"), positions=True), attempts=1)
+    tracemalloc.start()
+    try:
+        found = list(reader.samples(str(tmp_path / "a.tar")))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found) == 4  # with the film's key, which has no picture
+    assert peak < 6_000_000
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_and_labels_in_json_are_read(classes: Path, tmp_path: Path, form: int) -> None:
+    key = "a.b/" + "long/" * (40 if form != tarfile.USTAR_FORMAT else 3) + "0"
+    label = json.dumps({"meta": {"class": "class 2"}}).encode()
+    write_tar(tmp_path / "a.tar", [(f"{key}.PNG", png(0)), (f"{key}.json", label)], form)
+    options = {"label_field": "meta.class"}
+    batch = take(stream_loader(classes, f"{tmp_path}/a.tar", global_batch=1, stream=options), 1)[0]
+    assert batch.labels.tolist() == [2]
+
+
+def test_what_webdataset_writes_is_read(classes: Path, tmp_path: Path) -> None:
+    with webdataset.TarWriter(str(tmp_path / "a.tar")) as writer:
+        for number in range(4):
+            writer.write({"__key__": f"{number:05d}", "png": png(number), "cls": number % 3})
+    found = take(stream_loader(classes, f"{tmp_path}/a.tar", global_batch=4), 2)
+    assert [len(set(numbers([batch]))) for batch in found] == [4, 4]
+
+
+def test_a_broken_connection_is_taken_up_at_its_byte(
+    classes: Path, eight: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = stream_loader(classes, f"{eight}/t{{0..1}}.tar")
+    with serving(eight) as server:
+        server.instead = {"t0.tar": ["cut", 503, "hang up"], "t1.tar": [500]}
+        loader = stream_loader(classes, f"{server.url}/t{{0..1}}.tar", stream={"buffer": 1})
+        found = take(loader, 2)
+        assert server.requests == {"t0.tar": 4, "t1.tar": 2}
+    assert len(set(numbers(found))) == 12
+    ours, theirs = (
+        sorted(value for value in pixels_by_number(batches).values())
+        for batches in (take(local, 2), found)
+    )
+    assert [label for label, _ in ours] == [label for label, _ in theirs]
+    assert "t0.tar: 503 Service Unavailable, at byte" in caplog.text
+    assert "t1.tar: 500 Internal Server Error, at byte 0; attempt 2 of 8" in caplog.text
+
+
+def test_a_server_that_knows_ranges_sends_only_the_rest(classes: Path, tmp_path: Path) -> None:
+    tar = tmp_path / "t.tar"  # of more than is read ahead
+    write_tar(tar, [("00000.film", bytes(20_000_000)), *pictures(0, 6)])
+    with serving(tmp_path) as server:
+        server.ranges = True
+        server.instead = {"t.tar": ["cut", "cut"]}
+        # Two attempts, counted anew where something came.
+        twice = CacheConfig(attempts=2)
+        loader = stream_loader(classes, f"{server.url}/t.tar", cache=twice, stream={"buffer": 1})
+        found = take(loader, 1)
+        first, second, rest = server.sent["t.tar"][:3]
+    assert len(set(numbers(found))) == 6
+    assert first == tar.stat().st_size // 2
+    assert first // 2 <= second < first
+    assert first // 2 <= rest < tar.stat().st_size - first
+
+
+def test_a_server_that_stays_broken_is_an_error(classes: Path, eight: Path) -> None:
+    with serving(eight) as server:
+        server.instead = {"t0.tar": ["cut", 503, 503]}
+        loader = stream_loader(
+            classes, f"{server.url}/t0.tar", cache=CacheConfig(attempts=2), stream={"buffer": 1}
+        )
+        with pytest.raises(OSError, match=r"t0\.tar cannot be read on from byte \d.*2 attempts"):
+            take(loader, 2)
+
+
+def test_too_few_tars_for_the_readers_are_refused(classes: Path, eight: Path) -> None:
+    for world_size, workers, right in ((2, 4, True), (3, 3, False), (9, 0, False)):
+        options: dict[str, Any] = {"workers": workers, "world_size": world_size, "global_batch": 9}
+        if right:
+            stream_loader(classes, f"{eight}/t{{0..7}}.tar", **options)
+            continue
+        with pytest.raises(ValueError, match=r"names 8 tar.*lower data\.workers"):
+            stream_loader(classes, f"{eight}/t{{0..7}}.tar", **options)
+
+
+def test_rows_side_by_side_are_mixed(classes: Path, eight: Path) -> None:
+    augment = AugmentConfig(mix=MixConfig(mixup_alpha=1.0), crop_area=None, flip=0)
+    mixing = stream_loader(classes, f"{eight}/t0.tar", global_batch=5, augment=augment)
+    plain_augment = augment.model_copy(update={"mix": None})
+    plain = stream_loader(classes, f"{eight}/t0.tar", global_batch=5, augment=plain_augment)
+    mixed, alone = take(mixing, 1)[0], take(plain, 1)[0]
+    assert mixed.mixed is not None
+    assert alone.mixed is None
+    labels, partners = mixed.labels.tolist(), [1, 0, 3, 2, 4]
+    assert labels == alone.labels.tolist()
+    assert mixed.mixed.labels.tolist() == [labels[row] for row in partners]
+    weights = mixed.mixed.weights
+    assert weights[0] == weights[1] != weights[2] == weights[3]
+    pixels = alone.inputs["pixel_values"].float()
+    blend = weights[:, None, None, None]
+    wanted = blend * pixels + (1 - blend) * pixels[partners]
+    assert torch.allclose(mixed.inputs["pixel_values"].float(), wanted, atol=1)
+
+
+@pytest.mark.parametrize(
+    ("stream", "said"),
+    [
+        ({"shards": "pipe:cat x.tar"}, "would run a command"),
+        ({"shards": "ftp://x/a.tar"}, "no URL that shards are read from"),
+        ({"shards": "a-{000..1.tar"}, "Unbalanced braces"),
+        ({"shards": ("a.tar", "{a,b}.tar")}, "a.tar stands there twice"),
+        ({"shards": ()}, "no tar is named"),
+        ({"samples": 0}, "greater than 0"),
+        ({"buffer": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_a_stream_that_cannot_be_is_refused(stream: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        StreamConfig(**{"shards": "a.tar", "samples": 1, **stream})
+
+
+def test_groups_of_indexed_shards_do_not_go_with_a_stream() -> None:
+    with pytest.raises(ValidationError, match=r"with data\.stream, give stream\.buffer"):
+        DataConfig(shards="x", shuffle_shards=2, stream=StreamConfig(shards="a.tar", samples=1))
+
+
+def test_numbers_mean_what_they_mean_in_the_shards_of_the_manifest(tmp_path: Path) -> None:
+    members = [
+        (f"{n}.{e}", d)
+        for n, label in enumerate((b"9", b"10", b"700"))
+        for e, d in (("png", png(n)), ("cls", label))
+    ]
+    write_tar(tmp_path / "set" / "test-0.tar", members)
+    index_shards(tmp_path / "set")
+    found = take(stream_loader(tmp_path / "set", f"{tmp_path}/set/test-0.tar", global_batch=3), 1)
+    assert sorted(found[0].labels.tolist()) == [0, 1, 2]
+
+
+def test_the_digest_is_that_of_the_tars_and_the_classes(classes: Path) -> None:
+    manifest = Manifest.load(classes)
+
+    def digest(shards: str | tuple[str, ...], classes: Manifest = manifest) -> str:
+        return Stream(StreamConfig(shards=shards, samples=1), classes).digest()
+
+    assert digest("{a,b}.tar") == digest(("a.tar", "b.tar"))
+    assert digest("{a,b}.tar") != digest("{b,a}.tar")
+    renamed = manifest.classes[0].model_copy(update={"name": "other"})
+    other = manifest.model_copy(update={"classes": (renamed, *manifest.classes[1:])})
+    assert digest("a.tar") != digest("a.tar", other)
+
+
+def test_texts_come_as_tokens(texts: Path) -> None:
+    tars = sorted(str(tar) for tar in (texts / "shards").glob("train-*.tar"))
+    loader = stream_loader(
+        texts / "shards",
+        tars,
+        global_batch=8,
+        text=TextConfig(tokenizer=str(texts / "tokenizer"), max_length=24),
+    )
+    batch = take(loader, 1)[0]
+    assert batch.inputs["input_ids"].shape == batch.inputs["attention_mask"].shape
+    assert len(np.unique(batch.labels)) > 1

@@ -1,0 +1,123 @@
+"""Training on tars without an index: to an evaluated run and a bundle, resumed, with damage."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset
+
+from data import open_split
+from launch.commands.evaluate import evaluate
+from tests.ranks import rank_world, run_on_ranks
+from tests.shards import glyph_recipe
+from trainer.bundle import Bundle
+from trainer.config import Recipe
+from trainer.evaluation import load_evaluation
+from trainer.export import export_run
+from trainer.train import train
+
+
+@pytest.fixture(scope="module")
+def tars(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The training samples of `glyphs` in 4 tars, part-0.tar to part-3.tar, and one that is no
+    picture."""
+    folder = tmp_path_factory.mktemp("tars")
+    writers = [webdataset.TarWriter(str(folder / f"part-{number}.tar")) for number in range(4)]
+    with open_split(glyphs, "train") as split:
+        for i in range(len(split)):
+            data, extension, label = split.read(i)
+            writers[i % 4].write({"__key__": f"{i:04d}", extension: data, "cls": label})
+    writers[0].write({"__key__": "damaged", "png": b"no picture", "cls": 0})
+    for writer in writers:
+        writer.close()
+    return folder
+
+
+def stream_recipe(glyphs: Path, tars: Path, run: Path, **changes: Any) -> Recipe:
+    stream = {"shards": f"{tars}/part-{{0..3}}.tar", "samples": 268, "buffer": 300}
+    return glyph_recipe(glyphs, run, data__stream=stream, **changes)
+
+
+def saved_state(run: Path) -> dict[str, Any]:
+    newest = max((run / "checkpoints").glob("step-*"))
+    found: dict[str, Any] = json.loads((newest / "state.json").read_text())
+    return found
+
+
+def test_a_stream_trains_and_its_run_is_evaluated_and_exported(
+    glyphs: Path, tars: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = stream_recipe(
+        glyphs,
+        tars,
+        tmp_path / "run",
+        data__train_split="there is none",
+        optimizer={"kind": "adamw", "lr": 0.01},
+        train={"duration": {"epochs": 4}, "global_batch": 16},
+    )
+    train(recipe, rank_world())
+    step = 4 * 268 // 16
+    measured = load_evaluation(recipe.run / "evaluations", step=step)
+    assert measured.metrics["top1"] > 0.2  # chance is 0.08
+    assert caplog.text.count(f"left out: {tars}/part-0.tar: damaged: ") == 1
+    for path in (recipe.run / "evaluations").iterdir():
+        path.unlink()
+    evaluate(recipe.run)
+    assert load_evaluation(recipe.run / "evaluations", step=step).metrics == measured.metrics
+    export_run(recipe.run, tmp_path / "bundle", rank_world())
+    assert len(Bundle.open(tmp_path / "bundle").spec.classes) == 13
+
+
+def test_a_resume_goes_on_and_says_what_it_cannot_promise(
+    glyphs: Path, tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
+    printed = capsys.readouterr()
+    said = printed.out + printed.err
+    assert said.count("4 tars are read as a stream, without an index: batches depend on") == 1
+    assert "going on after" not in said
+    longer = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 6})
+    train(longer, rank_world())
+    printed = capsys.readouterr()
+    assert "going on after 48 samples with a new order" in printed.out + printed.err
+    assert saved_state(longer.run)["step"] == 6
+    assert saved_state(longer.run)["cursor"]["samples"] == 72
+
+
+def test_other_tars_or_classes_are_no_resume(glyphs: Path, tars: Path, tmp_path: Path) -> None:
+    train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
+    fewer = stream_recipe(glyphs, tars, tmp_path / "run").model_copy(deep=True)
+    stream = fewer.data.stream.model_copy(update={"shards": f"{tars}/part-{{0..2}}.tar"})
+    data = fewer.data.model_copy(update={"stream": stream})
+    with pytest.raises(ValueError, match=r"was started with another data\.stream\.shards"):
+        train(fewer.model_copy(update={"data": data}), rank_world())
+
+
+def train_on_a_rank(recipe: Recipe) -> None:
+    train(recipe, rank_world())
+
+
+def test_two_ranks_agree_on_what_was_left_out(glyphs: Path, tars: Path, tmp_path: Path) -> None:
+    recipe = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 8})
+    run_on_ranks(2, train_on_a_rank, recipe)
+    state = saved_state(recipe.run)
+    assert state["step"] == 8
+    assert len(state["cursor"]["bad"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ({"class_weights": "balanced"}, "head.class_weights is balanced .*kway shard index.* none"),
+        ({"loss": {"kind": "nce"}}, "head.loss.noise is frequency .*kway shard index.* uniform"),
+    ],
+)
+def test_what_needs_class_counts_is_refused_with_the_remedy(
+    glyphs: Path, tars: Path, tmp_path: Path, head: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        stream_recipe(glyphs, tars, tmp_path / "run", head=head)
+    stream_recipe(
+        glyphs, tars, tmp_path / "run", head={"loss": {"kind": "nce", "noise": "uniform"}}
+    )
