@@ -20,10 +20,10 @@ from benchmarks.machine import machine
 from benchmarks.timing import CONSOLE, Row, print_rows
 from data import Cursor, TrainLoader, open_split
 from data.config import DataConfig
-from data.index import LABEL_EXTENSION, IndexBuilder, index_path
-from data.manifest import MANIFEST, ClassInfo, ShardInfo, SourceInfo
+from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path
+from data.shards.manifest import MANIFEST, ClassInfo, ShardInfo, SourceInfo
 from data.sources import Sample
-from data.writer import write_shards
+from data.writing.writer import write_shards
 
 A_SHARD = 10_000
 COMPUTED = 100_000_000

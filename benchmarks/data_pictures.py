@@ -20,9 +20,9 @@ from benchmarks.timing import Row, rate_row, take_turns
 from data import Cursor, Split, TrainLoader, open_split
 from data.augment import for_training, random_box, sample_rng
 from data.config import AugmentConfig, DataConfig, ImageConfig
-from data.images import decode
+from data.images.decode import decode
 from data.sources import ImageFolder
-from data.writer import write_shards
+from data.writing.writer import write_shards
 
 IMAGE, AUGMENT = ImageConfig(), AugmentConfig()
 BATCH = 71

@@ -8,9 +8,9 @@ from benchmarks.timing import Row, rate_row, take_turns
 from data import Cursor, TrainLoader, open_split
 from data.config import DataConfig, TextConfig
 from data.sources import EmojiNames
-from data.tokenizer import open_tokenizer
-from data.train_tokenizer import train_tokenizer
-from data.writer import write_shards
+from data.tokens.tokenizer import open_tokenizer
+from data.tokens.train import train_tokenizer
+from data.writing.writer import write_shards
 
 BATCH, STEPS = 256, 40
 MAX_LENGTH = 64

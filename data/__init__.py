@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from data.batch import Batch, Cursor
-    from data.hierarchy import class_paths
-    from data.loader import EvalLoader, TrainLoader
-    from data.manifest import Manifest, load_label_vectors
-    from data.split import Split, open_split
+    from data.loading.batch import Batch, Cursor
+    from data.loading.loader import EvalLoader, TrainLoader
+    from data.shards.hierarchy import class_paths
+    from data.shards.manifest import Manifest, load_label_vectors
+    from data.shards.split import Split, open_split
 
 __all__ = [
     "Batch",
@@ -26,15 +26,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "Batch": "data.batch",
-    "Cursor": "data.batch",
-    "EvalLoader": "data.loader",
-    "Manifest": "data.manifest",
-    "Split": "data.split",
-    "TrainLoader": "data.loader",
-    "class_paths": "data.hierarchy",
-    "load_label_vectors": "data.manifest",
-    "open_split": "data.split",
+    "Batch": "data.loading.batch",
+    "Cursor": "data.loading.batch",
+    "EvalLoader": "data.loading.loader",
+    "Manifest": "data.shards.manifest",
+    "Split": "data.shards.split",
+    "TrainLoader": "data.loading.loader",
+    "class_paths": "data.shards.hierarchy",
+    "load_label_vectors": "data.shards.manifest",
+    "open_split": "data.shards.split",
 }
 
 

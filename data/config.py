@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from data.remote_address import check_url, is_url
+from data.remote.address import check_url, is_url
 
 _MAX_STREAM_SHARDS = 1_000_000
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.images import MAX_PIXELS
+from data.images.decode import MAX_PIXELS
 from serving.answer import Answer, Question, answer
 from serving.readers import open_reader
 from trainer.bundle import Bundle

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from data.config import ImageConfig
-from data.images import MAX_PIXELS, crops_for_evaluation, decode
-from data.padding import pad_tokens
-from data.tokenizer import Tokenizer
+from data.images.decode import MAX_PIXELS, crops_for_evaluation, decode
+from data.loading.padding import pad_tokens
+from data.tokens.tokenizer import Tokenizer
 from trainer.bundle import Bundle
 
 _ANY_TEXT = "Is this a text?"

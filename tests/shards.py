@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 
 from data.sources import Glyphs, ImageFolder, Table
-from data.train_tokenizer import train_tokenizer
-from data.writer import write_shards
+from data.tokens.train import train_tokenizer
+from data.writing.writer import write_shards
 from trainer.config import Recipe
 from trainer.recipe import build_recipe
 

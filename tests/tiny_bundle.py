@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from data.config import ImageConfig
-from data.tokenizer import Tokenizer
-from data.vocabulary import ROLES, train_wordpiece
+from data.tokens.tokenizer import Tokenizer
+from data.tokens.vocabulary import ROLES, train_wordpiece
 from trainer.backbone import Backbone, build_backbone
 from trainer.bundle import write_bundle
 from trainer.bundle_spec import (

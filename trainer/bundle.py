@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import Tensor
 
-from data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer, open_tokenizer
+from data.tokens.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer, open_tokenizer
 from heads.scores import score
 from trainer.backbone import Backbone, build_backbone
 from trainer.bundle_spec import BundleSpec, Spec

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from data.config import DataConfig, TextConfig
-from data.tokenizer import Tokenizer, open_tokenizer
+from data.tokens.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead
 from trainer.bundle import write_bundle
 from trainer.bundle_spec import (

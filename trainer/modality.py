@@ -1,7 +1,7 @@
 """Whether shards, tokenizer and model fit together, said before anything is trained or exported."""
 
-from data.manifest import Manifest
-from data.tokenizer import open_tokenizer
+from data.shards.manifest import Manifest
+from data.tokens.tokenizer import open_tokenizer
 from trainer.backbone import Backbone
 from trainer.checkpoint import Checkpoint
 from trainer.config import Recipe

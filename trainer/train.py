@@ -21,7 +21,7 @@ from data import (
     open_split,
 )
 from data.config import DataConfig
-from data.stream import Stream, StreamLoader, open_stream
+from data.loading.stream import Stream, StreamLoader, open_stream
 from heads.collectives import all_gather_equal, all_gather_rows
 from trainer.checkpoint import (
     Checkpoint,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from data import Manifest, Split, class_paths, load_label_vectors, open_split
-from data.stream import Stream
+from data.loading.stream import Stream
 from trainer.checkpoint import find_checkpoint, load_tensors
 from trainer.config import Recipe
 from trainer.modality import check_tokenizer, tokenizer_digest

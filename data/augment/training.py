@@ -12,7 +12,7 @@ from data.augment.crop import drawn_box, random_box, resized
 from data.augment.geometry import Fill
 from data.augment.rand_augment import rand_augment
 from data.config import AugmentConfig, ImageConfig
-from data.images import centre, planes
+from data.images.decode import centre, planes
 
 # Of random erasing (Zhong et al. 2020), as timm and torchvision have them.
 _ERASED_AREA = (0.02, 1 / 3)

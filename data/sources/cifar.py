@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from data.hierarchy import PATH, join_path
-from data.manifest import ClassInfo, SourceInfo
+from data.shards.hierarchy import PATH, join_path
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.archive import archived_files, loose_files
 from data.sources.packing import lossless
 from data.sources.source import Modality, Sample

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import emoji
 import numpy as np
 
-from data.hierarchy import PATH, join_path
-from data.manifest import ClassInfo
+from data.shards.hierarchy import PATH, join_path
+from data.shards.manifest import ClassInfo
 from data.sources.name_vectors import name_vectors, split_words
 from data.text.emoji_groups import emoji_group
 from data.text.emoji_table import KEYCAP, english_name, fold

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import emoji
 import numpy as np
 
-from data.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.emoji_classes import emoji_classes, emoji_vectors
 from data.sources.source import Modality, Sample
 from data.text.emoji_table import fold, fully_qualified, load_languages, name_in

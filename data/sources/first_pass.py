@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data.manifest import SourceInfo
+from data.shards.manifest import SourceInfo
 from data.text.settle import Rules, Settled, Work, pass_notes
 from data.text.spans import Kept, Report, Span, silent
 from data.text.tasks import Task

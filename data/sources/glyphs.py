@@ -18,8 +18,8 @@ import matplotlib
 import numpy as np
 from fontTools.unicodedata import block
 
-from data.hierarchy import PATH, join_path
-from data.manifest import ClassInfo, SourceInfo
+from data.shards.hierarchy import PATH, join_path
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.fonts import PLAIN, Distortion, Pen, face_characters
 from data.sources.name_vectors import name_vectors, split_words
 from data.sources.source import Modality, Sample

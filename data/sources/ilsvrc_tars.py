@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.tar_headers import BLOCK, Member
+from data.tars.headers import BLOCK, Member
 
 _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE)

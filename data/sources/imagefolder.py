@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from data.hierarchy import PATH, join_path
-from data.images import MAX_PIXELS
-from data.manifest import ClassInfo, SourceInfo
+from data.images.decode import MAX_PIXELS
+from data.shards.hierarchy import PATH, join_path
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.keys import webdataset_keys
 from data.sources.listing import ENDINGS, File, Listing, list_class_folders, list_label_file
 from data.sources.packing import check_packing, packed

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from data.images import MAX_PIXELS
-from data.manifest import ClassInfo, SourceInfo
+from data.images.decode import MAX_PIXELS
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
 from data.sources.ilsvrc_listing import (
     TRAIN_TAR,

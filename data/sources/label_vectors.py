@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from data.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.emoji_classes import emoji_spellings
 from data.sources.source import Modality, Sample, Source
 from data.text.records import digest

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import emoji
 import numpy as np
 
-from data.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.emoji_classes import emoji_classes, emoji_vectors
 from data.sources.first_pass import FirstPassSource
 from data.sources.source import Modality, Sample

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from data.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.packing import lossless
 from data.sources.source import Modality, Sample
 

@@ -1,12 +1,12 @@
 """A picture as it goes into a shard: shrunk, byte for byte, or lossless from pixels.
 
-Sources of pictures share it. Decoding and its limits are `data/images.py`.
+Sources of pictures share it. Decoding and its limits are `data/images/decode.py`.
 """
 
 import cv2
 import numpy as np
 
-from data.images import decode, inspect, resize_short_side
+from data.images.decode import decode, inspect, resize_short_side
 
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
 

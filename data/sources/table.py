@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from data.images import MAX_PIXELS
-from data.manifest import ClassInfo, SourceInfo
+from data.images.decode import MAX_PIXELS
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.first_pass import FirstPassSource
 from data.sources.packing import check_packing, packed
 from data.sources.source import Modality, Sample

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from data.hierarchy import PATH, join_path
+from data.shards.hierarchy import PATH, join_path
 
 
 class Taxonomy(Protocol):

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from data.aside import commit
-from data.shard_pool import over_shards
+from data.inspection.shard_pool import over_shards
 
 SPAN_BYTES = 32 << 20
 # Counts of damage, and the place of the first of a span, which is counted once.

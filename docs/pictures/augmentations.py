@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from data.augment import draw_mix, for_training, mixed, pair_rng, sample_rng
 from data.augment.rand_augment import OPERATIONS
 from data.config import AugmentConfig, ImageConfig
-from data.images import for_evaluation
+from data.images.decode import for_evaluation
 from data.sources.fonts import font_folder
 from docs.pictures.look import bare, new_figure
 

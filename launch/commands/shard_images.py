@@ -200,7 +200,7 @@ def _write(
 
 def _print_duplicates(out: Path) -> None:
     """One line for each split of finished shards that repeats itself or what training holds."""
-    from data.duplicates import find_duplicates
+    from data.writing.duplicates import find_duplicates
 
     found = find_duplicates(out)
     for split in found:

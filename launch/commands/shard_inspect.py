@@ -30,8 +30,8 @@ def verify(
     workers: Workers = None,
 ) -> None:
     """Read every byte and name what is damaged; exit code 2 where anything is."""
-    from data.manifest import Manifest
-    from data.verify import NAMED_A_SHARD, damages
+    from data.inspection.verify import NAMED_A_SHARD, damages
+    from data.shards.manifest import Manifest
 
     started = time.monotonic()
     places: Counter[str] = Counter()
@@ -70,9 +70,9 @@ def show(
     ] = None,
 ) -> None:
     """What is inside: counts, classes and how many samples they have, examples of texts."""
-    from data.hierarchy import hierarchy_size
-    from data.manifest import Manifest
-    from data.show import contents, open_all
+    from data.inspection.show import contents, open_all
+    from data.shards.hierarchy import hierarchy_size
+    from data.shards.manifest import Manifest
     from launch.commands.shard_tables import class_table, split_table, text_table
 
     manifest = Manifest.load(folder)
@@ -89,7 +89,7 @@ def show(
         if manifest.modality == "text":
             console.print(text_table(opened, samples or 12))
         if picture is not None:
-            from data.contact_sheet import contact_sheet
+            from data.inspection.contact_sheet import contact_sheet
 
             contact_sheet(opened, samples or 48).save(picture, "PNG")
             print(f"{picture}: {opened.name}")
@@ -110,7 +110,7 @@ def check(
     ] = False,
 ) -> None:
     """Find single characters that give the label of texts away, such as what is left of emoji."""
-    from data.leaks import check_leaks
+    from data.inspection.leaks import check_leaks
     from launch.commands.shard_tables import leak_table
 
     report = check_leaks(folder, split=split, limit=texts, threshold=threshold)
@@ -156,7 +156,7 @@ def index(
     workers: Workers = None,
 ) -> None:
     """Give an offset index and a manifest to webdataset tars that somebody else wrote."""
-    from data.foreign import index_shards
+    from data.tars.foreign import index_shards
 
     started = time.monotonic()
     with progress("indexing", "MB") as report:

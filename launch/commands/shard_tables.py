@@ -10,12 +10,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from data.manifest import Manifest
-from data.show import SplitContents, histogram, texts
-from data.split import Split
+from data.inspection.show import SplitContents, histogram, texts
+from data.shards.manifest import Manifest
+from data.shards.split import Split
 
 if TYPE_CHECKING:
-    from data.leaks import LeakReport
+    from data.inspection.leaks import LeakReport
 
 _ALL_CLASSES = 30  # as many are listed one by one
 _ENDS = 5  # of more, the largest and the smallest

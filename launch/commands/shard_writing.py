@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.manifest import Manifest
+from data.shards.manifest import Manifest
 from launch.progress import progress
 from launch.wording import counted, seconds_since
 
@@ -42,7 +42,7 @@ def write(
 
     vectors: the source with label vectors from a file, instead of its own.
     """
-    from data.writer import write_shards
+    from data.writing.writer import write_shards
 
     started = time.monotonic()
     with progress("writing") as report:

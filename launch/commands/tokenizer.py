@@ -11,7 +11,7 @@ from launch.progress import progress
 from launch.wording import counted, seconds_since
 
 if TYPE_CHECKING:
-    from data.train_tokenizer import Trained
+    from data.tokens.train import Trained
 
 
 def tokenizer(
@@ -34,7 +34,7 @@ def tokenizer(
     workers: Annotated[int | None, typer.Option(min=1, help="threads; default: one a core")] = None,
 ) -> None:
     """Train a tokenizer that a recipe names as data.text.tokenizer."""
-    from data.train_tokenizer import train_tokenizer
+    from data.tokens.train import train_tokenizer
 
     started = time.monotonic()
     with progress("reading", "texts") as report:

@@ -17,7 +17,7 @@ import numpy as np
 from rich.table import Table
 
 from data import load_label_vectors, open_split
-from data.manifest import Manifest
+from data.shards.manifest import Manifest
 
 _START_SECONDS = 120
 _STOP_SECONDS = 60

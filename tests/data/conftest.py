@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data.sources import Glyphs, ImageFolder
-from data.writer import write_shards
+from data.writing.writer import write_shards
 
 
 def write_picture(path: Path, seed: int, height: int = 20, width: int = 26) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from data.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.source import Sample
-from data.writer import write_shards
+from data.writing.writer import write_shards
 
 
 def png(seed: int, side: int = 20) -> bytes:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import psutil
 
-from data.manifest import MANIFEST
+from data.shards.manifest import MANIFEST
 from data.sources import Source
-from data.writer import write_shards
+from data.writing.writer import write_shards
 
 
 def contents(folder: Path) -> dict[str, bytes]:

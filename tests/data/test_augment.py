@@ -15,7 +15,7 @@ from data.augment import colour, for_training, sample_rng
 from data.augment.crop import resized
 from data.augment.rand_augment import OPERATIONS, rand_augment
 from data.config import AugmentConfig, ColourConfig, ImageConfig, RandAugmentConfig
-from data.images import for_evaluation
+from data.images.decode import for_evaluation
 
 EVERYTHING = AugmentConfig(
     colour=ColourConfig(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from data import Manifest, open_split
-from data.duplicates import Duplicates, find_duplicates
-from data.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources import Sample
-from data.writer import Written, write_shards
+from data.writing.duplicates import Duplicates, find_duplicates
+from data.writing.writer import Written, write_shards
 from launch.commands.shard import app
 from tests.data.conftest import write_picture
 

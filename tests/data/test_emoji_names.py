@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from data import Manifest, load_label_vectors, open_split
 from data.sources import EmojiNames
 from data.text import fold
-from data.writer import write_shards
+from data.writing.writer import write_shards
 from launch.commands.shard import app
 
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner, Result
 
 from data import Cursor, Manifest, TrainLoader, open_split
 from data.config import DataConfig, ImageConfig
-from data.foreign import Indexed, index_shards
-from data.index import index_path
-from data.verify import damages
+from data.inspection.verify import damages
+from data.shards.index import index_path
+from data.tars.foreign import Indexed, index_shards
 from launch.commands.shard import app
 from tests.data.foreign_tars import pictures, planted_shards, png, write_tar
 

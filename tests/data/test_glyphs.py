@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from data import Manifest, load_label_vectors, open_split
-from data.images import decode
+from data.images.decode import decode
 from data.sources import Glyphs
 from data.sources.fonts import face_characters
 from data.sources.glyphs import TEST_FACES
-from data.writer import write_shards
+from data.writing.writer import write_shards
 
 
 def by_character(source: Glyphs) -> dict[str, int]:

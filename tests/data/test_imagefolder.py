@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from data import open_split
-from data.images import decode
+from data.images.decode import decode
 from data.sources import ImageFolder
-from data.writer import write_shards
+from data.writing.writer import write_shards
 from tests.data.conftest import write_picture
 
 

@@ -10,10 +10,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from data import Manifest, open_split
-from data.images import decode
+from data.images.decode import decode
 from data.sources import ImageNet
 from data.sources.ilsvrc_devkit import read_devkit
-from data.writer import write_shards
+from data.writing.writer import write_shards
 from launch.commands.shard import app
 from tests.data import ilsvrc
 from tests.data.killed import check_killed_and_resumed, contents

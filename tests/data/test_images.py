@@ -11,7 +11,7 @@ from PIL import Image
 
 from data.augment import for_training, random_box, sample_rng
 from data.config import AugmentConfig, ImageConfig
-from data.images import decode, for_evaluation, inspect, resize_short_side
+from data.images.decode import decode, for_evaluation, inspect, resize_short_side
 
 
 def smooth(height: int, width: int) -> np.ndarray:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from data import Manifest, open_split
-from data.index import IndexBuilder, index_path, open_index
-from data.manifest import ShardInfo
+from data.shards.index import IndexBuilder, index_path, open_index
+from data.shards.manifest import ShardInfo
 
 N = 40_000
 

@@ -20,7 +20,7 @@ from data.config import (
     MixConfig,
     RandAugmentConfig,
 )
-from data.images import decode, for_evaluation
+from data.images.decode import decode, for_evaluation
 
 BATCH = 7
 

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from data import Manifest, load_label_vectors, open_split
-from data.index import FORMAT, _crc32, index_path, open_index
+from data.shards.index import FORMAT, _crc32, index_path, open_index
 
 
 @pytest.fixture

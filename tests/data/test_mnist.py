@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from data import Manifest, open_split
-from data.images import decode
+from data.images.decode import decode
 from data.sources import Mnist
-from data.writer import write_shards
+from data.writing.writer import write_shards
 from launch.commands.shard import app
 from tests.data.killed import check_killed_and_resumed, contents
 

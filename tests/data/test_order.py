@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.order import InOrder, Order, permuted_index, share
+from data.loading.order import InOrder, Order, permuted_index, share
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 16, 17, 255, 1000, 4097])

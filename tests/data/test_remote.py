@@ -17,10 +17,10 @@ import pytest
 
 from data import Manifest, load_label_vectors, open_split
 from data.config import CacheConfig, DataConfig
-from data.foreign import index_shards
-from data.index import index_path, open_index
-from data.remote import fetch_bytes
-from data.split import Split
+from data.remote.fetch import fetch_bytes
+from data.shards.index import index_path, open_index
+from data.shards.split import Split
+from data.tars.foreign import index_shards
 from tests.data.file_server import FileServer, serving
 
 FIRST = "train-000000.tar"
@@ -413,8 +413,8 @@ def test_a_process_ends_while_shards_are_on_their_way(
     server.seconds = 60
     code = (
         "import sys; from pathlib import Path; from data.config import CacheConfig; "
-        "from data.split import Split; from data.manifest import Manifest; "
-        "from data.remote_folder import RemoteFolder; "
+        "from data.shards.split import Split; from data.shards.manifest import Manifest; "
+        "from data.remote.folder import RemoteFolder; "
         "cache = CacheConfig(folder=Path(sys.argv[2])); "
         "manifest = Manifest.read(sys.argv[3]); "
         "split = Split(RemoteFolder(sys.argv[1], cache), manifest, 'train'); "

@@ -8,11 +8,11 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from data import Manifest, open_split
-from data.contact_sheet import contact_sheet
-from data.foreign import index_shards
-from data.show import contents, examples, histogram
+from data.inspection.contact_sheet import contact_sheet
+from data.inspection.show import contents, examples, histogram
 from data.sources import ImageFolder
-from data.writer import write_shards
+from data.tars.foreign import index_shards
+from data.writing.writer import write_shards
 from launch.commands.shard import app
 from launch.commands.shard_tables import plain
 from tests.data.conftest import write_picture

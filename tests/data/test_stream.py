@@ -26,12 +26,12 @@ from data.config import (
     StreamConfig,
     TextConfig,
 )
-from data.foreign import index_shards
-from data.label_text import ClassList
-from data.stream import Stream, StreamLoader, open_stream
-from data.stream_reader import _Waiting, shuffled
-from data.stream_tar import StreamSample, TarReader, _number
-from data.tar_headers import BLOCK
+from data.loading.stream import Stream, StreamLoader, open_stream
+from data.loading.stream_reader import _Waiting, shuffled
+from data.tars.foreign import index_shards
+from data.tars.headers import BLOCK
+from data.tars.label_text import ClassList
+from data.tars.stream import StreamSample, TarReader, _number
 from tests.data.file_server import serving
 from tests.data.foreign_tars import bomb, pictures, planted_shards, png, write_tar
 
@@ -346,7 +346,7 @@ def test_a_compressed_tar_is_refused(classes: Path, eight: Path, tmp_path: Path)
 def test_a_member_that_is_too_large_is_passed_over(
     classes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data.stream_tar._MAX_MEMBER", 5_000)
+    monkeypatch.setattr("data.tars.stream._MAX_MEMBER", 5_000)
     noise = png(3, side=100)
     assert len(noise) > 5_000
     write_tar(
@@ -362,7 +362,7 @@ def test_a_member_that_is_too_large_is_passed_over(
 def test_what_is_passed_over_takes_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data.stream_tar._MAX_MEMBER", 5_000)
+    monkeypatch.setattr("data.tars.stream._MAX_MEMBER", 5_000)
     write_tar(tmp_path / "a.tar", [("0.film", bytes(30_000_000)), *pictures(0, 3)])
     reader = TarReader(("png",), "label", ClassList(("0", "1", "2"), positions=True), attempts=1)
     tracemalloc.start()

@@ -9,8 +9,8 @@ import torch
 
 from data import Batch, Cursor, EvalLoader, Manifest, TrainLoader, open_split
 from data.config import AugmentConfig, DataConfig, ImageConfig
-from data.substitute import BadSampleError, candidates, read_sound
-from data.writer import write_shards
+from data.loading.substitute import BadSampleError, candidates, read_sound
+from data.writing.writer import write_shards
 from tests.data.foreign_tars import Planted, bomb, planted_shards, png
 
 BATCH = 8

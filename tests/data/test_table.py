@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from data import Manifest, open_split
 from data.sources import Table
-from data.writer import write_shards
+from data.writing.writer import write_shards
 from launch.commands.shard import app
 from tests.data.conftest import write_picture
 

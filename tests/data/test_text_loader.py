@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from data import Cursor, EvalLoader, TrainLoader, open_split
-from data.buckets import ByLength
 from data.config import DataConfig, TextConfig
-from data.order import Order
-from data.padding import pad_tokens
-from data.tokenizer import open_tokenizer
+from data.loading.buckets import ByLength
+from data.loading.order import Order
+from data.loading.padding import pad_tokens
+from data.tokens.tokenizer import open_tokenizer
 
 BATCH = 7
 

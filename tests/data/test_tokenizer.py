@@ -15,12 +15,12 @@ from tokenizers import models
 from transformers import AutoTokenizer
 
 from data import open_split
-from data.index import open_index
-from data.manifest import Manifest
+from data.shards.index import open_index
+from data.shards.manifest import Manifest
 from data.sources import EmojiNames
-from data.tokenizer import Tokenizer, open_tokenizer
-from data.train_tokenizer import Trained, train_tokenizer
-from data.writer import write_shards
+from data.tokens.tokenizer import Tokenizer, open_tokenizer
+from data.tokens.train import Trained, train_tokenizer
+from data.writing.writer import write_shards
 from launch.main import main
 from tests.shards import picture_shards
 
@@ -101,7 +101,7 @@ def test_a_saved_tokenizer_is_the_same_whichever_library_opens_it(
 def test_a_folder_of_ours_opens_without_transformers(folder: Path) -> None:
     """That takes seconds, in each worker process."""
     code = (
-        "import sys; from data.tokenizer import open_tokenizer;"
+        "import sys; from data.tokens.tokenizer import open_tokenizer;"
         f"print(open_tokenizer({str(folder)!r}, max_length=6).encode(['arrow']));"
         "assert not {'transformers', 'torch'} & sys.modules.keys()"
     )
@@ -139,8 +139,8 @@ FORKED = """
 import sys
 from pathlib import Path
 from torch.utils.data import DataLoader
-from data.tokenizer import open_tokenizer
-from data.train_tokenizer import train_tokenizer
+from data.tokens.tokenizer import open_tokenizer
+from data.tokens.train import train_tokenizer
 
 class Texts(list):
     def __getitem__(self, i):

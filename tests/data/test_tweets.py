@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from data import Manifest, load_label_vectors, open_split
 from data.sources import LabelledTexts, Tweets
 from data.text import leftovers
-from data.writer import write_shards
+from data.writing.writer import write_shards
 from launch.commands.shard import app
 
 ZWJ = "\u200d"

@@ -14,10 +14,10 @@ import pytest
 import webdataset
 
 from data import Manifest, open_split
-from data.claim import UNFINISHED, claimed
-from data.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources import ImageFolder, Sample
-from data.writer import write_shards
+from data.writing.claim import UNFINISHED, claimed
+from data.writing.writer import write_shards
 from tests.data.conftest import write_picture
 from tests.data.killed import check_killed_and_resumed, contents
 
@@ -109,7 +109,7 @@ def test_writing_twice_gives_the_same_bytes(
 def test_the_bytes_and_the_order_of_samples_are_those_of_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("data.writer._CHOSEN_AT_ONCE", at_once)
+    monkeypatch.setattr("data.writing.writer._CHOSEN_AT_ONCE", at_once)
     write_shards(Numbers(25), tmp_path, samples_per_shard=10, workers=1)
     digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tmp_path.glob("*.tar")}
     assert digests == SHA256

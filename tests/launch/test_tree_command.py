@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from data import Manifest
 from data.sources import ImageFolder
-from data.writer import write_shards
+from data.writing.writer import write_shards
 from heads.tree import NamedTree, read_wordnet
 from launch.commands.shard import app
 from launch.main import main

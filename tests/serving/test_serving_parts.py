@@ -13,7 +13,7 @@ import torch
 from prometheus_client import Metric
 from torch import Tensor
 
-from data.images import crops_for_evaluation, decode, for_evaluation
+from data.images.decode import crops_for_evaluation, decode, for_evaluation
 from serving.answer import ask
 from serving.batching import Batcher, QueueFullError
 from serving.metrics_page import render

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from data import open_split
 from data.sources import Glyphs
-from data.writer import write_shards
+from data.writing.writer import write_shards
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, TORCHRUN, environment, kway, run, write_recipe
 from trainer.__main__ import main

@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from data import Manifest, load_label_vectors, open_split
-from data.images import decode, for_evaluation
+from data.images.decode import decode, for_evaluation
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from trainer.evaluation import evaluate_split, load_evaluation, save_evaluation

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data import open_split
-from data.images import decode, for_evaluation
+from data.images.decode import decode, for_evaluation
 from tests.heads.cases import naive_logits
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from data import Batch, Manifest
-from data.batch import Mixed
+from data.loading.batch import Mixed
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import NO_DROPOUT, TINY_BERT, glyph_recipe
 from trainer.config import SGDConfig

@@ -1,0 +1,198 @@
+"""Bytes of a picture -> uint8 pixels, with limits; and the crops that evaluation and serving use.
+
+Training's random crops are `data/augment/`. Normalising happens on the device.
+"""
+
+import io
+import struct
+import warnings
+import zlib
+
+import cv2
+import numpy as np
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    WebPImagePlugin,
+)
+
+from data.config import ImageConfig
+from data.images.jpeg_header import jpeg_size
+
+# Loader processes are the parallelism here; OpenCV's own threads would fight them, and hang a fork.
+cv2.setNumThreads(0)
+# What cannot be decoded is an error of ours with the sample's name; OpenCV would log its own. The
+# libpng and libjpeg inside it print a line to stderr all the same, which nothing here can stop.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
+# A plugin may still measure a picture against Pillow's own limit: an error, caught below.
+warnings.simplefilter("error", Image.DecompressionBombWarning)
+
+MAX_PIXELS = 50_000_000
+# The short side is scaled to a fixed length: a thin strip would become gigabytes.
+MAX_ASPECT = 100
+
+# The first bytes decide, never a file's name. Plugins are called by class: Image.open would warn
+# about, or refuse, large pictures by a limit that is global to the process.
+_FORMATS: dict[bytes, tuple[str, type[ImageFile.ImageFile]]] = {
+    b"\xff\xd8\xff": ("jpg", JpegImagePlugin.JpegImageFile),
+    b"\x89PNG\r\n\x1a\n": ("png", PngImagePlugin.PngImageFile),
+    b"RIFF": ("webp", WebPImagePlugin.WebPImageFile),
+    b"BM": ("bmp", BmpImagePlugin.BmpImageFile),
+    b"GIF8": ("gif", GifImagePlugin.GifImageFile),
+}
+
+
+_DAMAGE = (
+    SyntaxError,
+    OSError,
+    ValueError,
+    EOFError,
+    IndexError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+
+
+def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
+    """The format of a picture ("jpg", "png", "webp", "bmp", "gif"), from its header alone.
+
+    Raises ValueError for anything else, for a damaged header, for more than `max_pixels` and for a
+    strip that is more than 100 times as long as wide.
+    """
+    return _inspect(data, max_pixels)[0]
+
+
+def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
+    """The format, and whether the picture has transparency."""
+    extension, plugin = _format(data)
+    try:
+        with plugin(io.BytesIO(data)) as header:
+            width, height = header.size
+            transparent = header.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (
+                header.mode in ("1", "L", "P", "RGB") and "transparency" in header.info
+            )
+    except _DAMAGE as error:
+        raise ValueError(f"not a picture: its {extension} header is damaged ({error})") from error
+    _check_size(height, width, max_pixels)
+    return extension, transparent
+
+
+def _check_size(height: int, width: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise ValueError(
+            f"a picture of {width} x {height} pixels is over the limit of {max_pixels}: "
+            "make it smaller"
+        )
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise ValueError(
+            f"a picture of {width} x {height} pixels is too thin a strip: at most "
+            f"{MAX_ASPECT} times as long as wide"
+        )
+
+
+def _format(data: bytes) -> tuple[str, type[ImageFile.ImageFile]]:
+    for magic, found in _FORMATS.items():
+        if data.startswith(magic):
+            return found
+    raise ValueError("not a picture: JPEG, PNG, WebP, BMP and GIF are read")
+
+
+def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Pixels uint8 [H, W, channels], RGB or grey, turned as the EXIF orientation says.
+
+    What is transparent shows a white ground. Raises ValueError for what is no picture, is cut off,
+    has more than `max_pixels` or is too thin a strip.
+    """
+    if (size := jpeg_size(data)) is not None:
+        _check_size(*size, max_pixels)
+        extension, transparent = "jpg", False
+    else:
+        extension, transparent = _inspect(data, max_pixels)
+    if transparent:
+        picture = _on_white(data)
+        return picture if channels == 3 else cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)[:, :, None]
+    flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
+    decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
+    if decoded is None:
+        raise ValueError(f"a picture that cannot be decoded: its {extension} data is damaged")
+    return decoded[:, :, None] if channels == 1 else decoded
+
+
+def _on_white(data: bytes) -> np.ndarray:
+    """By Pillow: OpenCV either drops transparency or ignores the EXIF orientation."""
+    extension, plugin = _format(data)
+    try:
+        with plugin(io.BytesIO(data)) as opened:
+            picture = ImageOps.exif_transpose(opened.convert("RGBA"))
+    except _DAMAGE as error:
+        raise ValueError(
+            f"a picture that cannot be decoded: its {extension} data is damaged"
+        ) from error
+    ground = Image.new("RGBA", picture.size, "white")
+    return np.asarray(Image.alpha_composite(ground, picture).convert("RGB"))
+
+
+def resize(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resize [H, W, C]: area averaging where it shrinks, bilinear where it grows."""
+    if picture.shape[:2] == (height, width):
+        return picture
+    shrinks = height <= picture.shape[0] and width <= picture.shape[1]
+    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    resized = cv2.resize(picture, (width, height), interpolation=method)
+    return resized if resized.ndim == 3 else resized[:, :, None]
+
+
+def resize_short_side(picture: np.ndarray, side: int) -> np.ndarray:
+    """Resize [H, W, C] so that its shorter side has `side` pixels."""
+    height, width = picture.shape[:2]
+    if height <= width:
+        return resize(picture, side, max(side, round(width * side / height)))
+    return resize(picture, max(side, round(height * side / width)), side)
+
+
+def for_evaluation(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
+    """uint8 [H, W, C] -> uint8 [C, size, size]: short side to `resize`, then the centre.
+
+    Evaluation and serving both call this, so that a model sees the same pixels in both.
+    """
+    return planes(centre(picture, config))
+
+
+def crops_for_evaluation(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
+    """uint8 [C, size, size] for one crop, [crops, C, size, size] for several.
+
+    Five: the corners top left, top right, bottom left and bottom right, and the centre; ten: those
+    and then their mirror images (Krizhevsky et al. 2012).
+    """
+    if config.crops == 1:
+        return for_evaluation(picture, config)
+    picture = resize_short_side(picture, config.resize or config.size)
+    bottom, right = (side - config.size for side in picture.shape[:2])
+    places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
+    crops = np.stack([planes(_square(picture, *place, config.size)) for place in places])
+    return crops if config.crops == 5 else np.concatenate([crops, crops[..., ::-1]])
+
+
+def centre(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
+    """[H, W, C] -> [size, size, C]: short side to `resize`, then the centre."""
+    picture = resize_short_side(picture, config.resize or config.size)
+    top, left = ((side - config.size) // 2 for side in picture.shape[:2])
+    return _square(picture, top, left, config.size)
+
+
+def _square(picture: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
+    return picture[top : top + size, left : left + size]
+
+
+def planes(picture: np.ndarray) -> np.ndarray:
+    """[H, W, C], or grey [H, W] -> a new array [C, H, W]; faster than a transposed copy."""
+    return np.stack(cv2.split(picture))

@@ -1,0 +1,250 @@
+"""A bag-of-characters model of text shards: which single characters give the label away?
+
+Naive Bayes over the presence of code points, learned on one half of a split and measured on the
+other. It is no check of words: what words say about the label is what a model should learn.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data.loading.order import permuted_index
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.text.emoji_table import PARTS
+from data.text.joiners import ZWJ
+
+MIN_TEXTS = 20
+FALL = 0.02
+_MIN_DEVIATIONS = 4.0
+_MIN_PART_LIFT = 2.0
+_MIN_PRECISION, _MIN_LIFT = 0.8, 3.0
+_NUM_MEASURED = 64
+_MAX_TABLE = 50_000_000  # entries of a table of characters x classes
+_BLOCK_ENTRIES = 10_000_000
+
+
+@dataclass(frozen=True)
+class CharacterLeak:
+    """What one character says about the label, in the measured half of the texts.
+
+    texts: that hold it; class_name: the one they belong to most often; precision: how often; lift:
+    that over how often the class comes among all texts; information: bits about the label; fall: of
+    the model's accuracy without the character; suspect: why it is one, or None.
+    """
+
+    char: str
+    texts: int
+    class_name: str
+    precision: float
+    lift: float
+    information: float
+    fall: float
+    suspect: str | None
+
+    @property
+    def name(self) -> str:
+        """`U+FE0F VARIATION SELECTOR-16`."""
+        return f"U+{ord(self.char):04X} {unicodedata.name(self.char, 'without a name')}"
+
+
+@dataclass(frozen=True)
+class LeakReport:
+    """accuracy: of the model; most_frequent: of always saying the most frequent class."""
+
+    texts: int
+    accuracy: float
+    most_frequent: float
+    leaks: list[CharacterLeak]
+
+    @property
+    def suspects(self) -> list[CharacterLeak]:
+        return [leak for leak in self.leaks if leak.suspect is not None]
+
+
+class _Fall(NamedTuple):
+    """deviations: standard deviations from chance, of the texts that turn (McNemar 1947)."""
+
+    accuracy: float
+    deviations: float
+
+
+@dataclass(frozen=True)
+class _Half:
+    """chars: places in the list of characters of each text; labels int64 [N]."""
+
+    chars: list[np.ndarray]
+    labels: np.ndarray
+
+    def table(self, num_chars: int, num_classes: int) -> np.ndarray:
+        """Texts of a class that hold a character, float64 [V, K]."""
+        where = [
+            chars * num_classes + label
+            for chars, label in zip(self.chars, self.labels, strict=True)
+        ]
+        flat = np.concatenate(where) if where else np.empty(0, np.int64)
+        counts = np.bincount(flat, minlength=num_chars * num_classes)
+        return counts.reshape(num_chars, num_classes).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Naive Bayes over presence: bias [K], and present, absent [V, K], all log-probabilities."""
+
+    bias: np.ndarray
+    present: np.ndarray
+    absent: np.ndarray
+
+    @classmethod
+    def fit(cls, table: np.ndarray, classes: np.ndarray) -> "_Model":
+        """Smoothed towards how often a character is found at all, so that rare classes are calm."""
+        overall = table.sum(axis=1, keepdims=True) / classes.sum()
+        share = (table + overall + 0.01) / (classes + 1.02)
+        absent = np.log1p(-share)
+        bias = np.log(classes + 0.5) + absent.sum(axis=0)
+        return cls(bias, np.log(share) - absent, absent)
+
+
+def check_leaks(
+    folder: Path, *, split: str = "train", limit: int = 100_000, threshold: float = FALL
+) -> LeakReport:
+    """Characters of `folder`'s texts by what they say about the label, the most telling first.
+
+    limit: texts, chosen by a fixed permutation, half to learn and half to measure. A character is
+    suspect where the accuracy falls by `threshold` or more without it, and 4 standard deviations;
+    where it is part of an emoji and twice as telling as chance; or where it is neither letter, mark
+    nor digit and 8 in 10 texts that hold it are of one class. ValueError for shards that are no
+    text, or for too few texts.
+    """
+    if Manifest.load(folder).modality != "text":
+        raise ValueError(f"{folder} holds pictures: the leak check reads texts")
+    texts, labels, names = _read(folder, split, limit)
+    middle = len(texts) // 2
+    chars = _vocabulary(texts[:middle], len(names))
+    place = {char: i for i, char in enumerate(chars)}
+    learned = _half(texts[:middle], labels[:middle], place)
+    measured = _half(texts[middle:], labels[middle:], place)
+    counts = learned.table(len(chars), len(names))
+    classes = np.bincount(learned.labels, minlength=len(names)).astype(np.float64)
+    model = _Model.fit(counts, classes)
+    candidates = _candidates(chars, counts, classes)
+    accuracy, falls = _falls(model, measured, candidates)
+    of_class = np.bincount(measured.labels, minlength=len(names)) / len(measured.labels)
+    table = measured.table(len(chars), len(names))
+    bits = _information(table, of_class * len(measured.labels))
+    leaks = []
+    for at, fall in zip(candidates, falls, strict=True):
+        num, best = int(table[at].sum()), int(counts[at].argmax())
+        precision = float(table[at, best]) / max(1, num)
+        lift = precision / float(of_class[best]) if of_class[best] else 0.0
+        why = _suspicion(chars[at], num, precision, lift, fall, threshold)
+        told = float(bits[at])
+        leaks.append(
+            CharacterLeak(chars[at], num, names[best], precision, lift, told, fall.accuracy, why)
+        )
+    leaks.sort(key=lambda leak: (leak.suspect is None, -leak.fall, leak.char))
+    return LeakReport(len(texts), accuracy, float(of_class.max()), leaks)
+
+
+def _read(folder: Path, split: str, limit: int) -> tuple[list[str], np.ndarray, list[str]]:
+    with open_split(folder, split) as opened:
+        num = min(len(opened), limit)
+        if num < 2 * MIN_TEXTS:
+            raise ValueError(
+                f"{folder}: {num} texts of split {split!r} are too few to learn from: "
+                f"at least {2 * MIN_TEXTS} are needed"
+            )
+        chosen = permuted_index(0, 0, np.arange(num), len(opened))
+        texts = [opened.read(i)[0].decode("utf-8", "replace") for i in chosen.tolist()]
+        return texts, opened.labels[chosen], [info.name for info in opened.classes]
+
+
+def _vocabulary(texts: Sequence[str], num_classes: int) -> list[str]:
+    """Characters of enough texts, the most frequent first, as many as a table of them can hold."""
+    count = Counter(char for text in texts for char in set(text))
+    found = [char for char, num in count.items() if num >= MIN_TEXTS]
+    found.sort(key=lambda char: (-count[char], char))
+    return found[: max(1, _MAX_TABLE // num_classes)]
+
+
+def _half(texts: Sequence[str], labels: np.ndarray, place: dict[str, int]) -> _Half:
+    return _Half(
+        [
+            np.array([place[char] for char in set(text) if char in place], np.int64)
+            for text in texts
+        ],
+        labels,
+    )
+
+
+def _candidates(chars: Sequence[str], table: np.ndarray, classes: np.ndarray) -> list[int]:
+    """Whose removal is worth measuring: the most informative, parts of emoji, and the purest."""
+    purity = table.max(axis=1) / table.sum(axis=1)
+    purity = np.where([_is_letter(char) for char in chars], 0, purity)
+    found = {i for i, char in enumerate(chars) if char in PARTS or char == ZWJ}
+    for order in (_information(table, classes), purity):
+        found.update(np.argsort(-order, kind="stable")[:_NUM_MEASURED].tolist())
+    return sorted(found)
+
+
+def _information(table: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Mutual information [V] of presence and label, bits, from counts [V, K] and [K]."""
+    total = classes.sum()
+
+    def bits(counts: np.ndarray) -> np.ndarray:
+        """Entropy of each row, times the row's share of all texts."""
+        rows = counts.sum(axis=-1, keepdims=True)
+        share = counts / np.maximum(rows, 1)
+        logs = np.log2(share, out=np.zeros_like(share), where=share > 0)
+        return -(share * logs).sum(axis=-1) * rows[..., 0] / total
+
+    return bits(classes[None]) - bits(table) - bits(classes - table)
+
+
+def _falls(model: _Model, half: _Half, candidates: Sequence[int]) -> tuple[float, list[_Fall]]:
+    """Accuracy of the model, and what becomes of it without each candidate."""
+    right, lost, won = 0, np.zeros(len(candidates)), np.zeros(len(candidates))
+    rows = max(1, _BLOCK_ENTRIES // max(model.present.shape))
+    for first in range(0, len(half.labels), rows):
+        chars, labels = half.chars[first : first + rows], half.labels[first : first + rows]
+        scores = np.stack([model.bias + model.present[one].sum(axis=0) for one in chars])
+        hit = scores.argmax(axis=1) == labels
+        right += int(hit.sum())
+        holds = np.zeros((len(chars), len(model.present)), bool)
+        for row, one in enumerate(chars):
+            holds[row, one] = True
+        for i, at in enumerate(candidates):
+            without = scores - holds[:, at, None] * model.present[at] - model.absent[at]
+            still = without.argmax(axis=1) == labels
+            lost[i] += (hit & ~still).sum()
+            won[i] += (still & ~hit).sum()
+    num = len(half.labels)
+    falls = [
+        _Fall(float(a - b) / num, float(a - b) / max(1, a + b) ** 0.5)
+        for a, b in zip(lost, won, strict=True)
+    ]
+    return right / num, falls
+
+
+def _suspicion(
+    char: str, texts: int, precision: float, lift: float, fall: _Fall, threshold: float
+) -> str | None:
+    if texts < MIN_TEXTS:
+        return None
+    if fall.accuracy >= threshold and fall.deviations >= _MIN_DEVIATIONS:
+        return f"accuracy falls by {fall.accuracy:.3f} without it"
+    if (char in PARTS or char == ZWJ) and lift >= _MIN_PART_LIFT:
+        return f"part of an emoji, {lift:.1f} times as telling as chance"
+    if precision >= _MIN_PRECISION and lift >= _MIN_LIFT and not _is_letter(char):
+        return f"{precision:.0%} of its texts are of one class"
+    return None
+
+
+def _is_letter(char: str) -> bool:
+    """A letter, a mark on one, or a digit: a part of words."""
+    return unicodedata.category(char)[0] in "LMN" and char not in PARTS

@@ -1,0 +1,64 @@
+"""Reads a whole folder of shards, several at a time, and names what is damaged.
+
+What is looked for inside a shard is `data/inspection/shard_check.py`.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from data.inspection.shard_check import Damage, Rules, check_shard
+from data.inspection.shard_pool import over_shards
+from data.shards.manifest import Manifest, load_label_vectors
+from data.tars.foreign import INDEXED
+from data.tars.label_text import ClassList
+
+NAMED_A_SHARD = 10
+_DECODING_COSTS = 20  # as much time a byte: a process repays itself sooner
+
+
+def damages(
+    folder: Path,
+    report: Callable[[int, int], None],
+    *,
+    decode: bool = False,
+    named: int | None = NAMED_A_SHARD,
+    workers: int | None = None,
+) -> Iterator[Damage]:
+    """Yield each damage; `report(done, total)` counts samples.
+
+    decode: pictures are decoded, too; named: samples of a shard that get a line of their own, the
+    others share one (None: all get one); workers: processes, None: one a core where that pays.
+    """
+    manifest = Manifest.read(folder)
+    total = sum(shard.samples for shard in manifest.shards)
+    size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COSTS if decode else 1)
+    work = partial(check_shard, _rules(folder, manifest, decode=decode, named=named))
+    done = 0
+    found = over_shards(work, manifest.shards, total_bytes=size, workers=workers)
+    for shard, found_here in zip(manifest.shards, found, strict=True):
+        yield from found_here
+        done += shard.samples
+        report(done, total)
+    if manifest.label_vectors is not None:
+        try:
+            load_label_vectors(folder, manifest)
+        except (ValueError, OSError) as error:
+            yield Damage("label vectors", str(error))
+
+
+def _rules(folder: Path, manifest: Manifest, *, decode: bool, named: int | None) -> Rules:
+    about = manifest.source.parameters
+    classes = None
+    if manifest.source.kind == INDEXED:
+        classes = ClassList(manifest.class_names, positions=bool(about.get("positions")))
+    return Rules(
+        folder=folder,
+        text=manifest.modality == "text",
+        num_classes=len(manifest.classes),
+        classes=classes,
+        label_field=str(about.get("label_field")),
+        file_of_sha256={shard.sha256: shard.file for shard in manifest.shards},
+        decode=decode,
+        named=named,
+    )

@@ -1,0 +1,93 @@
+"""What a loader hands out: batches, and the cursor that is the whole state of a training stream."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.loading.substitute import Substitute
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The whole state of the training stream: which order, and global samples consumed.
+
+    bad: the bad samples met so far (sorted positions in the split), at most `data.max_bad_samples`.
+    A rank knows those of its own shares; `join` unites them.
+    """
+
+    seed: int
+    samples: int = 0
+    bad: tuple[int, ...] = ()
+
+    def join(self, bad: Iterable[int]) -> "Cursor":
+        """This cursor with more bad samples, such as those that other ranks met."""
+        return replace(self, bad=tuple(sorted({*self.bad, *bad})))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"seed": self.seed, "samples": self.samples, "bad": list(self.bad)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Cursor":
+        """Raises ValueError for anything that `to_json` does not give; `bad` may be missing."""
+        bad = value.get("bad", [])
+        numbers = [value.get("seed"), value.get("samples"), *(bad if type(bad) is list else [None])]
+        if value.keys() - {"bad"} != {"seed", "samples"} or not all(
+            type(number) is int and number >= 0 for number in numbers
+        ):
+            raise ValueError(f"a data cursor is {{seed, samples, bad}}, all >= 0, not {value}")
+        return cls(value["seed"], value["samples"]).join(bad)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The second class of each row under mixup or cutmix: `labels` int64 [b], and `weights` float32
+    [b], the share of the row's first class."""
+
+    labels: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's share of a batch of b samples; b may be 0.
+
+    inputs: `pixel_values` uint8 [b, C, H, W] ([b, crops, C, H, W] where evaluation looks at several
+    crops), or `input_ids` and `attention_mask` int64 [b, T]; labels: int64 [b]; indices: position
+    in the split, int64 [b]; mixed: None where rows have one class each; cursor: the stream's state
+    after this batch (None in evaluation); substitutes: the rows whose sample is bad: `indices`
+    keeps it, inputs and labels are those of the one that stands in.
+    """
+
+    inputs: dict[str, Tensor]
+    labels: Tensor
+    indices: Tensor
+    mixed: Mixed | None = None
+    cursor: Cursor | None = None
+    substitutes: tuple[Substitute, ...] = ()
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The batch with every tensor changed alike."""
+        mixed = self.mixed and Mixed(change(self.mixed.labels), change(self.mixed.weights))
+        return replace(
+            self,
+            inputs={name: change(tensor) for name, tensor in self.inputs.items()},
+            labels=change(self.labels),
+            indices=change(self.indices),
+            mixed=mixed,
+        )
+
+    def pin_memory(self) -> "Batch":
+        """In page-locked memory, which a GPU copies from while it computes; a `DataLoader` asks."""
+        return self.each(Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> "Batch":
+        """On a device; the copy from page-locked memory is not waited for."""
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        mixed = [] if self.mixed is None else [self.mixed.labels, self.mixed.weights]
+        return [*self.inputs.values(), self.labels, self.indices, *mixed]

@@ -1,0 +1,109 @@
+"""What a sample's bytes become on the way to the model: pictures to pixels, texts to tokens.
+
+It knows nothing of order, shards or ranks. A loader decodes a sample, makes an item of it and
+collates the items of a batch.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.augment import for_training, sample_rng
+from data.config import AugmentConfig, DataConfig, ImageConfig, TextConfig
+from data.images.decode import crops_for_evaluation, decode
+from data.loading.padding import pad_tokens
+from data.shards.manifest import Manifest
+from data.shards.utf8 import decode_text
+from data.tokens.tokenizer import open_tokenizer
+
+
+class Inputs(Protocol):
+    """How the samples of one modality are read."""
+
+    by_length: bool
+    """Whether samples of about one length are to share a batch."""
+
+    def decode(self, data: bytes) -> Any:
+        """A sample's bytes -> what it shows. Raises ValueError where they are damaged."""
+        ...
+
+    def for_training(self, decoded: Any, *, seed: int, epoch: int, index: int) -> Any:
+        """The item of a sample, changed at random as (seed, epoch, index) say."""
+        ...
+
+    def for_evaluation(self, decoded: Any) -> Any:
+        """The item of a sample as it is."""
+        ...
+
+    def collate(self, items: Sequence[Any]) -> dict[str, Tensor]:
+        """The items of a batch -> the model's inputs [b, ...]; b may be 0."""
+        ...
+
+
+def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
+    """Those of the shards' modality.
+
+    Raises ValueError where the recipe has no tokenizer for texts, or one for pictures.
+    """
+    if manifest.modality == "image":
+        if config.text is not None:
+            raise ValueError(
+                f"{config.shards} holds pictures and data.text is given: leave it out, or choose "
+                "shards of texts"
+            )
+        return Pictures(config.image, config.augment)
+    if config.text is None:
+        raise ValueError(
+            f"{config.shards} holds texts and data.text is missing: name a tokenizer in "
+            "data.text.tokenizer (kway tokenizer makes one)"
+        )
+    return Texts(config.text)
+
+
+class Pictures:
+    """Pixels uint8; normalising happens on the device."""
+
+    by_length = False
+
+    def __init__(self, image: ImageConfig, augment: AugmentConfig) -> None:
+        self._image = image
+        self._augment = augment
+
+    def decode(self, data: bytes) -> np.ndarray:
+        return decode(data, self._image.channels)
+
+    def for_training(self, decoded: np.ndarray, *, seed: int, epoch: int, index: int) -> np.ndarray:
+        rng = sample_rng(seed, epoch, index)
+        return for_training(decoded, self._image, self._augment, rng)
+
+    def for_evaluation(self, decoded: np.ndarray) -> np.ndarray:
+        return crops_for_evaluation(decoded, self._image)
+
+    def collate(self, items: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        side = self._image.size
+        pixels = np.stack(items) if items else np.empty((0, self._image.channels, side, side), "u1")
+        return {"pixel_values": torch.from_numpy(pixels)}
+
+
+class Texts:
+    """Token ids, filled up to a common length; the mask tells tokens from filling."""
+
+    by_length = True
+
+    def __init__(self, config: TextConfig) -> None:
+        self.tokenizer = open_tokenizer(config.tokenizer, max_length=config.max_length)
+
+    def decode(self, data: bytes) -> str:
+        return decode_text(data)
+
+    def for_training(self, decoded: str, *, seed: int, epoch: int, index: int) -> str:
+        return decoded
+
+    def for_evaluation(self, decoded: str) -> str:
+        return decoded
+
+    def collate(self, items: Sequence[str]) -> dict[str, Tensor]:
+        return pad_tokens(self.tokenizer.encode(items), self.tokenizer.pad_id)

@@ -1,0 +1,167 @@
+"""The global order of samples: a pure function of (seed, epoch), and how ranks share it.
+
+An order is a keyed permutation, never a list, so that any position of any epoch costs the same and
+nothing needs to be stored or replayed. What is read, and by whom, is `data/loading/loader.py`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_ROUNDS = 8
+_MASK = (1 << 64) - 1
+
+
+def permuted_index(
+    seed: int, epoch: int, position: np.ndarray, num_samples: int, *, part: int | None = None
+) -> np.ndarray:
+    """Sample indices at `position` (int64 [...], each in [0, num_samples)) of an epoch's order.
+
+    part: another order of the same epoch, unrelated to those of other parts. A bijection of
+    [0, num_samples) for each (seed, epoch, part): a Feistel network on the next power of four,
+    walked until it falls inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains",
+    cycle walking). The expected number of walks is below four.
+    """
+    position = np.asarray(position)
+    if len(outside := position[(position < 0) | (position >= num_samples)]):
+        raise ValueError(f"position {outside[0]} is not in an epoch of {num_samples} samples")
+    half = np.uint64(max(1, -(-(num_samples - 1).bit_length() // 2)))
+    keys = _round_keys(seed, epoch, part)
+    value = _feistel(position.astype(np.uint64), half, keys)
+    while len(walking := np.flatnonzero(value >= np.uint64(num_samples))):
+        value.flat[walking] = _feistel(value.flat[walking], half, keys)
+    return value.astype(np.int64)
+
+
+def _feistel(value: np.ndarray, half: np.uint64, keys: list[int]) -> np.ndarray:
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = value >> half, value & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right + np.uint64(key)) & mask)
+    return (left << half) | right
+
+
+def _mix(value: np.ndarray) -> np.ndarray:
+    """Finaliser of splitmix64 (Steele, Lea, Flood 2014); uint64 wraps."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def _round_keys(seed: int, epoch: int, part: int | None) -> list[int]:
+    spawn_key = () if part is None else (part,)
+    sequence = np.random.SeedSequence([seed, epoch], spawn_key=spawn_key)
+    state = sequence.generate_state(_ROUNDS, np.uint64)
+    return [int(key) & _MASK for key in state]
+
+
+class _Epoch(NamedTuple):
+    """The shards of an epoch in its order, the samples before each of them and before each group.
+
+    shards: int64 [S]; starts: int64 [S + 1]; groups: first sample of each, int64 [G + 1].
+    """
+
+    shards: np.ndarray
+    starts: np.ndarray
+    groups: np.ndarray
+
+
+class Order:
+    """Which sample stands at each position of the endless stream of epochs.
+
+    `shuffle_shards` None: every epoch is one permutation of all samples. N: an epoch takes the
+    shards in a permuted order, in groups of up to N of about equal number, and permutes the samples
+    inside each group: what is read at a time lies in one group, or in two where it straddles them.
+    Memory: a few numbers a shard.
+    """
+
+    def __init__(
+        self, seed: int, shard_sizes: Sequence[int], shuffle_shards: int | None = None
+    ) -> None:
+        """`shard_sizes`: samples of each shard, all above 0, in the order of the split."""
+        self.seed = seed
+        self.num_samples = sum(shard_sizes)
+        num_shards = len(shard_sizes)
+        self.num_groups = 1 if shuffle_shards is None else -(-num_shards // shuffle_shards)
+        self.is_global = shuffle_shards is None
+        self._sizes = np.asarray(shard_sizes, dtype=np.int64)
+        self._first = np.cumsum(self._sizes) - self._sizes
+        self._bounds = np.arange(self.num_groups + 1) * num_shards // self.num_groups
+        self._epochs: dict[int, _Epoch] = {}
+
+    @property
+    def shards_at_once(self) -> int:
+        """Shards of the largest group."""
+        return int(np.diff(self._bounds).max())
+
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(epoch, sample index), both int64 [...], at `positions` (int64 [...], from 0 on)."""
+        epochs, inside = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
+        indices = np.empty_like(inside)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            if self.is_global:
+                indices[here] = permuted_index(self.seed, epoch, inside[here], self.num_samples)
+            else:
+                indices[here] = self._inside(epoch, inside[here])
+        return epochs, indices
+
+    def group(self, position: int) -> int:
+        """The number of the group at a position, counted over all epochs."""
+        epoch, inside = divmod(position, self.num_samples)
+        groups = self._epoch(epoch).groups
+        return epoch * self.num_groups + int(np.searchsorted(groups, inside, side="right")) - 1
+
+    def shards(self, group: int) -> list[int]:
+        """The shards of a group, as numbers in the split."""
+        epoch, number = divmod(group, self.num_groups)
+        shards = self._epoch(epoch).shards[self._bounds[number] : self._bounds[number + 1]]
+        return [int(shard) for shard in shards]
+
+    def _inside(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Sample indices at `positions` (int64 [N]) of an epoch that is read group by group."""
+        shards, starts, groups = self._epoch(epoch)
+        numbers = np.searchsorted(groups, positions, side="right") - 1
+        places = np.empty_like(positions)
+        for number in np.unique(numbers).tolist():
+            here, (first, end) = numbers == number, groups[number : number + 2].tolist()
+            places[here] = first + permuted_index(
+                self.seed, epoch, positions[here] - first, end - first, part=number
+            )
+        visit = np.searchsorted(starts, places, side="right") - 1
+        indices: np.ndarray = self._first[shards[visit]] + places - starts[visit]
+        return indices
+
+    def _epoch(self, number: int) -> _Epoch:
+        """Of the two epochs that a batch may straddle, the work is done once."""
+        if number not in self._epochs:
+            if len(self._epochs) > 1:
+                del self._epochs[min(self._epochs)]
+            everyone = np.arange(len(self._sizes))
+            shards = permuted_index(
+                self.seed, number, everyone, len(everyone), part=self.num_groups
+            )
+            starts = np.concatenate([[0], np.cumsum(self._sizes[shards])])
+            self._epochs[number] = _Epoch(shards, starts, starts[self._bounds])
+        return self._epochs[number]
+
+
+class InOrder:
+    """The samples of a split as they stand, once, shard by shard: how evaluation reads."""
+
+    def __init__(self, shard_sizes: Sequence[int]) -> None:
+        self._first = np.cumsum([0, *shard_sizes])
+
+    def group(self, position: int) -> int:
+        """The shard of a position."""
+        return int(np.searchsorted(self._first, position, side="right")) - 1
+
+    def shards(self, group: int) -> list[int]:
+        """That shard alone; none after the last one."""
+        return [group] if group < len(self._first) - 1 else []
+
+
+def share(count: int, rank: int, world_size: int) -> range:
+    """The part of `count` things in a row that `rank` takes; parts differ by one, or are empty."""
+    return range(count * rank // world_size, count * (rank + 1) // world_size)

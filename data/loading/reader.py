@@ -1,0 +1,202 @@
+"""Samples of a split as batches without a cursor: what runs in the loader's processes.
+
+Which samples are asked for, and in which order, is `data/loading/loader.py`.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from data.augment import Mix, draw_mix, mixed, pair_rng
+from data.config import DataConfig
+from data.loading.batch import Batch, Mixed
+from data.loading.buckets import Locate
+from data.loading.inputs import Inputs
+from data.loading.order import Order
+from data.loading.substitute import BadSampleError, Substitute, read_sound
+from data.shards.split import Split
+
+
+class Reader(Dataset):
+    """What a batch is asked for by -> the batch.
+
+    An error is returned, not raised: torch would wrap it into a message of many lines.
+    """
+
+    def __init__(self, split: Split, inputs: Inputs) -> None:
+        self.split = split
+        self.inputs = inputs
+
+    def __getitem__(self, asked: Any) -> Batch | ValueError | OSError:
+        try:
+            return self.read(asked)
+        except (ValueError, OSError) as error:
+            return error
+
+    @abstractmethod
+    def read(self, asked: Any) -> Batch:
+        """Raises ValueError and OSError for what cannot be read."""
+
+    def batches(self, asked: Iterable[Any], *, workers: int, pinned: bool) -> Iterator[Batch]:
+        """A batch for each of `asked`, in order, read ahead by `workers` processes."""
+        return read_ahead(self, asked, workers=workers, pinned=pinned)
+
+    def decoded(self, index: int, read: tuple[bytes, int] | None = None) -> tuple[Any, int]:
+        """What sample `index` shows, and its label; BadSampleError where it is damaged.
+
+        `read` are its bytes and label, where they are read already.
+        """
+        if read is None:
+            data, _, label = self.split.read(index)
+        else:
+            data, label = read
+        try:
+            return self.inputs.decode(data), label
+        except ValueError as error:
+            raise self.split.bad(index, str(error)) from error
+
+
+def read_ahead(
+    reader: Dataset, asked: Iterable[Any] | None, *, workers: int, pinned: bool
+) -> Iterator[Batch]:
+    """The batches of `reader` in order, read ahead by `workers` processes; errors are raised."""
+    loader = DataLoader(
+        reader,
+        sampler=asked,
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=pinned,
+        # Its own generator: the loader draws a seed, which must not move the trainer's global one.
+        generator=torch.Generator(),
+    )
+    for batch in loader:
+        if isinstance(batch, Exception):
+            raise batch
+        yield batch
+
+
+class EvaluationReader(Reader):
+    """Sample indices int64 [b] -> their batch; a bad sample is an error.
+
+    in_order: batches are asked for as the samples stand, and shards may be fetched ahead.
+    """
+
+    def __init__(self, split: Split, inputs: Inputs, *, in_order: bool) -> None:
+        super().__init__(split, inputs)
+        self._in_order = split.in_order() if in_order else None
+
+    def read(self, asked: np.ndarray) -> Batch:
+        if self._in_order is not None and len(asked):
+            self.split.will_read(self._in_order, int(asked[0]))
+        items, labels = [], np.empty(len(asked), np.int64)
+        for row, (index, read) in enumerate(
+            zip(asked.tolist(), self.split.read_many(asked), strict=True)
+        ):
+            decoded, labels[row] = self.decoded(index, read)
+            items.append(self.inputs.for_evaluation(decoded))
+        indices = torch.from_numpy(asked)
+        return Batch(self.inputs.collate(items), torch.from_numpy(labels), indices)
+
+
+class TrainingReader(Reader):
+    """A range of positions of the stream -> the batch of its samples.
+
+    `locate` gives the samples, by `order` or by a sorted one of it. The draws of a sample are keyed
+    by (seed, epoch, sample), those of mixing by the pair of positions 2n and 2n + 1; a bad sample
+    is replaced.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        inputs: Inputs,
+        config: DataConfig,
+        *,
+        seed: int,
+        order: Order,
+        locate: Locate,
+    ) -> None:
+        super().__init__(split, inputs)
+        self._config = config
+        self._seed = seed
+        self._order = order
+        self._locate = locate
+
+    def read(self, asked: range) -> Batch:
+        self.split.will_read(self._order, asked.start)
+        positions = np.arange(asked.start, asked.stop, dtype=np.int64)
+        if self._mixes:
+            return self._mixed(positions)
+        return self._batch(*self._items(positions))
+
+    @property
+    def _mixes(self) -> bool:
+        return self.split.manifest.modality == "image" and self._config.augment.mix is not None
+
+    def _items(
+        self, positions: np.ndarray
+    ) -> tuple[list[Any], np.ndarray, np.ndarray, list[Substitute | None]]:
+        """Items, labels, samples and substitutes at positions of the stream."""
+        epochs, indices = self._locate(positions)
+        items, labels, substitutes = [], np.empty(len(indices), np.int64), []
+        reads = self.split.read_many(indices)
+        for row, (epoch, index, read) in enumerate(
+            zip(epochs.tolist(), indices.tolist(), reads, strict=True)
+        ):
+            (decoded, labels[row]), substitute = self._sound(epoch, index, read)
+            item = self.inputs.for_training(decoded, seed=self._seed, epoch=epoch, index=index)
+            items.append(item)
+            substitutes.append(substitute)
+        return items, labels, indices, substitutes
+
+    def _sound(
+        self, epoch: int, index: int, read: tuple[bytes, int] | None
+    ) -> tuple[tuple[Any, int], Substitute | None]:
+        """A sample, or the one that stands in for it."""
+        if read is not None:
+            try:
+                return self.decoded(index, read), None
+            except BadSampleError:
+                pass  # found again, and replaced, below
+        return read_sound(self.decoded, self._seed, epoch, index, len(self.split))
+
+    def _mixed(self, positions: np.ndarray) -> Batch:
+        """Partners stand side by side in the stream: each but those at a share's ends is read for
+        both. A bad partner is the other share's to report."""
+        wanted = np.union1d(positions, positions ^ 1)
+        items, labels, indices, substitutes = self._items(wanted)
+        own, other = (np.searchsorted(wanted, place) for place in (positions, positions ^ 1))
+        draws = [self._draw(position) for position in positions.tolist()]
+        pairs = zip(own.tolist(), other.tolist(), draws, strict=True)
+        weights = np.array([draw.weight for draw in draws], np.float32)
+        batch = self._batch(
+            [mixed(items[a], items[b], draw) for a, b, draw in pairs],
+            labels[own],
+            indices[own],
+            [substitutes[place] for place in own.tolist()],
+        )
+        second = Mixed(torch.from_numpy(labels[other]), torch.from_numpy(weights))
+        return replace(batch, mixed=second)
+
+    def _draw(self, position: int) -> Mix:
+        rng = pair_rng(self._seed, position)
+        return draw_mix(self._config.image, self._config.augment, rng)
+
+    def _batch(
+        self,
+        items: list[Any],
+        labels: np.ndarray,
+        indices: np.ndarray,
+        substitutes: list[Substitute | None],
+    ) -> Batch:
+        return Batch(
+            self.inputs.collate(items),
+            torch.from_numpy(labels),
+            torch.from_numpy(indices),
+            substitutes=tuple(each for each in substitutes if each is not None),
+        )

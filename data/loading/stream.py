@@ -1,0 +1,202 @@
+"""Training on webdataset tars that have no index: what a stream is, and its batches.
+
+It stands in for a split and its `TrainLoader` (`data/loading/loader.py`) where no index can be had,
+and promises less: `Stream.notice` says what. The reading is `data/loading/stream_reader.py`.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from data.config import DataConfig, StreamConfig
+from data.loading.batch import Batch, Cursor
+from data.loading.copy_ahead import copied_ahead
+from data.loading.inputs import open_inputs
+from data.loading.order import share
+from data.loading.reader import read_ahead
+from data.loading.stream_reader import REMEDY, Place, StreamReader
+from data.loading.substitute import check_limit
+from data.remote.address import is_url
+from data.shards.manifest import Manifest
+from data.tars.foreign import INDEXED, PICTURES, TEXTS
+from data.tars.label_text import ClassList
+from data.tars.stream import TarReader
+
+_log = logging.getLogger("kway.data")
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The tars that a recipe's `data.stream` names; the class list is that of `manifest`."""
+
+    config: StreamConfig
+    manifest: Manifest
+
+    def __len__(self) -> int:
+        """Samples that count as an epoch: the recipe says so, nobody has counted them."""
+        return self.config.samples
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.manifest.classes)
+
+    def class_counts(self) -> None:
+        """Nobody has counted them."""
+
+    def digest(self) -> str:
+        """16 hexadecimal digits of the list of tars and of the class list; of no sample."""
+        content = "\n".join([*self.config.addresses, "", *self.manifest.class_names])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def notice(self, samples: int = 0) -> str:
+        """What it cannot promise, in one line; `samples` are those consumed before a resume."""
+        resumed = (
+            f"going on after {samples:,} samples with a new order, in which some of them come "
+            "again before others have come once; "
+            if samples
+            else ""
+        )
+        return (
+            f"{resumed}{len(self.config.addresses):,} tars are read as a stream, without an index: "
+            "batches depend on the number of ranks and workers, a resume begins a new order, "
+            "nothing checks that bytes are those that were written, an epoch is what "
+            "data.stream.samples says, and classes are not counted (see kway shard index)"
+        )
+
+    def tars(self, attempts: int) -> TarReader:
+        """How they are read. A label means what it means in the shards of the manifest."""
+        source = self.manifest.source
+        positions = source.kind != INDEXED or bool(source.parameters.get("positions"))
+        chosen = self.config.sample
+        pictures = self.manifest.modality == "image"
+        return TarReader(
+            endings=(chosen.lower().lstrip("."),) if chosen else PICTURES if pictures else TEXTS,
+            label_field=self.config.label_field,
+            classes=ClassList(self.manifest.class_names, positions=positions),
+            attempts=attempts,
+        )
+
+
+def open_stream(config: StreamConfig, manifest: Manifest) -> Stream:
+    """The stream of a recipe; FileNotFoundError where a tar at a local path is not there."""
+    for address in config.addresses:
+        if not is_url(address) and not Path(address).is_file():
+            raise FileNotFoundError(f"{address} is no file: check data.stream.shards")
+    return Stream(config, manifest)
+
+
+class StreamLoader:
+    """What `TrainLoader` is for a split: batches for ever, each rank its share, with a cursor.
+
+    Every rank gets as many batches as it asks for. A damaged sample is left out and the next one
+    follows; `indices` are hashes of shard and key. Raises ValueError for fewer tars than readers
+    (ranks x workers), and as `TrainLoader` does.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        config: DataConfig,
+        *,
+        global_batch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        cursor: Cursor,
+        device: torch.device = _CPU,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not in a world of {world_size}")
+        if global_batch < 1:
+            raise ValueError(f"global_batch is {global_batch}: it must be at least 1")
+        self.cursor = cursor
+        self._stream = stream
+        self._config = config
+        self._global_batch = global_batch
+        self._share = share(global_batch, rank, world_size)
+        # More ranks than rows: some read nothing, and no tar waits for them.
+        ranks = [one for one in range(world_size) if share(global_batch, one, world_size)]
+        self._rank = ranks.index(rank) if rank in ranks else 0
+        self._num_ranks = len(ranks)
+        self._device = device
+        self._inputs = open_inputs(config, stream.manifest)
+        self._batches: Iterator[Batch] | None = None
+        self._bad: dict[int, str] = {}
+        self._note(cursor.bad, "was bad before this run was resumed")
+        self._check_readers(len(stream.config.addresses), max(1, config.workers))
+
+    def _check_readers(self, num_tars: int, workers: int) -> None:
+        if num_tars < self._num_ranks * workers:
+            raise ValueError(
+                f"data.stream.shards names {num_tars} tar(s) for {self._num_ranks} rank(s) x "
+                f"{workers} worker(s), each of which reads tars of its own: lower data.workers, "
+                "use fewer ranks, or give smaller tars (or use kway shard index)"
+            )
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._batches is None:
+            pinned = self._device.type == "cuda"
+            batches = read_ahead(self._reader(), None, workers=self._config.workers, pinned=pinned)
+            self._batches = copied_ahead(batches, self._device)
+        batch = next(self._batches)
+        for left in batch.substitutes:
+            if self._bad.get(left.index) != left.reason:
+                self._bad[left.index] = left.reason
+                _log.warning("left out: %s", left.reason)
+        self._check_limit()
+        after = replace(self.cursor, samples=self.cursor.samples + self._global_batch)
+        self.cursor = after.join(self._bad)
+        return replace(batch, cursor=self.cursor)
+
+    def add_bad(self, bad: Iterable[int]) -> None:
+        """Take over what other ranks left out, into the limit and into the cursor.
+
+        Raises ValueError as iterating does.
+        """
+        self._note(bad, "was left out by another rank, whose log names it")
+        self.cursor = self.cursor.join(self._bad)
+        self._check_limit()
+
+    def _note(self, bad: Iterable[int], reason: str) -> None:
+        for number in bad:
+            self._bad.setdefault(number, f"number {number} {reason}")
+
+    def _check_limit(self) -> None:
+        check_limit(self._bad, self._config.max_bad_samples, remedy=REMEDY)
+
+    def _reader(self) -> StreamReader:
+        """From the present cursor on; workers run ahead of it, so it is read once."""
+        start, stream = self.cursor.samples, self._stream
+        return StreamReader(
+            stream.config.addresses,
+            stream.tars(self._config.cache.attempts),
+            self._inputs,
+            self._config,
+            buffer=stream.config.buffer,
+            place=Place(
+                seed=self.cursor.seed,
+                start=start,
+                rank=self._rank,
+                num_ranks=self._num_ranks,
+                first=start + self._share.start,
+                rows=len(self._share),
+                global_batch=self._global_batch,
+            ),
+        )
+
+    def close(self) -> None:
+        """Stop the loader's processes; the next batch would start them again, in a new order."""
+        self._batches = None
+
+    def __enter__(self) -> "StreamLoader":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

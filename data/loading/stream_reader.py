@@ -1,0 +1,212 @@
+"""Batches of what ranks and workers read of a stream: what runs in the loader's processes.
+
+Each reader, a worker of a rank, takes its shards of every pass, shuffles their samples in a bounded
+buffer of undecoded bytes, and decodes those of a batch.
+"""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from data.augment import draw_mix, mixed, pair_rng
+from data.config import DataConfig
+from data.loading.batch import Batch, Mixed
+from data.loading.inputs import Inputs
+from data.loading.order import permuted_index
+from data.loading.substitute import Substitute, check_limit
+from data.tars.stream import StreamSample, TarReader
+
+REMEDY = "mend"
+_NAMED = 3
+# A small bad tar may be dealt to one reader again and again by chance, but not so often.
+_AGAIN = 100
+
+
+class _Waiting(NamedTuple):
+    epoch: int
+    sample: StreamSample
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a rank reads: `rows` of each global batch, from position `first` of the next one on.
+
+    rank: among the `num_ranks` that read anything; seed and start, the samples consumed before, key
+    the order.
+    """
+
+    seed: int
+    start: int
+    rank: int
+    num_ranks: int
+    first: int
+    rows: int
+    global_batch: int
+
+
+class StreamReader(IterableDataset):
+    """The batches of a rank, for ever; workers take turns.
+
+    A batch tells what was newly left out. An error is returned, not raised: torch would wrap it
+    into a message of many lines.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[str],
+        tars: TarReader,
+        inputs: Inputs,
+        config: DataConfig,
+        *,
+        buffer: int,
+        place: Place,
+    ) -> None:
+        self._shards = shards
+        self._tars = tars
+        self._inputs = inputs
+        self._config = config
+        self._buffer = buffer
+        self._place = place
+        self._bad: dict[int, str] = {}
+        self._new: list[Substitute] = []
+
+    def __iter__(self) -> Iterator[Batch | ValueError | OSError]:
+        worker = get_worker_info()
+        number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        place = self._place
+        reader = place.rank * count + number
+        rng = random.Random(f"{place.seed} {place.start} {reader}")
+        samples = shuffled(self._samples(reader, place.num_ranks * count), self._buffer, rng)
+        sound = self._decoded(samples)
+        try:
+            for step in itertools.count(number, count):
+                position = place.first + step * place.global_batch
+                rows = list(itertools.islice(sound, place.rows))
+                yield self._batch(rows, position)
+        except (ValueError, OSError) as error:
+            yield error
+
+    def _samples(self, reader: int, readers: int) -> Iterator[_Waiting]:
+        """What one of `readers` reads, pass after pass; ValueError where no tar has a sample."""
+        seed, start, num_shards = self._place.seed, self._place.start, len(self._shards)
+        dealt = np.arange(reader, num_shards, readers)
+        empty: set[int] = set()
+        for epoch in itertools.count():
+            for shard in permuted_index(seed, epoch, dealt, num_shards, part=start).tolist():
+                empty.add(shard)
+                for found in self._tars.samples(self._shards[shard]):
+                    if isinstance(found, Substitute):
+                        self._leave_out(found)
+                    else:
+                        empty.clear()
+                        yield _Waiting(epoch, found)
+                if len(empty) == num_shards:
+                    raise ValueError(self._nothing())
+
+    def _decoded(self, samples: Iterator[_Waiting]) -> Iterator[tuple[Any, StreamSample]]:
+        """The items of those that can be decoded; ValueError where only others come."""
+        undecoded = Counter[int]()
+        for epoch, sample in samples:
+            try:
+                decoded = self._inputs.decode(sample.data)
+            except ValueError as error:
+                undecoded[sample.number] += 1
+                if undecoded[sample.number] == _AGAIN:
+                    raise ValueError(self._nothing()) from error
+                self._leave_out(Substitute(sample.number, None, f"{sample.name}: {error}"))
+                continue
+            undecoded.clear()
+            # Another start, other draws: those of the pass that was broken off do not come again.
+            epoch += self._place.start
+            yield (
+                self._inputs.for_training(
+                    decoded, seed=self._place.seed, epoch=epoch, index=sample.number
+                ),
+                sample,
+            )
+
+    def _leave_out(self, left: Substitute) -> None:
+        """Note what is bad for the first time; ValueError with the list where it is too much."""
+        if left.index in self._bad:
+            return
+        self._bad[left.index] = left.reason
+        self._new.append(left)
+        check_limit(self._bad, self._config.max_bad_samples, remedy=REMEDY)
+
+    def _nothing(self) -> str:
+        named = "; ".join(list(self._bad.values())[:_NAMED])
+        return (
+            f"not one whole sample in {len(self._shards)} tar(s): {named}: check "
+            "data.stream.sample, data.stream.label_field and the class list of data.shards"
+        )
+
+    def _batch(self, rows: Sequence[tuple[Any, StreamSample]], position: int) -> Batch:
+        """The batch of `rows`, the first of which stands at `position`."""
+        items = [item for item, _ in rows]
+        labels = np.array([sample.label for _, sample in rows], np.int64)
+        numbers = np.array([sample.number for _, sample in rows], np.int64)
+        pairs = None
+        if self._config.augment.mix is not None and self._config.text is None:
+            items, pairs = self._mixed(items, labels, position)
+        left, self._new = tuple(self._new), []
+        return Batch(
+            self._inputs.collate(items),
+            torch.from_numpy(labels),
+            torch.from_numpy(numbers),
+            mixed=pairs,
+            substitutes=left,
+        )
+
+    def _mixed(
+        self, items: Sequence[Any], labels: np.ndarray, position: int
+    ) -> tuple[list[Any], Mixed]:
+        """Rows 2n and 2n + 1 of this rank's batch are a pair; a last one alone stays as it is."""
+        rows = np.arange(len(items))
+        partners = np.minimum(rows ^ 1, len(items) - 1)
+        draws = [
+            draw_mix(
+                self._config.image,
+                self._config.augment,
+                # Two positions to a pair, whatever the parity of the first row's.
+                pair_rng(self._place.seed, 2 * (position + row // 2)),
+            )
+            for row in rows.tolist()
+        ]
+        blended = [
+            mixed(items[row], items[partner], draw)
+            for row, partner, draw in zip(rows.tolist(), partners.tolist(), draws, strict=True)
+        ]
+        weights = np.array([draw.weight for draw in draws], np.float32)
+        return blended, Mixed(torch.from_numpy(labels[partners]), torch.from_numpy(weights))
+
+
+def shuffled(samples: Iterator[_Waiting], size: int, rng: random.Random) -> Iterator[_Waiting]:
+    """`samples` in a random order, of which up to `size` wait at a time.
+
+    A pass comes out whole before the next one begins, whose first samples wait meanwhile.
+    """
+    waiting: list[_Waiting] = []
+    later: list[_Waiting] = []
+    epoch = 0
+    for sample in samples:
+        # Of passes shorter than the buffer, more than two would wait.
+        while sample.epoch > epoch and (not waiting or sample.epoch > epoch + 1):
+            while waiting:
+                yield _drawn(waiting, rng)
+            waiting, later, epoch = later, [], epoch + 1
+        (waiting if sample.epoch == epoch else later).append(sample)
+        if len(waiting) + len(later) >= size:
+            yield _drawn(waiting, rng)
+
+
+def _drawn(waiting: list[_Waiting], rng: random.Random) -> _Waiting:
+    place = rng.randrange(len(waiting))
+    waiting[place], waiting[-1] = waiting[-1], waiting[place]
+    return waiting.pop()

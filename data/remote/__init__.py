@@ -1,0 +1,1 @@
+"""Shards behind a URL: fetched once a machine, checked, and kept in a bounded cache."""

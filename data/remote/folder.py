@@ -1,0 +1,204 @@
+"""A folder of shards behind a URL, read through the cache of this machine.
+
+A shard is known by its SHA-256 there, an index by what the manifest says about its shard: two
+datasets, or two versions of one, never mix, and equal shards are there once.
+"""
+
+import hashlib
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import IO
+
+from data.config import CacheConfig
+from data.loading.order import Order
+from data.remote.address import check_url, file_url
+from data.remote.cache import Cache
+from data.remote.fetch import fetch
+from data.shards.index import ShardIndex, index_path, open_index
+from data.shards.manifest import ShardInfo
+
+_log = logging.getLogger("kway.data")
+
+_INDEX_THREADS = 16
+_INDEX_TRIES = 10
+_REPORT_SECONDS = 5.0
+# An index takes 17 to 30 bytes a sample and a header.
+_MAX_INDEX_BYTES = (1 << 21, 64)
+
+
+class RemoteFolder:
+    """The shards at `url`. Raises ValueError for a URL of a kind that is not known."""
+
+    verified = True
+
+    def __init__(self, url: str, config: CacheConfig) -> None:
+        self.url = check_url(url)
+        self._attempts = config.attempts
+        self._cache = Cache(config.folder, config.max_bytes)
+        self._bound = f"{config.gigabytes:g}"
+        self.bytes_at_once = self._cache.max_bytes
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    def address(self, shard: ShardInfo) -> str:
+        return file_url(self.url, shard.file)
+
+    def remedy(self, shard: ShardInfo) -> str:
+        return f"delete {self._cache.path(_shard_name(shard))}, its copy here, and run it again"
+
+    # ---------------------------------------------------------------- indices
+
+    def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
+        """Those that are not in the cache yet come first, several at a time.
+
+        Raises ValueError too where the cache cannot hold them and the largest shard.
+        """
+        missing = [shard for shard in shards if not self._cache.has(_index_name(shard))]
+        self._fetch_indices(missing)
+        if missing:
+            self._cache.trim()
+        found = [self._index(shard) for shard in shards]
+        taken = sum(self._cache.size(_index_name(shard)) for shard in shards)
+        self.bytes_at_once = self._cache.max_bytes - taken
+        largest = max(shard.bytes for shard in shards)
+        if largest > self.bytes_at_once:
+            raise ValueError(
+                f"{self.url} has a shard of {_gigabytes(largest)} and indices of "
+                f"{_gigabytes(taken)}, and data.cache.gigabytes is {self._bound}: raise it to "
+                f"{_rounded_up(largest + taken)} or more"
+            )
+        return found
+
+    def keep_indices(self, shards: Sequence[ShardInfo]) -> None:
+        for shard in shards:
+            self._cache.has(_index_name(shard))
+
+    def _fetch_indices(self, shards: Sequence[ShardInfo]) -> None:
+        pool = ThreadPoolExecutor(_INDEX_THREADS)
+        try:
+            reported = time.monotonic()
+            coming = [pool.submit(self._fetch_index, shard) for shard in shards]
+            for number, one in enumerate(as_completed(coming), start=1):
+                one.result()
+                if time.monotonic() - reported > _REPORT_SECONDS:
+                    reported = time.monotonic()
+                    line = f"{self.url}: {number:,} of {len(shards):,} indices are here"
+                    print(line, file=sys.stderr, flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _fetch_index(self, shard: ShardInfo) -> None:
+        url = index_path(Path(shard.file)).name
+
+        def fill(file: IO[bytes]) -> None:
+            header, each = _MAX_INDEX_BYTES
+            fetch(
+                file_url(self.url, url),
+                file,
+                attempts=self._attempts,
+                max_bytes=header + each * shard.samples,
+                check=lambda path: _open_index(path, shard),
+            )
+
+        os.close(self._cache.open(_index_name(shard), fill))
+
+    def _index(self, shard: ShardInfo) -> ShardIndex:
+        """From the cache; from the URL again where its copy is damaged, or evicted just now."""
+        for _ in range(_INDEX_TRIES):
+            try:
+                return _open_index(self._index_path(shard), shard)
+            except FileNotFoundError:
+                pass
+            except ValueError as error:
+                _log.warning("%s; it is fetched again", error)
+                self._cache.remove(_index_name(shard))
+            self._fetch_index(shard)
+        return _open_index(self._index_path(shard), shard)
+
+    def _index_path(self, shard: ShardInfo) -> Path:
+        return self._cache.path(_index_name(shard))
+
+    # ---------------------------------------------------------------- shards
+
+    def open(self, shard: ShardInfo) -> int:
+        """From the cache, into which it comes first where it is not there."""
+        return self._cache.open(
+            _shard_name(shard), lambda file: self._fetch(shard, file), size=shard.bytes
+        )
+
+    def evicted(self, descriptor: int) -> bool:
+        return os.fstat(descriptor).st_nlink == 0
+
+    def prefetch(self, shard: ShardInfo) -> None:
+        self._cache.fetch(
+            _shard_name(shard), lambda file: self._fetch(shard, file), size=shard.bytes
+        )
+
+    def _fetch(self, shard: ShardInfo, file: IO[bytes]) -> None:
+        fetch(
+            self.address(shard),
+            file,
+            attempts=self._attempts,
+            max_bytes=shard.bytes,
+            exact=True,
+            sha256=shard.sha256,
+        )
+
+    def check_order(self, order: Order, shards: Sequence[ShardInfo]) -> None:
+        """Of any group: the largest shards may meet in one."""
+        largest = sorted((shard.bytes for shard in shards), reverse=True)
+        needed = sum(largest[: order.shards_at_once])
+        if needed <= self.bytes_at_once:
+            return
+        fitting, held = 0, 0
+        while held + largest[fitting] <= self.bytes_at_once:
+            held += largest[fitting]
+            fitting += 1
+        what = "all shards" if order.is_global else f"{order.shards_at_once} shards at a time"
+        enough = _rounded_up(needed + self._cache.max_bytes - self.bytes_at_once)
+        raise ValueError(
+            f"the order mixes {what} of {self.url}, {_gigabytes(needed)}, and data.cache.gigabytes "
+            f"is {self._bound}: raise it to {enough} or more, or set data.shuffle_shards to "
+            f"{fitting} or less"
+        )
+
+
+def _shard_name(shard: ShardInfo) -> str:
+    return f"{shard.sha256}.tar"
+
+
+def _key(shard: ShardInfo) -> str:
+    """Of an index: one tar may have several, with another class list, split or file name."""
+    return hashlib.sha256(shard.model_dump_json().encode()).hexdigest()
+
+
+def _index_name(shard: ShardInfo) -> str:
+    return index_path(Path(_key(shard))).name
+
+
+def _open_index(path: Path, shard: ShardInfo) -> ShardIndex:
+    """The index at `path`, which has its name in the cache."""
+    index = open_index(path.with_name(_key(shard)))
+    if index.info != shard:
+        raise ValueError(f"{path} belongs to other shards than the manifest")
+    return index
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.3g} GB"
+
+
+def _rounded_up(count: int) -> str:
+    """Gigabytes of two decimals that are not less than `count` bytes."""
+    return f"{math.ceil(count / 1e7) / 100:g}"

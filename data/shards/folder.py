@@ -1,0 +1,125 @@
+"""A folder that shards are read from: a local one, or one behind a URL.
+
+What a split needs of it, whatever it is; the one behind a URL is `data/remote/folder.py`.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from data.config import CacheConfig
+from data.loading.order import Order
+from data.remote.address import is_url
+from data.remote.folder import RemoteFolder
+from data.shards.index import ShardIndex, open_index
+from data.shards.manifest import ShardInfo
+
+
+class ShardFolder(Protocol):
+    """Shards and their indices; `str` of it is its path or URL."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether what `open` gives has the SHA-256 of the manifest."""
+        ...
+
+    @property
+    def bytes_at_once(self) -> int | None:
+        """Bytes of shards that can be held; None: all of them."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its last part, for titles."""
+        ...
+
+    def address(self, shard: ShardInfo) -> str:
+        """The path or URL of a shard, for messages."""
+        ...
+
+    def remedy(self, shard: ShardInfo) -> str:
+        """What to do where the bytes of a sample are not those that were written."""
+        ...
+
+    def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
+        """The indices of `shards`; ValueError where one is damaged or of other shards."""
+        ...
+
+    def open(self, shard: ShardInfo) -> int:
+        """A new descriptor of a shard, to `pread` from."""
+        ...
+
+    def evicted(self, descriptor: int) -> bool:
+        """Whether the file of a descriptor has gone, and only the descriptor keeps its bytes."""
+        ...
+
+    def prefetch(self, shard: ShardInfo) -> None:
+        """Have a shard there soon, or know that it is in use."""
+        ...
+
+    def keep_indices(self, shards: Sequence[ShardInfo]) -> None:
+        """Know that the indices of `shards` are in use."""
+        ...
+
+    def check_order(self, order: Order, shards: Sequence[ShardInfo]) -> None:
+        """Raise ValueError where an order mixes more shards than can be held."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder of this machine: every file is there, nothing is copied."""
+
+    path: Path
+    verified = False
+    bytes_at_once = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    def address(self, shard: ShardInfo) -> str:
+        return str(self.path / shard.file)
+
+    def remedy(self, shard: ShardInfo) -> str:
+        return f"see kway shard verify {self.path}"
+
+    def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
+        return [self._index(shard) for shard in shards]
+
+    def _index(self, shard: ShardInfo) -> ShardIndex:
+        path = self.path / shard.file
+        index = open_index(path)
+        if index.info != shard:
+            raise ValueError(
+                f"the index of {path} belongs to other shards than the manifest: "
+                "delete the folder and run kway shard again"
+            )
+        return replace(index, info=shard)  # of two equal ones, one is kept
+
+    def open(self, shard: ShardInfo) -> int:
+        return os.open(self.path / shard.file, os.O_RDONLY)
+
+    def evicted(self, descriptor: int) -> bool:
+        return False
+
+    def prefetch(self, shard: ShardInfo) -> None:
+        pass
+
+    def keep_indices(self, shards: Sequence[ShardInfo]) -> None:
+        pass
+
+    def check_order(self, order: Order, shards: Sequence[ShardInfo]) -> None:
+        pass
+
+
+def open_folder(shards: Path | str, cache: CacheConfig) -> ShardFolder:
+    """The folder at a local path, or at a URL by way of `cache`; ValueError for an unknown URL."""
+    if is_url(shards):
+        return RemoteFolder(str(shards), cache)
+    return LocalFolder(Path(shards))

@@ -1,0 +1,90 @@
+"""Where the classes of a manifest stand in a hierarchy: the attribute `path` of a class.
+
+It holds the names of the nodes above a class, from the root down, with SEPARATOR between them. A
+node is its name and those above it. How a label tree is made of them is a matter of the heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.shards.manifest import ClassInfo, Manifest
+
+PATH = "path"
+SEPARATOR = " > "
+MAX_DEPTH = 100  # the nouns of WordNet have 19
+MAX_NAME = 1000  # characters
+
+ClassPath = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HierarchySize:
+    """`classes` that stand under something, `nodes` above classes, `depth` of the longest path."""
+
+    classes: int
+    nodes: int
+    depth: int
+
+    def __str__(self) -> str:
+        return f"{self.classes:,} classes under {self.nodes:,} nodes, at most {self.depth} deep"
+
+
+def join_path(names: Sequence[str]) -> str:
+    """The attribute `path`; ValueError for names that it cannot hold, or too many."""
+    joined = SEPARATOR.join(names)
+    if reason := _mistake(names):
+        raise ValueError(f"path {joined[:100]!r}: {reason}: rename or move it")
+    if joined.split(SEPARATOR) != list(names):
+        raise ValueError(f"path {joined[:100]!r} has a name with {SEPARATOR!r} in it: rename it")
+    return joined
+
+
+def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
+    """The names above each class [K], from the root down; none for a class without a path.
+
+    Raises ValueError, with the class, for a path that is too long or leads through one name twice,
+    and where no class has one.
+    """
+    found = [_path(folder, info) for info in manifest.classes]
+    if not any(found):
+        raise ValueError(
+            f"{folder} has no hierarchy: source {manifest.source.kind} gives none; build the tree "
+            "from label vectors, or from a WordNet dict folder or a parent table and --classes"
+        )
+    return found
+
+
+def hierarchy_size(folder: Path | str, manifest: Manifest) -> HierarchySize | None:
+    """None where no class has a path; raises as `class_paths` does."""
+    if not any(PATH in info.attributes for info in manifest.classes):
+        return None
+    paths = class_paths(folder, manifest)
+    nodes = {path[: i + 1] for path in set(paths) for i in range(len(path))}
+    return HierarchySize(sum(map(bool, paths)), len(nodes), max(map(len, paths)))
+
+
+def _path(folder: Path | str, info: ClassInfo) -> ClassPath:
+    if PATH not in info.attributes:
+        return ()
+    names = tuple(info.attributes[PATH].split(SEPARATOR))
+    if reason := _mistake(names):
+        raise ValueError(
+            f"{folder}: {PATH} of class {info.name[:100]!r}: {reason}: correct its source and make "
+            "the shards again"
+        )
+    return names
+
+
+def _mistake(names: Sequence[str]) -> str | None:
+    """What is wrong with a path, in words."""
+    if len(names) > MAX_DEPTH:
+        return f"{len(names):,} names, and the most is {MAX_DEPTH}"
+    if not names or not all(map(str.strip, names)):
+        return "a name is empty"
+    if long := next((name for name in names if len(name) > MAX_NAME), None):
+        return f"{long[:40]!r}… has {len(long):,} characters, and the most is {MAX_NAME:,}"
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        return f"{twice[:100]!r} is above itself"
+    return None

@@ -1,0 +1,230 @@
+"""`manifest.json`: what a folder of shards holds, and whether it is whole.
+
+It is written last, so a folder without it is not finished. It holds nothing per sample: that is
+the offset index beside each shard (`data/shards/index.py`).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from safetensors import SafetensorError, safe_open
+
+from data.config import CacheConfig
+from data.remote.address import check_url, file_url, is_url
+from data.remote.fetch import fetch_bytes
+from data.remote.tensors import fetched_tensors
+
+MANIFEST = "manifest.json"
+LABEL_VECTORS = "label_vectors.safetensors"
+FORMAT_VERSION = 1
+
+_MAX_MANIFEST_BYTES = 1 << 30
+_DEFAULT_CACHE = CacheConfig()
+
+# A name inside the folder: a manifest from somewhere else must not reach outside it.
+FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$", max_length=255)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ClassInfo(_Record):
+    """A class: a name that no other class of the list has, and what its source knows about it."""
+
+    name: str = Field(min_length=1)
+    attributes: dict[str, str] = {}
+
+
+class ShardInfo(_Record):
+    file: FileName
+    split: str = Field(min_length=1)
+    samples: int = Field(gt=0)
+    bytes: int = Field(gt=0)
+    sha256: Digest
+    index_crc32: int = Field(ge=0, lt=2**32, description="of the entries of the index beside it")
+
+
+class SourceInfo(_Record):
+    """Where the shards come from; equal descriptions give equal bytes."""
+
+    kind: str
+    parameters: dict[str, str | int | float | bool | None] = {}
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(f'{k}={v}' for k, v in self.parameters.items())})"
+
+
+class Manifest(_Record):
+    """The table of contents of a folder of shards. The position in `classes` is the label."""
+
+    format_version: Literal[1] = 1
+    modality: Literal["image", "text"] = Field(
+        "image", description="a text sample stands as `<key>.txt`, UTF-8"
+    )
+    source: SourceInfo
+    classes: tuple[ClassInfo, ...]
+    shards: tuple[ShardInfo, ...] = Field(min_length=1)
+    label_vectors: FileName | None = None
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "Manifest":
+        for what, names in (
+            ("class", [c.name for c in self.classes]),
+            ("shard", [s.file for s in self.shards]),
+        ):
+            if (twice := _first_repeated(names)) is not None:
+                raise ValueError(f"{what} {twice!r} is listed twice")
+        return self
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits, in the order of their first shard."""
+        return tuple(dict.fromkeys(shard.split for shard in self.shards))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; the position is the label."""
+        return tuple(info.name for info in self.classes)
+
+    def of_split(self, split: str) -> tuple[ShardInfo, ...]:
+        """The shards of `split`; ValueError names the splits that there are."""
+        shards = tuple(shard for shard in self.shards if shard.split == split)
+        if not shards:
+            raise ValueError(f"no split {split!r} here: there are {', '.join(self.splits)}")
+        return shards
+
+    def digest(self, split: str) -> str:
+        """16 hexadecimal digits that tell this split's samples and their order from any others."""
+        content = "".join(f"{shard.samples} {shard.sha256}\n" for shard in self.of_split(split))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    @classmethod
+    def load(cls, folder: Path | str, cache: CacheConfig = _DEFAULT_CACHE) -> "Manifest":
+        """Read `folder/manifest.json` and check that every shard is there at its full size.
+
+        At a URL the shards are checked when they come. Raises FileNotFoundError where there is no
+        manifest or a shard is missing, ValueError for damaged JSON, a newer format or a shard of
+        another size, OSError where a URL cannot be read.
+        """
+        manifest = cls.read(folder, cache)
+        if is_url(folder):
+            return manifest
+        folder = Path(folder)
+        for shard in manifest.shards:
+            path = folder / shard.file
+            if not path.is_file():
+                raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
+            if (size := path.stat().st_size) != shard.bytes:
+                raise ValueError(
+                    f"{path} has {size} bytes and the manifest says {shard.bytes}: "
+                    "copy it or run kway shard again"
+                )
+        return manifest
+
+    @classmethod
+    def read(cls, folder: Path | str, cache: CacheConfig = _DEFAULT_CACHE) -> "Manifest":
+        """`load` without a look at the shards."""
+        if is_url(folder):
+            url = file_url(check_url(str(folder)), MANIFEST)
+            content = fetch_bytes(url, attempts=cache.attempts, max_bytes=_MAX_MANIFEST_BYTES)
+            return cls._parse(content, url)
+        path = Path(folder) / MANIFEST
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no {MANIFEST}: make the shards with kway shard, run it again "
+                "to finish them, or copy the file where it was lost"
+            )
+        return cls._parse(path.read_bytes(), str(path))
+
+    @classmethod
+    def _parse(cls, content: bytes, path: str) -> "Manifest":
+        try:
+            version = _Version.model_validate_json(content).format_version
+            if version > FORMAT_VERSION:
+                raise ValueError(
+                    f"{path} has format version {version} and this kway reads up to "
+                    f"{FORMAT_VERSION}: install a newer kway"
+                )
+            stored = _Stored.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            raise ValueError(
+                f"{path} is damaged ({where}: {first['msg']}): run kway shard again "
+                "into an empty folder"
+            ) from error
+        manifest = cls.model_construct(**{name: getattr(stored, name) for name in cls.model_fields})
+        if stored.checksum != manifest.fingerprint():
+            raise ValueError(
+                f"{path} is damaged or was edited (its checksum does not hold): run kway shard "
+                "again into an empty folder"
+            )
+        return manifest
+
+    def to_bytes(self) -> bytes:
+        """The content of `manifest.json`: this, and a checksum of it."""
+        stored = _Stored(**dict(self), checksum=self.fingerprint())
+        return stored.model_dump_json(indent=1).encode() + b"\n"
+
+    def fingerprint(self) -> str:
+        """SHA-256 of all that it says."""
+        # Of the values, so that how a library spaces its JSON does not matter.
+        values = self.model_dump(mode="json")
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+class _Stored(Manifest):
+    checksum: Digest
+
+
+class _Version(BaseModel):
+    format_version: int
+
+
+def _first_repeated(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def load_label_vectors(
+    folder: Path | str, manifest: Manifest, cache: CacheConfig = _DEFAULT_CACHE
+) -> np.ndarray:
+    """One vector a class, float32 [K, D], in class-list order.
+
+    Raises ValueError where the source gives none, or the file does not fit the manifest.
+    """
+    if manifest.label_vectors is None:
+        raise ValueError(
+            f"{folder} has no label vectors: source {manifest.source.kind} gives none; "
+            "choose dense class weights"
+        )
+    if is_url(folder):
+        url = file_url(check_url(str(folder)), manifest.label_vectors)
+        # Their description is what tells them apart: equal sources give equal vectors.
+        path = fetched_tensors(url, manifest.fingerprint(), cache)
+    else:
+        path = Path(folder) / manifest.label_vectors
+    try:
+        with safe_open(path, framework="numpy") as file:
+            vectors: np.ndarray = file.get_tensor("vectors")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): run kway shard again") from error
+    if vectors.ndim != 2 or len(vectors) != len(manifest.classes):
+        raise ValueError(
+            f"{path} has shape {list(vectors.shape)} and the manifest {len(manifest.classes)} "
+            "classes: run kway shard again"
+        )
+    if vectors.dtype != np.float32 or not np.isfinite(vectors).all():
+        raise ValueError(f"{path} is not finite float32: run kway shard again")
+    return vectors

@@ -1,0 +1,273 @@
+"""One split of a folder of shards as a random-access list of samples, read by `pread`.
+
+It knows nothing of ranks or pixels, and of an order only which shards it mixes.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from isal import isal_zlib
+
+from data.config import CacheConfig
+from data.loading.order import InOrder, Order
+from data.loading.substitute import BadSampleError
+from data.remote.read_ahead import ReadAhead
+from data.shards.folder import ShardFolder, open_folder
+from data.shards.index import ShardIndex, check_labels, read_key, read_member
+from data.shards.manifest import ClassInfo, Manifest
+from data.shards.utf8 import decode_text
+from data.tars.headers import BLOCK
+
+_MAX_OPEN_FILES = 256
+_DEFAULT_CACHE = CacheConfig()
+
+
+class Split:
+    """Samples 0..len-1 in shard order. Open one with `open_split`; `close` it, or use `with`.
+
+    Safe after fork (`pread` moves no file position) and cheap to send to a spawned process.
+    """
+
+    def __init__(self, folder: ShardFolder, manifest: Manifest, name: str) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.name = name
+        self._open()
+
+    def _open(self) -> None:
+        self._files: OrderedDict[int, int] = OrderedDict()
+        self._shards = self.manifest.of_split(self.name)
+        self._indices: list[ShardIndex] = self.folder.indices(self._shards)
+        self._ahead = ReadAhead(self.folder, self._shards)
+        self._starts = np.cumsum([0, *(shard.samples for shard in self._shards)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "manifest": self.manifest, "name": self.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def classes(self) -> tuple[ClassInfo, ...]:
+        """The class list; a label is a position in it."""
+        return self.manifest.classes
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.manifest.classes)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Labels of all samples, int64 [len]; a fresh array."""
+        return np.concatenate([index.labels for index in self._indices]).astype(np.int64)
+
+    def class_counts(self) -> np.ndarray:
+        """Samples of each class, int64 [K], less those whose label has no class."""
+        counts = np.zeros(self.num_classes, np.int64)
+        for index in self._indices:
+            labels = index.labels[_has_class(index, self.num_classes)]
+            counts += np.bincount(labels, minlength=self.num_classes)
+        return counts
+
+    def digest(self) -> str:
+        """16 hexadecimal digits that tell its samples and their order from any others."""
+        return self.manifest.digest(self.name)
+
+    def sizes(self, samples: np.ndarray) -> np.ndarray:
+        """Bytes of `samples` (int64 [n], in any order), int64 [n]."""
+        found = np.empty(len(samples), np.int64)
+        shards = np.searchsorted(self._starts, samples, side="right") - 1
+        for shard in np.unique(shards).tolist():
+            here = shards == shard
+            found[here] = self._indices[shard].sizes[samples[here] - self._starts[shard], 0]
+        return found
+
+    def first_of(self, classes: Sequence[int], each: int) -> dict[int, list[int]]:
+        """The first `each` samples of each of `classes`, in the order of the split."""
+        found: dict[int, list[int]] = {label: [] for label in classes}
+        for start, index in zip(self._starts.tolist(), self._indices, strict=False):
+            if all(len(samples) >= each for samples in found.values()):
+                break
+            for row in np.flatnonzero(np.isin(index.labels, classes)).tolist():
+                samples = found[int(index.labels[row])]
+                if len(samples) < each:
+                    samples.append(start + row)
+        return found
+
+    def key(self, i: int) -> str:
+        """The webdataset key of sample `i`."""
+        shard, row = self._place(i)
+        return read_key(self._file(shard), self._indices[shard], row)
+
+    def read(self, i: int) -> tuple[bytes, str, int]:
+        """(bytes, extension, label) of sample `i`.
+
+        Raises BadSampleError where the checksum does not hold or the label has no class.
+        """
+        shard, row = self._place(i)
+        index = self._indices[shard]
+        data = read_member(self._file(shard), index, row)
+        if data is None:
+            remedy = self.folder.remedy(self._shards[shard])
+            raise self.bad(i, f"its bytes are not those that were written: {remedy}")
+        label = int(index.labels[row])
+        if not 0 <= label < self.num_classes:
+            raise self.bad(i, f"label {label} has no class: there are {self.num_classes}")
+        return data, index.extensions[int(index.extension[row, 0])], label
+
+    def read_many(self, samples: np.ndarray) -> Iterator[tuple[bytes, int] | None]:
+        """(bytes, label) of each of `samples` (int64 [n]); None for one that `read` refuses.
+
+        Their places are looked up together, which is most of the work where samples are small.
+        """
+        for shard, block, size, crc32, label in zip(*self._entries(samples), strict=True):
+            data = os.pread(self._file(shard), size, block * BLOCK)
+            sound = isal_zlib.crc32(data) == crc32 and 0 <= label < self.num_classes
+            yield (data, label) if sound else None
+
+    def _entries(self, samples: np.ndarray) -> list[list[int]]:
+        """Shard, block, size, crc32 and label of each of `samples`."""
+        shards = np.searchsorted(self._starts, samples, side="right") - 1
+        table = np.empty((5, len(samples)), np.int64)
+        table[0] = shards
+        for shard in np.unique(shards).tolist():
+            here, index = np.flatnonzero(shards == shard), self._indices[shard]
+            rows = samples[here] - self._starts[shard]
+            columns = index.blocks[:, 0], index.sizes[:, 0], index.crc32[:, 0], index.labels
+            for number, column in enumerate(columns, start=1):
+                table[number, here] = column[rows]
+        entries: list[list[int]] = table.tolist()
+        return entries
+
+    def text(self, i: int) -> tuple[str, int]:
+        """(text, label) of sample `i`; BadSampleError as `read`, and for what is not UTF-8."""
+        data, _, label = self.read(i)
+        try:
+            return decode_text(data), label
+        except ValueError as error:
+            raise self.bad(i, str(error)) from error
+
+    def bad(self, i: int, reason: str) -> BadSampleError:
+        """An error that names the shard and key of sample `i`."""
+        address = self.folder.address(self._shards[self._place(i)[0]])
+        return BadSampleError(f"{address}: {self._name(i)}: {reason}")
+
+    def _name(self, i: int) -> str:
+        """The key, or the position where the damage reaches the header that holds the key."""
+        try:
+            return self.key(i)
+        except ValueError:
+            return f"sample {i} of split {self.name}"
+
+    def check_labels(self, max_bad: int) -> None:
+        """Raise ValueError where more than `max_bad` labels have no class."""
+        has_class = (_has_class(index, self.num_classes) for index in self._indices)
+        if len(self) - sum(np.count_nonzero(sound) for sound in has_class) > max_bad:
+            for shard, index in zip(self._shards, self._indices, strict=True):
+                check_labels(index.labels, self.num_classes, self.folder.address(shard))
+
+    def check_shards(self) -> None:
+        """Raise ValueError for a shard that is another file than the one of the index.
+
+        Its size is right, so its first and last sample are read: neither is there. One bad sample
+        is no bad shard. Where shards come from a URL, their SHA-256 is checked as they come.
+        """
+        if self.folder.verified:
+            return
+        for number, (shard, index) in enumerate(zip(self._shards, self._indices, strict=True)):
+            file, last = self._file(number), shard.samples - 1
+            ends = {(0, 0), (last, 0)} if last else {(0, 0), (0, 1)}
+            if all(read_member(file, index, row, column) is None for row, column in ends):
+                raise ValueError(
+                    f"{self.folder.address(shard)} is not the shard that was written: another "
+                    f"file stands in its place; copy it again ({self.folder.remedy(shard)})"
+                )
+
+    def order(self, seed: int, shuffle_shards: int | None = None) -> Order:
+        """The order of training; ValueError where the cache of a URL holds less than it mixes."""
+        order = Order(seed, [shard.samples for shard in self._shards], shuffle_shards)
+        self.folder.check_order(order, self._shards)
+        return order
+
+    def in_order(self) -> InOrder:
+        """The order of evaluation: as the samples stand."""
+        return InOrder([shard.samples for shard in self._shards])
+
+    def will_read(self, order: Order | InOrder, position: int) -> None:
+        """Say where in `order` the reading is: of a URL, the shards that follow are fetched.
+
+        In threads of this process; cheap enough for each batch. Of a local folder it does nothing.
+        """
+        self._ahead.will_read(order, position)
+
+    def _place(self, i: int) -> tuple[int, int]:
+        if not 0 <= i < len(self):
+            raise IndexError(f"sample {i} of split {self.name!r} with {len(self)}")
+        shard = int(np.searchsorted(self._starts, i, side="right")) - 1
+        return shard, i - int(self._starts[shard])
+
+    def _file(self, shard: int) -> int:
+        """Descriptor of a shard; the least recently used one is closed when many are open."""
+        if shard in self._files:
+            self._files.move_to_end(shard)
+            return self._files[shard]
+        self._files[shard] = self.folder.open(self._shards[shard])
+        while len(self._files) > 1 and (
+            len(self._files) > _MAX_OPEN_FILES
+            # An evicted shard stays on the disk until it is closed.
+            or self.folder.evicted(next(iter(self._files.values())))
+        ):
+            os.close(self._files.popitem(last=False)[1])
+        return self._files[shard]
+
+    def close(self) -> None:
+        """Close the shards and fetch no more of them; a later read opens them again."""
+        self._ahead.stop()
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def __enter__(self) -> "Split":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_starts"):
+            self.close()
+
+
+def _has_class(index: ShardIndex, num_classes: int) -> np.ndarray:
+    # As unsigned numbers, the negative ones are large.
+    sound: np.ndarray = index.labels.view(np.uint32) < num_classes
+    return sound
+
+
+def open_split(
+    shards: Path | str, split: str, *, max_bad_labels: int = 0, cache: CacheConfig = _DEFAULT_CACHE
+) -> Split:
+    """Open one split of a folder that `kway shard` made, at a path or, by way of `cache`, at a URL.
+
+    Raises FileNotFoundError, ValueError or OSError as `Manifest.load` does, and ValueError for an
+    unknown split, an index that does not fit its shard, a shard that another file replaced, or more
+    than `max_bad_labels` labels without a class.
+    """
+    folder = open_folder(shards, cache)
+    manifest = Manifest.load(shards, cache)
+    try:
+        opened = Split(folder, manifest, split)
+        opened.check_labels(max_bad_labels)
+        opened.check_shards()
+    except ValueError as error:
+        if str(folder) in str(error):
+            raise
+        raise ValueError(f"{folder}: {error}") from error
+    return opened

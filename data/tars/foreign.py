@@ -1,0 +1,220 @@
+"""Offset index and manifest for webdataset tars that somebody else wrote; the tars stay.
+
+Which tars, which split, which class list, and what is written. What stands in a tar is
+`data/tars/samples.py`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from data.aside import commit
+from data.inspection.shard_pool import over_shards
+from data.shards.index import IndexBuilder, index_path
+from data.shards.manifest import MANIFEST, ClassInfo, Manifest, ShardInfo, SourceInfo
+from data.tars.headers import member_name
+from data.tars.label_text import ClassList
+from data.tars.listing import list_tars, names_in_manifest, split_of_tars
+from data.tars.samples import NAMED, Problems, TarScan, extensions_of, scan_tar
+
+INDEXED = "index"
+PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
+TEXTS = ("txt",)
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """What was indexed, and what was not: `problems` by count and name, `notes` for a person."""
+
+    manifest: Manifest
+    problems: Problems
+    notes: tuple[str, ...]
+
+
+def index_shards(
+    folder: Path,
+    *,
+    out: Path | None = None,
+    classes: Path | None = None,
+    splits: Sequence[tuple[str, str]] = (),
+    sample: str | None = None,
+    label_field: str = "label",
+    skip_bad: bool = False,
+    workers: int | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> Indexed:
+    """Index the tars in `folder`, beside them or in `out` with links to them.
+
+    classes: a file of one name a line, else the labels found; splits: (name, glob of paths), else
+    by words like train and val in the paths; sample: the extension that is the sample where there
+    are several; label_field: of `<key>.json`, where there is no `<key>.cls`. `report(done, total)`
+    counts bytes. Raises ValueError, and writes nothing, for compressed tars and, unless
+    `skip_bad`, for damaged tars and for samples without a picture or text, or without a label.
+    """
+    if out is None or out.resolve() == folder.resolve():
+        out = folder
+    tars = list_tars(folder)
+    _check_out(folder, out, tars)
+    split_of = split_of_tars(folder, tars, splits)
+    names = names_in_manifest(folder, split_of)
+    class_list = None if classes is None else ClassList.read(classes)
+    endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
+    scans = _scan(list(split_of), endings, label_field, workers, report)
+    if class_list is None:
+        class_list = ClassList.found(text for scan in scans.values() for text in scan.texts)
+    labels = {tar: _labels(tar, scan, class_list) for tar, scan in scans.items()}
+    problems = Problems()
+    for scan in scans.values():
+        problems.join(scan.problems)
+    used = [tar for tar in scans if (labels[tar] >= 0).any()]
+    _check_problems(folder, problems, skip_bad=skip_bad, nothing=not used)
+    before = Manifest.read(out) if (out / MANIFEST).is_file() else None
+    _prepare(out, {names[tar]: tar for tar in used} if out != folder else {})
+    shards = [_write_index(out / names[t], split_of[t], scans[t], labels[t]) for t in used]
+    parameters: dict[str, str | int | float | bool | None] = {
+        "folder": folder.resolve().name,
+        "sample": sample,
+        "label_field": label_field,
+        "positions": class_list.positions,
+        "left_out": problems.count,
+    }
+    manifest = Manifest(
+        modality="image" if endings[0].rpartition(".")[2] in PICTURES else "text",
+        source=SourceInfo(kind=INDEXED, parameters=parameters),
+        classes=tuple(ClassInfo(name=name) for name in class_list.names),
+        shards=tuple(shards),
+    )
+    commit(out / MANIFEST, manifest.to_bytes())
+    notes = [*_notes(tars, split_of, scans.values()), *_changed(before, manifest)]
+    return Indexed(manifest, problems, tuple(notes))
+
+
+def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
+    """Raise ValueError where writing to `out` would destroy, or could not be read afterwards."""
+    if out == folder and any(tar.parent != folder for tar in tars):
+        nested = next(tar for tar in tars if tar.parent != folder)
+        raise ValueError(
+            f"{nested} is in a folder of its own, where a manifest cannot name it: give -o DIR, "
+            "which gets links to the tars"
+        )
+    if out != folder and folder.resolve() in out.resolve().parents:
+        raise ValueError(f"{out} is inside {folder}, whose tars are indexed: choose another folder")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: name a folder")
+    if (out / MANIFEST).is_file():
+        if (kind := Manifest.read(out).source.kind) != INDEXED:
+            raise ValueError(f"{out} holds shards of {kind} with their manifest: nothing to index")
+    elif out != folder and out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out} holds something else: choose an empty folder")
+
+
+def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
+    """The extensions that are the samples: pictures where there are any, otherwise texts."""
+    there: set[str] = set()
+    for tar in tars:
+        there |= extensions_of(tar).keys()
+        for endings in (PICTURES, TEXTS):
+            if there & set(endings):
+                return endings
+    raise ValueError(
+        f"{tars[0].parent}: no member ends in .{', .'.join(PICTURES + TEXTS)}; found "
+        f"{', '.join(sorted('.' + e for e in there)[:8]) or 'no members'}: give --sample EXTENSION"
+    )
+
+
+def _scan(
+    tars: Sequence[Path],
+    endings: Sequence[str],
+    json_field: str,
+    workers: int | None,
+    report: Callable[[int, int], None],
+) -> dict[Path, TarScan]:
+    sizes = [tar.stat().st_size for tar in tars]
+    work = partial(scan_tar, endings=tuple(endings), json_field=json_field)
+    scans, done = {}, 0
+    found = over_shards(work, tars, total_bytes=sum(sizes), workers=workers)
+    for tar, size, scan in zip(tars, sizes, found, strict=True):
+        scans[tar] = scan
+        done += size
+        report(done, sum(sizes))
+    return scans
+
+
+def _labels(tar: Path, scan: TarScan, class_list: ClassList) -> np.ndarray:
+    """The label of each sample, int32 [n]; -1 where it has no class, which is a problem."""
+    label_of_text = np.full(len(scan.texts), -1, np.int32)
+    for position, text in enumerate(scan.texts):
+        try:
+            label_of_text[position] = class_list.label(text)
+        except ValueError as error:
+            for row in np.flatnonzero(scan.text == position).tolist():
+                named = len(scan.problems.named) < NAMED
+                scan.problems.add(f"{tar}: {_key(tar, scan, row)}: {error}" if named else "")
+    labels: np.ndarray = label_of_text[scan.text]
+    return labels
+
+
+def _key(tar: Path, scan: TarScan, row: int) -> str:
+    sample, _ = scan.entries(row)
+    with tar.open("rb", buffering=0) as file:
+        return member_name(file.fileno(), sample.block).removesuffix(f".{sample.extension}")
+
+
+def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing: bool) -> None:
+    more = problems.count - len(problems.named)
+    listed = "; ".join(problems.named) + (f"; and {more:,} more" if more else "")
+    if nothing:
+        raise ValueError(f"{folder}: not one whole sample: {listed}")
+    if problems.count and not skip_bad:
+        raise ValueError(
+            f"{folder}: in {problems.count:,} place{'s' if problems.count > 1 else ''} there is "
+            f"something that cannot be indexed: {listed}: "
+            "mend them, or give --skip-bad to leave them out"
+        )
+
+
+def _prepare(out: Path, links: dict[str, Path]) -> None:
+    """Make `out` with links to the tars; an older index there is no longer one."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MANIFEST).unlink(missing_ok=True)
+    for name, tar in links.items():
+        if (out / name).is_symlink():  # a tar itself is never removed
+            (out / name).unlink()
+        (out / name).symlink_to(tar.resolve())
+
+
+def _write_index(path: Path, split: str, scan: TarScan, labels: np.ndarray) -> ShardInfo:
+    builder = IndexBuilder()
+    for row in np.flatnonzero(labels >= 0).tolist():
+        builder.add_entries(*scan.entries(row), label=int(labels[row]))
+    info = ShardInfo(
+        file=path.name,
+        split=split,
+        samples=len(builder),
+        bytes=scan.bytes,
+        sha256=scan.sha256,
+        index_crc32=builder.crc32(),
+    )
+    commit(index_path(path), builder.to_bytes(info))
+    return info
+
+
+def _notes(
+    tars: Sequence[Path], split_of: dict[Path, str], scans: Iterable[TarScan]
+) -> tuple[str, ...]:
+    notes = []
+    if unmatched := [tar.name for tar in tars if tar not in split_of]:
+        notes.append(f"not indexed, for no --split matches: {', '.join(unmatched)}")
+    if other := sum(scan.other_files for scan in scans):
+        notes.append(f"ignoring files without key and extension, as webdataset does: {other:,}")
+    return tuple(notes)
+
+
+def _changed(before: Manifest | None, now: Manifest) -> list[str]:
+    """A new index takes bytes as they are: what the old one knew otherwise is said."""
+    old = {} if before is None else {shard.file: shard.sha256 for shard in before.shards}
+    changed = [s.file for s in now.shards if old.get(s.file, s.sha256) != s.sha256]
+    return [f"changed since the last index: {', '.join(changed)}"] if changed else []

@@ -1,0 +1,178 @@
+"""The samples of one tar as webdataset groups them, with the place, crc32 and label of each.
+
+The tar is walked by its headers, then read once. What is no whole sample is named and counted.
+"""
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from isal import isal_zlib
+
+from data.inspection.shard_pass import ShardPass
+from data.shards.index import Entry
+from data.tars.headers import BLOCK, Fault, Member, walk
+from data.tars.label_text import LABEL_EXTENSIONS, label_text
+
+NAMED = 10
+_PEEKED = 1000
+_MAX_UINT32 = 2**32 - 1
+_KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)  # webdataset's base_plus_ext
+
+
+@dataclass
+class Problems:
+    """How many things are wrong, and the first of them by name."""
+
+    count: int = 0
+    named: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        self.count += 1
+        if len(self.named) < NAMED:
+            self.named.append(line)
+
+    def join(self, other: "Problems") -> None:
+        self.count += other.count
+        self.named += other.named[: NAMED - len(self.named)]
+
+
+@dataclass(frozen=True)
+class TarScan:
+    """The n whole samples of a tar, compact, for there may be very many.
+
+    places: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3];
+    extension: positions in `extensions`, uint8 [n, 2]; text: what the label says, a position in
+    `texts`, int32 [n]; other_files stand in the tar without belonging to a sample.
+    """
+
+    bytes: int
+    sha256: str
+    places: np.ndarray
+    extension: np.ndarray
+    text: np.ndarray
+    extensions: tuple[str, ...]
+    texts: tuple[str, ...]
+    problems: Problems
+    other_files: int
+
+    def entries(self, row: int) -> tuple[Entry, Entry]:
+        """The sample itself and its label member."""
+        sample, label = (
+            Entry(self.extensions[extension], *place)
+            for extension, place in zip(
+                self.extension[row].tolist(), self.places[row].tolist(), strict=True
+            )
+        )
+        return sample, label
+
+
+class Group(NamedTuple):
+    """Members with one key: extension in lower case -> (as it is written, member)."""
+
+    key: str
+    members: dict[str, tuple[str, Member]]
+
+
+def scan_tar(path: Path, endings: Sequence[str], json_field: str) -> TarScan:
+    """Read one tar; `endings` are the extensions that can be the sample, the best one first."""
+    problems, picked, other_files = Problems(), [], 0
+    with path.open("rb", buffering=0) as file:
+        groups: list[Group] = []
+        for found in walk(file.fileno()):
+            if isinstance(found, Fault):
+                problems.add(f"{path}: at byte {found.offset:,}: {found.what}")
+            elif not add_member(groups, found):
+                other_files += 1
+    for group in groups:
+        try:
+            picked.append((group.key, *pick(group, endings)))
+        except ValueError as error:
+            problems.add(f"{path}: {group.key}: {error}")
+    if not groups and not problems.count:
+        problems.add(f"{path}: holds no sample")
+    return _read(path, picked, json_field, problems, other_files)
+
+
+def extensions_of(path: Path) -> Counter[str]:
+    """Extensions, in lower case, of the first members of a tar."""
+    groups: list[Group] = []
+    with path.open("rb", buffering=0) as file:
+        for found in islice(walk(file.fileno()), _PEEKED):
+            if isinstance(found, Member):
+                add_member(groups, found)
+    return Counter(extension for group in groups for extension in group.members)
+
+
+def add_member(groups: list[Group], member: Member) -> bool:
+    """Put a member to its sample: members of a sample stand side by side."""
+    match = _KEY.fullmatch(member.name)
+    if match is None or (member.name.startswith("__") and member.name.endswith("__")):
+        return False
+    key, extension = match.groups()
+    if not groups or groups[-1].key != key or extension.lower() in groups[-1].members:
+        groups.append(Group(key, {}))
+    groups[-1].members[extension.lower()] = (extension, member)
+    return True
+
+
+def pick(group: Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tuple[str, Member]]:
+    """The sample itself and the member with its label; ValueError where one is missing."""
+    there = ", ".join(f".{extension}" for extension, _ in group.members.values())
+    sample = next((group.members[e] for e in endings if e in group.members), None)
+    if sample is None:
+        raise ValueError(f"no .{', .'.join(endings)} beside {there}")
+    label = next((group.members[e] for e in LABEL_EXTENSIONS if e in group.members), None)
+    if label is None:
+        raise ValueError(f"no .cls or .json beside {there}")
+    if max(sample[1].size, label[1].size, label[1].offset // BLOCK) > _MAX_UINT32:
+        raise ValueError("a member of 4 GiB or more, or one beyond 2 TiB, has no place in an index")
+    return sample, label
+
+
+def _read(
+    path: Path,
+    picked: Sequence[tuple[str, tuple[str, Member], tuple[str, Member]]],
+    json_field: str,
+    problems: Problems,
+    other_files: int,
+) -> TarScan:
+    """Read the tar once, and keep the samples whose label can be read."""
+    places, extension, text = array("I"), array("B"), array("i")
+    extensions, texts = dict[str, int](), dict[str, int]()
+    with ShardPass(path) as shard:
+        for key, *members in picked:
+            crc32 = {}
+            wrong, said = "", ""
+            for ending, member in sorted(members, key=lambda part: part[1].offset):
+                data = shard.take(member.offset, member.size)
+                crc32[member.offset] = isal_zlib.crc32(data)
+                if member == members[1][1]:
+                    try:
+                        said = label_text(ending, data, json_field)
+                    except ValueError as error:
+                        wrong = str(error)
+            if wrong:
+                problems.add(f"{path}: {key}: {wrong}")
+                continue
+            text.append(texts.setdefault(said, len(texts)))
+            for ending, member in members:
+                places.extend((member.offset // BLOCK, member.size, crc32[member.offset]))
+                extension.append(extensions.setdefault(ending, len(extensions)))
+        return TarScan(
+            bytes=path.stat().st_size,
+            sha256=shard.sha256(),
+            places=np.frombuffer(places, np.uint32).reshape(-1, 2, 3),
+            extension=np.frombuffer(extension, np.uint8).reshape(-1, 2),
+            text=np.frombuffer(text, np.int32),
+            extensions=tuple(extensions),
+            texts=tuple(texts),
+            problems=problems,
+            other_files=other_files,
+        )

@@ -1,0 +1,179 @@
+"""The samples of one webdataset tar that is read once, from front to back: no index, no checksums.
+
+A broken connection is taken up at the byte where it broke. What is no whole sample comes out by its
+name; which tars are read, and when, is `data/loading/stream_reader.py`.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from data.loading.substitute import Substitute
+from data.remote.address import is_url
+from data.remote.fetch import pause
+from data.remote.stream import TransientError, pieces
+from data.tars.headers import Fault, walk_bytes
+from data.tars.label_text import LABEL_EXTENSIONS, ClassList, label_text
+from data.tars.listing import check_plain
+from data.tars.samples import Group, add_member, pick
+
+_PIECE = 1 << 20
+# A longer member is no picture or text to train on; this bounds what a wrong header can ask for.
+_MAX_MEMBER = 1 << 28
+
+
+class StreamSample(NamedTuple):
+    """A sample as it stands in the tar; `number` tells it from others, `name` is shard and key."""
+
+    number: int
+    name: str
+    data: bytes
+    label: int
+
+
+@dataclass(frozen=True)
+class TarReader:
+    """How tars are read: `endings`, the extensions that can be the sample, the best one first;
+    where a label stands and what it means; how often a URL is asked where nothing comes."""
+
+    endings: tuple[str, ...]
+    label_field: str
+    classes: ClassList
+    attempts: int
+
+    def samples(self, address: str) -> Iterator[StreamSample | Substitute]:
+        """Every whole sample of the tar at a path or URL, and by name what is left out.
+
+        Raises FileNotFoundError, PermissionError and OSError where it cannot be read to its end,
+        ValueError for a compressed one.
+        """
+        tar = ForwardBytes(_pieces(address, self.attempts))
+        check_plain(address, tar.read(0, 8))
+        groups: list[Group] = []
+        held: dict[int, bytes] = {}
+        empty = True
+        for found in walk_bytes(tar, closed=True):
+            empty = False
+            if isinstance(found, Fault):
+                yield _left_out(address, f"at byte {found.offset:,}", found.what)
+                continue
+            if not add_member(groups, found):
+                continue
+            if len(groups) > 1:
+                yield self._sample(address, groups.pop(0), held)
+                held.clear()
+            if next(reversed(groups[0].members)) in (*self.endings, *LABEL_EXTENSIONS):
+                held[found.offset] = tar.read(found.offset, found.size)
+        if groups:
+            yield self._sample(address, groups[0], held)
+        elif empty:
+            yield _left_out(address, "the whole of it", "there is no member in it")
+
+    def _sample(
+        self, address: str, group: Group, held: dict[int, bytes]
+    ) -> StreamSample | Substitute:
+        try:
+            (_, sample), (ending, label) = pick(group, self.endings)
+            for member in (sample, label):
+                if len(held[member.offset]) < member.size:
+                    raise ValueError(
+                        f"{member.name} has {member.size:,} bytes, and a stream reads members of "
+                        f"up to {_MAX_MEMBER:,}"
+                    )
+            text = label_text(ending, held[label.offset], self.label_field)
+            where = self.classes.label(text)
+        except ValueError as error:
+            return _left_out(address, group.key, str(error))
+        name = f"{address}: {group.key}"
+        return StreamSample(_number(name), name, held[sample.offset], where)
+
+
+class ForwardBytes:
+    """Bytes that come once, as something to read at places that go forward.
+
+    Held are those from the last place on; a stretch of more than `_MAX_MEMBER` is passed over, and
+    reads as nothing.
+    """
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._held = bytearray()
+        self._start = 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        """`size` bytes from `offset` on; fewer only where they end, or were passed over."""
+        if offset < self._start:
+            return b""
+        self._drop(offset)
+        self._fill(offset + size)
+        with memoryview(self._held) as held, held[:size] as wanted:
+            return bytes(wanted)
+
+    def reaches(self, offset: int) -> bool:
+        """Whether there are all the bytes before `offset`."""
+        if offset - self._start > _MAX_MEMBER:
+            self._drop(offset)
+        self._fill(offset)
+        return offset <= self._start + len(self._held)
+
+    def _drop(self, offset: int) -> None:
+        """Hold only what comes from `offset` on."""
+        while self._start + len(self._held) < offset and (piece := next(self._pieces, None)):
+            self._start += len(self._held)
+            self._held = bytearray(piece)
+        passed = min(offset - self._start, len(self._held))
+        del self._held[:passed]
+        self._start += passed
+
+    def _fill(self, end: int) -> None:
+        while self._start + len(self._held) < end and (piece := next(self._pieces, None)):
+            self._held += piece
+
+
+def _pieces(address: str, attempts: int) -> Iterator[bytes]:
+    """The content of a file; `attempts` count anew where something came."""
+    try:
+        yield from _from_url(address, attempts) if is_url(address) else _from_file(address)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{address} does not exist: check data.stream.shards, or copy the file there"
+        ) from error
+
+
+def _from_file(path: str) -> Iterator[bytes]:
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+def _from_url(address: str, attempts: int) -> Iterator[bytes]:
+    received, attempt = 0, 1
+    while True:
+        try:
+            with closing(pieces(address, received)) as stream:
+                for piece in stream:
+                    received, attempt = received + len(piece), 1
+                    yield piece
+            return
+        except TransientError as error:
+            if attempt == attempts:
+                raise OSError(
+                    f"{address} cannot be read on from byte {received:,} ({error}; {attempts} "
+                    "attempts): check the network and the server and run the same again, or raise "
+                    "data.cache.attempts"
+                ) from error
+            pause(address, f"{error}, at byte {received:,}", attempt, attempts)
+            attempt += 1
+
+
+def _left_out(address: str, place: str, reason: str) -> Substitute:
+    name = f"{address}: {place}"
+    return Substitute(_number(name), None, f"{name}: {reason}")
+
+
+def _number(name: str) -> int:
+    """63 bits that tell a sample from others, on every rank and in every run."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
