@@ -153,8 +153,9 @@ class TextConfig(_Config):
     batches_by_length: int = Field(
         50,
         ge=1,
-        le=10_000,
-        description="batches of texts that are sorted by length together; 1: as they come",
+        le=1000,
+        description="batches of texts that are sorted by length together, an epoch's at most and, "
+        "under shuffle_shards, a group's; 1: as they come",
     )
 
 

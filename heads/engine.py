@@ -61,9 +61,10 @@ class Engine:
         Raises, on every rank, ValueError where a label of any rank is outside the classes or
         features and labels of any rank do not fit, FloatingPointError where the loss is NaN.
         """
-        sizes, num_rows = self.exchange_sizes(features, labels, held, row_weights)
-        if row_weights is not None:
+        if row_weights is not None and row_weights.is_floating_point():
+            # As they are computed with: what is zero or infinite then is refused.
             row_weights = row_weights.to(torch.promote_types(features.dtype, torch.float32))
+        sizes, num_rows = self.exchange_sizes(features, labels, held, row_weights)
         with_grad = torch.is_grad_enabled()  # inside the Function it always reads as off
         loss: Tensor = _HeadLoss.apply(
             features, held, labels.long(), row_weights, self, sizes, num_rows, with_grad, draw
@@ -89,12 +90,13 @@ class Engine:
         return labels != self.ignore_index
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
-        """What each row weighs [b], of labels that `exchange_sizes` has checked: its class's
-        weight, times its factor."""
+        """What each row weighs [b]: its class's weight, times its factor. Labels outside the
+        classes, which `exchange_sizes` refuses, weigh anything."""
         counts = self.counts(labels)
         weights = counts.to(torch.float32)
         if self.class_weights is not None:
-            weights = torch.where(counts, self.class_weights[torch.where(counts, labels, 0)], 0)
+            known = labels.clamp(0, len(self.class_weights) - 1)
+            weights = torch.where(counts, self.class_weights[known], 0)
         return weights if factors is None else weights * factors
 
     def rows(self, labels: Tensor, dtype: torch.dtype, factors: Tensor | None = None) -> Rows:
@@ -116,7 +118,7 @@ class Engine:
         if fits := _fits(features, labels, held, row_weights):
             counts = self.counts(labels)
             unknown = ((labels < 0) | (labels >= num_classes)) & counts
-            weights = self.row_weights(labels.where(~unknown, 0).long(), row_weights)
+            weights = self.row_weights(labels.long(), row_weights).where(~unknown, 1)
             num_counting = int((weights > 0).sum())
             outside = int(unknown.sum())
         num_rows = len(labels) if fits else 0
@@ -310,7 +312,8 @@ def _fits(features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | 
     if row_weights.shape != labels.shape or row_weights.device != labels.device:
         return False
     sound = (row_weights >= 0) & row_weights.isfinite()
-    return row_weights.is_floating_point() and bool(sound.all())
+    total = row_weights.sum()
+    return row_weights.is_floating_point() and bool(sound.all() & total.isfinite())
 
 
 def _described(row_weights: Tensor | None) -> str:

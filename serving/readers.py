@@ -77,7 +77,7 @@ class Texts:
         return self._tokenizer.encode([raw])[0]
 
     def collate(self, prepared: Sequence[list[int]]) -> dict[str, Tensor]:
-        return pad_tokens(prepared, self._tokenizer.pad_id)
+        return pad_tokens(prepared, self._tokenizer.pad_id, max_length=self._tokenizer.max_length)
 
     def example(self) -> list[int]:
         return self.prepare(_ANY_TEXT)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PretrainedConfig
 
 from data.config import ImageConfig
@@ -44,6 +45,8 @@ class Backbone(nn.Module):
         self.dim: int = (
             config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
         )
+        # Batch norm must not see a row that is none; its networks, convolutions, take no rows.
+        self._takes_no_rows = any(isinstance(part, _BatchNorm) for part in encoder.modules())
         if image is not None:
             constants = torch.tensor([image.mean, image.std], dtype=torch.float32)
             for name, row in zip(("mean", "std"), constants, strict=True):
@@ -57,6 +60,14 @@ class Backbone(nn.Module):
         return settings
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        if not self._takes_no_rows and not len(next(iter(inputs.values()))):
+            # Attention cannot tell the heads' size from nothing. A row is computed and cut off, so
+            # that every parameter has a gradient, as on the other ranks: it is zero.
+            row = {name: tensor.new_ones(1, *tensor.shape[1:]) for name, tensor in inputs.items()}
+            return self._of_rows(row)[:0]
+        return self._of_rows(inputs)
+
+    def _of_rows(self, inputs: dict[str, Tensor]) -> Tensor:
         if "pixel_values" not in inputs:
             return self._pooled(self.encoder(**inputs), inputs["attention_mask"])
         pixels = inputs["pixel_values"]

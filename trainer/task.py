@@ -146,6 +146,11 @@ class Task(nn.Module):
         """For a loss that is a mean over rows: each part weighs what its rows do of all."""
         weights = torch.stack([self.head.row_weights(*_targets([part])).sum() for part in parts])
         weights = all_reduce_sum(weights, self.world.group)
+        if not weights.any():
+            raise ValueError(
+                "the global batch has no rows that count (ignored, or of weight 0): give the head "
+                "at least one"
+            )
         shares = weights / weights.sum()
         total = torch.zeros((), device=self.world.device)
         for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
@@ -224,7 +229,8 @@ def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[T
 
 def _targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
     """Labels and what they weigh: of `parts` as they are, and once more with their second classes,
-    where rows are mixed. A loss of two classes is the weighted mean of its values for each."""
+    where rows are mixed. The loss of a row of two classes is then the weighted mean of those for
+    each; that of `batch_ce` is larger by log 2, for its partition sum has all rows twice."""
     labels = [part.labels for part in parts]
     second = [part.mixed for part in parts if part.mixed is not None]
     if not second:

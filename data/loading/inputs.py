@@ -60,6 +60,10 @@ def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
             f"{config.shards} holds texts and data.text is missing: name a tokenizer in "
             "data.text.tokenizer (kway tokenizer makes one)"
         )
+    if config.augment != AugmentConfig():
+        raise ValueError(
+            f"{config.shards} holds texts and data.augment is for pictures: leave it out"
+        )
     return Texts(config.text)
 
 
@@ -106,4 +110,6 @@ class Texts:
         return decoded
 
     def collate(self, items: Sequence[str]) -> dict[str, Tensor]:
-        return pad_tokens(self.tokenizer.encode(items), self.tokenizer.pad_id)
+        tokenizer = self.tokenizer
+        tokens = tokenizer.encode(items)
+        return pad_tokens(tokens, tokenizer.pad_id, max_length=tokenizer.max_length)

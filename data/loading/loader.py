@@ -60,10 +60,13 @@ class TrainLoader:
         self._workers = config.workers
         self._device = device
         inputs = open_inputs(config, split.manifest)
-        seed, order = cursor.seed, split.order(cursor.seed, config.shuffle_shards)
+        seed = cursor.seed
+        num_batches = config.text.batches_by_length if config.text is not None else 1
+        order = split.order(seed, config.shuffle_shards, groups_at_once=2 if num_batches > 1 else 1)
+        # No longer than a group, so that a window is read from two of them at most.
+        num_batches = max(1, min(num_batches, order.samples_at_least // global_batch))
         locate = order.locate
-        if inputs.by_length and config.text is not None and config.text.batches_by_length > 1:
-            num_batches = config.text.batches_by_length
+        if num_batches > 1:
             locate = ByLength(
                 locate, split.sizes, seed=seed, batch=global_batch, num_batches=num_batches
             ).locate
@@ -88,7 +91,11 @@ class TrainLoader:
             pinned = self._device.type == "cuda"
             batches = self._reader.batches(self._shares(), workers=self._workers, pinned=pinned)
             self._batches = copied_ahead(batches, self._device)
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self._batches = None  # asked again, it starts where this batch would
+            raise
         self._replaced(batch.substitutes)
         after = replace(self.cursor, samples=self.cursor.samples + self._global_batch)
         self.cursor = after.join(self._bad)

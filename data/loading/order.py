@@ -95,6 +95,12 @@ class Order:
         """Shards of the largest group."""
         return int(np.diff(self._bounds).max())
 
+    @property
+    def samples_at_least(self) -> int:
+        """Samples that the smallest group of any epoch has, or more."""
+        fewest = int(np.diff(self._bounds).min())
+        return int(np.sort(self._sizes)[:fewest].sum())
+
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(epoch, sample index), both int64 [...], at `positions` (int64 [...], from 0 on)."""
         epochs, inside = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)

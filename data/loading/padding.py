@@ -11,13 +11,19 @@ from torch import Tensor
 _MULTIPLE = 8
 
 
-def pad_tokens(tokens: Sequence[Sequence[int]], pad_id: int) -> dict[str, Tensor]:
-    """Token ids of b texts -> `input_ids` and `attention_mask`, int64 [b, T].
+def pad_tokens(
+    tokens: Sequence[Sequence[int]], pad_id: int, *, max_length: int
+) -> dict[str, Tensor]:
+    """Token ids of b texts, none longer than `max_length`, -> `input_ids` and `attention_mask`,
+    int64 [b, T].
 
-    T is the longest length, rounded up to a multiple of 8; the mask is 0 where `pad_id` fills.
+    T is the longest length, rounded up to a multiple of 8, but not beyond `max_length`: a model has
+    no more positions. The mask is 0 where `pad_id` fills.
     """
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    width = -(-int(lengths.max(initial=1)) // _MULTIPLE) * _MULTIPLE
+    longest = int(lengths.max(initial=1))
+    assert longest <= max_length
+    width = min(-(-longest // _MULTIPLE) * _MULTIPLE, max_length)
     mask = np.arange(width) < lengths[:, None]
     ids = np.full(mask.shape, pad_id, np.int64)
     ids[mask] = np.fromiter(chain.from_iterable(tokens), np.int64, int(lengths.sum()))

@@ -74,10 +74,19 @@ def read_ahead(
         # Its own generator: the loader draws a seed, which must not move the trainer's global one.
         generator=torch.Generator(),
     )
-    for batch in loader:
-        if isinstance(batch, Exception):
-            raise batch
-        yield batch
+    try:
+        for batch in loader:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+    except RuntimeError as error:
+        # torch's only word for it; its message goes on with the worker's number and advice.
+        if "exited unexpectedly" not in str(error):
+            raise
+        raise OSError(
+            "a loader process was ended from outside, perhaps for want of memory: lower "
+            "data.workers or train.global_batch, or find who ended it"
+        ) from error
 
 
 class EvaluationReader(Reader):

@@ -155,22 +155,23 @@ class RemoteFolder:
             sha256=shard.sha256,
         )
 
-    def check_order(self, order: Order, shards: Sequence[ShardInfo]) -> None:
-        """Of any group: the largest shards may meet in one."""
+    def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
+        """Of any groups: the largest shards may meet in them."""
         largest = sorted((shard.bytes for shard in shards), reverse=True)
-        needed = sum(largest[: order.shards_at_once])
+        at_once = min(order.shards_at_once * groups_at_once, len(shards))
+        needed = sum(largest[:at_once])
         if needed <= self.bytes_at_once:
             return
         fitting, held = 0, 0
         while held + largest[fitting] <= self.bytes_at_once:
             held += largest[fitting]
             fitting += 1
-        what = "all shards" if order.is_global else f"{order.shards_at_once} shards at a time"
+        what = "all shards" if order.is_global else f"{at_once} shards at a time"
         enough = _rounded_up(needed + self._cache.max_bytes - self.bytes_at_once)
         raise ValueError(
             f"the order mixes {what} of {self.url}, {_gigabytes(needed)}, and data.cache.gigabytes "
             f"is {self._bound}: raise it to {enough} or more, or set data.shuffle_shards to "
-            f"{fitting} or less"
+            f"{max(1, fitting // groups_at_once)} or less"
         )
 
 

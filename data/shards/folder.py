@@ -63,8 +63,8 @@ class ShardFolder(Protocol):
         """Know that the indices of `shards` are in use."""
         ...
 
-    def check_order(self, order: Order, shards: Sequence[ShardInfo]) -> None:
-        """Raise ValueError where an order mixes more shards than can be held."""
+    def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
+        """Raise ValueError where so many groups of an order are more shards than can be held."""
         ...
 
 
@@ -114,7 +114,7 @@ class LocalFolder:
     def keep_indices(self, shards: Sequence[ShardInfo]) -> None:
         pass
 
-    def check_order(self, order: Order, shards: Sequence[ShardInfo]) -> None:
+    def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
         pass
 
 

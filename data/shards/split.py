@@ -191,10 +191,15 @@ class Split:
                     f"file stands in its place; copy it again ({self.folder.remedy(shard)})"
                 )
 
-    def order(self, seed: int, shuffle_shards: int | None = None) -> Order:
-        """The order of training; ValueError where the cache of a URL holds less than it mixes."""
+    def order(
+        self, seed: int, shuffle_shards: int | None = None, *, groups_at_once: int = 1
+    ) -> Order:
+        """The order of training, of which so many groups of shards are read for a time.
+
+        ValueError where the cache of a URL holds less.
+        """
         order = Order(seed, [shard.samples for shard in self._shards], shuffle_shards)
-        self.folder.check_order(order, self._shards)
+        self.folder.check_order(order, self._shards, groups_at_once)
         return order
 
     def in_order(self) -> InOrder:

@@ -4,6 +4,7 @@ The same texts give the same one. Which texts, and where it goes, is `data/token
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,8 @@ _MIN_FREQUENCY = 2
 _ALPHABET_SHARE = 4  # by default an alphabet is cut to this part of the vocabulary
 # Longer words are unknown as a whole; in languages without spaces a sentence is one.
 _MAX_WORD_CHARS = 300
-_TEXTS_AT_ONCE = 1000
+_LONG_RUN = re.compile(rf"(?:^|[ \t\n\r])[^ \t\n\r]{{{_MAX_WORD_CHARS + 1}}}")
+_COUNTED_CHARS = 2**20
 _THREADS = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS")
 
 
@@ -40,9 +42,13 @@ def train_wordpiece(
     unknown. Raises ValueError where there is no text, or a character of the alphabet has no place
     in the vocabulary.
     """
+
+    def kept() -> Iterator[str]:
+        return _without_long_words(texts(), lowercase)
+
     with _library_threads(threads):
         counts = np.zeros(0x110000, np.int64)
-        pieces = _learn(_counted(texts(), counts), vocab_size=1, lowercase=lowercase).get_vocab()
+        pieces = _learn(_counted(kept(), counts), vocab_size=1, lowercase=lowercase).get_vocab()
         limit = alphabet or max(1, vocab_size // _ALPHABET_SHARE)
         chars = _most_frequent(counts, _normalizer(lowercase), limit)
         # The trainer numbers pieces of one character in the order of a hash table, another one each
@@ -57,7 +63,7 @@ def train_wordpiece(
                 f"which takes {needed}: give more, or a smaller --alphabet"
             )
         learned = _learn(
-            texts(),
+            kept(),
             vocab_size=vocab_size,
             special_tokens=[*SPECIAL, *single],
             initial_alphabet=chars,
@@ -107,9 +113,22 @@ def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
     return normalizers.BertNormalizer(strip_accents=False, lowercase=lowercase)
 
 
+def _without_long_words(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
+    """No tokenizer looks into those, and the library's trainer takes time and memory by the square
+    of a word's length."""
+    normalizer, cutter = _normalizer(lowercase), pre_tokenizers.BertPreTokenizer()
+    for text in texts:
+        if _LONG_RUN.search(text):
+            words = cutter.pre_tokenize_str(normalizer.normalize_str(text))
+            yield " ".join(word for word, _ in words if len(word) <= _MAX_WORD_CHARS)
+        else:
+            yield text
+
+
 def _counted(texts: Iterable[str], counts: np.ndarray) -> Iterator[str]:
     """The texts; adds up how often each character stands in them, int64 [0x110000]."""
     held: list[str] = []
+    num_held = 0
 
     def count() -> None:
         characters = np.frombuffer("".join(held).encode("utf-32-le"), np.uint32)
@@ -118,8 +137,10 @@ def _counted(texts: Iterable[str], counts: np.ndarray) -> Iterator[str]:
 
     for text in texts:
         held.append(text)
-        if len(held) == _TEXTS_AT_ONCE:
+        num_held += len(text)
+        if num_held >= _COUNTED_CHARS:
             count()
+            num_held = 0
         yield text
     count()
 

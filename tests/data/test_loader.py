@@ -1,5 +1,6 @@
 """The same global batches for every world size, worker count and resume."""
 
+import multiprocessing
 import os
 from itertools import islice
 from pathlib import Path
@@ -292,3 +293,22 @@ def test_a_closed_split_leaves_no_file_open(shards: Path) -> None:
 def test_a_cursor_that_is_none_is_refused(value: dict) -> None:
     with pytest.raises(ValueError, match="a data cursor is"):
         Cursor.from_json(value)
+
+
+def test_a_loader_process_that_is_killed_is_one_line_and_the_next_batch_starts_others(
+    shards: Path,
+) -> None:
+    with open_split(shards, "train") as split:
+        before = {*multiprocessing.active_children()}
+        loader = TrainLoader(split, config(shards, 1), global_batch=BATCH, cursor=Cursor(3))
+        next(loader)
+        (worker,) = {*multiprocessing.active_children()} - before
+        worker.kill()
+        with pytest.raises(OSError, match=r"a loader process was ended.*data\.workers") as caught:
+            list(islice(loader, 9))
+        assert "\n" not in str(caught.value)
+        after = loader.cursor.samples // BATCH
+        again = next(loader)
+        loader.close()
+    whole = global_batches(shards, world_size=1, workers=0, steps=after + 1, cursor=Cursor(3))
+    assert torch.equal(again.indices, whole[after][2])

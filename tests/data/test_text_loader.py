@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data import Cursor, EvalLoader, TrainLoader, open_split
-from data.config import DataConfig, TextConfig
+from data.config import AugmentConfig, DataConfig, TextConfig
 from data.loading.buckets import ByLength
 from data.loading.order import Order
 from data.loading.padding import pad_tokens
@@ -82,14 +82,14 @@ def test_a_run_resumed_inside_a_window_sees_the_rest_of_it(texts: Path) -> None:
 def test_a_batch_holds_texts_of_about_one_length_and_an_epoch_every_text(texts: Path) -> None:
     with open_split(texts / "shards", "train") as split:
         num = len(split)
-    steps = num // 2  # of 8: one window of 4 epochs
+    steps = num // 8  # one window that is one epoch
     together, as_they_come = (
         stream(texts, batch=8, steps=steps, cursor=Cursor(2), batches_by_length=window)
         for window in (steps, 1)
     )
     for batches in (together, as_they_come):
         seen = sorted(index for batch in batches for index, _ in batch)
-        assert seen == sorted(4 * list(range(num)))
+        assert seen == list(range(num))
     assert filling(together) < 0.5 * filling(as_they_come)
     longest = [max(len(tokens) for _, tokens in batch) for batch in together]
     assert longest != sorted(longest), "the batches of a window are shuffled"
@@ -144,10 +144,12 @@ def test_ranks_without_a_text_get_empty_batches(texts: Path) -> None:
 
 
 def test_padding_fills_up_to_a_multiple_of_eight() -> None:
-    padded = pad_tokens([[5, 6], [], list(range(1, 10))], pad_id=99)
+    padded = pad_tokens([[5, 6], [], list(range(1, 10))], pad_id=99, max_length=20)
     assert padded["input_ids"].shape == (3, 16)
     assert padded["input_ids"][0].tolist() == [5, 6] + 14 * [99]
     assert padded["attention_mask"].sum(1).tolist() == [2, 0, 9]
+    # A model has no positions beyond its longest text.
+    assert pad_tokens([[1] * 17], pad_id=0, max_length=20)["input_ids"].shape == (1, 20)
 
 
 def test_texts_without_a_tokenizer_and_pictures_with_one_are_refused(
@@ -164,3 +166,32 @@ def test_texts_without_a_tokenizer_and_pictures_with_one_are_refused(
         pytest.raises(ValueError, match=r"holds pictures and data\.text is given"),
     ):
         TrainLoader(split, pictures, global_batch=2, cursor=Cursor(0))
+
+
+def test_a_window_is_no_longer_than_an_epoch_or_a_group_of_shards(texts: Path) -> None:
+    """Two groups are then read at a time at most, however many batches are asked for."""
+    settings = config(texts, batches_by_length=1000)
+    grouped = settings.model_copy(update={"shuffle_shards": 1})
+    with open_split(texts / "shards", "train") as split:
+        starts = np.cumsum([0, *(shard.samples for shard in split.manifest.of_split("train"))])
+        loader = TrainLoader(split, grouped, global_batch=2, cursor=Cursor(1))
+        order = split.order(1, 1)
+        for step in range(len(split) // 2):
+            indices = next(loader).indices.numpy()
+            shards = set((np.searchsorted(starts, indices, side="right") - 1).tolist())
+            near = {
+                shard
+                for position in (max(0, 2 * step - 12), 2 * step, 2 * step + 12)
+                for shard in order.shards(order.group(position))
+            }
+            assert shards <= near
+        assert order.samples_at_least == np.diff(starts).min() == 12
+
+
+def test_texts_refuse_the_augmentation_of_pictures(texts: Path) -> None:
+    flipped = config(texts).model_copy(update={"augment": AugmentConfig(flip=0)})
+    with (
+        open_split(texts / "shards", "train") as split,
+        pytest.raises(ValueError, match=r"data\.augment is for pictures"),
+    ):
+        TrainLoader(split, flipped, global_batch=2, cursor=Cursor(0))

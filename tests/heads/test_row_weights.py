@@ -122,6 +122,7 @@ def test_hierarchical_softmax_weighs_rows() -> None:
         torch.full((ROWS,), -1.0),
         torch.full((ROWS,), torch.nan),
         torch.ones(ROWS, dtype=torch.int64),
+        torch.full((ROWS,), 1e308, dtype=torch.float64),  # their sum is infinite
     ],
 )
 def test_row_weights_that_do_not_fit_are_refused(weights: Tensor) -> None:
@@ -134,6 +135,10 @@ def test_rows_that_all_weigh_nothing_are_refused() -> None:
     head, features, labels = make_head("ce")
     with pytest.raises(ValueError, match="no rows that count"):
         head(features, labels, torch.zeros(ROWS))
+    small = ClassHead(DIM, CLASSES, make_loss("ce", CLASSES))
+    with pytest.raises(ValueError, match="no rows that count"):
+        # As float32, which the head computes with, these are zero.
+        small(features.float(), labels, torch.full((ROWS,), 1e-50, dtype=torch.float64))
 
 
 def weights_on_one_rank() -> str:

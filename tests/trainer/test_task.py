@@ -179,6 +179,51 @@ def test_mixed_rows_accumulate_on_uneven_ranks_as_in_one_process(glyphs, loss):
             np.testing.assert_allclose(got[name], expected[name], rtol=1e-3, atol=1e-6)
 
 
+TINY_VIT = {
+    "model_type": "vit",
+    "image_size": 16,
+    "patch_size": 8,
+    "num_channels": 1,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    **NO_DROPOUT,
+}
+
+
+def without_rows(shards: Path, config: dict, micro_batches: int) -> tuple[float, dict]:
+    """2 rows on as many ranks as there are."""
+    task = make_task(
+        shards,
+        backbone__config=config,
+        train__global_batch=2,
+        train__micro_batches=micro_batches,
+    )
+    world = task.world
+    begin, end = 2 * world.rank // world.size, 2 * (world.rank + 1) // world.size
+    inputs = pictures(0, 2) if config["model_type"] == "vit" else texts(2)
+    batch = inputs.each(lambda tensor: tensor[begin:end])
+    return float(task.train().backward(batch, step=1)), gradients(task)
+
+
+@pytest.mark.parametrize("config", [TINY_VIT, {**TINY_BERT, **NO_DROPOUT}], ids=["vit", "bert"])
+def test_ranks_and_parts_without_rows_take_part_in_a_network_of_attention(glyphs, config):
+    value, expected = without_rows(glyphs, config, 1)
+    for got_value, got in run_on_ranks(3, without_rows, glyphs, config, 1):
+        assert got_value == pytest.approx(value, rel=1e-5)
+        for name in expected.keys() - {"head.weight"}:
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-3, atol=1e-6)
+
+
+def test_a_batch_of_rows_that_weigh_nothing_is_refused_in_parts_too(glyphs):
+    task = make_task(glyphs, train__global_batch=4, train__micro_batches=2)
+    batch = pictures(0, 4)
+    nothing = replace(batch, mixed=Mixed(torch.full((4,), 99), torch.ones(4)))
+    with pytest.raises(ValueError, match="labels are outside"):
+        task.train().backward(nothing, step=1)
+
+
 def test_the_features_of_several_crops_are_averaged(glyphs):
     backbone = make_task(glyphs).eval().backbone
     crops = torch.randint(256, (3, 5, 1, 16, 16), dtype=torch.uint8)
