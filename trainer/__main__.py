@@ -31,11 +31,15 @@ def main(arguments: list[str] | None = None) -> int:
 
         with open_world(recipe.train.device) as world:
             train(recipe, world)
+    except (FloatingPointError, ChildProcessError) as error:
+        return _fail(error, EXIT_FAILED)
     except (ValueError, OSError) as error:
         return _fail(error, EXIT_BAD_INPUT)
-    except FloatingPointError as error:
-        return _fail(error, EXIT_FAILED)
     except RuntimeError as error:
+        from data.loading.reader import LOST_WORKER, is_lost_worker
+
+        if is_lost_worker(error):
+            return _fail(RuntimeError(LOST_WORKER), EXIT_FAILED)
         if not _is_lost_peer(error):
             raise
         return _fail(RuntimeError("another rank ended in the middle of a step"), EXIT_FAILED)

@@ -51,7 +51,9 @@ def _mix(value: np.ndarray) -> np.ndarray:
 
 def _round_keys(seed: int, epoch: int, part: int | None) -> list[int]:
     spawn_key = () if part is None else (part,)
-    sequence = np.random.SeedSequence([seed, epoch], spawn_key=spawn_key)
+    # Words of fixed places: of a large seed the higher one would else stand where an epoch does.
+    words = [seed & 0xFFFFFFFF, epoch, seed >> 32]
+    sequence = np.random.SeedSequence(words, spawn_key=spawn_key)
     state = sequence.generate_state(_ROUNDS, np.uint64)
     return [int(key) & _MASK for key in state]
 

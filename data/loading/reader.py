@@ -61,10 +61,17 @@ class Reader(Dataset):
             raise self.split.bad(index, str(error)) from error
 
 
+LOST_WORKER = (
+    "a loader process was ended from outside, perhaps for want of memory: lower data.workers or "
+    "train.global_batch, or find who ended it"
+)
+
+
 def read_ahead(
     reader: Dataset, asked: Iterable[Any] | None, *, workers: int, pinned: bool
 ) -> Iterator[Batch]:
-    """The batches of `reader` in order, read ahead by `workers` processes; errors are raised."""
+    """The batches of `reader` in order, read ahead by `workers` processes; errors are raised, and
+    ChildProcessError where a process was ended from outside."""
     loader = DataLoader(
         reader,
         sampler=asked,
@@ -79,14 +86,17 @@ def read_ahead(
             if isinstance(batch, Exception):
                 raise batch
             yield batch
-    except RuntimeError as error:
-        # torch's only word for it; its message goes on with the worker's number and advice.
-        if "exited unexpectedly" not in str(error):
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        # torch says it by a signal, in words alone, unless the worker's pipe breaks before.
+        if isinstance(error, RuntimeError) and not is_lost_worker(error):
             raise
-        raise OSError(
-            "a loader process was ended from outside, perhaps for want of memory: lower "
-            "data.workers or train.global_batch, or find who ended it"
-        ) from error
+        raise ChildProcessError(LOST_WORKER) from error
+
+
+def is_lost_worker(error: RuntimeError) -> bool:
+    """Whether it is torch's word for a loader process that was ended; its signal handler may raise
+    it anywhere in the process."""
+    return str(error).startswith("DataLoader worker")
 
 
 class EvaluationReader(Reader):

@@ -204,3 +204,13 @@ def test_in_order_names_the_shard_of_a_position() -> None:
         *[[2]] * 2,
     ]
     assert order.shards(3) == []
+
+
+def test_a_large_seed_shares_no_order_with_a_small_one() -> None:
+    everyone = np.arange(50)
+    orders = {
+        tuple(permuted_index(seed, epoch, everyone, 50).tolist())
+        for seed in (5, 5 + 2**32, 5 + 2**33)
+        for epoch in range(4)
+    }
+    assert len(orders) == 12
