@@ -4,17 +4,18 @@ It knows nothing of order, shards or ranks. A loader decodes a sample, makes an 
 collates the items of a batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from data.augment import for_training, sample_rng
 from data.config import AugmentConfig, DataConfig, ImageConfig, TextConfig
 from data.images.decode import crops_for_evaluation, decode
 from data.loading.padding import pad_tokens
+from data.loading.pixel_memory import PixelMemory
 from data.shards.manifest import Manifest
 from data.shards.utf8 import decode_text
 from data.tokens.tokenizer import open_tokenizer
@@ -38,8 +39,8 @@ class Inputs(Protocol):
         """The item of a sample as it is."""
         ...
 
-    def collate(self, items: Sequence[Any]) -> dict[str, Tensor]:
-        """The items of a batch -> the model's inputs [b, ...]; b may be 0."""
+    def collate(self, items: Iterable[Any], num: int) -> dict[str, Tensor]:
+        """The `num` items of a batch -> the model's inputs [num, ...]; it may be 0."""
         ...
 
 
@@ -75,6 +76,7 @@ class Pictures:
     def __init__(self, image: ImageConfig, augment: AugmentConfig) -> None:
         self._image = image
         self._augment = augment
+        self._memory = PixelMemory()
 
     def decode(self, data: bytes) -> np.ndarray:
         return decode(data, self._image.channels)
@@ -86,10 +88,16 @@ class Pictures:
     def for_evaluation(self, decoded: np.ndarray) -> np.ndarray:
         return crops_for_evaluation(decoded, self._image)
 
-    def collate(self, items: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        side = self._image.size
-        pixels = np.stack(items) if items else np.empty((0, self._image.channels, side, side), "u1")
-        return {"pixel_values": torch.from_numpy(pixels)}
+    def collate(self, items: Iterable[np.ndarray], num: int) -> dict[str, Tensor]:
+        side, items = self._image.size, iter(items)
+        first = next(items, None)
+        shape = (self._image.channels, side, side) if first is None else first.shape
+        pixels = self._memory.empty((num, *shape))
+        # One after the other, so that the memory of one is that of the next.
+        rows = pixels.numpy()
+        for row, item in enumerate(chain(() if first is None else (first,), items)):
+            rows[row] = item
+        return {"pixel_values": pixels}
 
 
 class Texts:
@@ -109,7 +117,7 @@ class Texts:
     def for_evaluation(self, decoded: str) -> str:
         return decoded
 
-    def collate(self, items: Sequence[str]) -> dict[str, Tensor]:
+    def collate(self, items: Iterable[str], num: int) -> dict[str, Tensor]:
         tokenizer = self.tokenizer
-        tokens = tokenizer.encode(items)
+        tokens = tokenizer.encode(list(items))
         return pad_tokens(tokens, tokenizer.pad_id, max_length=tokenizer.max_length)

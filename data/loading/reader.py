@@ -18,8 +18,12 @@ from data.loading.batch import Batch, Mixed
 from data.loading.buckets import Locate
 from data.loading.inputs import Inputs
 from data.loading.order import Order
+from data.loading.pixel_memory import PREFETCHED
 from data.loading.substitute import BadSampleError, Substitute, read_sound
 from data.shards.split import Split
+
+# An item, its label, and what stands in where the sample is bad.
+Row = tuple[Any, int, Substitute | None]
 
 
 class Reader(Dataset):
@@ -45,6 +49,25 @@ class Reader(Dataset):
     def batches(self, asked: Iterable[Any], *, workers: int, pinned: bool) -> Iterator[Batch]:
         """A batch for each of `asked`, in order, read ahead by `workers` processes."""
         return read_ahead(self, asked, workers=workers, pinned=pinned)
+
+    def batch(self, rows: Iterable[Row], indices: np.ndarray) -> Batch:
+        """The batch of the samples `indices`, whose rows are taken one after the other."""
+        labels, substitutes = np.empty(len(indices), np.int64), []
+
+        def items() -> Iterator[Any]:
+            for place, (item, label, substitute) in enumerate(rows):
+                labels[place] = label
+                if substitute is not None:
+                    substitutes.append(substitute)
+                yield item
+
+        inputs = self.inputs.collate(items(), len(indices))
+        return Batch(
+            inputs,
+            torch.from_numpy(labels),
+            torch.from_numpy(indices),
+            substitutes=tuple(substitutes),
+        )
 
     def decoded(self, index: int, read: tuple[bytes, int] | None = None) -> tuple[Any, int]:
         """What sample `index` shows, and its label; BadSampleError where it is damaged.
@@ -77,6 +100,7 @@ def read_ahead(
         sampler=asked,
         batch_size=None,
         num_workers=workers,
+        prefetch_factor=PREFETCHED if workers else None,
         pin_memory=pinned,
         # Its own generator: the loader draws a seed, which must not move the trainer's global one.
         generator=torch.Generator(),
@@ -85,12 +109,20 @@ def read_ahead(
         for batch in loader:
             if isinstance(batch, Exception):
                 raise batch
-            yield batch
+            # Page-locking copied it already.
+            yield batch if pinned or not workers else _own(batch)
     except (RuntimeError, ConnectionError, EOFError) as error:
         # torch says it by a signal, in words alone, unless the worker's pipe breaks before.
         if isinstance(error, RuntimeError) and not is_lost_worker(error):
             raise
         raise ChildProcessError(LOST_WORKER) from error
+
+
+def _own(batch: Batch) -> Batch:
+    """With its pixels in memory that no loader process writes to."""
+    if (pixels := batch.inputs.get("pixel_values")) is None:
+        return batch
+    return replace(batch, inputs={**batch.inputs, "pixel_values": pixels.clone()})
 
 
 def is_lost_worker(error: RuntimeError) -> bool:
@@ -112,14 +144,11 @@ class EvaluationReader(Reader):
     def read(self, asked: np.ndarray) -> Batch:
         if self._in_order is not None and len(asked):
             self.split.will_read(self._in_order, int(asked[0]))
-        items, labels = [], np.empty(len(asked), np.int64)
-        for row, (index, read) in enumerate(
-            zip(asked.tolist(), self.split.read_many(asked), strict=True)
-        ):
-            decoded, labels[row] = self.decoded(index, read)
-            items.append(self.inputs.for_evaluation(decoded))
-        indices = torch.from_numpy(asked)
-        return Batch(self.inputs.collate(items), torch.from_numpy(labels), indices)
+        rows = (
+            (self.inputs.for_evaluation(decoded), label, None)
+            for decoded, label in map(self.decoded, asked.tolist(), self.split.read_many(asked))
+        )
+        return self.batch(rows, asked)
 
 
 class TrainingReader(Reader):
@@ -151,27 +180,19 @@ class TrainingReader(Reader):
         positions = np.arange(asked.start, asked.stop, dtype=np.int64)
         if self._mixes:
             return self._mixed(positions)
-        return self._batch(*self._items(positions))
+        epochs, indices = self._locate(positions)
+        return self.batch(self._rows(epochs, indices), indices)
 
     @property
     def _mixes(self) -> bool:
         return self.split.manifest.modality == "image" and self._config.augment.mix is not None
 
-    def _items(
-        self, positions: np.ndarray
-    ) -> tuple[list[Any], np.ndarray, np.ndarray, list[Substitute | None]]:
-        """Items, labels, samples and substitutes at positions of the stream."""
-        epochs, indices = self._locate(positions)
-        items, labels, substitutes = [], np.empty(len(indices), np.int64), []
-        reads = self.split.read_many(indices)
-        for row, (epoch, index, read) in enumerate(
-            zip(epochs.tolist(), indices.tolist(), reads, strict=True)
-        ):
-            (decoded, labels[row]), substitute = self._sound(epoch, index, read)
-            item = self.inputs.for_training(decoded, seed=self._seed, epoch=epoch, index=index)
-            items.append(item)
-            substitutes.append(substitute)
-        return items, labels, indices, substitutes
+    def _rows(self, epochs: np.ndarray, indices: np.ndarray) -> Iterator[Row]:
+        """The samples `indices` of `epochs`, changed at random, or what stands in for them."""
+        change, seed, reads = self.inputs.for_training, self._seed, self.split.read_many(indices)
+        for epoch, index, read in zip(epochs.tolist(), indices.tolist(), reads, strict=True):
+            (decoded, label), substitute = self._sound(epoch, index, read)
+            yield change(decoded, seed=seed, epoch=epoch, index=index), label, substitute
 
     def _sound(
         self, epoch: int, index: int, read: tuple[bytes, int] | None
@@ -188,34 +209,19 @@ class TrainingReader(Reader):
         """Partners stand side by side in the stream: each but those at a share's ends is read for
         both. A bad partner is the other share's to report."""
         wanted = np.union1d(positions, positions ^ 1)
-        items, labels, indices, substitutes = self._items(wanted)
+        epochs, indices = self._locate(wanted)
+        rows = list(self._rows(epochs, indices))
         own, other = (np.searchsorted(wanted, place) for place in (positions, positions ^ 1))
         draws = [self._draw(position) for position in positions.tolist()]
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)
-        weights = np.array([draw.weight for draw in draws], np.float32)
-        batch = self._batch(
-            [mixed(items[a], items[b], draw) for a, b, draw in pairs],
-            labels[own],
+        batch = self.batch(
+            ((mixed(rows[a][0], rows[b][0], draw), *rows[a][1:]) for a, b, draw in pairs),
             indices[own],
-            [substitutes[place] for place in own.tolist()],
         )
-        second = Mixed(torch.from_numpy(labels[other]), torch.from_numpy(weights))
-        return replace(batch, mixed=second)
+        labels = torch.tensor([rows[place][1] for place in other.tolist()], dtype=torch.int64)
+        weights = torch.tensor([draw.weight for draw in draws], dtype=torch.float32)
+        return replace(batch, mixed=Mixed(labels, weights))
 
     def _draw(self, position: int) -> Mix:
         rng = pair_rng(self._seed, position)
         return draw_mix(self._config.image, self._config.augment, rng)
-
-    def _batch(
-        self,
-        items: list[Any],
-        labels: np.ndarray,
-        indices: np.ndarray,
-        substitutes: list[Substitute | None],
-    ) -> Batch:
-        return Batch(
-            self.inputs.collate(items),
-            torch.from_numpy(labels),
-            torch.from_numpy(indices),
-            substitutes=tuple(each for each in substitutes if each is not None),
-        )

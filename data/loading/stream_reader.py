@@ -157,7 +157,7 @@ class StreamReader(IterableDataset):
             items, pairs = self._mixed(items, labels, position)
         left, self._new = tuple(self._new), []
         return Batch(
-            self._inputs.collate(items),
+            self._inputs.collate(items, len(items)),
             torch.from_numpy(labels),
             torch.from_numpy(numbers),
             mixed=pairs,

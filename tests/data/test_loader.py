@@ -310,3 +310,9 @@ def test_after_an_error_the_next_batch_is_the_one_that_failed(shards: Path, tmp_
         again = next(loader)
     whole = global_batches(shards, world_size=1, workers=0, steps=2, cursor=Cursor(3))
     assert torch.equal(again.indices, whole[1][2])
+
+
+def test_batches_that_are_kept_stay_as_they_are_while_loader_processes_go_on(shards: Path) -> None:
+    """A loader process writes to the same memory again: what was handed out must not change."""
+    kept = global_batches(shards, world_size=1, workers=2, steps=25, cursor=Cursor(3))
+    assert_same(kept, global_batches(shards, world_size=1, workers=0, steps=25, cursor=Cursor(3)))
