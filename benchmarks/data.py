@@ -15,10 +15,11 @@ from benchmarks.report import command_line, report
 def main() -> None:
     parser = command_line("data", __doc__)
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="JPEG files to read")
+    parser.add_argument("--texts", type=Path, metavar="SHARDS", help="shards of texts to read")
     options = parser.parse_args()
     sections = {
         "pictures": partial(data_pictures.rows, options.pictures),
-        "text": data_text.rows,
+        "text": partial(data_text.rows, options.texts),
         "index": data_index.rows,
     }
     report(options, sections)

@@ -4,6 +4,7 @@
 picture, since only their indices are measured; 100,000,000 samples are computed from 10,000,000.
 """
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
@@ -26,6 +27,7 @@ from data.sources import Sample
 from data.writing.writer import write_shards
 
 A_SHARD = 10_000
+A_SAMPLE = 4096  # bytes, more than the tar headers of its two members
 COMPUTED = 100_000_000
 A_PAGE = 512  # reading one of so many samples touches every page that training touches
 BATCH = 256
@@ -55,7 +57,11 @@ class OnePicture:
 
 
 def make_shards(folder: Path, samples: int) -> None:
-    """Shards that are links to one tar, and whose indices name its one picture for each sample."""
+    """Shards that are links to one tar, and whose indices name its one picture for each sample.
+
+    The tar is lengthened with zeros that take no space, to what so many samples need at the least.
+    Its SHA-256 is not the one of the manifest then, which only `kway shard verify` would see.
+    """
     source = OnePicture()
     manifest = write_shards(source, folder, workers=0).manifest
     (one,) = manifest.shards
@@ -63,7 +69,14 @@ def make_shards(folder: Path, samples: int) -> None:
     members = {sample.extension: sample.data, LABEL_EXTENSION: b"0"}
     for _ in range(A_SHARD):
         builder.add(members, offset=0, sample=sample.extension, label=0)
-    about = {**one.model_dump(), "samples": A_SHARD, "index_crc32": builder.crc32()}
+    size = A_SHARD * A_SAMPLE
+    os.truncate(folder / one.file, size)
+    about = {
+        **one.model_dump(),
+        "samples": A_SHARD,
+        "bytes": size,
+        "index_crc32": builder.crc32(),
+    }
     shards = []
     for number in range(samples // A_SHARD):
         shards.append(ShardInfo(**{**about, "file": f"train-{number:06d}.tar"}))

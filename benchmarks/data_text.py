@@ -1,50 +1,94 @@
-"""Texts through the loader against the bare tokenizer on the same texts, in the same order."""
+"""Texts through the loader against the bare tokenizer on the same texts, in the same order.
 
-from collections.abc import Iterator
+Texts are names of emoji in many languages, three at a time, which makes them as long as tweets; or
+those of given shards.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from benchmarks.timing import Row, rate_row, take_turns
-from data import Cursor, TrainLoader, open_split
+from data import Cursor, Split, TrainLoader, open_split
 from data.config import DataConfig, TextConfig
-from data.sources import EmojiNames
+from data.shards.manifest import ClassInfo, SourceInfo
+from data.sources import EmojiNames, Sample
 from data.tokens.tokenizer import open_tokenizer
 from data.tokens.train import train_tokenizer
 from data.writing.writer import write_shards
 
 BATCH, STEPS = 256, 40
 MAX_LENGTH = 64
+NUM_TEXTS = 20_000
 
 
-def rows() -> Iterator[Row]:
-    """Names of emoji in twelve languages, read, tokenised and padded."""
+@dataclass(frozen=True)
+class ThreeNames:
+    """A source of texts that are three names of emoji each."""
+
+    names: tuple[str, ...]
+    modality = "text"
+
+    def describe(self) -> SourceInfo:
+        return SourceInfo(kind="three-names")
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return (ClassInfo(name="all"),)
+
+    def label_vectors(self) -> None:
+        return None
+
+    def splits(self) -> dict[str, Sequence[int]]:
+        return {"train": range(NUM_TEXTS)}
+
+    def render(self, task: int) -> Sample:
+        three = np.random.default_rng(task).choice(len(self.names), 3)
+        text = ", ".join(self.names[place] for place in three)
+        return Sample(str(task), text.encode(), "txt", 0)
+
+
+def rows(shards: Path | None) -> Iterator[Row]:
+    """Texts read, tokenised and padded."""
     with TemporaryDirectory() as place:
-        shards, tokenizer = Path(place) / "shards", Path(place) / "tokenizer"
-        write_shards(EmojiNames(), shards)
-        train_tokenizer(shards, tokenizer)
-        text = TextConfig(tokenizer=str(tokenizer), max_length=MAX_LENGTH)
-        bare = open_tokenizer(str(tokenizer), max_length=MAX_LENGTH)
+        folder = Path(place)
+        if shards is None:
+            write_shards(EmojiNames(), folder / "names")
+            with open_split(folder / "names", "train") as split:
+                names = tuple(split.text(index)[0] for index in range(len(split)))
+            shards = folder / "texts"
+            write_shards(ThreeNames(names), shards, workers=0)
+        train_tokenizer(shards, folder / "tokenizer")
         with open_split(shards, "train") as split:
-            loader = TrainLoader(
-                split, DataConfig(shards=shards, text=text), global_batch=BATCH, cursor=Cursor(0)
-            )
-            steps = [next(loader).indices.tolist() for _ in range(STEPS)]
-            texts = [[split.text(index)[0] for index in batch] for batch in steps]
+            yield _against_tokenizer(split, str(folder / "tokenizer"))
 
-            def load() -> None:
-                loader.close()
-                loader.cursor = Cursor(0)
-                for _ in range(STEPS):
-                    next(loader)
 
-            def tokenise() -> None:
-                for batch in texts:
-                    bare.encode(batch)
+def _against_tokenizer(split: Split, tokenizer: str) -> Row:
+    config = DataConfig(
+        shards=str(split.folder), text=TextConfig(tokenizer=tokenizer, max_length=MAX_LENGTH)
+    )
+    bare = open_tokenizer(tokenizer, max_length=MAX_LENGTH)
+    loader = TrainLoader(split, config, global_batch=BATCH, cursor=Cursor(0))
+    batches = [next(loader) for _ in range(STEPS)]
+    texts = [[split.text(index)[0] for index in batch.indices.tolist()] for batch in batches]
+    num_tokens = sum(int(batch.inputs["attention_mask"].sum()) for batch in batches)
 
-            times = take_turns({"loader": load, "bare": tokenise}, title="text", seconds=60)
-    yield rate_row(
+    def load() -> None:
+        loader.close()
+        loader.cursor = Cursor(0)
+        for _ in range(STEPS):
+            next(loader)
+
+    def tokenise() -> None:
+        for batch in texts:
+            bare.encode(batch)
+
+    times = take_turns({"loader": load, "bare": tokenise}, title="text", seconds=60)
+    return rate_row(
         "texts: loader / bare tokenizer",
-        f"emoji names, batches of {BATCH}, WordPiece",
+        f"batches of {BATCH}, WordPiece, {num_tokens / (BATCH * STEPS):.0f} tokens a text",
         times["loader"],
         times["bare"],
         at_least=0.8,

@@ -19,7 +19,7 @@ from data.loading.buckets import Locate
 from data.loading.inputs import Inputs
 from data.loading.order import Order
 from data.loading.pixel_memory import PREFETCHED
-from data.loading.substitute import BadSampleError, Substitute, read_sound
+from data.loading.substitute import Substitute, read_sound
 from data.shards.split import Split
 
 # An item, its label, and what stands in where the sample is bad.
@@ -189,21 +189,18 @@ class TrainingReader(Reader):
 
     def _rows(self, epochs: np.ndarray, indices: np.ndarray) -> Iterator[Row]:
         """The samples `indices` of `epochs`, changed at random, or what stands in for them."""
-        change, seed, reads = self.inputs.for_training, self._seed, self.split.read_many(indices)
+        decode, change, seed = self.inputs.decode, self.inputs.for_training, self._seed
+        reads = self.split.read_many(indices)
         for epoch, index, read in zip(epochs.tolist(), indices.tolist(), reads, strict=True):
-            (decoded, label), substitute = self._sound(epoch, index, read)
-            yield change(decoded, seed=seed, epoch=epoch, index=index), label, substitute
-
-    def _sound(
-        self, epoch: int, index: int, read: tuple[bytes, int] | None
-    ) -> tuple[tuple[Any, int], Substitute | None]:
-        """A sample, or the one that stands in for it."""
-        if read is not None:
+            substitute = None
             try:
-                return self.decoded(index, read), None
-            except BadSampleError:
-                pass  # found again, and replaced, below
-        return read_sound(self.decoded, self._seed, epoch, index, len(self.split))
+                data, label = read or self.split.read(index)[::2]
+                decoded = decode(data)
+            except ValueError:  # found again, and replaced
+                (decoded, label), substitute = read_sound(
+                    self.decoded, seed, epoch, index, len(self.split)
+                )
+            yield change(decoded, seed=seed, epoch=epoch, index=index), label, substitute
 
     def _mixed(self, positions: np.ndarray) -> Batch:
         """Partners stand side by side in the stream: each but those at a share's ends is read for
