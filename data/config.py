@@ -145,7 +145,8 @@ class TextConfig(_Config):
     """How a text becomes tokens; the tokenizer travels in the bundle."""
 
     tokenizer: str = Field(
-        min_length=1, description="folder that kway tokenizer made, or a tokenizer of the hub"
+        min_length=1,
+        description="folder, such as kway tokenizer makes; hub:NAME is one of the hub",
     )
     max_length: int = Field(
         128, ge=1, le=32_768, description="tokens a text keeps, the special ones among them"

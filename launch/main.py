@@ -20,6 +20,7 @@ from launch.commands import (
     train,
     tree,
 )
+from launch.wording import printable
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -72,5 +73,5 @@ def main() -> None:
 
 
 def _fail(reason: str) -> NoReturn:
-    print(f"error: {' '.join(reason.split())}", file=sys.stderr)
+    print(printable(f"error: {' '.join(reason.split())}"), file=sys.stderr)
     sys.exit(EXIT_BAD_INPUT)

@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 _SECONDS_BETWEEN_LINES = 10
 
@@ -15,7 +22,11 @@ Report = Callable[[int, int], None]
 
 @contextmanager
 def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
-    """`report(done, total)` shows how far `verb` is, with rate and time left, on stderr."""
+    """`report(done, total)` shows how far `verb` is, with rate and time left, on stderr.
+
+    A bar stands from the first report until all is done, so that the bar of a part of the work may
+    come before that of the whole.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield plain_lines(verb, unit)
@@ -23,16 +34,27 @@ def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
     columns = (
         TextColumn(verb),
         BarColumn(),
-        MofNCompleteColumn(),
+        DownloadColumn() if unit == "bytes" else MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(verb, total=None, rate="")
-        rate = _Rate()
-        yield lambda done, total: bar.update(
-            task, completed=done, total=total, rate=f"{rate.of(done):,.0f} {unit}/s"
-        )
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(verb, total=None, rate="")
+    rate = _Rate()
+
+    def report(done: int, total: int) -> None:
+        speed = rate.of(done)
+        shown = f"{speed / 1e6:,.1f} MB/s" if unit == "bytes" else f"{speed:,.0f} {unit}/s"
+        bar.update(task, completed=done, total=total, rate=shown)
+        if done < total:
+            bar.start()
+        else:
+            bar.stop()
+
+    try:
+        yield report
+    finally:
+        bar.stop()
 
 
 def plain_lines(verb: str, unit: str = "samples") -> Report:

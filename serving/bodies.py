@@ -125,10 +125,25 @@ def _from_base64(text: str, place: int) -> bytes:
         ) from error
 
 
+class _Parser(MultiPartParser):
+    """Refuses text that is not in its encoding, UTF-8 unless stated: starlette's own parser takes
+    it for Latin-1."""
+
+    def on_part_end(self) -> None:
+        part = self._current_part
+        if part.file is None:
+            try:
+                part.data.decode(self._charset)
+            except (UnicodeDecodeError, LookupError) as error:
+                name = part.field_name[:80]
+                raise MultiPartException(f"{name!r} is no {self._charset}") from error
+        super().on_part_end()
+
+
 async def _from_form(
     request: Request, body: AsyncGenerator[bytes, None], limits: ServingConfig, reads: Reads
 ) -> Query:
-    parser = MultiPartParser(
+    parser = _Parser(
         request.headers,
         body,
         # A little over the limits is counted, and refused, by name in `_check_counts`.
@@ -137,7 +152,7 @@ async def _from_form(
     )
     try:
         form = await parser.parse()
-    except (MultiPartException, KeyError, UnicodeError) as error:
+    except (MultiPartException, LookupError, UnicodeError) as error:
         reason = getattr(error, "message", None) or "damaged"
         raise ApiError(
             400, "invalid_form", f"the multipart form cannot be read: {reason}"

@@ -3,6 +3,7 @@
 It knows nothing of HTTP or of Ray, so `kway query` uses it in its own process.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,19 @@ class Model:
         return answer(self.bundle, self.features(prepared), question)
 
     def self_check(self) -> None:
-        """Ask about any picture or text; ValueError when the model gives no finite logit."""
-        logit = self.answer([self._reader.example()], Question((0,))).results[0].verdicts[0].logit
-        if not torch.isfinite(torch.tensor(logit)):
+        """Ask about any pictures or texts, the longest included; ValueError when the model cannot
+        read them or gives no finite logit."""
+        try:
+            found = self.answer(self._reader.examples(), Question((0,)))
+        except (RuntimeError, IndexError) as error:
+            reason = " ".join(str(error).split())[:300]
             raise ValueError(
-                f"{self.bundle.path} answers {logit} for any of the {self.reads}: its "
-                "weights are damaged or the run diverged, export it again"
-            )
+                f"{self.bundle.path} fails at any of the {self.reads} ({reason}): its files do not "
+                "fit together, export it again"
+            ) from error
+        for logit in (result.verdicts[0].logit for result in found.results):
+            if not math.isfinite(logit):
+                raise ValueError(
+                    f"{self.bundle.path} answers {logit} for any of the {self.reads}: its "
+                    "weights are damaged or the run diverged, export it again"
+                )

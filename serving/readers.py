@@ -16,7 +16,7 @@ from data.loading.padding import pad_tokens
 from data.tokens.tokenizer import Tokenizer
 from trainer.bundle import Bundle
 
-_ANY_TEXT = "Is this a text?"
+_ANY_TEXT = "Is this a text? "
 
 
 class Reader(Protocol):
@@ -31,8 +31,8 @@ class Reader(Protocol):
         """Prepared inputs, whatever their lengths -> the backbone's inputs."""
         ...
 
-    def example(self) -> Any:
-        """A prepared input that every model must have an answer to."""
+    def examples(self) -> list[Any]:
+        """Prepared inputs that every model must have an answer to."""
         ...
 
 
@@ -58,9 +58,9 @@ class Pictures:
     def collate(self, prepared: Sequence[Tensor]) -> dict[str, Tensor]:
         return {"pixel_values": torch.stack(list(prepared))}
 
-    def example(self) -> Tensor:
+    def examples(self) -> list[Tensor]:
         side = self._image.resize or self._image.size
-        return self._crops(np.full((side, side, self._image.channels), 128, np.uint8))
+        return [self._crops(np.full((side, side, self._image.channels), 128, np.uint8))]
 
     def _crops(self, picture: np.ndarray) -> Tensor:
         return torch.as_tensor(crops_for_evaluation(picture, self._image))
@@ -79,5 +79,6 @@ class Texts:
     def collate(self, prepared: Sequence[list[int]]) -> dict[str, Tensor]:
         return pad_tokens(prepared, self._tokenizer.pad_id, max_length=self._tokenizer.max_length)
 
-    def example(self) -> list[int]:
-        return self.prepare(_ANY_TEXT)
+    def examples(self) -> list[list[int]]:
+        """A short text, and one that is cut at `max_length` tokens."""
+        return self._tokenizer.encode([_ANY_TEXT, _ANY_TEXT * self._tokenizer.max_length])

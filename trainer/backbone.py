@@ -20,6 +20,7 @@ _CONFIGURATION_ERRORS = (
     KeyError,
     IndexError,
     AttributeError,
+    AssertionError,
     StrictDataclassError,
 )
 
@@ -112,19 +113,23 @@ def build_backbone(config: BackboneConfig, *, image: ImageConfig | None) -> Back
         )
     is_text = hasattr(settings, "vocab_size")
     _check_channels(settings, image, is_text=is_text)
-    # A pooler that stands after the token that we read would get no gradient: DDP waits for those.
-    takes = inspect.signature(MODEL_MAPPING[type(settings)]).parameters  # type: ignore[arg-type]
-    options = {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}
+    if is_text:
+        _check_padding(settings)
     try:
+        # A pooler that stands after the token that we read would get no gradient, and DDP waits for
+        # those.
+        model: Any = MODEL_MAPPING[type(settings)]
+        takes = inspect.signature(model).parameters
+        options = {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}
         if config.weights == "pretrained":
             encoder = AutoModel.from_pretrained(
                 str(config.name), trust_remote_code=False, use_safetensors=True, **options
             )
         else:
             encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
+        return Backbone(encoder, pooling=config.pooling, image=None if is_text else image)
     except _CONFIGURATION_ERRORS as error:
         raise ValueError(f"backbone.config does not make a model: {_one_line(error)}") from error
-    return Backbone(encoder, pooling=config.pooling, image=None if is_text else image)
 
 
 def _settings(config: BackboneConfig) -> PretrainedConfig:
@@ -146,6 +151,15 @@ def _settings(config: BackboneConfig) -> PretrainedConfig:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _check_padding(settings: PretrainedConfig) -> None:
+    pad_id = getattr(settings, "pad_token_id", None)
+    if pad_id is not None and pad_id >= settings.vocab_size:
+        raise ValueError(
+            f"backbone.config.pad_token_id is {pad_id} and vocab_size {settings.vocab_size}: set "
+            "it to the tokenizer's, which is 0 for those of kway tokenizer"
+        )
 
 
 def _check_channels(

@@ -177,7 +177,11 @@ def _open_training(data: DataConfig, manifest: Manifest) -> Split | Stream:
     if data.stream is not None:
         return open_stream(data.stream, manifest)
     return open_split(
-        data.shards, data.train_split, max_bad_labels=data.max_bad_samples, cache=data.cache
+        data.shards,
+        data.train_split,
+        max_bad_labels=data.max_bad_samples,
+        cache=data.cache,
+        manifest=manifest,
     )
 
 

@@ -44,7 +44,9 @@ def open_trained(path: Path, world: World) -> TrainedRun:
         raise FileNotFoundError(f"run {path} has no checkpoint to load{reason}")
     class_counts = None
     if data.stream is None:
-        with open_split(data.shards, data.train_split, cache=data.cache) as split:
+        with open_split(
+            data.shards, data.train_split, cache=data.cache, manifest=manifest
+        ) as split:
             class_counts = class_counts_of(split)
     task = build_task(
         recipe,

@@ -121,9 +121,10 @@ def check_leaks(
     nor digit and 8 in 10 texts that hold it are of one class. ValueError for shards that are no
     text, or for too few texts.
     """
-    if Manifest.load(folder).modality != "text":
+    manifest = Manifest.load(folder)
+    if manifest.modality != "text":
         raise ValueError(f"{folder} holds pictures: the leak check reads texts")
-    texts, labels, names = _read(folder, split, limit)
+    texts, labels, names = _read(folder, manifest, split, limit)
     middle = len(texts) // 2
     chars = _vocabulary(texts[:middle], len(names))
     place = {char: i for i, char in enumerate(chars)}
@@ -151,8 +152,10 @@ def check_leaks(
     return LeakReport(len(texts), accuracy, float(of_class.max()), leaks)
 
 
-def _read(folder: Path, split: str, limit: int) -> tuple[list[str], np.ndarray, list[str]]:
-    with open_split(folder, split) as opened:
+def _read(
+    folder: Path, manifest: Manifest, split: str, limit: int
+) -> tuple[list[str], np.ndarray, list[str]]:
+    with open_split(folder, split, manifest=manifest) as opened:
         num = min(len(opened), limit)
         if num < 2 * MIN_TEXTS:
             raise ValueError(

@@ -13,6 +13,7 @@ import numpy as np
 from isal import isal_zlib
 
 from data.inspection.shard_pass import ShardPass
+from data.printable import printable
 from data.shards.index import ShardIndex, open_index, read_key
 from data.shards.manifest import ShardInfo
 from data.tars.headers import BLOCK, header_size
@@ -196,7 +197,7 @@ def _of_samples(
 
 def _key(descriptor: int, index: ShardIndex, row: int) -> str:
     try:
-        return read_key(descriptor, index, row)
+        return printable(read_key(descriptor, index, row))
     except ValueError:
         return f"sample {row}"
 

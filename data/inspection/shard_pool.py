@@ -5,8 +5,10 @@ What a result is, and what is read, is the caller's.
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 from threading import Thread
 from typing import TypeVar
@@ -30,18 +32,40 @@ def over_shards(
     if workers < 2:
         yield from map(work, jobs)
         return
+    with spawned(workers, end_with_parent) as pool:
+        yield from in_order(pool, work, jobs, ahead=2 * workers)
+
+
+@contextmanager
+def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterator[Executor]:
+    """`workers` processes, each of which calls `start(*given)` first; the end drops what waits.
+
+    Raises OSError where one of them was killed.
+    """
     # Spawned, not forked: image libraries and callers hold threads and locks.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=end_with_parent)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start, initargs=given)
     try:
-        running: deque[Future[Result]] = deque()
-        for job in jobs:
-            running.append(pool.submit(work, job))
-            if len(running) > 2 * workers:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
+        yield pool
+    except BrokenProcessPool as error:
+        raise OSError(
+            "a worker process ended before its work, as for want of memory: run the same again, "
+            "or with fewer --workers"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def in_order(
+    pool: Executor, work: Callable[[Job], Result], jobs: Iterable[Job], *, ahead: int
+) -> Iterator[Result]:
+    """`work(job)` of each job, in their order; so many are asked for before they are needed."""
+    running: deque[Future[Result]] = deque()
+    for job in jobs:
+        running.append(pool.submit(work, job))
+        if len(running) > ahead:
+            yield running.popleft().result()
+    while running:
+        yield running.popleft().result()
 
 
 def end_with_parent() -> None:

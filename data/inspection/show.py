@@ -42,15 +42,15 @@ def contents(folder: Path, manifest: Manifest) -> list[SplitContents]:
     found = []
     for name in manifest.splits:
         shards = manifest.of_split(name)
-        with open_all(folder, name) as split:
+        with open_all(folder, manifest, name) as split:
             size = sum(shard.bytes for shard in shards)
             found.append(SplitContents(name, len(shards), size, len(split), split.class_counts()))
     return found
 
 
-def open_all(folder: Path, name: str) -> Split:
+def open_all(folder: Path, manifest: Manifest, name: str) -> Split:
     """A split whatever its labels are: they are shown, not trained on."""
-    return open_split(folder, name, max_bad_labels=2**63)
+    return open_split(folder, name, max_bad_labels=2**63, manifest=manifest)
 
 
 def histogram(counts: np.ndarray) -> list[Bin]:

@@ -50,11 +50,8 @@ class Cache:
 
     def has(self, name: str) -> bool:
         """Whether `name` is there; notes that it is in use."""
-        try:
-            os.utime(self.path(name))
-        except FileNotFoundError:
-            return False
-        return True
+        _touch(self.path(name))
+        return self.path(name).exists()
 
     def size(self, name: str) -> int:
         """Bytes of the file `name`; 0 where it is not there."""
@@ -75,7 +72,7 @@ class Cache:
                     continue
                 return made
             if size in (None, os.fstat(descriptor).st_size):
-                os.utime(descriptor)
+                _touch(descriptor)
                 return descriptor
             os.close(descriptor)
             self.remove(name)
@@ -85,7 +82,7 @@ class Cache:
 
         It waits while many files are on their way: so many processes do not flood a server.
         """
-        while not self.has(name) and len(os.listdir(self._incoming)) >= _AHEAD_AT_ONCE:
+        while not self.has(name) and self._num_on_their_way() >= _AHEAD_AT_ONCE:
             time.sleep(_POLL_SECONDS)
         if not self.has(name) and (made := self._make(name, fill, size, wait=False)) is not None:
             os.close(made)
@@ -156,13 +153,24 @@ class Cache:
             # Nothing but files on their way is left: they end, and can go then.
             time.sleep(_POLL_SECONDS)
 
+    def _num_on_their_way(self) -> int:
+        """Files that come in, less those that a killed process left: these are removed."""
+        if len(os.listdir(self._incoming)) < _AHEAD_AT_ONCE:
+            return 0  # few, whatever they are
+        with self._alone():
+            self._drop_left()
+        return len(os.listdir(self._incoming))
+
+    def _drop_left(self) -> None:
+        for left in self._incoming.iterdir():
+            _remove_unless_locked(left)
+
     def _evict(self, max_bytes: int) -> bool:
         """Unlink the least recently used files until `max_bytes` stay; False where more do.
 
         What a killed process left unfinished goes with them.
         """
-        for left in self._incoming.iterdir():
-            _remove_unless_locked(left)
+        self._drop_left()
         total = sum(_size(path) for path in self._incoming.iterdir())
         files = []
         for entry in os.scandir(self.folder):
@@ -175,14 +183,15 @@ class Cache:
         for _, size, path in sorted(files):
             if total <= max_bytes:
                 break
-            Path(path).unlink(missing_ok=True)
-            total -= size
+            if _unlink(Path(path)):
+                total -= size
         return total <= max_bytes
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One process of the machine at a time counts and evicts."""
-        with (self.folder / _LOCK).open("w") as file:
+        # To read: it may belong to another user.
+        with open(self.folder / _LOCK, "rb", opener=_open_or_create) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 yield
@@ -192,6 +201,13 @@ class Cache:
 
 def _open_or_create(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT, 0o644)
+
+
+def _touch(file: Path | int) -> None:
+    """Note that it is in use, where it is there. Of another user, who shares the folder, it fails:
+    then only its owner's processes say so."""
+    with suppress(FileNotFoundError, PermissionError):
+        os.utime(file)
 
 
 def _lock(file: IO[bytes], *, wait: bool) -> bool:
@@ -210,11 +226,20 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
         return False
 
 
+def _unlink(path: Path) -> bool:
+    """False where it belongs to another user, and the folder keeps it for them."""
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:
+        return False
+    return True
+
+
 def _remove_unless_locked(path: Path) -> None:
     with suppress(FileNotFoundError), path.open("rb") as file:
         if _lock(file, wait=False):
             if _is_at(file, path):
-                path.unlink()
+                _unlink(path)
             fcntl.flock(file, fcntl.LOCK_UN)
 
 

@@ -20,7 +20,7 @@ from data.loading.order import Order
 from data.remote.address import check_url, file_url
 from data.remote.cache import Cache
 from data.remote.fetch import fetch
-from data.shards.index import ShardIndex, index_path, open_index
+from data.shards.index import ShardIndex, index_path, map_index
 from data.shards.manifest import ShardInfo
 
 _log = logging.getLogger("kway.data")
@@ -28,8 +28,8 @@ _log = logging.getLogger("kway.data")
 _INDEX_THREADS = 16
 _INDEX_TRIES = 10
 _REPORT_SECONDS = 5.0
-# An index takes 17 to 30 bytes a sample and a header.
-_MAX_INDEX_BYTES = (1 << 21, 64)
+# Its header, which holds names of up to 255 characters, and its entries.
+_MAX_INDEX_BYTES = (1 << 16, 30)
 
 
 class RemoteFolder:
@@ -65,6 +65,7 @@ class RemoteFolder:
         Raises ValueError too where the cache cannot hold them and the largest shard.
         """
         missing = [shard for shard in shards if not self._cache.has(_index_name(shard))]
+        self._check_indices(missing)
         self._fetch_indices(missing)
         if missing:
             self._cache.trim()
@@ -84,6 +85,15 @@ class RemoteFolder:
         for shard in shards:
             self._cache.has(_index_name(shard))
 
+    def _check_indices(self, shards: Sequence[ShardInfo]) -> None:
+        """Raise ValueError where the cache cannot hold them, before the first one comes."""
+        most = sum(map(_max_index_bytes, shards))
+        if most > self._cache.max_bytes:
+            raise ValueError(
+                f"{self.url} has {len(shards):,} indices of up to {_gigabytes(most)} together, and "
+                f"data.cache.gigabytes is {self._bound}: raise it to {_rounded_up(most)} or more"
+            )
+
     def _fetch_indices(self, shards: Sequence[ShardInfo]) -> None:
         pool = ThreadPoolExecutor(_INDEX_THREADS)
         try:
@@ -102,12 +112,11 @@ class RemoteFolder:
         url = index_path(Path(shard.file)).name
 
         def fill(file: IO[bytes]) -> None:
-            header, each = _MAX_INDEX_BYTES
             fetch(
                 file_url(self.url, url),
                 file,
                 attempts=self._attempts,
-                max_bytes=header + each * shard.samples,
+                max_bytes=_max_index_bytes(shard),
                 check=lambda path: _open_index(path, shard),
             )
 
@@ -115,19 +124,17 @@ class RemoteFolder:
 
     def _index(self, shard: ShardInfo) -> ShardIndex:
         """From the cache; from the URL again where its copy is damaged, or evicted just now."""
+        path = self._cache.path(_index_name(shard))
         for _ in range(_INDEX_TRIES):
             try:
-                return _open_index(self._index_path(shard), shard)
+                return _open_index(path, shard)
             except FileNotFoundError:
                 pass
             except ValueError as error:
-                _log.warning("%s; it is fetched again", error)
-                self._cache.remove(_index_name(shard))
+                _log.warning("%s %s; it is fetched again", path, error)
+                self._cache.remove(path.name)
             self._fetch_index(shard)
-        return _open_index(self._index_path(shard), shard)
-
-    def _index_path(self, shard: ShardInfo) -> Path:
-        return self._cache.path(_index_name(shard))
+        return _open_index(path, shard)
 
     # ---------------------------------------------------------------- shards
 
@@ -188,11 +195,16 @@ def _index_name(shard: ShardInfo) -> str:
     return index_path(Path(_key(shard))).name
 
 
+def _max_index_bytes(shard: ShardInfo) -> int:
+    header, each = _MAX_INDEX_BYTES
+    return header + each * shard.samples
+
+
 def _open_index(path: Path, shard: ShardInfo) -> ShardIndex:
-    """The index at `path`, which has its name in the cache."""
-    index = open_index(path.with_name(_key(shard)))
+    """The index at `path`; ValueError says what is wrong with it, and no path."""
+    index = map_index(path)
     if index.info != shard:
-        raise ValueError(f"{path} belongs to other shards than the manifest")
+        raise ValueError("belongs to other shards than the manifest")
     return index
 
 

@@ -101,10 +101,12 @@ def _explained(url: str) -> Iterator[None]:
 
 def _of_status(url: str, error: Exception) -> OSError:
     """By the HTTP status that the error carries, if it does; gcsfs writes it as text."""
+    kind = type(error).__name__
+    if kind == "TooManyRedirects" or "Credential" in kind:
+        return _refused(url, error)
     code = str(getattr(error, "status", None) or getattr(error, "code", None))
     status = int(code) if code.isdecimal() else None
-    credentials = "Credential" in type(error).__name__
-    if credentials or (status and 400 <= status < 500 and status not in _TRANSIENT_STATUS):
+    if status and 400 <= status < 500 and status not in _TRANSIENT_STATUS:
         return _refused(url, error)
     return TransientError(_reason(error))
 
@@ -117,6 +119,8 @@ def _refused(url: str, error: Exception) -> PermissionError:
 
 def _reason(error: Exception) -> str:
     """One short line; many network errors have no text of their own."""
+    if type(error).__name__ == "TooManyRedirects":
+        return "it redirects without end"
     status, message = getattr(error, "status", None), getattr(error, "message", "")
     if status and message:
         return f"{status} {message}"

@@ -25,6 +25,7 @@ from data.tars.headers import BLOCK, member_name
 FORMAT = 1
 LABEL_EXTENSION = "cls"
 _MAX_HEADER = 1 << 20
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, struct.error)
 _AGAIN = "make it again with kway shard, or kway shard index for the shards of others"
 
 # Tensors in the order in which safetensors writes them: (its type, numpy's, shape [..., N]).
@@ -141,16 +142,26 @@ def open_index(shard: Path) -> ShardIndex:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: copy it, or {_AGAIN}")
     try:
-        return _open(path)
-    except _OtherFormatError as error:
+        return map_index(path)
+    except OtherFormatError as error:
         raise ValueError(f"{path} {error}: {_AGAIN}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{path} is damaged ({reason}): copy it, or {_AGAIN}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} {error}: copy it, or {_AGAIN}") from error
 
 
-class _OtherFormatError(ValueError):
-    pass
+class OtherFormatError(ValueError):
+    """Of another version of kway, or of something else."""
+
+
+def map_index(path: Path) -> ShardIndex:
+    """`open_index` at the path of an index; the ValueError is what is wrong with it, alone."""
+    try:
+        return _open(path)
+    except OtherFormatError:
+        raise
+    except (*_DAMAGE, RecursionError) as error:  # the last: brackets in brackets
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"is damaged ({reason})") from error
 
 
 def _open(path: Path) -> ShardIndex:
@@ -160,6 +171,9 @@ def _open(path: Path) -> ShardIndex:
         about, where = _layout(content)
         info = ShardInfo.model_validate(about["shard"])
         extensions = tuple(str(extension) for extension in about["extensions"])
+        duplicates = about.get("duplicates", 0)
+        if type(duplicates) is not int or duplicates < 0:
+            raise ValueError(f"duplicates is {duplicates!r}"[:100])
         _check(extensions, _tensors(content, where, info.samples), info)
         tensors = _tensors(mapped(file), where, info.samples)
     keep_apart(tensors["places"][1], tensors["extension"][0])
@@ -172,7 +186,7 @@ def _open(path: Path) -> ShardIndex:
         crc32,
         extension=tensors["extension"].transpose(),
         labels=tensors["labels"],
-        duplicates=int(about.get("duplicates", 0)),
+        duplicates=duplicates,
     )
 
 
@@ -187,7 +201,7 @@ def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
     header = json.loads(content[8 : 8 + length].tobytes())
     about = json.loads(header["__metadata__"]["kway"])
     if (found := about.get("format")) != FORMAT:
-        raise _OtherFormatError(f"has format {found} and this kway reads {FORMAT}")
+        raise OtherFormatError(f"has format {found} and this kway reads {FORMAT}")
     where = {}
     for name, (dtype, _, shape) in _TENSORS.items():
         entry, wanted = header[name], [*shape, about["shard"]["samples"]]

@@ -15,19 +15,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from safetensors import SafetensorError, safe_open
 
 from data.config import CacheConfig
-from data.remote.address import check_url, file_url, is_url
+from data.remote.address import SCHEMES, check_url, file_url, is_url
 from data.remote.fetch import fetch_bytes
 from data.remote.tensors import fetched_tensors
+from data.shards.paused_gc import paused_gc
+from data.tars.headers import BLOCK
 
 MANIFEST = "manifest.json"
 LABEL_VECTORS = "label_vectors.safetensors"
 FORMAT_VERSION = 1
 
 _MAX_MANIFEST_BYTES = 1 << 30
+_LEAST_BYTES_A_SAMPLE = 2 * BLOCK  # the tar headers of the sample and of its label
 _DEFAULT_CACHE = CacheConfig()
 
 # A name inside the folder: a manifest from somewhere else must not reach outside it.
-FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$", max_length=255)]
+FileName = Annotated[str, Field(pattern=r"^[^/\\\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
+SplitName = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -44,11 +48,18 @@ class ClassInfo(_Record):
 
 class ShardInfo(_Record):
     file: FileName
-    split: str = Field(min_length=1)
+    split: SplitName
     samples: int = Field(gt=0)
     bytes: int = Field(gt=0)
     sha256: Digest
     index_crc32: int = Field(ge=0, lt=2**32, description="of the entries of the index beside it")
+
+    @model_validator(mode="after")
+    def _has_room_for_its_samples(self) -> "ShardInfo":
+        # How large an index may be follows from the samples, which nothing else bounds.
+        if self.samples * _LEAST_BYTES_A_SAMPLE > self.bytes:
+            raise ValueError(f"{self.samples} samples do not fit {self.bytes} bytes")
+        return self
 
 
 class SourceInfo(_Record):
@@ -69,9 +80,10 @@ class Manifest(_Record):
         "image", description="a text sample stands as `<key>.txt`, UTF-8"
     )
     source: SourceInfo
-    classes: tuple[ClassInfo, ...]
+    classes: tuple[ClassInfo, ...] = Field(min_length=1)
     shards: tuple[ShardInfo, ...] = Field(min_length=1)
     label_vectors: FileName | None = None
+    label_vectors_sha256: Digest | None = None
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Manifest":
@@ -81,6 +93,12 @@ class Manifest(_Record):
         ):
             if (twice := _first_repeated(names)) is not None:
                 raise ValueError(f"{what} {twice!r} is listed twice")
+        return self
+
+    @model_validator(mode="after")
+    def _label_vectors_have_a_digest(self) -> "Manifest":
+        if (self.label_vectors is None) != (self.label_vectors_sha256 is None):
+            raise ValueError("label_vectors and label_vectors_sha256 stand together")
         return self
 
     @property
@@ -137,6 +155,8 @@ class Manifest(_Record):
             return cls._parse(content, url)
         path = Path(folder) / MANIFEST
         if not path.is_file():
+            if str(folder).partition(":/")[0] in SCHEMES:  # a URL that was taken for a path
+                raise ValueError(f"{folder} is a URL: this reads local folders; copy it here")
             raise FileNotFoundError(
                 f"{folder} holds no {MANIFEST}: make the shards with kway shard, run it again "
                 "to finish them, or copy the file where it was lost"
@@ -144,7 +164,11 @@ class Manifest(_Record):
         return cls._parse(path.read_bytes(), str(path))
 
     @classmethod
+    @paused_gc()
     def _parse(cls, content: bytes, path: str) -> "Manifest":
+        remedy = "run kway shard again into an empty folder"
+        if is_url(path):
+            remedy = "copy it there again from where the shards were made"
         try:
             version = _Version.model_validate_json(content).format_version
             if version > FORMAT_VERSION:
@@ -156,15 +180,11 @@ class Manifest(_Record):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the file"
-            raise ValueError(
-                f"{path} is damaged ({where}: {first['msg']}): run kway shard again "
-                "into an empty folder"
-            ) from error
+            raise ValueError(f"{path} is damaged ({where}: {first['msg']}): {remedy}") from error
         manifest = cls.model_construct(**{name: getattr(stored, name) for name in cls.model_fields})
         if stored.checksum != manifest.fingerprint():
             raise ValueError(
-                f"{path} is damaged or was edited (its checksum does not hold): run kway shard "
-                "again into an empty folder"
+                f"{path} is damaged or was edited (its checksum does not hold): {remedy}"
             )
         return manifest
 
@@ -177,6 +197,8 @@ class Manifest(_Record):
         """SHA-256 of all that it says."""
         # Of the values, so that how a library spaces its JSON does not matter.
         values = self.model_dump(mode="json")
+        if self.label_vectors_sha256 is None:
+            del values["label_vectors_sha256"]  # nothing is said
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -202,28 +224,47 @@ def load_label_vectors(
 ) -> np.ndarray:
     """One vector a class, float32 [K, D], in class-list order.
 
-    Raises ValueError where the source gives none, or the file does not fit the manifest.
+    Raises ValueError where the source gives none, or the file is not the one of the manifest;
+    FileNotFoundError where it is missing.
     """
     if manifest.label_vectors is None:
         raise ValueError(
             f"{folder} has no label vectors: source {manifest.source.kind} gives none; "
             "choose dense class weights"
         )
+    digest = manifest.label_vectors_sha256
+    assert digest is not None
     if is_url(folder):
         url = file_url(check_url(str(folder)), manifest.label_vectors)
-        # Their description is what tells them apart: equal sources give equal vectors.
-        path = fetched_tensors(url, manifest.fingerprint(), cache)
+        path = fetched_tensors(url, digest, cache)
     else:
         path = Path(folder) / manifest.label_vectors
+        _check_digest(path, digest)
+    return _vectors(path, len(manifest.classes))
+
+
+def _check_digest(path: Path, digest: str) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+            raise ValueError(
+                f"{path} is damaged or another file (its SHA-256 is not the manifest's): copy it "
+                "again or run kway shard again"
+            )
+
+
+def _vectors(path: Path, num_classes: int) -> np.ndarray:
+    """Raises ValueError where whoever made the digest made it of something else."""
     try:
         with safe_open(path, framework="numpy") as file:
             vectors: np.ndarray = file.get_tensor("vectors")
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): run kway shard again") from error
-    if vectors.ndim != 2 or len(vectors) != len(manifest.classes):
+        raise ValueError(f"{path} holds no vectors ({error}): run kway shard again") from error
+    if vectors.ndim != 2 or len(vectors) != num_classes:
         raise ValueError(
-            f"{path} has shape {list(vectors.shape)} and the manifest {len(manifest.classes)} "
-            "classes: run kway shard again"
+            f"{path} has shape {list(vectors.shape)} and the manifest {num_classes} classes: "
+            "run kway shard again"
         )
     if vectors.dtype != np.float32 or not np.isfinite(vectors).all():
         raise ValueError(f"{path} is not finite float32: run kway shard again")

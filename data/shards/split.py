@@ -15,6 +15,7 @@ from isal import isal_zlib
 from data.config import CacheConfig
 from data.loading.order import InOrder, Order
 from data.loading.substitute import BadSampleError
+from data.printable import printable
 from data.remote.read_ahead import ReadAhead
 from data.shards.folder import ShardFolder, open_folder
 from data.shards.index import ShardIndex, check_labels, read_key, read_member
@@ -29,13 +30,15 @@ _DEFAULT_CACHE = CacheConfig()
 class Split:
     """Samples 0..len-1 in shard order. Open one with `open_split`; `close` it, or use `with`.
 
-    Safe after fork (`pread` moves no file position) and cheap to send to a spawned process.
+    Safe after fork (`pread` moves no file position) and cheap to send to a spawned process, where
+    it knows how many classes there are and not their names.
     """
 
     def __init__(self, folder: ShardFolder, manifest: Manifest, name: str) -> None:
         self.folder = folder
         self.manifest = manifest
         self.name = name
+        self.num_classes = len(manifest.classes)
         self._open()
 
     def _open(self) -> None:
@@ -46,7 +49,13 @@ class Split:
         self._starts = np.cumsum([0, *(shard.samples for shard in self._shards)])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "manifest": self.manifest, "name": self.name}
+        # Without the class list, which may be long and is not needed to read.
+        return {
+            "folder": self.folder,
+            "manifest": self.manifest.model_copy(update={"classes": ()}),
+            "name": self.name,
+            "num_classes": self.num_classes,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -58,11 +67,8 @@ class Split:
     @property
     def classes(self) -> tuple[ClassInfo, ...]:
         """The class list; a label is a position in it."""
+        assert len(self.manifest.classes) == self.num_classes, "it stayed in the other process"
         return self.manifest.classes
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.manifest.classes)
 
     @property
     def labels(self) -> np.ndarray:
@@ -158,7 +164,7 @@ class Split:
     def bad(self, i: int, reason: str) -> BadSampleError:
         """An error that names the shard and key of sample `i`."""
         address = self.folder.address(self._shards[self._place(i)[0]])
-        return BadSampleError(f"{address}: {self._name(i)}: {reason}")
+        return BadSampleError(f"{address}: {printable(self._name(i))}: {reason}")
 
     def _name(self, i: int) -> str:
         """The key, or the position where the damage reaches the header that holds the key."""
@@ -257,16 +263,23 @@ def _has_class(index: ShardIndex, num_classes: int) -> np.ndarray:
 
 
 def open_split(
-    shards: Path | str, split: str, *, max_bad_labels: int = 0, cache: CacheConfig = _DEFAULT_CACHE
+    shards: Path | str,
+    split: str,
+    *,
+    max_bad_labels: int = 0,
+    cache: CacheConfig = _DEFAULT_CACHE,
+    manifest: Manifest | None = None,
 ) -> Split:
     """Open one split of a folder that `kway shard` made, at a path or, by way of `cache`, at a URL.
 
+    manifest: that of the folder, where it is loaded already; it may be long.
     Raises FileNotFoundError, ValueError or OSError as `Manifest.load` does, and ValueError for an
     unknown split, an index that does not fit its shard, a shard that another file replaced, or more
     than `max_bad_labels` labels without a class.
     """
     folder = open_folder(shards, cache)
-    manifest = Manifest.load(shards, cache)
+    if manifest is None:
+        manifest = Manifest.load(shards, cache)
     try:
         opened = Split(folder, manifest, split)
         opened.check_labels(max_bad_labels)

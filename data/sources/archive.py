@@ -6,6 +6,9 @@ from collections.abc import Collection
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
+# How gzip, bzip2 and xz begin; a tar has its mark in the first header.
+_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
+_TAR_MAGIC_AT, _TAR_MAGIC = 257, b"ustar"
 _DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError)
 
 
@@ -22,9 +25,21 @@ def archived_files(archive: Path, names: Collection[str]) -> dict[str, bytes]:
                 if name in names and (file := members.extractfile(member)):
                     found[name] = file.read()
     except _DAMAGE as error:
+        _refuse_another_kind(archive)
         about = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
         raise ValueError(f"{archive} is damaged ({about}): download it again") from error
     return found
+
+
+def _refuse_another_kind(archive: Path) -> None:
+    """ValueError for a file that was never a tar; an empty one may have been cut off."""
+    with archive.open("rb") as file:
+        start = file.read(_TAR_MAGIC_AT + len(_TAR_MAGIC))
+    if start and not start.startswith(_PACKED) and start[_TAR_MAGIC_AT:] != _TAR_MAGIC:
+        raise ValueError(
+            f"{archive} is no tar archive, packed or not (it begins with {start[:4].hex()}): "
+            "name the archive, or download it again"
+        )
 
 
 def loose_files(folder: Path, names: Collection[str]) -> dict[str, bytes]:

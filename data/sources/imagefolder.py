@@ -18,7 +18,7 @@ from data.sources.keys import webdataset_keys
 from data.sources.listing import ENDINGS, File, Listing, list_class_folders, list_label_file
 from data.sources.packing import check_packing, packed
 from data.sources.source import Modality, Sample
-from data.sources.taxonomy import Taxonomy, several_parents_note, taxonomy_attributes
+from data.sources.taxonomy import PlacedClasses, Taxonomy
 
 
 class _Task(NamedTuple):
@@ -85,8 +85,8 @@ class ImageFolder:
 
     def classes(self) -> tuple[ClassInfo, ...]:
         names = self._class_names
-        if self.taxonomy is not None:
-            attributes = taxonomy_attributes(self.taxonomy, names)
+        if (placed := self._placed) is not None:
+            attributes = placed.attributes()
         else:
             attributes = [_path(above) for above in self._folders_above()]
         return tuple(
@@ -134,9 +134,15 @@ class ImageFolder:
     def notes(self) -> list[str]:
         """What is left out without being an error, and what was chosen, one line each."""
         notes = self._listing.notes()
-        if self.taxonomy is not None:
-            notes += several_parents_note(self.taxonomy, self._class_names)
+        if (placed := self._placed) is not None:
+            notes += placed.notes()
         return notes
+
+    @cached_property
+    def _placed(self) -> PlacedClasses | None:
+        if self.taxonomy is None:
+            return None
+        return PlacedClasses(self.taxonomy, self._class_names)
 
     @property
     def _files(self) -> list[File]:

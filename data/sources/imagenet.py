@@ -26,7 +26,7 @@ from data.sources.ilsvrc_listing import (
 from data.sources.keys import webdataset_keys
 from data.sources.packing import check_packing, packed
 from data.sources.source import Modality, Sample
-from data.sources.taxonomy import Taxonomy, several_parents_note, taxonomy_attributes
+from data.sources.taxonomy import PlacedClasses, Taxonomy
 from data.text.spans import Report, silent
 
 _NAMED = 3
@@ -91,11 +91,10 @@ class ImageNet:
         )
 
     def _attributes(self) -> list[dict[str, str]]:
-        devkit, taxonomy = self._devkit, self.taxonomy or self._devkit
-        if taxonomy is None:
+        if (placed := self._placed) is None:
             return [{} for _ in self._synsets]
-        attributes = taxonomy_attributes(taxonomy, self._synsets)
-        if devkit is not None:
+        attributes = placed.attributes()
+        if (devkit := self._devkit) is not None:
             for synset, about in zip(self._synsets, attributes, strict=True):
                 about["gloss"] = devkit.synsets[synset].gloss
         return attributes
@@ -136,13 +135,12 @@ class ImageNet:
         for tar, folder in ((TRAIN_TAR, "train"), (VAL_TAR, "val")):
             if (self.folder / tar).is_file() and (self.folder / folder).is_dir():
                 notes.append(f"ignoring {folder}/: {tar} is there")
-        taxonomy = self.taxonomy or self._devkit
-        if taxonomy is None:
+        if (placed := self._placed) is None:
             notes.append(
                 f"no {DEVKIT}.tar.gz: classes have no words and no hierarchy; give it, or WordNet"
             )
         else:
-            notes += several_parents_note(taxonomy, self._synsets)
+            notes += placed.notes()
         if self._devkit is not None:
             notes += _missing(self._devkit, self._training, self._validation)
         if self._validation is None:
@@ -153,6 +151,11 @@ class ImageNet:
         if outside := self._num_outside:
             notes.append(f"ignoring {outside:,} validation pictures of classes not in training")
         return notes
+
+    @cached_property
+    def _placed(self) -> PlacedClasses | None:
+        taxonomy = self.taxonomy or self._devkit
+        return None if taxonomy is None else PlacedClasses(taxonomy, self._synsets)
 
     @cached_property
     def _devkit(self) -> Devkit | None:

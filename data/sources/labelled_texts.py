@@ -20,7 +20,7 @@ from data.sources.first_pass import FirstPassSource
 from data.sources.source import Modality, Sample
 from data.text.clean import Cleaning
 from data.text.emoji_table import fold
-from data.text.records import TEXT_OF_LINES, RecordFile, digest, open_records
+from data.text.records import KINDS, TEXT_OF_LINES, RecordFile, digest, open_records
 from data.text.settle import Rules
 from data.text.spans import Kept, Report, Span, silent
 from data.text.tasks import Task
@@ -49,9 +49,11 @@ class LabelledTexts(FirstPassSource):
 
     def __post_init__(self) -> None:
         if not self._splits:
+            raw = sorted({path.suffix for path in self.folder.iterdir()} & KINDS.keys())
+            also = f"; raw tweets are given one by one ({self.folder}/*{raw[0]})" if raw else ""
             raise FileNotFoundError(
                 f"{self.folder} holds no train_text.txt: give a folder of train_text.txt, "
-                "train_labels.txt and the same of val and test"
+                f"train_labels.txt and the same of val and test{also}"
             )
         for path in self.files:
             if not path.is_file():

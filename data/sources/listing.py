@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from data.counted import counted
+
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 _EVALUATION_FOLDERS = ("test", "val", "validation")
 _LIKE_SPLITS = frozenset({"train", "training", "valid", "dev", "eval", *_EVALUATION_FOLDERS})
@@ -44,11 +46,12 @@ class Listing:
         notes = []
         if self.other_files:
             notes.append(
-                f"ignoring {_count(self.other_files, 'file')} in class folders with a name that "
+                f"ignoring {counted(self.other_files, 'file')} in class folders with a name that "
                 "does not end like a picture's"
             )
         if self.loose_pictures:
-            notes.append(f"ignoring {_count(self.loose_pictures, 'picture')} outside class folders")
+            pictures = counted(self.loose_pictures, "picture")
+            notes.append(f"ignoring {pictures} outside class folders")
         if self.empty_folders:
             notes.append(f"no class without pictures: {_some(self.empty_folders)}")
         if self.unread_folders:
@@ -211,10 +214,6 @@ def _lines(file: IO[bytes], labels: Path) -> Iterator[str]:
 
 def _cut(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def _some(names: list[str]) -> str:

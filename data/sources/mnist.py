@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from data.class_names import read_class_names
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.packing import lossless
 from data.sources.source import Modality, Sample
@@ -81,7 +82,7 @@ class Mnist:
         if self.names is None:
             names = [str(label) for label in range(number)]
         else:
-            names = _read_names(self.names)
+            names = read_class_names(self.names)
         if len(names) < max(2, number):
             raise ValueError(
                 f"{self.names or self.folder} has {len(names)} classes and labels reach "
@@ -149,17 +150,3 @@ def _parse_idx(content: bytes, num_axes: int, path: Path) -> np.ndarray:
             "download it again"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-
-
-def _read_names(path: Path) -> list[str]:
-    if not path.is_file():
-        raise FileNotFoundError(f"class names {path} do not exist: give a file of one name a line")
-    try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8") from error
-    while names and not names[-1]:
-        names.pop()
-    if "" in names or len(set(names)) < len(names):
-        raise ValueError(f"{path} has an empty line or a name twice: give one name a line")
-    return names

@@ -5,6 +5,8 @@ A synset may have several parents; in the path of a class the first that is list
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from data.shards.hierarchy import PATH, join_path
@@ -31,37 +33,49 @@ class Taxonomy(Protocol):
         ...
 
 
-def taxonomy_attributes(taxonomy: Taxonomy, class_names: Sequence[str]) -> list[dict[str, str]]:
-    """`words`, `parents` (synsets with spaces between) and `path` of each class.
+@dataclass(frozen=True)
+class PlacedClasses:
+    """Classes of these names in a taxonomy.
 
-    A node of a path is called by the first of its words; by its synset too where a sibling or a
-    node above has the same one. ValueError for a class that is not there, and for a cycle.
+    Raises ValueError, when it is first asked, for a class that is not there, and for a cycle.
     """
-    synsets = [taxonomy.synset(name) for name in class_names]
-    chains = _above(_chains(taxonomy, synsets))
-    names = _node_names(taxonomy, chains)
-    attributes = []
-    for synset, chain in zip(synsets, chains, strict=True):
-        about = {"words": taxonomy.words(synset)}
-        if parents := taxonomy.parents(synset):
-            about["parents"] = " ".join(parents)
-        if chain:
-            about[PATH] = join_path([names[node] for node in chain])
-        attributes.append(about)
-    return attributes
 
+    taxonomy: Taxonomy
+    class_names: Sequence[str]
 
-def several_parents_note(taxonomy: Taxonomy, class_names: Sequence[str]) -> list[str]:
-    """One line where a choice was made among parents, none where there was nothing to choose."""
-    chains = _chains(taxonomy, [taxonomy.synset(name) for name in class_names])
-    nodes = {node for chain in chains for node in chain}
-    several = [node for node in nodes if len(taxonomy.parents(node)) > 1]
-    if not several:
-        return []
-    return [
-        f"{len(several):,} synsets at and above the classes have several parents: in `{PATH}` "
-        f"the first that {taxonomy.origin} lists counts"
-    ]
+    def attributes(self) -> list[dict[str, str]]:
+        """`words`, `parents` (synsets with spaces between) and `path` of each class.
+
+        A node of a path is called by the first of its words; by its synset too where a sibling or a
+        node above has the same one.
+        """
+        chains = _above(self._chains)
+        names = _node_names(self.taxonomy, chains)
+        attributes = []
+        for (*_, synset), chain in zip(self._chains, chains, strict=True):
+            about = {"words": self.taxonomy.words(synset)}
+            if parents := self.taxonomy.parents(synset):
+                about["parents"] = " ".join(parents)
+            if chain:
+                about[PATH] = join_path([names[node] for node in chain])
+            attributes.append(about)
+        return attributes
+
+    def notes(self) -> list[str]:
+        """One line where a choice was made among parents, none where there was none to make."""
+        nodes = {node for chain in self._chains for node in chain}
+        several = [node for node in nodes if len(self.taxonomy.parents(node)) > 1]
+        if not several:
+            return []
+        return [
+            f"{len(several):,} synsets at and above the classes have several parents: in `{PATH}` "
+            f"the first that {self.taxonomy.origin} lists counts"
+        ]
+
+    @cached_property
+    def _chains(self) -> list[tuple[str, ...]]:
+        """Synsets from the root down to that of each class, which ends its chain."""
+        return _chains(self.taxonomy, [self.taxonomy.synset(name) for name in self.class_names])
 
 
 def _chains(taxonomy: Taxonomy, synsets: Sequence[str]) -> list[tuple[str, ...]]:

@@ -4,9 +4,11 @@ And which class that is: a name of the class list, or a position in it.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from data.class_names import read_class_names
 
 LABEL_EXTENSIONS = ("cls", "json")
 
@@ -62,13 +64,8 @@ class ClassList:
 
     @classmethod
     def read(cls, path: Path) -> "ClassList":
-        """A file of one class name a line; ValueError for one that is empty or stands twice."""
-        try:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8") from error
-        _check_lines(path, lines)
-        return cls(tuple(line.strip() for line in lines), positions=True)
+        """A file of one class name a line; raises as `read_class_names` does."""
+        return cls(tuple(read_class_names(path)), positions=True)
 
     def label(self, text: str) -> int:
         """The class that `text` names; ValueError where it is none of the list."""
@@ -85,19 +82,3 @@ class ClassList:
 
 def _is_number(text: str) -> bool:
     return text.removeprefix("-").isdecimal() and text.isascii()
-
-
-def _check_lines(path: Path, lines: Sequence[str]) -> None:
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        name = line.strip()
-        if not name:
-            raise ValueError(f"{path}, line {number} is empty: give one class name a line")
-        if name in seen:
-            raise ValueError(
-                f"{path}, line {number}: {name!r} stands in line {seen[name]} too: "
-                "make the names differ"
-            )
-        seen[name] = number
-    if not lines:
-        raise ValueError(f"{path} is empty: give one class name a line")

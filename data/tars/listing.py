@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from data.printable import printable
+
 _COMPRESSED = {
     b"\x1f\x8b": "gunzip",
     b"BZh": "bunzip2",
@@ -74,6 +76,8 @@ def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
     names: dict[Path, str] = {}
     for tar in tars:
         name = tar.relative_to(folder).as_posix().replace("/", "-")
+        if printable(name) != name or "\\" in name:
+            raise ValueError(f"{printable(str(tar))}: no manifest can hold this name: rename it")
         if name in names.values():
             raise ValueError(f"{tar}: another tar would be called {name} too: rename one")
         names[tar] = name

@@ -16,6 +16,7 @@ import numpy as np
 from isal import isal_zlib
 
 from data.inspection.shard_pass import ShardPass
+from data.printable import printable
 from data.shards.index import Entry
 from data.tars.headers import BLOCK, Fault, Member, walk
 from data.tars.label_text import LABEL_EXTENSIONS, label_text
@@ -36,7 +37,7 @@ class Problems:
     def add(self, line: str) -> None:
         self.count += 1
         if len(self.named) < NAMED:
-            self.named.append(line)
+            self.named.append(printable(line))
 
     def join(self, other: "Problems") -> None:
         self.count += other.count

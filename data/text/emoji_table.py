@@ -15,6 +15,8 @@ from data.text.joiners import ZWJ, follows_a_letter
 TEXT_STYLE = "\ufe0e"
 EMOJI_STYLE = "\ufe0f"
 KEYCAP = "\u20e3"
+# Private use: where Google's telephones had their emoji before Unicode had them.
+_GOOGLE = (0xFE000, 0xFEEFF)
 _REGIONAL = ("\U0001f1e6", "\U0001f1ff")
 _TONE = re.compile("[\U0001f3fb-\U0001f3ff]")
 # In names: thumbs_up_medium_skin_tone, handshake_light_skin_tone_dark_skin_tone, …
@@ -31,6 +33,7 @@ PARTS = frozenset(
     | {TEXT_STYLE, EMOJI_STYLE, KEYCAP}
     | {chr(code) for code in range(ord(_REGIONAL[0]), ord(_REGIONAL[1]) + 1)}
     | {chr(code) for code in range(0xE0020, 0xE0080)}
+    | {chr(code) for code in range(_GOOGLE[0], _GOOGLE[1] + 1)}
 )
 
 

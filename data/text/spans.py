@@ -78,6 +78,7 @@ def read_spans(reader: Reader, folder: Path, workers: int | None, report: Report
     ]
     total = sum(span.last - span.first for span in spans)
     left = sum(span.last - span.first for _, span, _ in jobs)
+    report(total - left, total)
     for num_bytes in over_shards(_read_span, jobs, total_bytes=left, workers=workers):
         left -= num_bytes
         report(total - left, total)

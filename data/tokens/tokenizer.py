@@ -6,7 +6,6 @@ It knows nothing of batches and padding. Making a vocabulary is `data/tokens/voc
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,10 @@ _MAX_BYTES = 200 * 2**20
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 # Of these classes transformers takes tokenizer.json as it is; others rebuild parts of it.
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB = "hub:"
+_REMEDY = f"give another folder or {_HUB}NAME, or make one by kway tokenizer SHARDS -o DIR"
+# A private-use character, which normalizers may delete, and a sign of cuneiform.
+_UNKNOWN = "\ue000 \U00012000"
 
 
 @dataclass
@@ -49,8 +51,8 @@ class Tokenizer:
         """Of a tokenizer of the tokenizers library; `roles` name its special tokens, such as
         {"pad_token": "[PAD]"}.
 
-        Raises ValueError, with `name`, for one without a pad token, and for a `max_length` that the
-        special tokens fill.
+        Raises ValueError, with `name`, for one without a pad token, for one that fails at a
+        character it does not know, and for a `max_length` that the special tokens fill.
         """
         pad_id = backend.token_to_id(roles.get("pad_token", ""))
         if pad_id is None:
@@ -66,6 +68,13 @@ class Tokenizer:
             )
         backend.no_padding()
         backend.no_truncation()
+        try:
+            backend.encode(_UNKNOWN)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(
+                f"tokenizer {name} fails at a character it does not know ({_one_line(error)}): "
+                f"give its model an unknown token, or {_REMEDY}"
+            ) from error
         return cls(
             max_length=max_length,
             pad_id=pad_id,
@@ -78,12 +87,17 @@ class Tokenizer:
         """Token ids of each text, with special tokens, cut at `max_length`; never an empty list.
 
         A text without any token, of a tokenizer without special ones, becomes one pad token.
-        Raises ValueError for a text that is no Unicode: half of a surrogate pair stands in it.
+        Raises ValueError for a text that is no Unicode, as half of a surrogate pair stands in it,
+        and for one that the tokenizer fails at.
         """
         try:
             encodings = self._backend().encode_batch_fast(list(texts))
         except TypeError as error:
             raise ValueError(_not_unicode(texts)) from error
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(
+                f"the tokenizer fails at a text ({_one_line(error)}): choose another"
+            ) from error
         return [encoding.ids or [self.pad_id] for encoding in encodings]
 
     def save(self, folder: Path) -> None:
@@ -120,18 +134,25 @@ class Tokenizer:
 
 
 def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
-    """Open the tokenizer of the folder or hub id `name`; texts are cut at `max_length` tokens.
+    """Open the tokenizer of the folder `name`, or `hub:NAME`; texts are cut at `max_length` tokens.
 
-    Raises FileNotFoundError where there is no such folder, and ValueError for a damaged or too
-    large one, one that is not fast, and what `Tokenizer.of` raises.
+    Without `hub:` nothing is asked of a hub. Raises FileNotFoundError where there is no such
+    folder, and ValueError for a damaged or too large one, one that is not fast, and what
+    `Tokenizer.of` raises.
     """
     folder = Path(name)
-    if not folder.is_dir():
-        if _HUB_ID.fullmatch(name) is None or folder.exists():
-            raise FileNotFoundError(
-                f"tokenizer {name} is no folder: make one by kway tokenizer SHARDS -o {name}"
+    if name.startswith(_HUB):
+        source = name.removeprefix(_HUB)
+        if Path(source).exists():  # transformers would take that
+            raise ValueError(
+                f"tokenizer {name}: {source} is a file or folder here, leave out {_HUB}"
             )
-        backend, roles = _of_transformers(name)
+        backend, roles = _of_transformers(source, name=name)
+    elif not folder.is_dir():
+        raise FileNotFoundError(
+            f"tokenizer {name} is no folder: make one by kway tokenizer SHARDS -o {name}, or name "
+            f"one of the hub as {_HUB}{name}"
+        )
     else:
         file = folder / TOKENIZER_FILE
         if file.is_file() and file.stat().st_size > _MAX_BYTES:
@@ -139,7 +160,7 @@ def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
                 f"{file} has {file.stat().st_size:,} bytes and {_MAX_BYTES:,} are allowed: "
                 "choose another tokenizer"
             )
-        backend, roles = _of_files(folder) or _of_transformers(name)
+        backend, roles = _of_files(folder) or _of_transformers(name, name=name)
     return Tokenizer.of(backend, roles, max_length=max_length, name=name)
 
 
@@ -175,30 +196,31 @@ def _token(value: Any) -> str:
     return str(value.get("content") if isinstance(value, dict) else value)
 
 
-def _of_transformers(name: str) -> _Opened:
+def _of_transformers(source: str, *, name: str) -> _Opened:
+    """Of a folder or a hub; `name` is that of errors."""
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        found = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
     except Exception as error:  # of damaged files, transformers raises whatever it meets
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ValueError(
-            f"tokenizer {name} does not open ({reason}): give a folder with {TOKENIZER_FILE}, or a "
-            "hub id"
+            f"tokenizer {name} does not open ({_one_line(error)}): {_REMEDY}"
         ) from error
     if not getattr(found, "is_fast", False):
-        raise ValueError(
-            f"tokenizer {name} is not a fast one ({type(found).__name__}): choose one with a "
-            f"{TOKENIZER_FILE}, or make one by kway tokenizer"
-        )
+        raise ValueError(f"tokenizer {name} is not a fast one ({type(found).__name__}): {_REMEDY}")
     return found.backend_tokenizer, {
         role: str(token) for role in _ROLES if (token := getattr(found, role, None)) is not None
     }
 
 
 def _damaged(file: str, reason: object) -> ValueError:
-    text = " ".join(str(reason).split())[:300]
-    return ValueError(f"{file} is damaged ({text}): copy it again, or run kway tokenizer again")
+    return ValueError(
+        f"{file} is damaged ({_one_line(reason)}): copy it again, or run kway tokenizer again"
+    )
+
+
+def _one_line(reason: object) -> str:
+    return " ".join(str(reason).split())[:300] or type(reason).__name__
 
 
 def _not_unicode(texts: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import tempfile
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,13 +78,17 @@ def train_tokenizer(
     One text in 20, at most 10,000, is held out to measure on. max_texts: at most as many of the
     others, by a fixed permutation. The same shards and options give the same bytes. Samples that
     cannot be read are left out. Raises ValueError for shards of pictures, for too few texts and
-    where `out` exists, and what `train_wordpiece` raises.
+    where `out` exists, OSError where it cannot be written, before anything is read, and what
+    `train_wordpiece` raises.
     """
     if os.path.lexists(out):
         raise ValueError(f"{out} exists already: name another folder, or delete it")
     if Manifest.load(shards).modality != "text":
         raise ValueError(f"{shards} holds pictures: kway tokenizer reads texts")
-    with open_split(shards, split, max_bad_labels=sys.maxsize) as opened:
+    with (
+        _written(out) as folder,
+        open_split(shards, split, max_bad_labels=sys.maxsize) as opened,
+    ):
         texts = _Texts(opened, max_texts, report)
         backend = train_wordpiece(
             texts.training,
@@ -93,9 +98,13 @@ def train_tokenizer(
             threads=threads,
         )
         held_out = list(texts.held_out())
-    if not held_out:
-        raise ValueError(f"{shards}: every text held out to measure on is damaged: copy it again")
-    _save(Tokenizer.of(backend, ROLES, max_length=_MAX_LENGTH, name=str(out)), out)
+        if not held_out:
+            raise ValueError(
+                f"{shards}: every text held out to measure on is damaged: copy it again"
+            )
+        tokenizer = Tokenizer.of(backend, ROLES, max_length=_MAX_LENGTH, name=str(out))
+        with explained(out):
+            tokenizer.save(folder)
     return _measured(backend, held_out, texts.num_read - len(held_out), texts.problems)
 
 
@@ -141,12 +150,16 @@ class _Texts:
         yield text
 
 
-def _save(tokenizer: Tokenizer, out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f"{out.name}{ASIDE}-", dir=out.parent))
+@contextmanager
+def _written(out: Path) -> Iterator[Path]:
+    """A folder aside that becomes `out` where the block succeeds, and goes where it fails."""
     try:
-        with explained(out):
-            tokenizer.save(aside)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f"{out.name}{ASIDE}-", dir=out.parent))
+    except OSError as error:
+        raise OSError(f"{out} cannot be written ({error.strerror}): name another folder") from error
+    try:
+        yield aside
         aside.chmod(0o755)
         aside.rename(out)
     except BaseException:

@@ -4,15 +4,12 @@ It knows nothing of shards. A worker ends with its parent, even with one that wa
 """
 
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
-from multiprocessing import get_context
+from itertools import chain, islice
 from typing import Any
 
-from data.inspection.shard_pool import end_with_parent
+from data.inspection.shard_pool import end_with_parent, in_order, spawned
 from data.sources.source import Sample, Source
 
 _CHUNK = 64
@@ -34,27 +31,10 @@ def rendered(
     if workers < 2:
         yield map(source.render, tasks)
         return
-    # Spawned, not forked: image libraries and callers hold threads and locks.
-    pool = ProcessPoolExecutor(
-        workers, get_context("spawn"), initializer=_start_worker, initargs=(source,)
-    )
-    try:
-        yield _in_order(pool, iter(tasks), ahead=4 * workers)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _in_order(
-    pool: ProcessPoolExecutor, tasks: Iterator[Any], *, ahead: int
-) -> Iterator[Sample | None]:
-    running: deque[Future[list[Sample | None]]] = deque()
-    chunks = iter(lambda: list(islice(tasks, _CHUNK)), [])
-    for chunk in chunks:
-        running.append(pool.submit(_render_chunk, chunk))
-        if len(running) > ahead:
-            yield from running.popleft().result()
-    while running:
-        yield from running.popleft().result()
+    chosen = iter(tasks)
+    chunks = iter(lambda: list(islice(chosen, _CHUNK)), [])
+    with spawned(workers, _start_worker, source) as pool:
+        yield chain.from_iterable(in_order(pool, _render_chunk, chunks, ahead=4 * workers))
 
 
 _source: Source

@@ -108,20 +108,28 @@ def write_shards(
         )
         if not shards:
             raise ValueError(f"every sample of {about} was left out as bad: nothing is written")
-        vectors = source.label_vectors()
-        if vectors is not None:
-            commit(folder / LABEL_VECTORS, save({"vectors": np.ascontiguousarray(vectors)}))
+        vectors_sha256 = _write_vectors(folder / LABEL_VECTORS, source.label_vectors())
         manifest = Manifest(
             modality=source.modality,
             source=about,
             classes=source.classes(),
             shards=tuple(shards),
-            label_vectors=None if vectors is None else LABEL_VECTORS,
+            label_vectors=None if vectors_sha256 is None else LABEL_VECTORS,
+            label_vectors_sha256=vectors_sha256,
         )
         commit(folder / MANIFEST, manifest.to_bytes())
     asked = sum(len(plan) for plan in plans)
     left_out = asked - duplicates - sum(shard.samples for shard in shards)
     return Written(manifest, resumed=resumed, left_out=left_out, duplicates=duplicates)
+
+
+def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
+    """SHA-256 of the file; None, and no file, where the source has none."""
+    if vectors is None:
+        return None
+    content = save({"vectors": np.ascontiguousarray(vectors)})
+    commit(path, content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _whole(folder: Path, about: SourceInfo) -> Manifest | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from heads.tree.cover import CoverTree
 from heads.tree.label_tree import LabelTree
@@ -96,7 +96,7 @@ class NamedTree:
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(path.name + ".part")
-        save_file(self.tree.arrays(), aside, metadata)
+        aside.write_bytes(save(self.tree.arrays(), metadata))
         aside.replace(path)
 
     @classmethod

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from launch.wording import printable
+
 
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="where everything goes")] = Path("demo"),
@@ -28,7 +30,7 @@ def demo(
         seconds = f"{time.monotonic() - started:.0f} s"
         console.rule(f"{number}/6  {what}  ({seconds})", align="left")
         line = shlex.join(["kway", *map(str, command)])
-        console.print(f"$ {line}", style="dim", markup=False, soft_wrap=True)
+        console.print(printable(f"$ {line}"), style="dim", markup=False, soft_wrap=True)
 
     exit_on_signals()
     shards, bundle = out / "shards", out / "bundle"
@@ -62,12 +64,11 @@ def demo(
         announce(6, "ask", "query", url, "--class", asked[0].asked, asked[0].picture)
         answers = [questions.ask(url, question) for question in asked]
         console.print(questions.answers_table(asked, answers))
-    console.print(
+    done = (
         f"Done in {time.monotonic() - started:.0f} s. See {out / 'comparison.png'}; "
-        f"ask more: kway query {bundle} --class NAME PICTURE",
-        markup=False,
-        soft_wrap=True,
+        f"ask more: kway query {bundle} --class NAME PICTURE"
     )
+    console.print(printable(done), markup=False, soft_wrap=True)
 
 
 def exit_on_signals() -> None:

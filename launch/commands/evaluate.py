@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from launch.wording import plain, printable
+
 
 def evaluate(run: Annotated[Path, typer.Argument(help="a run's folder")]) -> None:
     """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
@@ -35,6 +37,7 @@ def evaluate(run: Annotated[Path, typer.Argument(help="a run's folder")]) -> Non
         save_evaluation(trained.folder.evaluations, result, step=trained.step)
     table = Table("measure", "value")
     for name, value in result.metrics.items():
-        table.add_row(name, f"{value:.4f}")
-    print(f"{run} at step {trained.step}: {result.num_samples} samples of {recipe.data.eval_split}")
+        table.add_row(plain(name), f"{value:.4f}")
+    samples = f"{result.num_samples} samples of {recipe.data.eval_split}"
+    print(printable(f"{run} at step {trained.step}: {samples}"))
     Console().print(table)

@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from launch.commands.place import written_to
+from launch.wording import printable
+
 
 def export(
     run: Annotated[Path, typer.Argument(help="a run's folder")],
@@ -15,6 +18,6 @@ def export(
     from trainer.export import export_run
     from trainer.world import open_world
 
-    with open_world("cpu") as world:
+    with open_world("cpu") as world, written_to(out, "--out"):
         export_run(run, out, world, force=force)
-    print(f"{out} is ready: kway serve {out}")
+    print(printable(f"{out} is ready: kway serve {out}"))

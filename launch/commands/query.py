@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 from pydantic import BaseModel, PositiveInt
 
+from launch.wording import plain, printable
+
 if TYPE_CHECKING:
     import httpx
 
@@ -28,6 +30,7 @@ Inputs = Sequence[Path] | Sequence[str]
 
 class _Limits(BaseModel):
     max_inputs: PositiveInt
+    max_text_chars: PositiveInt
     max_body_bytes: PositiveInt
 
 
@@ -86,6 +89,8 @@ def _lines(file: Path) -> list[str]:
         raise ValueError(f"{file} is not UTF-8 from its byte {error.start} on") from error
     if not lines[-1]:
         lines.pop()
+    if not lines:
+        raise ValueError(f"{file} holds no text: write one a line")
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -146,6 +151,7 @@ def _ask_server(
         try:
             served = _accepted(client.get(f"{url}/v1/model"), url, _Served)
             _check_kind(url, served.reads, inputs)
+            _check_lengths(url, inputs, served.limits.max_text_chars)
             parts = [
                 _accepted(client.post(f"{url}/v1/query", **request), url, Answer)
                 for request in _requests(fields, inputs, served.limits)
@@ -158,6 +164,16 @@ def _ask_server(
                 f"no answer from {url} ({reason}): is `kway serve` running there?"
             ) from error
     return _join(parts)
+
+
+def _check_lengths(url: str, inputs: Inputs, limit: int) -> None:
+    """The server would name the place in one request of several, after it answered others."""
+    for place, one in enumerate(inputs):
+        if isinstance(one, str) and len(one) > limit:
+            raise ValueError(
+                f"texts[{place}] ({one[:_SHOWN].strip()}…) has {len(one)} characters, and {url} "
+                f"takes {limit}: shorten it"
+            )
 
 
 def _requests(fields: dict[str, Any], inputs: Inputs, limits: _Limits) -> Iterator[dict[str, Any]]:
@@ -211,13 +227,13 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
     for name in ("logit", "threshold", "match"):
         table.add_column(name, justify="right")
     for one, result in zip(inputs, found.results, strict=True):
-        shown = str(one) if isinstance(one, Path) else str(one)[:_SHOWN]
+        shown = Text(printable(str(one))) if isinstance(one, Path) else plain(str(one), _SHOWN)
         for verdict in result.verdicts:
             bar = "" if verdict.threshold is None else f"{verdict.threshold:.3f}"
             word = {True: "yes", False: "no", None: ""}[verdict.match]
-            # Text: a text or a class name may hold what rich would read as markup.
-            table.add_row(Text(shown), Text(verdict.class_name), f"{verdict.logit:.3f}", bar, word)
+            asked = Text(printable(verdict.class_name))
+            table.add_row(shown, asked, f"{verdict.logit:.3f}", bar, word)
     console = Console()
     console.print(table)
     if found.notice:
-        console.print(Text(f"notice: {found.notice}"))
+        console.print(Text(printable(f"notice: {found.notice}")))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launch.wording import printable
 from serving.config import ServingConfig
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def serve(
     stop = StopSignal()
     with running(bundle, config) as url:
         typer.echo(f"ready: {url}  (documentation at {url}/docs, Ctrl-C ends it)")
-        typer.echo(f"curl {url}/v1/query {line}")
+        typer.echo(printable(f"curl {url}/v1/query {line}"))
         stop.hold(url)
         typer.echo("stopping")
 

@@ -26,6 +26,7 @@ from launch.commands.shard_writing import (
     write,
 )
 from launch.progress import progress
+from launch.wording import printable
 
 if TYPE_CHECKING:
     from data.sources import Source
@@ -173,7 +174,7 @@ def mnist(
 
 def _note(origin: Path, notes: list[str]) -> None:
     for note in notes:
-        print(f"note: {origin}: {note}", file=sys.stderr)
+        print(printable(f"note: {origin}: {note}"), file=sys.stderr)
 
 
 def _write(
@@ -205,6 +206,6 @@ def _print_duplicates(out: Path) -> None:
     found = find_duplicates(out)
     for split in found:
         if split.in_training or split.repeated:
-            print(f"duplicates: {split}")
+            print(printable(f"duplicates: {split}"))
     if any(split.in_training for split in found):
         print("--drop-duplicates, into another folder, keeps what is in test out of training")

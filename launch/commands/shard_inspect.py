@@ -6,15 +6,17 @@ What makes shards is `shard.py`.
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from launch.commands.place import written_to
 from launch.commands.shard_writing import Workers, summary
 from launch.progress import progress
-from launch.wording import counted, seconds_since
+from launch.wording import counted, printable, seconds_since
 
 Shards = Annotated[Path, typer.Argument(help="folder of shards with manifest.json")]
 
@@ -39,21 +41,20 @@ def verify(
         named = None if name_all else NAMED_A_SHARD
         found = list(damages(folder, report, decode=decode, named=named, workers=workers))
     for damage in found:
-        print(f"damaged: {damage.line}", file=sys.stderr)
+        print(printable(f"damaged: {damage.line}"), file=sys.stderr)
         places[damage.kind] += damage.count
     if found:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in places.most_common())
         print(f"found: {kinds}", file=sys.stderr)
-        print(
-            f"error: {folder} is damaged in {counted(places.total(), 'place')}: copy it again, "
-            "or delete it and run kway shard again",
-            file=sys.stderr,
-        )
+        where = counted(places.total(), "place")
+        remedy = "copy it again, or delete it and run kway shard again"
+        print(printable(f"error: {folder} is damaged in {where}: {remedy}"), file=sys.stderr)
         raise typer.Exit(2)
     manifest = Manifest.load(folder)
     size = sum(shard.bytes for shard in manifest.shards)
     speed = size / 1e6 / max(time.monotonic() - started, 1e-9)
-    print(f"{folder} is sound: {summary(manifest)}, {seconds_since(started)}, {speed:,.0f} MB/s")
+    took = f"{seconds_since(started)}, {speed:,.0f} MB/s"
+    print(printable(f"{folder} is sound: {summary(manifest)}, {took}"))
 
 
 def show(
@@ -79,20 +80,21 @@ def show(
     if picture is not None and (picture.suffix.lower() != ".png" or manifest.modality == "text"):
         why = "texts have no contact sheet" if picture.suffix.lower() == ".png" else "name a .png"
         raise ValueError(f"--picture {picture}: {why}")
-    held = contents(folder, manifest)
     console = Console()
-    console.print(split_table(folder, manifest, held))
-    console.print(class_table(manifest, held))
-    if (size := hierarchy_size(folder, manifest)) is not None:
-        print(f"hierarchy: {size}")
-    with open_all(folder, split or manifest.splits[0]) as opened:
+    with open_all(folder, manifest, split or manifest.splits[0]) as opened:
+        held = contents(folder, manifest)
+        console.print(split_table(folder, manifest, held))
+        console.print(class_table(manifest, held))
+        if (size := hierarchy_size(folder, manifest)) is not None:
+            print(f"hierarchy: {size}")
         if manifest.modality == "text":
             console.print(text_table(opened, samples or 12))
         if picture is not None:
             from data.inspection.contact_sheet import contact_sheet
 
-            contact_sheet(opened, samples or 48).save(picture, "PNG")
-            print(f"{picture}: {opened.name}")
+            with written_to(picture, "--picture"):
+                contact_sheet(opened, samples or 48).save(picture, "PNG")
+            print(printable(f"{picture}: {opened.name}"))
 
 
 def check(
@@ -123,11 +125,12 @@ def check(
     Console(width=console.width if console.is_terminal else 160).print(leak_table(report, rows))
     found = ", ".join(leak.name for leak in report.suspects)
     if not found:
-        print(f"{folder}: no character gives the label away")
+        print(printable(f"{folder}: no character gives the label away"))
         return
-    print(f"{folder}: suspect: {found}")
+    print(printable(f"{folder}: suspect: {found}"))
     if strict:
-        print(f"error: {folder}: {found}: make the shards again without it", file=sys.stderr)
+        error = f"error: {folder}: {found}: make the shards again without it"
+        print(printable(error), file=sys.stderr)
         raise typer.Exit(2)
 
 
@@ -159,7 +162,8 @@ def index(
     from data.tars.foreign import index_shards
 
     started = time.monotonic()
-    with progress("indexing", "MB") as report:
+    place = nullcontext() if out is None else written_to(out, "--out")
+    with progress("indexing", "MB") as report, place:
         indexed = index_shards(
             folder,
             out=out,
@@ -172,13 +176,13 @@ def index(
             report=lambda done, total: report(done // 10**6, total // 10**6),
         )
     for note in indexed.notes:
-        print(f"note: {folder}: {note}", file=sys.stderr)
+        print(printable(f"note: {folder}: {note}"), file=sys.stderr)
     for line in indexed.problems.named:
-        print(f"left out: {line}", file=sys.stderr)
+        print(printable(f"left out: {line}"), file=sys.stderr)
     if indexed.problems.count:
         places = counted(indexed.problems.count, "place")
         print(f"warning: left out what is wrong in {places}", file=sys.stderr)
-    print(f"{out or folder}: {summary(indexed.manifest)}, {seconds_since(started)}")
+    print(printable(f"{out or folder}: {summary(indexed.manifest)}, {seconds_since(started)}"))
 
 
 def _named_glob(text: str) -> tuple[str, str]:

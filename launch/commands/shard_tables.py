@@ -1,6 +1,5 @@
 """What `kway shard show` and `check` print: tables of splits, classes, texts and leaks."""
 
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from rich.text import Text
 from data.inspection.show import SplitContents, histogram, texts
 from data.shards.manifest import Manifest
 from data.shards.split import Split
+from launch.wording import plain, printable
 
 if TYPE_CHECKING:
     from data.inspection.leaks import LeakReport
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _ALL_CLASSES = 30  # as many are listed one by one
 _ENDS = 5  # of more, the largest and the smallest
 _BAR = 28
-_NAME = 40
 _TEXT = 200
 
 
@@ -81,7 +80,7 @@ def leak_table(report: "LeakReport", rows: int) -> Table:
         table.add_row(
             leak.name,
             f"{leak.texts:,}",
-            leak.class_name,
+            plain(leak.class_name),
             f"{leak.precision:.2f}",
             f"{leak.lift:.1f}",
             f"{leak.information:.3f}",
@@ -99,22 +98,6 @@ def text_table(split: Split, number: int) -> Table:
     return table
 
 
-def plain(text: str, length: int = _NAME) -> Text:
-    """Text from a file, without markup, and harmless to a terminal: controls as numbers."""
-    safe = "".join(
-        f"U+{ord(char):04X}" if unicodedata.category(char) in ("Cc", "Cs") or _turns(char) else char
-        for char in " ".join(text.split())
-    )
-    return Text(safe if len(safe) <= length else safe[: length - 1] + "…")
-
-
-def _turns(char: str) -> bool:
-    """Whether a character changes the direction of what stands after it."""
-    return unicodedata.bidirectional(char) in ("LRE", "RLE", "LRO", "RLO", "PDF") or (
-        unicodedata.bidirectional(char) in ("LRI", "RLI", "FSI", "PDI")
-    )
-
-
 def _bar(value: int, longest: int) -> str:
     eighths = -(-value * _BAR * 8 // max(longest, 1))
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
@@ -122,7 +105,7 @@ def _bar(value: int, longest: int) -> str:
 
 def _table(title: str, *, show_header: bool = False) -> Table:
     return Table(
-        title=Text(title),
+        title=Text(printable(title)),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,

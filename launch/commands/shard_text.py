@@ -3,11 +3,13 @@
 What they share with the other sources is `shard_writing.py`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from launch.commands.given import given_options, refuse
 from launch.commands.shard_classes import Vectors, with_label_vectors
 from launch.commands.shard_writing import (
     Original,
@@ -19,7 +21,7 @@ from launch.commands.shard_writing import (
     Workers,
     write,
 )
-from launch.progress import plain_lines
+from launch.progress import progress
 
 if TYPE_CHECKING:
     from data.sources.labelled_texts import LabelledTexts
@@ -38,7 +40,16 @@ TestFraction = Annotated[
 What = Literal["replace", "remove", "keep"]
 
 
+_RAW_TWEETS = (
+    *("--text", "--language", "--id", "--languages", "--policy", "--emoji", "--users", "--urls"),
+    *("--keep-retweets", "--min-count", "--top", "--test-fraction"),
+)
+_LABELLED_FOLDER = ("--keep-texts", "--drop-across")
+_PICTURES = ("--root", "--short-side", "--quality", "--original", "--skip-bad")
+
+
 def tweets(
+    context: typer.Context,
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -88,19 +99,19 @@ def tweets(
 
     duplicates: Literal["drop", "keep"] = "keep" if keep_duplicates else "drop"
     across: Literal["drop", "keep"] = "drop" if drop_across else "keep"
+    given = given_options(context)
     if len(files) == 1 and files[0].is_dir():
+        refuse(given, _RAW_TWEETS, f"for raw tweets, and {files[0]} is a folder of labelled texts")
         labelled = LabelledTexts(
             files[0],
             _work(out),
             texts="keep" if keep_texts else "clean",
             duplicates=duplicates,
             across=across,
-            report=plain_lines("reading", "bytes"),
         )
         _write(labelled, out, vectors, samples_per_shard, workers)
         return
-    if keep_texts or drop_across:
-        raise ValueError("--keep-texts and --drop-across are for a folder of labelled texts")
+    refuse(given, _LABELLED_FOLDER, "for a folder of labelled texts, not for raw tweets")
     source = Tweets(
         tuple(files),
         _work(out),
@@ -118,12 +129,12 @@ def tweets(
         top=top,
         test_fraction=test_fraction,
         workers=workers,
-        report=plain_lines("reading", "bytes"),
     )
     _write(source, out, vectors, samples_per_shard, workers)
 
 
 def table(
+    context: typer.Context,
     files: Annotated[list[Path], typer.Argument(help=".csv, .tsv, .jsonl or .parquet")],
     out: Out,
     label: Annotated[str, typer.Option(help="column of the label")],
@@ -152,6 +163,11 @@ def table(
     """A table with a column for texts, or paths of pictures, and one for labels."""
     from data.sources.table import Table
 
+    given = given_options(context)
+    if picture is None:
+        refuse(given, _PICTURES, "for a table of pictures, which --picture names")
+    if split is not None:
+        refuse(given, ("--test-fraction",), "where no --split says what is held out")
     source = Table(
         tuple(files),
         _work(out),
@@ -168,7 +184,6 @@ def table(
         quality=quality,
         skip_bad=skip_bad,
         workers=workers,
-        report=plain_lines("reading", "bytes"),
     )
     _write(source, out, vectors, samples_per_shard, workers)
 
@@ -204,20 +219,22 @@ def _write(
     samples_per_shard: int,
     workers: int | None,
 ) -> None:
-    try:
-        write(
-            source,
-            out,
-            samples_per_shard=samples_per_shard,
-            workers=workers,
-            vectors=with_label_vectors(source, vectors),
-            notes=source.notes,
-        )
-    except ValueError:
-        # The input has to change, so nothing of it would be gone on with.
+    with progress("reading", "bytes") as report:
+        source = replace(source, report=report)
+        try:
+            write(
+                source,
+                out,
+                samples_per_shard=samples_per_shard,
+                workers=workers,
+                vectors=with_label_vectors(source, vectors),
+                notes=source.notes,
+            )
+        except ValueError:
+            # The input has to change, so nothing of it would be gone on with.
+            source.clean_up()
+            raise
         source.clean_up()
-        raise
-    source.clean_up()
 
 
 def _work(out: Path) -> Path:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data.shards.manifest import Manifest
+from launch.commands.place import written_to
 from launch.progress import progress
-from launch.wording import counted, seconds_since
+from launch.wording import counted, printable, seconds_since
 
 if TYPE_CHECKING:
     from data.sources import Source
@@ -45,7 +46,7 @@ def write(
     from data.writing.writer import write_shards
 
     started = time.monotonic()
-    with progress("writing") as report:
+    with progress("writing") as report, written_to(out, "--out"):
         written = write_shards(
             vectors or source,
             out,
@@ -56,10 +57,10 @@ def write(
         )
     manifest = written.manifest
     if written.complete_before:
-        print(f"{out} is complete already: {summary(manifest)}")
+        print(printable(f"{out} is complete already: {summary(manifest)}"))
         return
     for note in chain(notes(), vectors.notes() if vectors else ()):
-        print(f"note: {note}", file=sys.stderr)
+        print(printable(f"note: {note}"), file=sys.stderr)
     if written.resumed:
         print(f"stood already: {counted(written.resumed, 'shard')}")
     if written.left_out:
@@ -67,7 +68,7 @@ def write(
         print(f"warning: left out {bad}", file=sys.stderr)
     if written.duplicates:
         print(f"kept out of training: {counted(written.duplicates, 'duplicate')} of other splits")
-    print(f"{out}: {summary(manifest)}, {seconds_since(started)}")
+    print(printable(f"{out}: {summary(manifest)}, {seconds_since(started)}"))
 
 
 def summary(manifest: Manifest) -> str:

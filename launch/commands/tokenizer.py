@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launch.progress import progress
-from launch.wording import counted, seconds_since
+from launch.wording import counted, plain, printable, seconds_since
 
 if TYPE_CHECKING:
     from data.tokens.train import Trained
+
+_SHOWN = 80  # characters of an example
 
 
 def tokenizer(
@@ -50,7 +52,7 @@ def tokenizer(
             report=report,
         )
     for line in trained.problems.named:
-        print(f"left out: {line}", file=sys.stderr)
+        print(printable(f"left out: {line}"), file=sys.stderr)
     if trained.problems.count:
         print(f"warning: left out {counted(trained.problems.count, 'bad text')}", file=sys.stderr)
     _print_examples(trained)
@@ -64,12 +66,11 @@ def tokenizer(
 def _print_examples(trained: "Trained") -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     table = Table("script", "text", "tokens")
     for example in trained.examples:
-        # Text: a text may hold what rich would read as markup.
-        table.add_row(example.script, Text(example.text), Text(" ".join(example.tokens)))
+        tokens = " ".join(example.tokens)
+        table.add_row(example.script, plain(example.text, _SHOWN), plain(tokens, 10 * _SHOWN))
     console = Console()
     # Off a terminal rich takes 80 columns, which breaks every line of the table.
     Console(width=console.width if console.is_terminal else 160).print(table)

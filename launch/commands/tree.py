@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from launch.commands.given import given_options
+from launch.commands.place import written_to
 from launch.commands.tree_source import TreeOptions, build_named_tree, read_class_list
+from launch.wording import printable, seconds_since
 
 if TYPE_CHECKING:
     from heads.tree.named_tree import NamedTree
@@ -19,6 +22,7 @@ _TRIVIAL_PROJECTION = 16
 
 @app.command()
 def build(
+    context: typer.Context,
     source: Annotated[
         Path,
         typer.Argument(
@@ -56,12 +60,16 @@ def build(
     """Build a label tree that a recipe names as head.weights.tree.file."""
     started = time.monotonic()
     class_list = None if classes is None else read_class_list(classes)
-    options = TreeOptions(class_list, origin, kind, base, metric, project, missing, keep_chains)
+    given = given_options(context)
+    options = TreeOptions(
+        class_list, origin, kind, base, metric, project, missing, keep_chains, given
+    )
     named, made_of = build_named_tree(source, options)
-    named.save(out)
+    with written_to(out, "--out"):
+        named.save(out)
     print(f"made of {'label vectors' if made_of == 'vectors' else 'the hierarchy'}")
     _print_statistics(named, projected=project is not None or made_of == "hierarchy")
-    print(f"{out}: {time.monotonic() - started:.1f} s")
+    print(printable(f"{out}: {seconds_since(started)}"))
 
 
 @app.command()
@@ -79,10 +87,10 @@ def show(
     named = NamedTree.load(tree)
     _print_statistics(named, projected=False)
     path = tree.with_suffix(".png") if picture is None else picture
-    num_drawn = draw_tree(
-        named, path, rows=rows, title=f"{tree.name}: {len(named.classes):,} classes"
-    )
-    print(f"{path}: {num_drawn:,} of {named.tree.num_nodes:,} nodes")
+    title = f"{tree.name}: {len(named.classes):,} classes"
+    with written_to(path, "--picture"):
+        num_drawn = draw_tree(named, path, rows=rows, title=title)
+    print(printable(f"{path}: {num_drawn:,} of {named.tree.num_nodes:,} nodes"))
 
 
 def _print_statistics(named: "NamedTree", *, projected: bool) -> None:

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
+from launch.commands.given import refuse
+from launch.wording import printable
+
 if TYPE_CHECKING:
     import numpy as np
 
     from heads.tree import NamedTree
 
 Origin = Literal["vectors", "hierarchy"]
+_OF_VECTORS = ("--kind", "--base", "--metric", "--project", "--missing")
 _Classes = TypeVar("_Classes")
 
 
@@ -27,7 +31,10 @@ class ClassList(NamedTuple):
 
 @dataclass(frozen=True)
 class TreeOptions:
-    """What was asked for, besides the source; `origin` None: label vectors where there are any."""
+    """What was asked for, besides the source; `origin` None: label vectors where there are any.
+
+    given: the options that stand on the command line.
+    """
 
     classes: ClassList | None
     origin: Origin | None
@@ -37,6 +44,7 @@ class TreeOptions:
     project: int | None
     missing: Literal["error", "mean", "zero"]
     keep_chains: bool
+    given: frozenset[str]
 
 
 def build_named_tree(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin]":
@@ -66,21 +74,17 @@ def read_class_list(path: Path) -> ClassList:
         classes = Manifest.read(path).classes
         words = [info.attributes.get("words") or info.name for info in classes]
         return ClassList([info.name for info in classes], [one.split(", ")[0] for one in words])
-    if not path.is_file():
-        raise FileNotFoundError(f"class names {path} do not exist: give a file of one name a line")
-    names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
-    while names and not names[-1]:
-        names.pop()
-    if not names or "" in names:
-        raise ValueError(f"{path} has an empty line or no names: give one class name a line")
+    from data.class_names import read_class_names
+
+    names = read_class_names(path)
     return ClassList(names, names)
 
 
 def _check(source: Path, origin: Origin, options: TreeOptions) -> None:
-    if origin == "vectors" and options.keep_chains:
-        raise ValueError("--keep-chains is for hierarchies: a cover tree has no such nodes")
-    if origin == "hierarchy" and (options.project is not None or options.kind != "vtree"):
-        raise ValueError(f"{source} is a hierarchy: --project and --kind utree are for vectors")
+    if origin == "vectors":
+        refuse(options.given, ("--keep-chains",), "for hierarchies: a cover tree has no such nodes")
+    else:
+        refuse(options.given, _OF_VECTORS, f"for label vectors, and {source} gives a hierarchy")
 
 
 def _from_shards(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin]":
@@ -94,6 +98,7 @@ def _from_shards(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin
     origin = options.origin or ("hierarchy" if manifest.label_vectors is None else "vectors")
     _check(source, origin, options)
     if origin == "vectors":
+        refuse(options.given, ("--missing",), f"for files of vectors; {source} has one a class")
         return _cover_tree(names, load_label_vectors(source, manifest), options), origin
     paths = class_paths(source, manifest)
     return tree_of_paths(names, paths, collapse=not options.keep_chains), origin
@@ -108,10 +113,8 @@ def _from_hierarchy(source: Path, options: TreeOptions) -> "NamedTree":
         return read_wordnet(source).tree(names, collapse=collapse)
     hierarchy = read_parent_table(source)
     if several := hierarchy.num_with_several_parents():
-        print(
-            f"note: {several:,} names in {source} have several parents: the first row counts",
-            file=sys.stderr,
-        )
+        note = f"note: {several:,} names in {source} have several parents: the first row counts"
+        print(printable(note), file=sys.stderr)
     names = options.classes.names if options.classes else hierarchy.leaves()
     return hierarchy.tree(names, collapse=collapse)
 
@@ -129,6 +132,7 @@ def _vectors(source: Path, options: TreeOptions) -> tuple[Sequence[str], "np.nda
     from heads.tree import encode_names, load_label_vectors, read_label_vectors
 
     if source.is_dir():
+        refuse(options.given, ("--missing",), f"for files of vectors; {source} is a text encoder")
         classes = _needed(options.classes, source)
         return classes.names, encode_names(source, classes.words)
     if options.classes is None:
@@ -139,11 +143,8 @@ def _vectors(source: Path, options: TreeOptions) -> tuple[Sequence[str], "np.nda
     if without:
         shown = ", ".join(without[:10]) + (", …" if len(without) > 10 else "")
         filler = "the mean of the others" if options.missing == "mean" else "zeros"
-        print(
-            f"warning: {len(without):,} class names have no vector in {source} and got {filler}: "
-            f"{shown}",
-            file=sys.stderr,
-        )
+        what = f"{len(without):,} class names have no vector in {source} and got {filler}"
+        print(printable(f"warning: {what}: {shown}"), file=sys.stderr)
     return names, vectors
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from data import load_label_vectors, open_split
 from data.shards.manifest import Manifest
+from launch.wording import plain
 
 _START_SECONDS = 120
 _STOP_SECONDS = 60
@@ -97,11 +98,11 @@ def answers_table(questions: list[Question], answers: list[dict[str, Any]]) -> T
         right = answer["match"] == (question.shows == question.asked)
         table.add_row(
             question.picture.name,
-            question.asked,
+            plain(question.asked),
             f"{answer['logit']:.2f}",
             f"{answer['threshold']:.2f}",
             "yes" if answer["match"] else "no",
-            question.shows,
+            plain(question.shows),
             "right" if right else "wrong",
         )
     return table

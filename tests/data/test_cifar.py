@@ -151,7 +151,7 @@ def test_a_cut_archive_is_named(cifar100: Path, keep: float) -> None:
 
 def test_what_is_no_archive_is_refused_in_one_line(cifar100: Path) -> None:
     cifar100.write_bytes(b"<html>moved</html>")
-    assert "is damaged (file could not be opened successfully)" in error_of(cifar100)
+    assert "is no tar archive, packed or not (it begins with 3c68746d)" in error_of(cifar100)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ LANGUAGES = (
     "Здравствуйте, ёж №5",
     "ᏣᎳᎩ ᐃᓄᒃᑎᑐᑦ ⵜⴰⵎⴰⵣⵉⵖⵜ አማርኛ",
     "1+1=2 #1 *5* 50% a–b … “q” ‘s’ €5 §3",
+    "private \ue001 \ue53e \uf8ff \U000fdfff \U000fef00",
     "line one\nline two\n\nline four\ttab",
 )
 
@@ -64,6 +65,7 @@ def test_every_emoji_of_the_library_goes_whole() -> None:
         ("good😂\n\n🙏 night", "good\nnight"),
         ("a 😂😂😂😂 b 😂 c", "a b c"),
         ("© 2020 ™ x", "2020 x"),
+        ("sun \U000fe000 \U000fe4e6\U000feeff rain", "sun rain"),
     ],
 )
 def test_parts_of_emoji_go_too(text: str, left: str) -> None:

@@ -379,3 +379,12 @@ def test_other_files_in_a_tar_are_counted_and_repeated_members_named(tmp_path: P
     assert "left out: " in done.stderr
     assert "00001: no .jpg, " in done.stderr
     assert "2 train samples" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["a\nb.tar", "a\\b.tar", "\x1b[31m.tar"])
+def test_a_tar_whose_name_no_manifest_can_hold_is_named(tmp_path: Path, name: str) -> None:
+    write_tar(tmp_path / name, [("0.txt", b"x"), ("0.cls", b"0")])
+    with pytest.raises(ValueError, match="no manifest can hold this name: rename it") as caught:
+        index_shards(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)

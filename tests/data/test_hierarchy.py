@@ -14,7 +14,7 @@ FOLDER = Path("shards")
 def manifest(*paths: str | None) -> Manifest:
     """Classes c0, c1, … with these attributes `path`."""
     shard = ShardInfo(
-        file="a.tar", split="train", samples=1, bytes=1, sha256="0" * 64, index_crc32=0
+        file="a.tar", split="train", samples=1, bytes=1024, sha256="0" * 64, index_crc32=0
     )
     classes = tuple(
         ClassInfo(name=f"c{i}", attributes={} if path is None else {"path": path})

@@ -290,7 +290,7 @@ def test_a_damaged_picture_is_named_with_its_tar_and_may_be_left_out(
     ("content", "said"),
     [
         (ilsvrc.devkit()[:-300], "is damaged"),
-        (b"<html>not found</html>", "is damaged"),
+        (b"<html>not found</html>", "is no tar archive"),
         (ilsvrc.devkit(b"MATLAB 5.0 MAT-file" + bytes(500)), "meta.mat is damaged"),
         (ilsvrc.devkit(ilsvrc.meta_mat()[:-40]), "meta.mat is damaged"),
         (ilsvrc.devkit(ilsvrc.meta_mat(fields=ilsvrc.FIELDS[:5])), "have no children"),

@@ -1,11 +1,14 @@
 """The offset index beside a shard: what stands in it, and what of it comes into memory."""
 
+import json
 import mmap
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from data import Manifest, open_split
 from data.shards.index import IndexBuilder, index_path, open_index
@@ -90,3 +93,23 @@ def test_a_split_maps_its_indices_and_keeps_none_of_them_open(shards: Path, tmp_
         assert not any(f"{copy}" in name and "index" in name for name in opened)
     del split
     assert maps() == 0
+
+
+@pytest.mark.parametrize("duplicates", [-1, 1.0, float("inf"), "2", True, None, [[]]])
+def test_a_number_of_duplicates_that_is_none_is_damage(large: Path, duplicates: object) -> None:
+    path = index_path(large)
+    with safe_open(path, framework="numpy") as file:
+        about = json.loads(file.metadata()["kway"])
+    about["duplicates"] = duplicates
+    save_file(load_file(path), path, metadata={"kway": json.dumps(about)})
+    with pytest.raises(ValueError, match=rf"{path} is damaged \(duplicates is "):
+        open_index(large)
+
+
+@pytest.mark.parametrize("deep", [b'{"a":' * 100_000, b'{"__metadata__": {"kway": "%s"}}'])
+def test_brackets_in_brackets_are_damage(large: Path, deep: bytes) -> None:
+    header = deep.replace(b"%s", b"[" * 100_000)
+    index_path(large).write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match=r"is damaged \(.+\): copy it, or make it again") as caught:
+        open_index(large)
+    assert "\n" not in str(caught.value)

@@ -19,19 +19,25 @@ NAMES = ("heart", "joy", "fire", "sparkles")
 
 
 def write_texts(
-    folder: Path, mark: str, *, rate: float = 0.6, num: int = 1200, elsewhere: float = 0
+    folder: Path,
+    mark: str,
+    *,
+    rate: float = 0.6,
+    num: int = 1200,
+    elsewhere: float = 0,
+    names: tuple[str, ...] = NAMES,
 ) -> Path:
     """Texts of random words and four classes; `mark` stands in many texts of the first."""
     rng = np.random.default_rng(0)
     lines = ["text\tlabel"]
     for _ in range(num):
-        label = int(rng.integers(len(NAMES)))
+        label = int(rng.integers(len(names)))
         words = list(rng.choice(WORDS, 8))
         # A word that goes with its class, as in real texts.
         words += [WORDS[label]] * int(rng.random() < 0.2)
         if rng.random() < (rate if label == 0 else elsewhere):
             words.insert(3, mark)
-        lines.append(f"{' '.join(words)}\t{NAMES[label]}")
+        lines.append(f"{' '.join(words)}\t{names[label]}")
     folder.mkdir()
     (folder / "texts.tsv").write_text("\n".join(lines) + "\n")
     table = Table((folder / "texts.tsv",), folder / "work", "label", text="text", test_fraction=0)
@@ -119,6 +125,14 @@ def test_check_command_ends_with_0_or_with_2_where_strict(leaking: Path, sound: 
     clean = kway(sound, "--strict")
     assert clean.exit_code == 0
     assert "no character gives the label away" in clean.stdout
+
+
+def test_class_names_with_markup_are_shown_as_they_stand(tmp_path: Path) -> None:
+    shards = write_texts(tmp_path / "in", "\ufe0f", names=("[/red]", "[bold]joy", "c", "d"))
+    done = CliRunner().invoke(app, ["check", str(shards), "--rows", "30"])
+    assert done.exit_code == 0, done.exception
+    assert "[/red]" in done.stdout
+    assert "[bold]joy" in done.stdout
 
 
 def test_pictures_and_a_few_texts_are_refused(shards: Path, tmp_path: Path) -> None:

@@ -1,15 +1,20 @@
 """What a damaged folder of shards says about itself."""
 
+import gc
+import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from data import Manifest, load_label_vectors, open_split
+from data.inspection.verify import damages
 from data.shards.index import FORMAT, _crc32, index_path, open_index
+from data.sources import EmojiNames
+from data.writing.writer import write_shards
 
 
 @pytest.fixture
@@ -162,15 +167,87 @@ def test_unknown_split_names_those_there_are(shards: Path) -> None:
 def test_label_vectors_fit_the_class_list(copy: Path) -> None:
     with pytest.raises(ValueError, match="has no label vectors"):
         load_label_vectors(copy, Manifest.load(copy))
-    replace(copy, label_vectors="label_vectors.safetensors")
     path = copy / "label_vectors.safetensors"
     for wrong, said in (
-        (np.zeros((3, 2), np.float32), r"has shape \[3, 2\]"),
-        (np.full((4, 2), np.nan, np.float32), "not finite"),
+        (save({"vectors": np.zeros((3, 2), np.float32)}), r"has shape \[3, 2\]"),
+        (save({"vectors": np.full((4, 2), np.nan, np.float32)}), "not finite"),
+        (save({"others": np.zeros((4, 2), np.float32)}), "holds no vectors"),
+        (b"no safetensors", "holds no vectors"),
     ):
-        save_file({"vectors": wrong}, path)
+        path.write_bytes(wrong)
+        digest = hashlib.sha256(wrong).hexdigest()
+        replace(copy, label_vectors=path.name, label_vectors_sha256=digest)
         with pytest.raises(ValueError, match=said):
             load_label_vectors(copy, Manifest.load(copy))
-    path.write_bytes(b"no safetensors")
-    with pytest.raises(ValueError, match="is damaged"):
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=f"{path} is missing: copy it or run kway shard"):
         load_label_vectors(copy, Manifest.load(copy))
+
+
+def test_label_vectors_and_their_digest_stand_together(copy: Path) -> None:
+    edit(copy, label_vectors="label_vectors.safetensors")
+    assert "stand together" in message(copy)
+
+
+def test_damaged_label_vectors_are_refused_found_and_written_again(tmp_path: Path) -> None:
+    source = EmojiNames(languages=("en",), test_languages=())
+    manifest = write_shards(source, tmp_path, workers=0).manifest
+    path = tmp_path / "label_vectors.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    with pytest.raises(ValueError, match=f"{path} is damaged or another file"):
+        load_label_vectors(tmp_path, manifest)
+    (damage,) = damages(tmp_path, lambda done, total: None, workers=0)
+    assert damage.kind == "label vectors"
+    assert not write_shards(source, tmp_path, workers=0).complete_before
+    assert path.read_bytes() == whole
+    assert write_shards(source, tmp_path, workers=0).complete_before
+
+
+def test_a_manifest_is_read_without_the_garbage_collector(copy: Path) -> None:
+    found: list[str] = []
+
+    def note(phase: str, about: dict[str, int]) -> None:
+        found.append(phase)
+
+    classes = [{"name": f"class {i}"} for i in range(5_000)]
+    replace(copy, classes=classes)
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        Manifest.read(copy)
+        # What is new is looked at once afterwards.
+        assert found.count("start") <= 1
+        (copy / "manifest.json").write_text("{")
+        with pytest.raises(ValueError, match="is damaged"):
+            Manifest.read(copy)
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("name", ["a\nb.tar", "a\x1b[31m.tar", "a\x85.tar", "a\u2028.tar", "a/b"])
+def test_a_file_or_split_that_would_break_a_line_is_refused(copy: Path, name: str) -> None:
+    shards = json.loads((copy / "manifest.json").read_text())["shards"]
+    edit(copy, shards=[shards[0] | {"file": name}])
+    assert "shards.0.file" in message(copy)
+    if "/" not in name:
+        edit(copy, shards=[shards[0] | {"split": name}])
+        assert "shards.0.split" in message(copy)
+
+
+def test_more_samples_than_fit_the_shard_are_refused(copy: Path) -> None:
+    shards = json.loads((copy / "manifest.json").read_text())["shards"]
+    edit(copy, shards=[shards[0] | {"samples": 10**12}])
+    assert "1000000000000 samples do not fit" in message(copy)
+
+
+def test_no_classes(copy: Path) -> None:
+    edit(copy, classes=[])
+    assert "(classes: " in message(copy)
+
+
+def test_a_url_given_as_a_path_is_named(tmp_path: Path) -> None:
+    for read in (Manifest.read, Manifest.load):
+        with pytest.raises(ValueError, match="is a URL: this reads local folders"):
+            read(Path("s3://bucket/set"))

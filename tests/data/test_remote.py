@@ -4,12 +4,14 @@ import logging
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import fsspec
 import numpy as np
@@ -147,6 +149,27 @@ def test_label_vectors_come_through_the_cache_once(glyphs: Path, cache: CacheCon
         assert server.requests["label_vectors.safetensors"] == 1
 
 
+def test_label_vectors_are_those_of_the_manifest_at_the_source_and_in_the_cache(
+    glyphs: Path, cache: CacheConfig, tmp_path: Path
+) -> None:
+    folder, name = tmp_path / "copy", "label_vectors.safetensors"
+    shutil.copytree(glyphs, folder)
+    with serving(folder) as server:
+        manifest = Manifest.load(server.url, cache)
+        expected = load_label_vectors(server.url, manifest, cache)
+        cached = cache.folder / f"{manifest.label_vectors_sha256}.safetensors"
+        for path in (cached, folder / name):
+            content = bytearray(path.read_bytes())
+            content[-3] ^= 1
+            path.write_bytes(content)
+            if path == cached:
+                assert np.array_equal(load_label_vectors(server.url, manifest, cache), expected)
+                assert server.requests[name] == 2
+        cached.unlink()
+        with pytest.raises(ValueError, match=f"{server.url}/{name} is not .*SHA-256 is another"):
+            load_label_vectors(server.url, manifest, cache)
+
+
 # -------------------------------------------------------------------- the cache
 
 
@@ -191,8 +214,11 @@ def test_a_split_goes_on_after_fork_and_in_a_process_that_unpickles_it(
         if (child := os.fork()) == 0:
             os._exit(0 if contents(split) == expected else 1)
         assert os.waitpid(child, 0)[1] == 0
-        with pickle.loads(pickle.dumps(split)) as again:
+        sent = pickle.dumps(split)
+        assert split.classes[0].name.encode() not in sent
+        with pickle.loads(sent) as again:
             assert contents(again) == expected
+            assert again.num_classes == split.num_classes
 
 
 def test_the_bound_holds_and_every_sample_is_read(
@@ -276,6 +302,34 @@ def test_what_a_killed_process_left_is_neither_waited_for_nor_kept(
     with open_split(server.url, "train", cache=cache) as split:
         assert contents(split) == local_contents(shards)
     assert list(incoming.iterdir()) == []
+
+
+def test_what_many_killed_processes_left_does_not_stop_fetching_ahead(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    with open_split(server.url, "train", cache=cache) as split:
+        for number in range(20):
+            (cache.folder / "incoming" / f"{number}.tar").write_bytes(b"half")
+        split.will_read(split.order(seed=0), 0)
+        wait_until(lambda: len(cached_shards(cache)) == len(split.manifest.of_split("train")))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="files of another user")
+def test_a_cache_that_another_user_filled_is_read(shards: Path, server: FileServer) -> None:
+    expected = local_contents(shards)
+    with TemporaryDirectory() as shared:  # not under pytest's folder, which is one user's
+        cache = CacheConfig(folder=Path(shared, "cache"), attempts=3)
+        _read_all(server.url, cache, expected)
+        for folder in (shared, cache.folder, cache.folder / "incoming"):
+            Path(folder).chmod(0o777)
+        if (child := os.fork()) == 0:
+            try:
+                os.setuid(65534)
+                _read_all(server.url, cache, expected)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_cut_copy_in_the_cache_is_fetched_again(
@@ -530,6 +584,48 @@ def test_a_damaged_or_endless_index_at_the_source_is_named(
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"{server.url}/{path.name} is not .*{reason}"):
             open_split(server.url, "train", cache=cache)
+
+
+def test_a_damaged_index_is_one_reason_and_one_remedy(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    path = index_path(server.folder / FIRST)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=f"{server.url}/{path.name}") as caught:
+        open_split(server.url, "train", cache=cache)
+    assert str(cache.folder) not in str(caught.value)
+    assert str(caught.value).count("copy it") == 1
+
+
+def test_a_damaged_manifest_at_the_source_is_copied_there_again(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    (server.folder / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match=r"manifest.json is damaged \(.*\): copy it there again"):
+        open_split(server.url, "train", cache=cache)
+
+
+def test_indices_that_the_cache_cannot_hold_are_not_fetched(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    """A manifest of whoever wants to fill the disk: each shard claims to be large."""
+    manifest = Manifest.read(server.folder)
+    large = [
+        shard.model_copy(update={"samples": 10**12, "bytes": 10**16}) for shard in manifest.shards
+    ]
+    hostile = manifest.model_copy(update={"shards": tuple(large)})
+    (server.folder / "manifest.json").write_bytes(hostile.to_bytes())
+    with pytest.raises(ValueError, match=r"4 indices of up to 1.2e\+05 GB together.*raise it to"):
+        open_split(server.url, "train", cache=cache)
+    assert set(server.requests) == {"manifest.json"}
+
+
+def test_a_server_that_redirects_without_end_is_named(
+    server: FileServer, cache: CacheConfig
+) -> None:
+    server.redirect = server.url
+    with pytest.raises(PermissionError, match=r"may not be read \(it redirects without end\)"):
+        Manifest.load(server.url, cache)
 
 
 def test_a_file_that_is_too_large_is_not_read_to_its_end(server: FileServer) -> None:

@@ -116,6 +116,28 @@ def test_verify_of_a_cut_shard_names_the_samples_that_are_gone(
     assert damaged.stderr.count("train-000000.tar") >= 4
 
 
+def test_a_place_that_cannot_be_written_is_named_with_a_remedy(
+    pictures: Path, shards: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("0\n")
+    out = tmp_path / "file" / "out"
+    tweets = tmp_path / "a.txt"
+    tweets.write_text("a 🔥\nb 🎉\n" * 4)
+    for command in (
+        ("imagefolder", pictures, "-o", out),
+        ("tweets", tweets, "-o", out),
+        ("index", shards, "-o", out),
+    ):
+        refused = kway_shard(*command)
+        assert isinstance(refused.exception, OSError), command
+        assert "out cannot be written (Not a directory): name another place with --out" in str(
+            refused.exception
+        )
+    refused = kway_shard("show", shards, "--picture", tmp_path / "gone" / "x.png")
+    assert "x.png cannot be written (No such file or directory)" in str(refused.exception)
+    assert "with --picture" in str(refused.exception)
+
+
 @pytest.mark.parametrize("command", ["glyphs", "imagefolder", "verify"])
 def test_every_command_explains_itself(command: str) -> None:
     assert kway_shard(command, "--help").exit_code == 0

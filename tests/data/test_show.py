@@ -14,7 +14,7 @@ from data.sources import ImageFolder
 from data.tars.foreign import index_shards
 from data.writing.writer import write_shards
 from launch.commands.shard import app
-from launch.commands.shard_tables import plain
+from launch.wording import plain
 from tests.data.conftest import write_picture
 from tests.data.foreign_tars import planted_shards, png, write_tar
 
@@ -159,3 +159,15 @@ def test_a_damaged_picture_leaves_a_crossed_tile(tmp_path: Path) -> None:
 def test_texts_have_no_contact_sheet(texts: Path, tmp_path: Path, name: str, said: str) -> None:
     done = kway_shard("show", texts, "--picture", tmp_path / name)
     assert said in str(done.exception)
+
+
+def test_a_split_that_is_not_there_is_said_before_anything_is_shown(shards: Path) -> None:
+    done = kway_shard("show", shards, "--split", "nope")
+    assert f"{shards}: no split 'nope' here" in str(done.exception)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_a_url_is_told_that_only_local_folders_are_read(command: str) -> None:
+    done = kway_shard(command, "https://host/set")
+    assert "is a URL: this reads local folders" in str(done.exception)

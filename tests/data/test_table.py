@@ -180,3 +180,20 @@ def test_rows_without_text_or_label_are_counted(tmp_path: Path) -> None:
     source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t", test_fraction=0)
     assert len(source.splits()["train"]) == 2
     assert "rows without text, path or label left out: 2" in source.notes()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--quality", 90, "--skip-bad"), "--quality, --skip-bad: for a table of pictures"),
+        (("--split", "s", "--test-fraction", 0.2), "--test-fraction: where no --split says"),
+    ],
+)
+def test_options_of_another_kind_of_table_are_refused(
+    tmp_path: Path, options: tuple[object, ...], said: str
+) -> None:
+    (tmp_path / "a.csv").write_text("text,label,s\na,1,train\nb,2,train\n")
+    named = ("--text", "text", "--label", "label", "-o", tmp_path / "out")
+    refused = kway("table", tmp_path / "a.csv", *named, *options)
+    assert isinstance(refused.exception, ValueError)
+    assert said in str(refused.exception)

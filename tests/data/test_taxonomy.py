@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from data.sources.taxonomy import several_parents_note, taxonomy_attributes
+from data.sources.taxonomy import PlacedClasses
 
 
 @dataclass
@@ -43,18 +43,18 @@ SYNSETS = Synsets(
 
 
 def paths(*names: str) -> list[str | None]:
-    return [about.get("path") for about in taxonomy_attributes(SYNSETS, names)]
+    return [about.get("path") for about in PlacedClasses(SYNSETS, names).attributes()]
 
 
 def test_a_class_carries_its_words_its_parents_and_the_path_through_the_first_of_them() -> None:
-    assert taxonomy_attributes(SYNSETS, ["n5"]) == [
+    assert PlacedClasses(SYNSETS, ["n5"]).attributes() == [
         {
             "words": "dog, domestic dog",
             "parents": "n3 n4",
             "path": "entity > animal > carnivore",
         }
     ]
-    assert taxonomy_attributes(SYNSETS, ["n1"]) == [{"words": "entity"}]
+    assert PlacedClasses(SYNSETS, ["n1"]).attributes() == [{"words": "entity"}]
 
 
 def test_a_class_above_or_beside_another_stands_under_its_own_name() -> None:
@@ -70,13 +70,27 @@ def test_nodes_of_one_name_are_told_apart_where_they_would_be_taken_for_one() ->
 
 
 def test_a_choice_among_parents_is_said() -> None:
-    (note,) = several_parents_note(SYNSETS, ["n6", "n9"])
+    (note,) = PlacedClasses(SYNSETS, ["n6", "n9"]).notes()
     assert note.startswith("1 synsets at and above the classes have several parents")
     assert "the first that Synsets lists counts" in note
-    assert several_parents_note(SYNSETS, ["n9"]) == []
+    assert PlacedClasses(SYNSETS, ["n9"]).notes() == []
+
+
+def test_the_ways_up_are_walked_once_for_attributes_and_notes() -> None:
+    asked: list[str] = []
+
+    class Counting(Synsets):
+        def synset(self, class_name: str) -> str:
+            asked.append(class_name)
+            return class_name
+
+    placed = PlacedClasses(Counting(SYNSETS.known), ["n5", "n9"])
+    assert placed.attributes() == placed.attributes()
+    assert len(placed.notes()) == 1
+    assert asked == ["n5", "n9"]
 
 
 def test_a_cycle_is_refused_with_the_synset() -> None:
     circle = Synsets({"a": ("a", ("b",)), "b": ("b", ("c",)), "c": ("c", ("b",))})
     with pytest.raises(ValueError, match="Synsets has b above itself, over class a"):
-        taxonomy_attributes(circle, ["a"])
+        PlacedClasses(circle, ["a"]).attributes()

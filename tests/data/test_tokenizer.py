@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import models
+from tokenizers import models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from data import open_split
 from data.shards.index import open_index
 from data.shards.manifest import Manifest
-from data.sources import EmojiNames
+from data.sources import EmojiNames, Table
 from data.tokens.tokenizer import Tokenizer, open_tokenizer
 from data.tokens.train import Trained, train_tokenizer
+from data.tokens.vocabulary import train_wordpiece
 from data.writing.writer import write_shards
 from launch.main import main
 from tests.shards import picture_shards
@@ -123,6 +124,31 @@ def test_a_tokenizer_goes_to_another_process_closed(folder: Path) -> None:
     assert pickle.loads(pickle.dumps(tokenizer)).encode(TEXTS) == wanted
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel({"a": 0, "[PAD]": 1}, unk_token="[UNK]"),
+        models.WordPiece({"a": 0, "[PAD]": 1}, unk_token="[UNK]"),
+        models.Unigram([("a", -1.0), ("[PAD]", -2.0)]),
+    ],
+)
+def test_a_tokenizer_that_fails_at_unknown_characters_is_refused(model: models.Model) -> None:
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(ValueError, match=r"tokenizer x fails at a character .*kway tokenizer SHA"):
+        Tokenizer.of(backend, {"pad_token": "[PAD]"}, max_length=4, name="x")
+
+
+def test_what_the_library_raises_for_a_text_is_one_line() -> None:
+    known = {"\ue000 \U00012000": 0, "[PAD]": 1}
+    backend = Backend(models.WordLevel(known, unk_token="[UNK]"))
+    tokenizer = Tokenizer.of(backend, {"pad_token": "[PAD]"}, max_length=4, name="x")
+    with pytest.raises(
+        ValueError, match=r"the tokenizer fails at a text \(.*UNK.*\): choose anoth"
+    ):
+        tokenizer.encode(["a"])
+
+
 def test_a_text_without_tokens_is_one_pad_token() -> None:
     backend = Backend(models.WordLevel({"<pad>": 0, "a": 1}, unk_token="a"))
     tokenizer = Tokenizer.of(backend, {"pad_token": "<pad>"}, max_length=1, name="x")
@@ -178,6 +204,26 @@ def test_forked_workers_encode_after_the_parent_used_threads_and_nothing_is_prin
 def test_a_missing_folder_names_the_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing is no folder: make one by kway tokenize"):
         open_tokenizer(str(tmp_path / "nothing"), max_length=6)
+
+
+@pytest.mark.parametrize("name", ["tokenizers/emoji-names", "bert-base-cased", "./x", "x.y"])
+def test_a_name_without_hub_is_never_looked_for_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=rf"one by kway .* -o {name}, or .* as hub:{name}$"):
+        open_tokenizer(name, max_length=6)
+
+
+def test_a_name_of_the_hub_goes_to_transformers_and_what_it_says_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"tokenizer hub:b: b is a file or folder here"):
+        open_tokenizer("hub:b", max_length=6)
+    with pytest.raises(ValueError, match=r"tokenizer hub:a/b/c does not open .*'a/b/c'.*: give an"):
+        open_tokenizer("hub:a/b/c", max_length=6)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
@@ -259,6 +305,17 @@ def test_accents_and_case_stay_unless_asked_and_marks_always(names: Path, tmp_pa
         assert normalizer.normalize_str("é E e\u0301") == text
 
 
+def test_words_that_encoding_takes_for_unknown_are_not_learned_from() -> None:
+    """The library's trainer takes minutes for one of a megabyte."""
+    words, long = "up up down down", "z" * 10_000
+    texts = [words, f"{long} {words}", f"q{long},z {words}", f"{'猫' * 400} y{'z' * 299}"]
+    backend = train_wordpiece(lambda: texts, vocab_size=60, threads=1)
+    vocabulary = backend.get_vocab().keys()
+    assert {"up", "down", "z", "y", "猫"} <= vocabulary
+    assert "q" not in vocabulary
+    assert backend.encode(f"{long} up").tokens == ["[CLS]", "[UNK]", "up", "[SEP]"]
+
+
 def test_an_alphabet_keeps_the_most_frequent_characters(names: Path, tmp_path: Path) -> None:
     trained = small_tokenizer(names, tmp_path / "t", alphabet=30)
     vocabulary = json.loads((tmp_path / "t" / "tokenizer.json").read_text())["model"]["vocab"]
@@ -276,6 +333,18 @@ def test_what_is_held_out_is_measured_and_not_trained_on(names: Path, tmp_path: 
     assert {"LATIN", "ARABIC", "HANGUL"} <= {example.script for example in trained.examples}
 
 
+@pytest.mark.parametrize("parent", ["file", "file/below", "x" * 300])
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_read(
+    names: Path, tmp_path: Path, parent: str
+) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / parent / "name"
+    done: list[int] = []
+    with pytest.raises(OSError, match=rf"^{out} cannot be written \(.*\): name another folder$"):
+        small_tokenizer(names, out, report=lambda number, total: done.append(number))
+    assert not done
+
+
 @pytest.fixture
 def kway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def run(*arguments: object) -> int:
@@ -285,6 +354,19 @@ def kway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return int(ended.value.code or 0)
 
     return run
+
+
+def test_controls_in_texts_do_not_reach_the_terminal(kway, capsys, tmp_path) -> None:
+    table = tmp_path / "rows.csv"
+    rows = [f"some [b] \x1b[2Jtext\x07 number {number},{number % 2}" for number in range(40)]
+    table.write_text("\n".join(["text,label", *rows]) + "\n")
+    source = Table((table,), tmp_path / "work", text="text", label="label", workers=0)
+    write_shards(source, tmp_path / "shards", workers=0)
+    options = ("--vocab-size", 100, "--workers", 1)
+    assert kway("tokenizer", tmp_path / "shards", "-o", tmp_path / "t", *options) == 0
+    printed = capsys.readouterr().out
+    assert "some [b] U+001B[2JtextU+0007 number" in printed
+    assert not {"\x1b", "\x07"} & set(printed)
 
 
 def test_the_command_names_and_counts_damaged_texts(kway, capsys, names, tmp_path) -> None:

@@ -287,7 +287,7 @@ def test_a_killed_first_pass_goes_on_where_it_stopped(
     reported: list[tuple[int, int]] = []
     source = Tweets((file,), tmp_path / "work", report=lambda *now: reported.append(now))
     tasks = source.splits()
-    assert reported[0][0] > 3000
+    assert reported[0][0] >= 3000
     assert reported[-1] == (file.stat().st_size, file.stat().st_size)
     again = Tweets((file,), tmp_path / "again").splits()
     assert {name: list(part) for name, part in tasks.items()} == {
@@ -379,7 +379,10 @@ def test_texts_and_labels_that_do_not_match_are_refused(tweeteval: Path, tmp_pat
     labels.unlink()
     with pytest.raises(FileNotFoundError, match=r"train_labels\.txt is missing"):
         LabelledTexts(tweeteval, tmp_path / "work")
-    with pytest.raises(FileNotFoundError, match=r"holds no train_text\.txt"):
+    with pytest.raises(FileNotFoundError, match=r"holds no train_text\.txt.*val and test$"):
+        LabelledTexts(tmp_path, tmp_path / "work")
+    (tmp_path / "a.tsv").write_text("text\n")
+    with pytest.raises(FileNotFoundError, match=r"raw tweets are given one by one \(.*/\*\.tsv\)$"):
         LabelledTexts(tmp_path, tmp_path / "work")
 
 
@@ -425,4 +428,34 @@ def test_tweets_command_says_what_was_left_out(tmp_path: Path) -> None:
     assert "is complete already" in kway(*arguments).stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out"]
     refused = kway("tweets", file, "-o", tmp_path / "other", "--keep-texts")
-    assert "are for a folder of labelled texts" in str(refused.exception)
+    assert "--keep-texts: for a folder of labelled texts" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--text=x", "--language=x", "--id=x", "--languages=en", "--policy=each", "--emoji=keep"),
+        *("--users=keep", "--urls=keep", "--keep-retweets", "--min-count=1", "--top=2"),
+        "--test-fraction=0.2",
+    ],
+)
+def test_options_for_raw_tweets_are_refused_for_labelled_texts(
+    tweeteval: Path, tmp_path: Path, option: str
+) -> None:
+    refused = kway("tweets", tweeteval, "-o", tmp_path / "out", option)
+    assert isinstance(refused.exception, ValueError)
+    assert str(refused.exception).startswith(f"{option.split('=')[0]}: for raw tweets, and ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_first_pass_shows_a_bar_of_bytes_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    file = lines(tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(400)))
+    monkeypatch.setattr("data.sources.tweets.SPAN_BYTES", 2000)
+    done = kway("tweets", file, "-o", tmp_path / "out", "--workers", 0)
+    assert done.exit_code == 0, done.output
+    assert "kB" in (reading := done.stderr[done.stderr.index("reading") :].split("writing")[0])
+    assert "reading" in reading
+    assert "reading" not in done.stderr[done.stderr.index("writing") :]

@@ -150,6 +150,19 @@ def test_a_text_that_is_not_utf8_is_found(tmp_path: Path) -> None:
     assert "a.tar: 2: not UTF-8 from its byte 4 on" in lost[0].line
 
 
+def test_a_key_that_would_move_a_terminal_is_escaped(tmp_path: Path) -> None:
+    members = [("a\n\x1b[31m\u202eb.txt", b"bad \xff"), ("a\n\x1b[31m\u202eb.cls", b"0")]
+    write_tar(tmp_path / "a.tar", members)
+    index_shards(tmp_path)
+    (lost,) = found(tmp_path)
+    assert "a.tar: aU+000AU+001B[31mU+202Eb: not UTF-8" in lost.line
+    with open_split(tmp_path, "train") as split, pytest.raises(ValueError, match="aU\\+000A"):
+        split.text(0)
+    write_tar(tmp_path / "b.tar", [*members, ("c\nd.txt", b"x")])
+    indexed = index_shards(tmp_path, skip_bad=True)
+    assert "cU+000Ad: no " in indexed.problems.named[0]
+
+
 def test_a_label_out_of_range_is_named(copy: Path) -> None:
     whole = Manifest.read(copy)
     fewer = Manifest.model_validate(whole.model_dump() | {"classes": whole.classes[:3]})

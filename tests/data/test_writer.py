@@ -2,8 +2,10 @@
 
 import gc
 import hashlib
+import os
 import resource
 import shutil
+import signal
 import tracemalloc
 import warnings
 from collections.abc import Sequence
@@ -179,6 +181,24 @@ def test_a_folder_with_something_else_is_refused(pictures: Path, tmp_path: Path)
     with pytest.raises(ValueError, match=r"holds something else \(thesis.tex\)"):
         write(pictures, tmp_path)
     assert contents(tmp_path) == {"thesis.tex": b"precious"}
+
+
+class Fatal(Numbers):
+    """Its process is killed at number 70, as the system does where memory ends."""
+
+    def render(self, task: int) -> Sample:
+        if task == 70:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().render(task)
+
+
+def test_a_killed_worker_is_one_line_and_the_folder_can_be_gone_on_with(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"^a worker process ended before its work") as caught:
+        write_shards(Fatal(100), tmp_path, samples_per_shard=10, workers=2)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("*.aside"))
+    again = write_shards(Numbers(100), tmp_path, samples_per_shard=10, workers=0)
+    assert len(again.manifest.shards) == 11
 
 
 def test_two_writers_do_not_share_a_folder(pictures: Path, tmp_path: Path) -> None:

@@ -145,7 +145,16 @@ def test_a_near_trivial_tree_warns_and_a_projection_mends_it(kway, tmp_path, cap
     [
         (["build", "gone.npy", "-o", "a.tree"], "gone.npy does not exist"),
         (["build", "v.npy", "-o", "a.tree"], "names no classes: give them with --classes"),
-        (["build", "t.csv", "-o", "a.tree", "--project", "3"], "t.csv is a hierarchy"),
+        (["build", "t.csv", "-o", "a.tree", "--project", "3"], "--project: for label vectors"),
+        (
+            ["build", "t.csv", "-o", "a.tree", "--metric", "cosine", "--base", "1.5"],
+            "--base, --metric: for label vectors, and t.csv gives a hierarchy",
+        ),
+        (["build", "t.csv", "-o", "a.tree", "--missing", "mean"], "--missing: for label vectors"),
+        (["build", "t.csv", "-o", "a.tree", "--kind", "utree"], "--kind: for label vectors"),
+        (["build", ".", "-o", "a.tree", "--missing", "zero"], "--missing: for files of vectors"),
+        (["build", "t.csv", "-o", "n.txt/a.tree"], "name another place with --out"),
+        (["build", "t.csv", "-o", "full.tree"], "full.tree cannot be written (Is a directory)"),
         (["build", "t.csv", "-o", "a.tree", "--classes", "n.txt"], "class '0' is not in t.csv"),
         (
             ["build", "v.npy", "-o", "a.tree", "--classes", "n.txt", "--keep-chains"],
@@ -153,6 +162,7 @@ def test_a_near_trivial_tree_warns_and_a_projection_mends_it(kway, tmp_path, cap
         ),
         (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy gives vectors"),
         (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt do not exist"),
+        (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "'a' stands in line 1 too"),
         (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "has no config.json"),
         (["show", "n.txt"], "no sound tree file"),
     ],
@@ -162,6 +172,8 @@ def test_mistakes_are_one_line(kway, tmp_path, monkeypatch, capsys, arguments, m
     np.save("v.npy", np.ones((2, 2)))
     Path("t.csv").write_text("a,b\n")
     Path("n.txt").write_text("0\n1\n")
+    Path("full.tree.part").mkdir()
+    Path("twice.txt").write_text("a\na\n")
     assert kway(*arguments) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -316,7 +316,7 @@ def form(*fields: tuple[str, str]) -> bytes:
             "multipart/form-data; boundary=b",
             b'--b\r\nContent-Disposition: form-data; name="classes"\r\n\r\n\xff\r\n--b--\r\n',
             400,
-            "no_input",
+            "invalid_form",
         ),
         (
             "multipart/form-data; boundary=b",

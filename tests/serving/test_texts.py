@@ -16,6 +16,7 @@ import pytest
 import torch
 import typer
 import uvicorn
+from torch import nn
 from typer.testing import CliRunner
 
 from launch.commands import query
@@ -24,7 +25,15 @@ from serving.api import build_api
 from serving.config import ServingConfig
 from serving.model import Model
 from serving.service import Service
-from tests.tiny_bundle import NAMES, rows, tiny_text_backbone, tiny_tokenizer, write, write_of_texts
+from tests.tiny_bundle import (
+    DIM,
+    NAMES,
+    rows,
+    tiny_text_backbone,
+    tiny_tokenizer,
+    write,
+    write_of_texts,
+)
 from trainer.bundle import logits_of
 
 TEXTS = ["a cat", "", "a dog and a cat and 猫 🐶", "hund " * 50, "[PAD] nothing of this is known"]
@@ -179,6 +188,8 @@ def test_bad_bodies_are_refused_with_a_reason(
         ([("texts", ("a.txt", b"x"))], 422, "invalid_query"),
         ([("texts", (None, "x" * (MAX_CHARS + 1)))], 413, "text_too_long"),
         ([("texts", (None, "x"))] * 4, 413, "too_many_texts"),
+        ([("texts", (None, b"caf\xe9"))], 400, "invalid_form"),
+        ([("texts", (None, "a")), ("classes", (None, b"\xff"))], 400, "invalid_form"),
         ([], 400, "no_input"),
     ],
 )
@@ -187,10 +198,53 @@ def test_bad_forms_are_refused_with_a_reason(url: str, parts: list, status: int,
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
+@pytest.mark.parametrize(("charset", "status"), [("latin-1", 200), ("utf-8", 400)])
+def test_a_form_is_read_in_the_encoding_that_it_states(url: str, charset: str, status: int) -> None:
+    part = 'Content-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
+    lines = [f"--x\r\n{part.format(*field)}" for field in (("classes", "husky"), ("texts", "café"))]
+    kind = {"content-type": f"multipart/form-data; boundary=x; charset={charset}"}
+    body = ("".join(lines) + "--x--\r\n").encode("latin-1")
+    answer = httpx.post(f"{url}/v1/query", content=body, headers=kind)
+    assert answer.status_code == status
+    if status == 400:
+        assert answer.json()["error"]["message"].endswith("cannot be read: 'texts' is no utf-8")
+
+
+def test_a_model_whose_positions_do_not_reach_its_longest_text_fails_its_check(
+    tmp_path: Path,
+) -> None:
+    model = Model.open(write_of_texts(tmp_path / "texts"))
+    model.self_check()
+    model._backbone.encoder.embeddings.position_embeddings = nn.Embedding(8, DIM)
+    assert len(model.prepare("a cat")) < 8
+    with pytest.raises(ValueError, match=r"fails at any of the texts .*: its files do not fit"):
+        model.self_check()
+
+
 def test_a_refused_text_is_named_by_its_place(url: str) -> None:
     body = {"classes": [0], "texts": ["a", "x" * (MAX_CHARS + 1)]}
     message = httpx.post(f"{url}/v1/query", json=body).json()["error"]["message"]
     assert re.match(r"texts\[1\] has 301 characters, at most 300: ", message)
+
+
+def test_the_command_names_a_long_text_of_a_file_by_its_place_and_asks_nothing(
+    url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "texts").write_text("a\nb\nc\nd\n" + "long " * 61)
+    message = rf"^texts\[5\] \(long .*\) has 305 characters, and {url} takes 300: shorten it$"
+    with pytest.raises(ValueError, match=message):
+        command(url, "--class", "husky", "--text", "e", "--texts", tmp_path / "texts")
+
+
+def test_controls_in_texts_and_class_names_do_not_reach_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.tiny_bundle.NAMES", ("hu\x1bsky", *NAMES[1:]))
+    bundle = write_of_texts(tmp_path / "texts")
+    table = command(bundle, "--class", "#0", "--text", "a\x9bcat\x07\u202edog")
+    assert "aU+009BcatU+0007U+202Edog" in table
+    assert "huU+001Bsky" in table
+    assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(table)
 
 
 def test_the_table_shows_texts(bundle: Path) -> None:
@@ -210,18 +264,21 @@ def test_the_table_shows_texts(bundle: Path) -> None:
         (("{texts}", "--text", "a\udcff"), "text 0 is no Unicode"),
         (("{url}", "--text", "a\udcff"), "refuses: Invalid JSON"),
         (("{url}", "--text", "a", "--threshold", "nan"), "refuses: threshold"),
-        (("{url}", "--text", "x" * 301), "texts[0] has 301 characters, at most 300"),
+        (("{url}", "--text", "x" * 301), "has 301 characters, and http://127.0.0.1"),
+        (("{texts}", "--texts", "{empty}"), "empty holds no text: write one a line"),
     ],
 )
 def test_a_wrong_question_is_refused_in_one_line(
     url: str, bundle: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "file").write_bytes(b"a\xff")
+    (tmp_path / "empty").touch()
     places = {
         "texts": bundle,
         "pictures": write(tmp_path / "pictures"),
         "url": url,
         "file": tmp_path / "file",
+        "empty": tmp_path / "empty",
     }
     with pytest.raises((ValueError, OSError), match=re.escape(message)) as caught:
         command("--class", "husky", *(argument.format(**places) for argument in arguments))

@@ -6,11 +6,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import TINY_BERT, glyph_recipe, text_recipe
-from trainer.config import Recipe
+from trainer.backbone import Backbone, build_backbone
+from trainer.config import BackboneConfig, Recipe
 from trainer.evaluation import load_evaluation
+from trainer.probe import check_reading
 from trainer.train import train
 from trainer.trained import open_trained
 
@@ -51,11 +54,27 @@ def test_a_run_whose_tokenizer_became_another_is_refused(texts: Path, tmp_path: 
             use(rank_world())
 
 
+def of_type(model_type: str, **changes: object) -> dict:
+    """Another kind of TINY_BERT."""
+    wanted = {"pad_token_id": 0, "vocab_size": 120, "max_position_embeddings": 64}
+    return {**TINY_BERT, "model_type": model_type, **wanted, **changes}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"backbone__config__vocab_size": 50}, r"tokens and the backbone embeddings for 50"),
         ({"backbone__config__max_position_embeddings": 16}, r"max_length is 24 .* has 16"),
+        (
+            {"backbone__config": of_type("camembert", max_position_embeddings=24)},
+            r"max_length is 24 .* has 23",
+        ),
+        (
+            {"backbone__config__pad_token_id": 1},
+            r"pads with token 0 and the backbone with 1: set b",
+        ),
+        ({"backbone__config": of_type("mpnet")}, r"the backbone mpnet with 1, whatever its conf"),
+        ({"backbone__config": of_type("convbert", embedding_size=16)}, "convbert ignores the att"),
         ({"backbone__config": {"model_type": "resnet"}}, "holds texts and the backbone reads pict"),
     ],
 )
@@ -64,6 +83,66 @@ def test_a_backbone_that_cannot_read_the_texts_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         train(text_recipe(texts, tmp_path / "run", **changes), rank_world())
+
+
+def backbone_of(fields: dict, pooling: str) -> Backbone:
+    torch.manual_seed(0)
+    return build_backbone(BackboneConfig(config=fields, pooling=pooling), image=None)
+
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 120, "n_embd": 32, "n_layer": 1, "n_head": 2}
+
+
+def test_a_causal_backbone_is_refused_where_its_first_token_is_read() -> None:
+    for pooling in ("auto", "cls"):
+        with pytest.raises(ValueError, match=r"gpt2 is causal, .*use backbone\.pooling=mean"):
+            check_reading(backbone_of(GPT2, pooling), pad_id=0, places=None)
+    check_reading(backbone_of(GPT2, "mean"), pad_id=0, places=None)
+
+
+def test_a_backbone_that_sees_the_tokens_under_the_padding_is_refused() -> None:
+    fnet = {"model_type": "fnet", "vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 1}
+    with pytest.raises(ValueError, match="fnet ignores the attention mask"):
+        check_reading(backbone_of(fnet, "mean"), pad_id=0, places=64)
+
+
+def test_the_check_of_a_backbone_leaves_mode_and_random_state() -> None:
+    backbone = backbone_of(of_type("bert"), "auto")  # with dropout
+    backbone.encoder.embeddings.eval()
+    modes = [part.training for part in backbone.modules()]
+    state = torch.get_rng_state()
+    check_reading(backbone, pad_id=0, places=4)
+    assert [part.training for part in backbone.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(parameter.grad is not None for parameter in backbone.parameters())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"model_type": "modernbert", "vocab_size": 120},
+            r"pad_token_id is 50283 and vocab_size 120",
+        ),
+        ({"model_type": "funnel"}, "does not make a model"),
+        (
+            {"model_type": "perceiver", "num_latents": 2, "d_latents": 8, "d_model": 8},
+            "hidden_size",
+        ),
+    ],
+)
+def test_what_makes_no_backbone_is_one_line(fields: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        backbone_of(fields, "mean")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_backbone_that_does_not_run_on_tokens_is_refused_in_one_line() -> None:
+    with pytest.raises(
+        ValueError, match=r"xmod does not run on tokens .*: choose another"
+    ) as caught:
+        check_reading(backbone_of(of_type("xmod"), "mean"), pad_id=0, places=64)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_backbone_of_texts_is_refused_for_pictures(glyphs: Path, tmp_path: Path) -> None:

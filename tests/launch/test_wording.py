@@ -1,0 +1,57 @@
+"""Names from files stay names in what the commands print."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+from typer.testing import CliRunner
+
+from launch.commands.shard import app
+from launch.main import main
+from launch.wording import plain, printable
+from tests.data.conftest import write_picture
+
+
+def test_what_moves_a_cursor_or_ends_a_line_is_printed_as_its_number() -> None:
+    assert printable("a\x1b[31m\nb\u2028c\u202ed\udc80") == (
+        "aU+001B[31mU+000AbU+2028cU+202EdU+DC80"
+    )
+    assert printable("  crème, 東京 [bold]") == "  crème, 東京 [bold]"
+
+
+def test_a_cell_of_a_table_shows_markup_as_it_stands() -> None:
+    table = Table()
+    table.add_row(plain("[/red] of [bold]\n\x1b"))
+    console = Console(width=60)
+    with console.capture() as shown:
+        console.print(table)
+    assert "[/red] of [bold] U+001B" in shown.get()
+
+
+def test_a_folder_with_an_escape_in_its_name_cannot_colour_the_lines_about_it(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "red\x1b[31m\nname"
+    for i, name in enumerate(("one", "two")):
+        write_picture(folder / name / "0.png", i)
+    write_picture(folder / "loose.png", 2)
+    out = tmp_path / "out\x1b[31m"
+    arguments = ("imagefolder", folder, "-o", out, "--test-fraction", 0, "--workers", 0)
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    assert "redU+001B[31mU+000Aname: ignoring 1 picture outside" in done.stderr
+    assert "outU+001B[31m: 2 train samples" in done.stdout
+    assert "\x1b" not in done.output
+
+
+def test_an_error_about_such_a_name_is_one_harmless_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kway", "shard", "verify", str(tmp_path / "a\x1b[31m\nb")])
+    with pytest.raises(SystemExit):
+        main()
+    error = capsys.readouterr().err
+    assert "aU+001B[31m b" in error
+    assert error.count("\n") == 1
