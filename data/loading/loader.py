@@ -7,9 +7,7 @@ shares of the reading, which is `data/loading/reader.py`.
 """
 
 import itertools
-import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -18,26 +16,25 @@ from data.config import DataConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.buckets import ByLength
 from data.loading.copy_ahead import copied_ahead
+from data.loading.endless import EndlessLoader, check_rank
 from data.loading.inputs import open_inputs
 from data.loading.order import share
 from data.loading.reader import EvaluationReader, TrainingReader
-from data.loading.substitute import Substitute, check_limit
 from data.shards.split import Split
 
-_log = logging.getLogger("kway.data")
 _CPU = torch.device("cpu")
 
 
-class TrainLoader:
-    """The training stream from `cursor` on, for ever; iterating again goes on where it stopped.
+class TrainLoader(EndlessLoader):
+    """The training stream of a split from `cursor` on, for ever.
 
     Global batch: samples [cursor.samples, cursor.samples + global_batch) of the endless order, of
-    which this rank reads `share(step)`. Batches come on `device`. A bad sample is replaced
-    (`data/loading/substitute.py`), and so are its later occurrences. Raises ValueError for a split
-    without samples, a rank outside the world, or shards and a recipe of different modalities; while
-    iterating, with the list where the bad samples that this rank and the cursor know of are more
-    than `config.max_bad_samples`.
+    which this rank reads `share(step)`. A bad sample is replaced (`data/loading/substitute.py`),
+    and so are its later occurrences. Raises ValueError as `EndlessLoader` does, and for a split
+    without samples, or shards and a recipe of different modalities.
     """
+
+    remedy = "run kway shard verify --decode, mend"
 
     def __init__(
         self,
@@ -50,15 +47,15 @@ class TrainLoader:
         cursor: Cursor,
         device: torch.device = _CPU,
     ) -> None:
-        _check_rank(rank, world_size)
-        if global_batch < 1:
-            raise ValueError(f"global_batch is {global_batch}: it must be at least 1")
-        self.cursor = cursor
-        self._global_batch = global_batch
-        self._rank = rank
-        self._world_size = world_size
-        self._workers = config.workers
-        self._device = device
+        self._split = split
+        super().__init__(
+            config,
+            global_batch=global_batch,
+            rank=rank,
+            world_size=world_size,
+            cursor=cursor,
+            device=device,
+        )
         inputs = open_inputs(config, split.manifest)
         seed = cursor.seed
         num_batches = config.text.batches_by_length if config.text is not None else 1
@@ -71,75 +68,22 @@ class TrainLoader:
                 locate, split.sizes, seed=seed, batch=global_batch, num_batches=num_batches
             ).locate
         self._reader = TrainingReader(split, inputs, config, seed=seed, order=order, locate=locate)
-        self._batches: Iterator[Batch] | None = None
-        self._limit = config.max_bad_samples
-        self._split = split
-        self._bad: dict[int, str] = {}
-        self._note(cursor.bad, "bad before this run was resumed")
 
     def share(self, step: int) -> range:
         """Positions of the stream that this rank reads, `step` batches after the cursor."""
-        start = self.cursor.samples + step * self._global_batch
-        part = share(self._global_batch, self._rank, self._world_size)
-        return range(start + part.start, start + part.stop)
+        return self._share(self.cursor.samples + step * self._global_batch)
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
+    def _share(self, start: int) -> range:
+        return range(start + self._part.start, start + self._part.stop)
 
-    def __next__(self) -> Batch:
-        if self._batches is None:
-            pinned = self._device.type == "cuda"
-            batches = self._reader.batches(self._shares(), workers=self._workers, pinned=pinned)
-            self._batches = copied_ahead(batches, self._device)
-        try:
-            batch = next(self._batches)
-        except BaseException:
-            self._batches = None  # asked again, it starts where this batch would
-            raise
-        self._replaced(batch.substitutes)
-        after = replace(self.cursor, samples=self.cursor.samples + self._global_batch)
-        self.cursor = after.join(self._bad)
-        return replace(batch, cursor=self.cursor)
+    def _read(self, *, pinned: bool) -> Iterator[Batch]:
+        starts = itertools.count(self.cursor.samples, self._global_batch)
+        return self._reader.batches(
+            map(self._share, starts), workers=self._config.workers, pinned=pinned
+        )
 
-    def add_bad(self, bad: Iterable[int]) -> None:
-        """Take over bad samples that other ranks met, into the limit and into the cursor.
-
-        Raises ValueError as iterating does.
-        """
-        self._note(bad, "bad on another rank")
-        self.cursor = self.cursor.join(self._bad)
-        check_limit(self._bad, self._limit)
-
-    def _note(self, bad: Iterable[int], reason: str) -> None:
-        for index in bad:
-            if index not in self._bad:
-                self._bad[index] = str(self._split.bad(index, reason))
-
-    def _replaced(self, substitutes: Iterable[Substitute]) -> None:
-        """Log what is bad for the first time; ValueError with the list where it is too much."""
-        for substitute in substitutes:
-            if substitute.index not in self._bad:
-                self._bad[substitute.index] = substitute.reason
-                _log.warning("sample %d stands in: %s", substitute.by, substitute.reason)
-        check_limit(self._bad, self._limit)
-
-    def _shares(self) -> Iterator[range]:
-        """Shares from the present cursor on; workers run ahead of it, so it is read once."""
-        first = self.share(0)
-        for step in itertools.count():
-            yield range(
-                first.start + step * self._global_batch, first.stop + step * self._global_batch
-            )
-
-    def close(self) -> None:
-        """Stop the loader's processes; the next batch would start them again."""
-        self._batches = None
-
-    def __enter__(self) -> "TrainLoader":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def _unseen(self, index: int, where: str) -> str:
+        return str(self._split.bad(index, f"bad {where}"))
 
 
 class EvalLoader:
@@ -161,7 +105,7 @@ class EvalLoader:
         world_size: int = 1,
         device: torch.device = _CPU,
     ) -> None:
-        _check_rank(rank, world_size)
+        check_rank(rank, world_size)
         if batch < 1:
             raise ValueError(f"batch is {batch}: it must be at least 1")
         part = share(len(split), rank, world_size)
@@ -186,8 +130,3 @@ class EvalLoader:
         pinned = self._device.type == "cuda"
         batches = self._reader.batches(asked, workers=self._workers, pinned=pinned)
         return copied_ahead(batches, self._device)
-
-
-def _check_rank(rank: int, world_size: int) -> None:
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not in a world of {world_size}")

@@ -5,28 +5,25 @@ and promises less: `Stream.notice` says what. The reading is `data/loading/strea
 """
 
 import hashlib
-import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from data.config import DataConfig, StreamConfig
 from data.loading.batch import Batch, Cursor
-from data.loading.copy_ahead import copied_ahead
+from data.loading.endless import EndlessLoader
 from data.loading.inputs import open_inputs
 from data.loading.order import share
 from data.loading.reader import read_ahead
 from data.loading.stream_reader import REMEDY, Place, StreamReader
-from data.loading.substitute import check_limit
 from data.remote.address import is_url
 from data.shards.manifest import Manifest
 from data.tars.foreign import INDEXED, PICTURES, TEXTS
 from data.tars.label_text import ClassList
 from data.tars.stream import TarReader
 
-_log = logging.getLogger("kway.data")
 _CPU = torch.device("cpu")
 
 
@@ -90,13 +87,15 @@ def open_stream(config: StreamConfig, manifest: Manifest) -> Stream:
     return Stream(config, manifest)
 
 
-class StreamLoader:
+class StreamLoader(EndlessLoader):
     """What `TrainLoader` is for a split: batches for ever, each rank its share, with a cursor.
 
     Every rank gets as many batches as it asks for. A damaged sample is left out and the next one
-    follows; `indices` are hashes of shard and key. Raises ValueError for fewer tars than readers
-    (ranks x workers), and as `TrainLoader` does.
+    follows; `indices` are hashes of shard and key. Raises ValueError as `EndlessLoader` does, and
+    for fewer tars than readers (ranks x workers). After `close` it begins a new order.
     """
+
+    remedy = REMEDY
 
     def __init__(
         self,
@@ -109,24 +108,20 @@ class StreamLoader:
         cursor: Cursor,
         device: torch.device = _CPU,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is not in a world of {world_size}")
-        if global_batch < 1:
-            raise ValueError(f"global_batch is {global_batch}: it must be at least 1")
-        self.cursor = cursor
+        super().__init__(
+            config,
+            global_batch=global_batch,
+            rank=rank,
+            world_size=world_size,
+            cursor=cursor,
+            device=device,
+        )
         self._stream = stream
-        self._config = config
-        self._global_batch = global_batch
-        self._share = share(global_batch, rank, world_size)
         # More ranks than rows: some read nothing, and no tar waits for them.
         ranks = [one for one in range(world_size) if share(global_batch, one, world_size)]
         self._rank = ranks.index(rank) if rank in ranks else 0
         self._num_ranks = len(ranks)
-        self._device = device
         self._inputs = open_inputs(config, stream.manifest)
-        self._batches: Iterator[Batch] | None = None
-        self._bad: dict[int, str] = {}
-        self._note(cursor.bad, "was bad before this run was resumed")
         self._check_readers(len(stream.config.addresses), max(1, config.workers))
 
     def _check_readers(self, num_tars: int, workers: int) -> None:
@@ -137,44 +132,9 @@ class StreamLoader:
                 "use fewer ranks, or give smaller tars (or use kway shard index)"
             )
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        if self._batches is None:
-            pinned = self._device.type == "cuda"
-            batches = read_ahead(self._reader(), None, workers=self._config.workers, pinned=pinned)
-            self._batches = copied_ahead(batches, self._device)
-        batch = next(self._batches)
-        for left in batch.substitutes:
-            if self._bad.get(left.index) != left.reason:
-                self._bad[left.index] = left.reason
-                _log.warning("left out: %s", left.reason)
-        self._check_limit()
-        after = replace(self.cursor, samples=self.cursor.samples + self._global_batch)
-        self.cursor = after.join(self._bad)
-        return replace(batch, cursor=self.cursor)
-
-    def add_bad(self, bad: Iterable[int]) -> None:
-        """Take over what other ranks left out, into the limit and into the cursor.
-
-        Raises ValueError as iterating does.
-        """
-        self._note(bad, "was left out by another rank, whose log names it")
-        self.cursor = self.cursor.join(self._bad)
-        self._check_limit()
-
-    def _note(self, bad: Iterable[int], reason: str) -> None:
-        for number in bad:
-            self._bad.setdefault(number, f"number {number} {reason}")
-
-    def _check_limit(self) -> None:
-        check_limit(self._bad, self._config.max_bad_samples, remedy=REMEDY)
-
-    def _reader(self) -> StreamReader:
-        """From the present cursor on; workers run ahead of it, so it is read once."""
+    def _read(self, *, pinned: bool) -> Iterator[Batch]:
         start, stream = self.cursor.samples, self._stream
-        return StreamReader(
+        reader = StreamReader(
             stream.config.addresses,
             stream.tars(self._config.cache.attempts),
             self._inputs,
@@ -185,18 +145,12 @@ class StreamLoader:
                 start=start,
                 rank=self._rank,
                 num_ranks=self._num_ranks,
-                first=start + self._share.start,
-                rows=len(self._share),
+                first=start + self._part.start,
+                rows=len(self._part),
                 global_batch=self._global_batch,
             ),
         )
+        return read_ahead(reader, None, workers=self._config.workers, pinned=pinned)
 
-    def close(self) -> None:
-        """Stop the loader's processes; the next batch would start them again, in a new order."""
-        self._batches = None
-
-    def __enter__(self) -> "StreamLoader":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def _unseen(self, index: int, where: str) -> str:
+        return f"number {index} was left out {where}"

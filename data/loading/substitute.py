@@ -31,6 +31,11 @@ class Substitute:
     by: int | None
     reason: str
 
+    def __str__(self) -> str:
+        if self.by is None:
+            return f"left out: {self.reason}"
+        return f"sample {self.by} stands in: {self.reason}"
+
 
 def candidates(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[int]:
     """Samples that may stand in for `index`, one after the other."""
@@ -61,9 +66,7 @@ def read_sound(
     raise bad
 
 
-def check_limit(
-    bad: Mapping[int, str], limit: int, *, remedy: str = "run kway shard verify --decode, mend"
-) -> None:
+def check_limit(bad: Mapping[int, str], limit: int, *, remedy: str) -> None:
     """Raise ValueError with the list where more samples than `limit` are bad.
 
     `bad`: index -> a reason that names shard and key; remedy: what to do to the shards.
