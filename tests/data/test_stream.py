@@ -304,10 +304,10 @@ def test_more_damage_than_the_limit_stops_with_the_list(classes: Path, tmp_path:
     assert resumed.cursor.bad == loader.cursor.bad
     cursor = Cursor(0, 6, bad=(1, 2, 3, 4))
     with pytest.raises(
-        ValueError, match=r"number 1 was left out before this run was resumed; number 2"
+        ValueError, match=r"number 1 was left out before this run was resumed; number"
     ):
         take(stream_loader(classes, f"{tmp_path}/a.tar", cursor=cursor, max_bad_samples=3), 1)
-    with pytest.raises(ValueError, match=r"4 bad samples.*number 7 was left out by another rank"):
+    with pytest.raises(ValueError, match=r"4 bad samples.*number 7 was left out on another rank"):
         resumed.add_bad([7])
 
 
