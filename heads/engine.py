@@ -24,6 +24,10 @@ from heads.step import Kept, Parts, Step
 from heads.totals import Others, gradient_of_parts
 from heads.weights import ClassBlock, ClassWeights
 
+NOTHING_COUNTS = (
+    "the global batch has no rows that count (ignored, or of weight 0): give the head at least one"
+)
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -155,10 +159,7 @@ class Engine:
                 "this rank: the data and the head disagree on the classes"
             )
         if not any(counting):
-            raise ValueError(
-                "the global batch has no rows that count (ignored, or of weight 0): give the head "
-                "at least one"
-            )
+            raise ValueError(NOTHING_COUNTS)
         return sizes, group_sizes
 
 

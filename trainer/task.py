@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from data import Batch
 from heads import ClassHead, FactoredHead, build_head
 from heads.collectives import all_reduce_sum
+from heads.engine import NOTHING_COUNTS
 from trainer.backbone import Backbone, build_backbone
 from trainer.batch_norm import apply_batch_norm_mode
 from trainer.config import Recipe
@@ -147,10 +148,7 @@ class Task(nn.Module):
         weights = torch.stack([self.head.row_weights(*_targets([part])).sum() for part in parts])
         weights = all_reduce_sum(weights, self.world.group)
         if not weights.any():
-            raise ValueError(
-                "the global batch has no rows that count (ignored, or of weight 0): give the head "
-                "at least one"
-            )
+            raise ValueError(NOTHING_COUNTS)
         shares = weights / weights.sum()
         total = torch.zeros((), device=self.world.device)
         for index, (part, share) in enumerate(zip(parts, shares, strict=True)):

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from data.inspection.shard_check import Damage, Rules, check_shard
-from data.inspection.shard_pool import over_shards
+from data.pool import over_shards
 from data.shards.manifest import Manifest, load_label_vectors
 from data.tars.foreign import INDEXED
 from data.tars.label_text import ClassList

@@ -16,7 +16,7 @@ from data.sources.source import Modality, Sample
 from data.text.parquet import PARQUET, parquet_as_jsonl, parquet_columns
 from data.text.records import RecordFile, digest, open_records, text_field
 from data.text.settle import Rules
-from data.text.spans import SPAN_BYTES, Kept, Report, Span, silent
+from data.text.spans import SPAN_BYTES, Kept, Report, Span, record_spans, silent
 from data.text.tasks import Task
 
 _SPLITS = {"val": "validation", "valid": "validation", "dev": "validation", "training": "train"}
@@ -120,11 +120,7 @@ class Table(FirstPassSource):
         for number, path in enumerate(self.files):
             if _is_parquet(path):
                 parquet_as_jsonl(path, self._columns, self._unpacked(number))
-        return [
-            Span(number, first, last)
-            for number, one in enumerate(self._records)
-            for first, last in one.spans(SPAN_BYTES)
-        ]
+        return record_spans(self._records, SPAN_BYTES)
 
     def kept(self, span: Span, counts: Counter[str]) -> Iterator[Kept]:
         one = self._records[span.file]

@@ -24,7 +24,16 @@ from data.text.emoji_table import find_emoji, fold
 from data.text.policy import POLICIES, chosen
 from data.text.records import RecordFile, digest, open_records, text_field
 from data.text.settle import Rules
-from data.text.spans import DAMAGED, FIRST_DAMAGED, SPAN_BYTES, Kept, Report, Span, silent
+from data.text.spans import (
+    DAMAGED,
+    FIRST_DAMAGED,
+    SPAN_BYTES,
+    Kept,
+    Report,
+    Span,
+    record_spans,
+    silent,
+)
 from data.text.tasks import Task
 
 # In JSON from the platform itself a long tweet's `text` is cut off.
@@ -119,11 +128,7 @@ class Tweets(FirstPassSource):
         return Sample(self._key(fields, task), text.encode(), "txt", task.label)
 
     def spans(self) -> list[Span]:
-        return [
-            Span(number, first, last)
-            for number, one in enumerate(self._records)
-            for first, last in one.spans(SPAN_BYTES)
-        ]
+        return record_spans(self._records, SPAN_BYTES)
 
     def kept(self, span: Span, counts: Counter[str]) -> Iterator[Kept]:
         one = self._records[span.file]

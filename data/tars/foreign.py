@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data.aside import commit
-from data.inspection.shard_pool import over_shards
+from data.pool import over_shards
 from data.shards.index import IndexBuilder, index_path
 from data.shards.manifest import MANIFEST, ClassInfo, Manifest, ShardInfo, SourceInfo
 from data.tars.headers import member_name

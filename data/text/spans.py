@@ -7,14 +7,15 @@ Which of two equal texts stays, and which classes there are, is `settle.py`.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from data.aside import commit
-from data.inspection.shard_pool import over_shards
+from data.pool import over_shards
+from data.text.records import RecordFile
 
 SPAN_BYTES = 32 << 20
 # Counts of damage, and the place of the first of a span, which is counted once.
@@ -40,6 +41,15 @@ class Span(NamedTuple):
     file: int
     first: int
     last: int
+
+
+def record_spans(records: Sequence[RecordFile], span_bytes: int) -> list[Span]:
+    """Byte ranges that together hold every record of the inputs once."""
+    return [
+        Span(number, first, last)
+        for number, one in enumerate(records)
+        for first, last in one.spans(span_bytes)
+    ]
 
 
 class Kept(NamedTuple):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
 
-from data.inspection.shard_pool import end_with_parent, in_order, spawned
+from data.pool import end_with_parent, in_order, spawned
 from data.sources.source import Sample, Source
 
 _CHUNK = 64

@@ -192,25 +192,31 @@ TINY_VIT = {
 }
 
 
-def without_rows(shards: Path, config: dict, micro_batches: int) -> tuple[float, dict]:
-    """2 rows on as many ranks as there are."""
+def few_rows(
+    shards: Path, config: dict, rows: int, micro_batches: int
+) -> tuple[float, dict[str, np.ndarray]]:
+    """So few rows that ranks, or parts of their shares, may have none."""
     task = make_task(
         shards,
         backbone__config=config,
-        train__global_batch=2,
+        train__global_batch=rows,
         train__micro_batches=micro_batches,
     )
     world = task.world
-    begin, end = 2 * world.rank // world.size, 2 * (world.rank + 1) // world.size
-    inputs = pictures(0, 2) if config["model_type"] == "vit" else texts(2)
+    begin, end = rows * world.rank // world.size, rows * (world.rank + 1) // world.size
+    inputs = pictures(0, rows) if config["model_type"] == "vit" else texts(rows)
     batch = inputs.each(lambda tensor: tensor[begin:end])
     return float(task.train().backward(batch, step=1)), gradients(task)
 
 
 @pytest.mark.parametrize("config", [TINY_VIT, {**TINY_BERT, **NO_DROPOUT}], ids=["vit", "bert"])
-def test_ranks_and_parts_without_rows_take_part_in_a_network_of_attention(glyphs, config):
-    value, expected = without_rows(glyphs, config, 1)
-    for got_value, got in run_on_ranks(3, without_rows, glyphs, config, 1):
+@pytest.mark.parametrize(("world_size", "rows", "micro_batches"), [(3, 2, 1), (2, 3, 2)])
+def test_ranks_and_parts_without_rows_take_part_in_a_network_of_attention(
+    glyphs, config, world_size, rows, micro_batches
+):
+    value, expected = few_rows(glyphs, config, rows, 1)
+    ranks = run_on_ranks(world_size, few_rows, glyphs, config, rows, micro_batches)
+    for got_value, got in ranks:
         assert got_value == pytest.approx(value, rel=1e-5)
         for name in expected.keys() - {"head.weight"}:
             np.testing.assert_allclose(got[name], expected[name], rtol=1e-3, atol=1e-6)
@@ -218,10 +224,17 @@ def test_ranks_and_parts_without_rows_take_part_in_a_network_of_attention(glyphs
 
 def test_a_batch_of_rows_that_weigh_nothing_is_refused_in_parts_too(glyphs):
     task = make_task(glyphs, train__global_batch=4, train__micro_batches=2)
+    task.head.engine = replace(task.head.engine, class_weights=torch.zeros(13))
+    with pytest.raises(ValueError, match="no rows that count"):
+        task.train().backward(pictures(0, 4), step=1)
+
+
+def test_a_label_outside_the_classes_is_refused_in_parts_too(glyphs):
+    task = make_task(glyphs, train__global_batch=4, train__micro_batches=2)
     batch = pictures(0, 4)
-    nothing = replace(batch, mixed=Mixed(torch.full((4,), 99), torch.ones(4)))
+    outside = replace(batch, mixed=Mixed(torch.full((4,), 99), torch.ones(4)))
     with pytest.raises(ValueError, match="labels are outside"):
-        task.train().backward(nothing, step=1)
+        task.train().backward(outside, step=1)
 
 
 def test_the_features_of_several_crops_are_averaged(glyphs):
@@ -275,21 +288,9 @@ def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
     assert loss < before / 2
 
 
-VIT = {
-    "model_type": "vit",
-    "image_size": 16,
-    "patch_size": 8,
-    "num_channels": 1,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-}
-
-
 @pytest.mark.parametrize("pooling", ["auto", "cls", "mean"])
 def test_a_vision_transformer_trains_every_parameter(glyphs, pooling):
-    task = make_task(glyphs, backbone__config=VIT, backbone__pooling=pooling).train()
+    task = make_task(glyphs, backbone__config=TINY_VIT, backbone__pooling=pooling).train()
     task.backward(pictures(0, 12), step=1)
     assert task.head.dim == 16
     assert all(parameter.grad is not None for parameter in task.parameters())

@@ -1,6 +1,6 @@
-"""A function over many shards, several at a time, results in the order of the shards.
+"""A function over many jobs, by several processes, results in the order of the jobs.
 
-What a result is, and what is read, is the caller's.
+What a job and a result are, and what is read, is the caller's.
 """
 
 import os
