@@ -4,12 +4,38 @@ A group of None is one process alone; then every call is the identity. Ranks may
 numbers of rows, none included; `sizes` lists them in rank order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+
+_listener: ContextVar[Callable[[str], AbstractContextManager[None]] | None] = ContextVar(
+    "listener", default=None
+)
+
+
+@contextmanager
+def listening(around: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
+    """Inside, each collective of this thread runs within `around(its name)`.
+
+    On CUDA autograd runs backward in threads of its own, which are not heard, unless
+    `torch.autograd.set_multithreading_enabled(False)` keeps it in this one.
+    """
+    token = _listener.set(around)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def announced(name: str) -> AbstractContextManager[None]:
+    """What a collective that is called elsewhere stands in, so that a listener hears it too."""
+    around = _listener.get()
+    return nullcontext() if around is None else around(name)
 
 
 def group_rank(group: ProcessGroup | None) -> int:
@@ -23,14 +49,16 @@ def group_size(group: ProcessGroup | None) -> int:
 def all_reduce_sum(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Sum over the group, in place; the same tensor is returned."""
     if group is not None and group_size(group) > 1:
-        dist.all_reduce(tensor, group=group)
+        with announced("all_reduce_sum"):
+            dist.all_reduce(tensor, group=group)
     return tensor
 
 
 def all_reduce_max(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Maximum over the group, in place; the same tensor is returned."""
     if group is not None and group_size(group) > 1:
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+        with announced("all_reduce_max"):
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return tensor
 
 
@@ -40,7 +68,8 @@ def all_gather_equal(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]
     if size == 1 or tensor.numel() == 0:
         return [tensor] * size
     gathered = tensor.new_empty((size * tensor.numel(),))
-    dist.all_gather_single(gathered, tensor.contiguous().view(-1), group=group)
+    with announced("all_gather"):
+        dist.all_gather_single(gathered, tensor.contiguous().view(-1), group=group)
     return [part.view(tensor.shape) for part in gathered.chunk(size)]
 
 
@@ -59,7 +88,8 @@ def reduce_scatter_rows(tensor: Tensor, sizes: Sequence[int], group: ProcessGrou
         return tensor
     padded = torch.cat([_padded(part, longest) for part in tensor.split(list(sizes))])
     mine = tensor.new_empty((longest, *tensor.shape[1:]))
-    dist.reduce_scatter_single(mine, padded.contiguous(), group=group)
+    with announced("reduce_scatter"):
+        dist.reduce_scatter_single(mine, padded.contiguous(), group=group)
     return mine[: sizes[group_rank(group)]]
 
 
