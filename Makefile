@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow check format bench-data bench-heads bench-tree pictures clean
+.PHONY: help install demo test test-slow check format bench-data bench-heads bench-trainer bench-tree pictures clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -44,6 +44,9 @@ bench-heads: $(READY)  ## the speed and memory of the heads, printed as ratios: 
 
 bench-data: $(READY)  ## the speed and memory of the data side, printed as ratios: about 5 minutes
 	$(BIN)/python -m benchmarks.data
+
+bench-trainer: $(READY)  ## what training costs beside the model itself: checkpoints
+	$(BIN)/python -m benchmarks.checkpoints
 
 bench-tree: $(READY)  ## the cover tree of a million classes
 	$(BIN)/python -m benchmarks.cover_tree

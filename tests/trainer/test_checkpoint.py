@@ -1,120 +1,117 @@
 """Checkpoints: resharded exactly, refused when altered, absent when not committed."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from data import Manifest
 from tests.ranks import rank_world, run_on_ranks
-from tests.shards import glyph_recipe
-from tests.trainer.test_task import pictures
-from trainer.checkpoint import (
+from tests.trainer.checkpoint_mutations import MUTATIONS, NEWER, damage_and_resume
+from tests.trainer.checkpoint_runs import (
+    as_bits,
+    load_into_zeros,
+    newest_is_whole,
+    same_bits,
+    save_steps,
+)
+from trainer.checkpoints import (
+    FORMAT_VERSION,
+    committed_folders,
     find_checkpoint,
     load_tensors,
     open_checkpoint,
     restore_random_state,
     save_checkpoint,
 )
-from trainer.optimizer import build_optimizer
-from trainer.task import Task, build_task
-from trainer.trained import label_vectors_of
-
-NUM_CLASSES = 13
 
 
-def task_and_optimizer(
-    shards: Path, weights: str, optimizer: str
-) -> tuple[Task, torch.optim.Optimizer]:
-    recipe = glyph_recipe(
-        shards,
-        Path("unused"),
-        head__weights__kind=weights,
-        optimizer={"kind": optimizer, "lr": 0.01},
-        train__global_batch=12,
-    )
-    manifest = Manifest.load(shards)
-    task = build_task(
-        recipe,
-        class_names=manifest.class_names,
-        label_vectors=label_vectors_of(recipe, manifest),
-        world=rank_world(),
-    )
-    return task.train(), build_optimizer(recipe.optimizer, task)
-
-
-def save_after_two_steps(shards: Path, root: Path, weights: str, optimizer: str):
-    task, optim = task_and_optimizer(shards, weights, optimizer)
-    world = task.world
-    for _ in range(2):
-        optim.zero_grad()
-        task.backward(
-            pictures(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size), step=1
-        )
-        optim.step()
-    torch.manual_seed(100 + world.rank)
-    save_checkpoint(root, task.checkpoint_entries(optim), {"step": 2}, world, keep=2)
-    return contents(task, optim), torch.rand(3).numpy()
-
-
-def load(shards: Path, root: Path, weights: str, optimizer: str):
-    task, optim = task_and_optimizer(shards, weights, optimizer)
-    checkpoint, refused = find_checkpoint(root, task.world)
-    assert checkpoint is not None
-    assert refused == []
-    task.create_optimizer_state(optim)
-    load_tensors(checkpoint, task.checkpoint_entries(optim), task.world)
-    restore_random_state(checkpoint, task.world, seed=0)
-    return contents(task, optim), torch.rand(3).numpy()
-
-
-def contents(task: Task, optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
-    """Every tensor of this rank by name; head tensors are this rank's rows."""
-    found = {name: tensor.detach().numpy() for name, tensor in task.state_dict().items()}
-    for name, parameter in task.named_parameters():
-        for key, value in optimizer.state[parameter].items():
-            if value is not None:
-                found[f"{name}.{key}"] = np.array(value)
-    return found
-
-
-def whole(ranks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Head rows joined over ranks, all else from rank 0."""
-    return {
-        name: np.concatenate([rank[name] for rank in ranks])
-        if name.startswith("head.") and value.ndim
-        else value
-        for name, value in ranks[0].items()
-    }
-
-
+@pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize(
-    ("saved_on", "loaded_on", "weights", "optimizer"),
-    [
-        (1, 3, "dense", "sgd"),
-        (4, 1, "vtree", "adamw"),
-        (4, 2, "utree", "adamw"),
-        (4, 3, "vtree", "sgd"),
-        (3, 2, "dense", "adamw"),
-        (2, 2, "utree", "adamw"),
-    ],
+    ("saved_on", "loaded_on"), [(1, [3, 4]), (3, [1, 2]), (4, [1, 2, 3, 4]), (9, [1, 4])]
 )
 def test_a_checkpoint_loads_on_another_world_size_bit_for_bit(
-    saved_on, loaded_on, weights, optimizer, glyphs, tmp_path
+    saved_on, loaded_on, in_background, tmp_path
 ):
-    arguments = (glyphs, tmp_path, weights, optimizer)
-    saved = run_on_ranks(saved_on, save_after_two_steps, *arguments)
-    loaded = run_on_ranks(loaded_on, load, *arguments)
-    want, got = (whole([tensors for tensors, _ in ranks]) for ranks in (saved, loaded))
-    assert want.keys() == got.keys()
-    for name, value in want.items():
-        np.testing.assert_array_equal(got[name], value, err_msg=name)
-    if saved_on == loaded_on:
-        for (_, drawn), (_, drawn_again) in zip(saved, loaded, strict=True):
-            np.testing.assert_array_equal(drawn, drawn_again)
+    """Uneven and empty shards, tensors of no dimension and of no elements, bf16 and flags."""
+    run_on_ranks(saved_on, save_steps, tmp_path, [3], {"in_background": in_background})
+    for world_size in loaded_on:
+        assert run_on_ranks(world_size, newest_is_whole, tmp_path) == [(3, [])] * world_size
+
+
+def test_a_checkpoint_loads_back_bit_for_bit_on_the_ranks_it_came_from(tmp_path):
+    """4 -> 2 -> 4: what was loaded is saved anew."""
+    run_on_ranks(4, save_steps, tmp_path, [3])
+    run_on_ranks(2, load_and_save_again, tmp_path)
+    assert run_on_ranks(4, newest_is_whole, tmp_path / "again") == [(3, [])] * 4
+
+
+def load_and_save_again(root: Path) -> None:
+    world = rank_world()
+    checkpoint, _ = find_checkpoint(root, world)
+    assert checkpoint is not None
+    entries = load_into_zeros(checkpoint, world)
+    save_checkpoint(root / "again", entries, {"step": 3}, world, keep=1)
+
+
+def test_a_replicated_tensor_is_written_by_one_rank_and_the_bytes_are_shared_out(tmp_path):
+    run_on_ranks(3, save_replicated, tmp_path)
+    sizes = [path.stat().st_size for path in (tmp_path / "step-00000001").glob("*.safetensors")]
+    assert len(sizes) == 3
+    assert max(sizes) < 1.1 * min(sizes)
+    assert sum(sizes) < 1.1 * 12 * 4000
+
+
+def save_replicated(root: Path) -> None:
+    entries = {f"backbone.{number}": torch.full((1000,), number) * 1.0 for number in range(12)}
+    save_checkpoint(root, entries, {"step": 1}, rank_world(), keep=1)
+
+
+def test_class_groups_that_hold_the_same_shards_write_them_once(tmp_path):
+    """Four ranks, two of which share the classes: the same bytes as from two ranks."""
+    run_on_ranks(4, save_steps, tmp_path / "groups", [3], None, 0, 2)
+    run_on_ranks(2, save_steps, tmp_path / "two", [3])
+    assert newest_is_whole(tmp_path / "groups") == (3, [])
+    groups, two = (
+        sum(path.stat().st_size for path in (tmp_path / name).glob("*/*.safetensors"))
+        for name in ("groups", "two")
+    )
+    assert groups < two + 2 * 300  # two files more, with headers of their own
+
+
+def save_random(root: Path) -> list[float]:
+    world = rank_world()
+    torch.manual_seed(100 + world.rank)
+    torch.rand(5)
+    save_checkpoint(root, {"weight": torch.zeros(1)}, {"step": 2}, world, keep=1)
+    return torch.rand(3).tolist()
+
+
+def draw_after_resume(root: Path, seed: int) -> list[float]:
+    world = rank_world()
+    checkpoint, _ = find_checkpoint(root, world)
+    assert checkpoint is not None
+    restore_random_state(checkpoint, world, seed=seed)
+    return torch.rand(3).tolist()
+
+
+def test_every_rank_draws_on_where_it_was(tmp_path):
+    drawn = run_on_ranks(2, save_random, tmp_path)
+    assert run_on_ranks(2, draw_after_resume, tmp_path, 0) == drawn
+    assert drawn[0] != drawn[1]
+
+
+def test_on_another_world_size_ranks_draw_apart_and_the_same_each_time(tmp_path):
+    drawn = run_on_ranks(2, save_random, tmp_path)
+    three = run_on_ranks(3, draw_after_resume, tmp_path, 0)
+    assert len({tuple(one) for one in [*three, *drawn]}) == 5
+    assert run_on_ranks(3, draw_after_resume, tmp_path, 0) == three
+    assert run_on_ranks(3, draw_after_resume, tmp_path, 1) != three
+
+
+# ------------------------------------------------------------------ one process
 
 
 def save_plain(root: Path, step: int, **state: int) -> Path:
@@ -122,22 +119,11 @@ def save_plain(root: Path, step: int, **state: int) -> Path:
     return save_checkpoint(root, entries, {"step": step, **state}, rank_world(), keep=2)
 
 
-def test_only_the_newest_are_kept(tmp_path):
-    for step in (1, 2, 3):
-        save_plain(tmp_path, step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
-
-
-def test_a_refused_checkpoint_does_not_push_sound_ones_out(tmp_path):
-    save_plain(tmp_path, 5)
-    flip_a_bit(save_plain(tmp_path, 10))
-    (tmp_path / "step-zzz").mkdir()
-    for step in (6, 8):
-        save_plain(tmp_path, step)
-    found, refused = find_checkpoint(tmp_path, rank_world())
-    assert found is not None
-    assert found.step == 8
-    assert len(refused) == 1
+def test_the_state_is_what_was_given_and_what_the_writer_knows(tmp_path):
+    checkpoint = open_checkpoint(save_plain(tmp_path, 1, cursor=7))
+    state = dict(checkpoint.state)
+    assert len(state.pop("random_states")) == 1
+    assert state == {"step": 1, "cursor": 7, "world_size": 1, "best": None}
 
 
 def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
@@ -145,88 +131,97 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
     assert names == {".json", ".safetensors"}
 
 
-def flip_a_bit(folder: Path) -> str:
-    path = next(folder.glob("*.safetensors"))
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    return f"{path.name} is not what was written"
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("saved") / "checkpoints"
+    run_on_ranks(2, save_steps, root, [1, 2])
+    return root
 
 
-def cut(folder: Path) -> str:
-    path = next(folder.glob("*.safetensors"))
-    path.write_bytes(path.read_bytes()[:-1])
-    return f"{path.name} is not what was written"
+def test_a_checkpoint_damaged_at_random_is_refused_by_name_and_the_one_before_is_taken(
+    two_steps, tmp_path
+):
+    refusals = damage_and_resume(two_steps, tmp_path, seed=0, count=len(MUTATIONS))
+    assert len(refusals) == len(MUTATIONS)
 
 
-def remove_a_file(folder: Path) -> str:
-    (folder / "state.json").unlink()
-    return r"state\.json is missing"
+@pytest.mark.slow
+def test_200_damaged_checkpoints_are_refused(two_steps, tmp_path):
+    assert damage_and_resume(two_steps, tmp_path, seed=1, count=200).total() == 200
 
 
-def add_a_file(folder: Path) -> str:
-    (folder / "other.safetensors").write_bytes(b"x")
-    return r"other\.safetensors does not belong there"
-
-
-def edit_the_state(folder: Path) -> str:
-    path = folder / "state.json"
-    path.write_text(path.read_text().replace('"step": 2', '"step": 3'))
-    return r"state\.json is not what was written"
-
-
-def remove_the_manifest(folder: Path) -> str:
-    (folder / "manifest.json").unlink()
-    return r"manifest\.json is missing"
-
-
-def damage_the_manifest(folder: Path) -> str:
-    (folder / "manifest.json").write_text("{")
-    return r"manifest\.json is unreadable"
-
-
-def strange_manifest(folder: Path) -> str:
-    (folder / "manifest.json").write_text('{"format_version": "x", "files": {}}')
-    return r"manifest\.json is unreadable"
-
-
-def newer_format(folder: Path) -> str:
-    path = folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
-    return "newer format"
+@pytest.mark.parametrize("place", ["manifest.json", "state.json", "tensors"])
+def test_every_flipped_bit_is_seen(place, two_steps, tmp_path):
+    folder = tmp_path / NEWER
+    shutil.copytree(two_steps / NEWER, folder)
+    path = next(folder.glob(f"{place}*"))
+    sound = path.read_bytes()
+    for position in range(0, len(sound), max(1, len(sound) // 100)):
+        changed = bytearray(sound)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"checkpoint .*step-00000002"):
+            open_checkpoint(folder)
+    path.write_bytes(sound)
+    assert open_checkpoint(folder).step == 2
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        flip_a_bit,
-        cut,
-        remove_a_file,
-        add_a_file,
-        edit_the_state,
-        remove_the_manifest,
-        damage_the_manifest,
-        newer_format,
-        strange_manifest,
-    ],
+    ("version", "message"),
+    [(FORMAT_VERSION + 1, "newer format"), (FORMAT_VERSION - 1, "start another run folder")],
 )
-def test_an_altered_checkpoint_is_refused_by_name_and_the_one_before_it_is_taken(damage, tmp_path):
-    save_plain(tmp_path, 1)
-    folder = save_plain(tmp_path, 2)
-    message = damage(folder)
+def test_another_format_says_what_to_do(version, message, tmp_path):
+    path = save_plain(tmp_path, 1) / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": version}))
     with pytest.raises(ValueError, match=message):
-        open_checkpoint(folder)
-    found, refused = find_checkpoint(tmp_path, rank_world())
-    assert found is not None
-    assert found.step == 1
-    assert len(refused) == 1
-    assert str(folder) in refused[0]
+        open_checkpoint(path.parent)
+
+
+def test_a_pipe_among_the_files_is_not_waited_on(tmp_path):
+    path = save_plain(tmp_path, 1) / "state.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="no plain file"):
+        open_checkpoint(path.parent)
+
+
+def test_what_was_refused_is_told_to_every_rank(two_steps, tmp_path):
+    shutil.copytree(two_steps, tmp_path / "copy")
+    (tmp_path / "copy" / NEWER / "state.json").unlink()
+    answers = run_on_ranks(2, newest_is_whole, tmp_path / "copy")
+    assert answers[0] == answers[1]
+    step, refused = answers[0]
+    assert step == 1
+    assert "state.json is missing" in refused[0]
 
 
 def test_a_folder_that_was_not_committed_does_not_exist(tmp_path):
     folder = save_plain(tmp_path, 1)
     shutil.move(folder, tmp_path / "step-00000001.partial")
     assert find_checkpoint(tmp_path, rank_world()) == (None, [])
+
+
+def find_in(root: Path) -> str:
+    try:
+        find_checkpoint(root, rank_world())
+    except OSError as error:
+        return str(error)
+    return "found"
+
+
+def test_a_root_that_cannot_be_read_is_an_error_on_every_rank_and_no_fresh_start(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file")
+    messages = run_on_ranks(2, find_in, tmp_path / "checkpoints")
+    assert messages[0] == messages[1]
+    assert "are unreadable" in messages[0]
+
+
+def test_steps_are_ordered_as_numbers(tmp_path):
+    for step in (99_999_999, 100_000_000):
+        (tmp_path / f"step-{step}").mkdir()
+    (tmp_path / "step-000000001").mkdir()  # not a name that is given
+    names = [path.name for path in committed_folders(tmp_path)]
+    assert names == ["step-99999999", "step-100000000"]
 
 
 @pytest.mark.parametrize(
@@ -237,9 +232,24 @@ def test_a_folder_that_was_not_committed_does_not_exist(tmp_path):
             r"weight has shape \[4, 2\] in this run and shape \[3, 2\]",
         ),
         ({"other": torch.zeros(3, 2)}, r"other has shape \[3, 2\] in this run and no such tensor"),
+        (
+            {"weight": torch.zeros(3, 2, dtype=torch.bfloat16)},
+            r"weight is torch\.bfloat16 in this run and torch\.float32 there",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(entries, message, tmp_path):
     checkpoint = open_checkpoint(save_plain(tmp_path, 1))
     with pytest.raises(ValueError, match=message):
         load_tensors(checkpoint, entries, rank_world())
+
+
+def test_a_type_that_has_no_place_in_a_checkpoint_is_named(tmp_path):
+    entries = {"odd": torch.zeros(2, dtype=torch.complex64)}
+    with pytest.raises(ValueError, match=r"tensor odd is torch\.complex64"):
+        save_checkpoint(tmp_path, entries, {"step": 1}, rank_world(), keep=1)
+
+
+def test_same_bits_tells_tensors_apart():
+    one = as_bits({"weight": torch.tensor([0.0])})
+    assert not same_bits(one, as_bits({"weight": torch.tensor([-0.0])}))

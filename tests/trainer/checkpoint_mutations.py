@@ -1,0 +1,265 @@
+"""Damages a saved checkpoint in every way that is known, and looks at what a resume makes of it.
+
+`damage_and_resume(root, seed=, count=)` is the whole; `make soak` runs it with a larger count.
+"""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.ranks import rank_world
+from tests.trainer.checkpoint_runs import as_bits, load_into_zeros, same_bits, whole_entries
+from trainer.checkpoints import find_checkpoint
+
+OLDER, NEWER = "step-00000001", "step-00000002"
+Mutation = Callable[[Random, Path, Path], None]
+
+
+def any_file(draw: Random, folder: Path) -> Path:
+    return draw.choice(sorted(folder.iterdir()))
+
+
+def tensor_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def flip_a_bit(draw: Random, folder: Path, _: Path) -> None:
+    path = any_file(draw, folder)
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+def flip_a_bit_of_the_manifest(draw: Random, folder: Path, _: Path) -> None:
+    path = folder / "manifest.json"
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+def truncate(draw: Random, folder: Path, _: Path) -> None:
+    path = any_file(draw, folder)
+    path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size)])
+
+
+def append(draw: Random, folder: Path, _: Path) -> None:
+    with any_file(draw, folder).open("ab") as file:
+        file.write(draw.choice([b" ", b"\n", b"\0", draw.randbytes(100)]))
+
+
+def zero_a_block(draw: Random, folder: Path, _: Path) -> None:
+    path = any_file(draw, folder)
+    content = bytearray(path.read_bytes())
+    begin = draw.randrange(len(content))
+    content[begin : begin + 64] = bytes(len(content[begin : begin + 64]))
+    path.write_bytes(content)
+
+
+def remove_a_file(draw: Random, folder: Path, _: Path) -> None:
+    any_file(draw, folder).unlink()
+
+
+def swap_ranks(_: Random, folder: Path, __: Path) -> None:
+    one, other = tensor_files(folder)[:2]
+    aside = folder / "aside"
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def take_a_file_of_another_step(draw: Random, folder: Path, older: Path) -> None:
+    path = any_file(draw, folder)
+    shutil.copyfile(older / path.name, path)
+
+
+def take_all_files_but_one_of_another_step(draw: Random, folder: Path, older: Path) -> None:
+    kept = any_file(draw, folder).name
+    for path in older.iterdir():
+        if path.name != kept:
+            shutil.copyfile(path, folder / path.name)
+
+
+def be_another_step(_: Random, folder: Path, older: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(older, folder)
+
+
+def add_a_file(draw: Random, folder: Path, _: Path) -> None:
+    name = draw.choice([".metadata", "__init__.py", "x.pt", "tensors-00009-of-00009.safetensors"])
+    (folder / name).write_bytes(draw.randbytes(10))
+
+
+def add_a_copy(draw: Random, folder: Path, _: Path) -> None:
+    path = draw.choice(tensor_files(folder))
+    shutil.copyfile(path, folder / "tensors-00003-of-00002.safetensors")
+
+
+def link_outside(draw: Random, folder: Path, _: Path) -> None:
+    path = any_file(draw, folder)
+    outside = folder.parent / "outside"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+def be_a_folder(draw: Random, folder: Path, _: Path) -> None:
+    path = any_file(draw, folder)
+    path.unlink()
+    path.mkdir()
+
+
+def be_a_link(_: Random, folder: Path, __: Path) -> None:
+    outside = folder.parent / "outside"
+    folder.rename(outside)
+    folder.symlink_to(outside)
+
+
+def be_a_file(_: Random, folder: Path, __: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_bytes(b"x")
+
+
+def rename_a_file(draw: Random, folder: Path, _: Path) -> None:
+    path = any_file(draw, folder)
+    path.rename(path.with_name(path.name + "x"))
+
+
+def reseal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest and make its digest right again, as one who means harm would."""
+    content = json.loads((folder / "manifest.json").read_text())
+    del content["sha256"]
+    change(content)
+    compact = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    content["sha256"] = hashlib.sha256(compact).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def digest_of(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def list_a_file_outside(draw: Random, folder: Path, older: Path) -> None:
+    outside = folder.parent / "secret"
+    outside.write_bytes(b"secret")
+    name = draw.choice(["../secret", str(outside), f"../{older.name}/state.json", "./state.json"])
+    reseal(folder, lambda content: content["files"].update({name: digest_of(outside)}))
+
+
+def move_a_file_outside(draw: Random, folder: Path, _: Path) -> None:
+    path = draw.choice(tensor_files(folder))
+    path.rename(folder.parent / path.name)
+
+    def point_there(content: dict[str, Any]) -> None:
+        content["files"][f"../{path.name}"] = content["files"].pop(path.name)
+
+    reseal(folder, point_there)
+
+
+def claim_another_step(draw: Random, folder: Path, _: Path) -> None:
+    reseal(folder, lambda content: content.update(step=draw.choice([1, 3, -2, 2.0, "2", None])))
+
+
+def strange_manifest(draw: Random, folder: Path, _: Path) -> None:
+    values = [[], {}, None, "x", {"state.json": 3}, {"state.json": {"bytes": -1, "sha256": ""}}]
+    reseal(folder, lambda content: content.update(files=draw.choice(values)))
+
+
+def twice_the_same_key(_: Random, folder: Path, __: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 2', '"step": 1,\n "step": 2'))
+
+
+def other_blanks(draw: Random, folder: Path, _: Path) -> None:
+    content = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(content, indent=draw.choice([None, 2, 4])))
+
+
+def huge_manifest(_: Random, folder: Path, __: Path) -> None:
+    with (folder / "manifest.json").open("r+b") as file:
+        file.truncate(10**12)  # a hole: it takes no space
+
+
+def deep_manifest(_: Random, folder: Path, __: Path) -> None:
+    (folder / "manifest.json").write_text("[" * 200_000)
+
+
+def deep_state(_: Random, folder: Path, __: Path) -> None:
+    (folder / "state.json").write_text('{"step": 2, "x": ' + "[" * 200_000)
+    digest = digest_of(folder / "state.json")
+    reseal(folder, lambda content: content["files"].update({"state.json": digest}))
+
+
+MUTATIONS: list[Mutation] = [
+    flip_a_bit,
+    flip_a_bit_of_the_manifest,
+    truncate,
+    append,
+    zero_a_block,
+    remove_a_file,
+    swap_ranks,
+    take_a_file_of_another_step,
+    take_all_files_but_one_of_another_step,
+    be_another_step,
+    add_a_file,
+    add_a_copy,
+    link_outside,
+    be_a_folder,
+    be_a_link,
+    be_a_file,
+    rename_a_file,
+    list_a_file_outside,
+    move_a_file_outside,
+    claim_another_step,
+    strange_manifest,
+    twice_the_same_key,
+    other_blanks,
+    huge_manifest,
+    deep_manifest,
+    deep_state,
+]
+
+
+def damage_and_resume(root: Path, work: Path, *, seed: int, count: int) -> Counter[str]:
+    """Damage copies of `root`, which has `OLDER` and `NEWER`, `count` times; each resume must take
+    the older one and name the newer. Every mutation comes at least once per `len(MUTATIONS)`.
+
+    Returns how often each was refused. Raises AssertionError where anything else came of it.
+    """
+    draw, refusals = Random(seed), Counter[str]()
+    for number in range(count):
+        mutation = MUTATIONS[number % len(MUTATIONS)]
+        copy = work / "checkpoints"
+        shutil.copytree(root, copy, symlinks=True)
+        before = _contents(copy / NEWER)
+        mutation(draw, copy / NEWER, copy / OLDER)
+        if _contents(copy / NEWER) != before:  # zeros over zeros are no damage
+            _resumes_from_the_older(copy, f"{mutation.__name__}, number {number} of seed {seed}")
+            refusals[mutation.__name__] += 1
+        shutil.rmtree(work)
+        work.mkdir()
+    return refusals
+
+
+def _resumes_from_the_older(root: Path, what: str) -> None:
+    checkpoint, refused = find_checkpoint(root, rank_world())
+    assert checkpoint is not None, what
+    assert checkpoint.folder.name == OLDER, what
+    assert [line.count("\n") for line in refused] == [0], (what, refused)
+    assert str(root / NEWER) in refused[0], (what, refused)
+    loaded = as_bits(load_into_zeros(checkpoint, rank_world()))
+    assert same_bits(loaded, as_bits(whole_entries(1))), what
+
+
+def _contents(folder: Path) -> dict[str, bytes] | str:
+    if folder.is_symlink() or not folder.is_dir():
+        return "no folder"
+    return {
+        path.name: path.read_bytes() if path.stat().st_size < 10**9 else b"huge"
+        for path in folder.iterdir()
+        if path.is_file() and not path.is_symlink()
+    }

@@ -1,0 +1,108 @@
+"""What the tests of checkpoints save and load: entries of every kind, from any number of ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from tests.ranks import rank_world
+from trainer.checkpoints import Checkpoint, CheckpointWriter, find_checkpoint, load_tensors
+from trainer.config import CheckpointConfig
+from trainer.world import World
+
+ROWS = {"head.weight": 7, "optimizer.head.weight.momentum": 2, "head.nothing": 0}
+
+
+def whole_entries(step: int) -> dict[str, Tensor]:
+    """The tensors of a run at a step, as one process has them."""
+    draw = torch.Generator().manual_seed(step)
+    entries = {name: torch.randn(rows, 3, generator=draw) for name, rows in ROWS.items()}
+    entries["backbone.weight"] = torch.randn(5, 4, generator=draw)
+    entries["backbone.turned"] = torch.randn(4, 6, generator=draw).T
+    entries["backbone.small"] = torch.randn(3, generator=draw).to(torch.bfloat16)
+    entries["backbone.flags"] = torch.tensor([True, False, step % 2 == 0])
+    entries["optimizer.step"] = torch.tensor(float(step))
+    entries["backbone.count"] = torch.tensor(step)
+    return entries
+
+
+def entries_at(step: int, world: World) -> dict[str, Tensor]:
+    """The same, of which `ROWS` are sharded by rows over the class axis: unevenly, on some ranks to
+    no rows at all."""
+    entries = whole_entries(step)
+    if world.mesh is not None:
+        mesh = world.mesh["class"]
+        for name in ROWS:
+            whole = entries[name]
+            chunks = whole.chunk(mesh.size()) if len(whole) else ()
+            place = mesh.get_local_rank()
+            mine = chunks[place] if place < len(chunks) else whole[:0]
+            entries[name] = DTensor.from_local(
+                mine.clone(),
+                mesh,
+                [Shard(0)],
+                shape=whole.shape,
+                stride=whole.stride(),
+            )
+    return entries
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def as_bits(entries: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """This rank's part of every entry, bit for bit."""
+    return {
+        name: local(tensor).contiguous().view(-1).view(torch.uint8).numpy().copy()
+        if local(tensor).ndim
+        else local(tensor).reshape(1).view(torch.uint8).numpy().copy()
+        for name, tensor in entries.items()
+    }
+
+
+def same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(
+        np.array_equal(value, other[name]) for name, value in one.items()
+    )
+
+
+def config(*, in_background: bool = True, **options: Any) -> CheckpointConfig:
+    return CheckpointConfig(in_background=in_background, **options)
+
+
+def save_steps(
+    root: Path,
+    steps: list[int],
+    options: dict[str, Any] | None = None,
+    start_step: int = 0,
+    class_ranks: int | None = None,
+) -> None:
+    """Save these steps from all ranks."""
+    world = rank_world(class_ranks)
+    settings = config(**(options or {}))
+    with CheckpointWriter(root, settings, world, start_step=start_step) as writer:
+        for step in steps:
+            writer.save(entries_at(step, world), {"step": step})
+
+
+def load_into_zeros(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
+    entries = entries_at(0, world)
+    for tensor in entries.values():
+        local(tensor).zero_()
+    load_tensors(checkpoint, entries, world)
+    return entries
+
+
+def newest_is_whole(root: Path) -> tuple[int | None, list[str]]:
+    """The step of the newest sound checkpoint, whose every bit must be that step's."""
+    world = rank_world()
+    checkpoint, refused = find_checkpoint(root, world)
+    if checkpoint is None:
+        return None, refused
+    loaded = as_bits(load_into_zeros(checkpoint, world))
+    assert same_bits(loaded, as_bits(entries_at(checkpoint.step, world))), checkpoint.folder
+    return checkpoint.step, refused

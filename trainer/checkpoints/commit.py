@@ -1,0 +1,187 @@
+"""One save from its pieces to a committed folder: the ranks write, rank 0 commits and retires."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import ProcessGroup
+
+from trainer.checkpoints.disk_error import explain
+from trainer.checkpoints.durable_file import write_file
+from trainer.checkpoints.exchange import exchange
+from trainer.checkpoints.find import inspect_checkpoint
+from trainer.checkpoints.folders import (
+    PARTIAL,
+    REPLACED,
+    candidate_folders,
+    committed_folders,
+    discard,
+    publish,
+    remove_leftovers,
+    settle_replaced,
+    step_folder,
+    step_of,
+)
+from trainer.checkpoints.manifest import MANIFEST_FILE, STATE_FILE, Best, FileDigest, Manifest
+from trainer.checkpoints.pieces import Piece
+from trainer.checkpoints.retention import Retention, Stored, superseded
+from trainer.checkpoints.shard_file import write_shard
+from trainer.world import World
+
+# What state.json holds beside the trainer's own keys.
+WRITERS_KEYS = frozenset({"world_size", "random_states", "best"})
+
+
+@dataclass
+class Save:
+    """What one rank has of a save; `state` is the trainer's JSON."""
+
+    step: int
+    state: str
+    best: Best | None
+    random_state: str
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Commits saves under `root`. Every step of it ends with all ranks knowing of each other's
+    errors, so that all of them raise, or none; steps in `refused` are not counted or deleted."""
+
+    root: Path
+    world: World
+    group: ProcessGroup | None
+    retention: Retention
+    measure: str | None
+    refused: set[int] = field(default_factory=set)
+
+    def start(self, step: int) -> None:
+        """Clear away what a killed run left, and note folders after `step`, which the run does not
+        go on from (collective). Raises OSError on all ranks."""
+        what = f"what a run left in {self.root} could not be cleared away"
+        self.refused.update(self._together(what, lambda: self._start(step))[0])
+
+    def write(self, save: Save) -> Path:
+        """Write and commit a save; the folder (collective). Raises OSError on all ranks."""
+        folder = step_folder(self.root, save.step)
+        aside = folder.with_name(folder.name + PARTIAL)
+        what = f"checkpoint {folder} could not be written"
+        try:
+            self._together(what, lambda: self._make(aside) if self.world.is_main else None)
+            written = self._together(what, lambda: self._write_mine(aside, save))
+            self._together(
+                what,
+                lambda: self._publish(aside, folder, save, written) if self.world.is_main else None,
+            )
+        except OSError:
+            if self.world.is_main:
+                self._clear()
+            raise
+        self.refused.discard(save.step)
+        return folder
+
+    def retire(self, step: int) -> None:
+        """Delete what the checkpoint of `step`, just committed, makes superfluous (collective)."""
+        what = f"older checkpoints in {self.root} could not be deleted"
+        self._together(what, lambda: self._retire(step) if self.world.is_main else None)
+
+    def _together(self, what: str, part: Callable[[], Any]) -> list[Any]:
+        """Every rank's answer; OSError on all ranks where one of them had one."""
+        try:
+            answer, error = part(), None
+        except OSError as failure:
+            answer, error = None, explain(failure, self.root)
+        answers = exchange([answer, error], self.group)
+        for rank, (_, failed) in enumerate(answers):
+            if failed is not None:
+                where = f" on rank {rank}" if self.world.size > 1 else ""
+                raise OSError(f"{what}{where}: {failed}")
+        return [answer for answer, _ in answers]
+
+    def _start(self, step: int) -> list[int]:
+        if not self.world.is_main or not self.root.is_dir():
+            return []
+        remove_leftovers(self.root)
+        steps = [step_of(path) or 0 for path in committed_folders(self.root)]
+        return [later for later in steps if later > step]
+
+    def _make(self, aside: Path) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.root)
+        aside.mkdir()
+
+    def _write_mine(self, aside: Path, save: Save) -> dict[str, Any]:
+        mine: dict[str, Any] = {"random_state": save.random_state, "files": {}}
+        if save.pieces:
+            name = f"tensors-{self.world.rank + 1:05d}-of-{self.world.size:05d}.safetensors"
+            mine["files"][name] = write_shard(aside / name, save.pieces).model_dump()
+        return mine
+
+    def _publish(
+        self, aside: Path, folder: Path, save: Save, written: list[dict[str, Any]]
+    ) -> None:
+        ours = {
+            "world_size": self.world.size,
+            "random_states": [rank["random_state"] for rank in written],
+            "best": save.best.model_dump() if save.best else None,
+        }
+        files = {
+            name: FileDigest(**digest) for rank in written for name, digest in rank["files"].items()
+        }
+        text = json.dumps({**json.loads(save.state), **ours}, indent=1).encode()
+        files[STATE_FILE] = write_file(aside / STATE_FILE, [memoryview(text)])
+        _check_all_there(aside, files)
+        manifest = Manifest(step=save.step, world_size=self.world.size, best=save.best, files=files)
+        write_file(aside / MANIFEST_FILE, [memoryview(manifest.render())])
+        publish(aside, folder)
+
+    def _clear(self) -> None:
+        """After a failed save. What does not go now goes at the next save, or the next start."""
+        try:
+            remove_leftovers(self.root)
+        except OSError:
+            return
+
+    def _retire(self, step: int) -> None:
+        folders = [path for path in candidate_folders(self.root) if (step_of(path) or 0) <= step]
+        for path in folders:
+            if path.suffix == REPLACED and step_of(path) not in self.refused:
+                settle_replaced(path)
+        stored = {
+            path: one
+            for path in committed_folders(self.root)
+            if (one := self._stored(path, step)) is not None
+        }
+        doomed = superseded(list(stored.values()), self.retention)
+        for path, one in stored.items():
+            if one.step in doomed:
+                discard(path)
+
+    def _stored(self, path: Path, step: int) -> Stored | None:
+        """A folder that counts; none that is refused or altered, as far as shows without reading
+        it whole."""
+        if (step_of(path) or 0) > step or step_of(path) in self.refused:
+            return None
+        try:
+            manifest = inspect_checkpoint(path)
+        except ValueError:
+            return None
+        # Another measure cannot be held against this one.
+        same = manifest.best is not None and manifest.best.measure == self.measure
+        return Stored(manifest.step, manifest.best.value if manifest.best and same else None)
+
+
+def _check_all_there(aside: Path, files: dict[str, FileDigest]) -> None:
+    """What every rank says it wrote is what this rank, which commits it, sees."""
+    present = {path.name for path in aside.iterdir()}
+    if present != files.keys():
+        odd = ", ".join(sorted(present ^ files.keys()))
+        raise OSError(f"rank 0 does not see the same files as the ranks that wrote them: {odd}")
+    for name, digest in files.items():
+        with (aside / name).open("rb") as file:  # opened: a network disk then asks the server
+            size = os.fstat(file.fileno()).st_size
+        if size != digest.bytes:
+            raise OSError(f"{name} has {size} bytes and {digest.bytes} were written")

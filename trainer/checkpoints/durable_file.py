@@ -1,0 +1,27 @@
+"""Writes a file so that it is on the disk, whole, when the call returns; hashed on the way."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from trainer.checkpoints.manifest import FileDigest
+
+
+def write_file(path: Path, blocks: Iterable[memoryview]) -> FileDigest:
+    """Write a new file, wait for the disk, and say what it must be from now on.
+
+    Raises OSError where the disk takes less than all of it.
+    """
+    digest, written = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        for block in blocks:
+            file.write(block)
+            digest.update(block)
+            written += len(block)
+        file.flush()
+        os.fsync(file.fileno())
+        size = os.fstat(file.fileno()).st_size
+    if size != written:
+        raise OSError(f"{path.name} has {size} bytes after {written} were written")
+    return FileDigest(bytes=written, sha256=digest.hexdigest())

@@ -1,0 +1,147 @@
+"""Opens checkpoints: nothing in one is looked at before every file of it is as it was written."""
+
+import hashlib
+import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoints.exchange import exchange
+from trainer.checkpoints.folders import candidate_folders, step_of
+from trainer.checkpoints.manifest import (
+    MANIFEST_FILE,
+    STATE_FILE,
+    FileDigest,
+    Manifest,
+    read_manifest,
+)
+from trainer.world import World
+
+_HASHING_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint: its folder, its step and what is no tensor in it."""
+
+    folder: Path
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        step: int = self.state["step"]
+        return step
+
+
+def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound checkpoint under `root` and what was refused, the same on every rank.
+
+    Rank 0 verifies every file against the manifest; the others take its word (collective). Raises
+    OSError on every rank where `root` cannot be read.
+    """
+    found, mine = _find(root) if world.is_main else (None, {})
+    answer = exchange(mine, world.group)[0]
+    if answer["error"] is not None:
+        raise OSError(answer["error"])
+    if answer["name"] is not None and not world.is_main:
+        folder = root / answer["name"]
+        found = Checkpoint(folder, _read_state(folder, read_manifest(folder)))
+    return found, answer["refused"]
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """A checkpoint whose every file is as it was written.
+
+    Raises ValueError naming the folder and the file that is missing, added or altered.
+    """
+    try:
+        manifest = inspect_checkpoint(folder)
+        with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+            digests = pool.map(_digest_of, (folder / name for name in manifest.files))
+            for (name, expected), digest in zip(manifest.files.items(), digests, strict=True):
+                if digest != expected.sha256:
+                    raise _altered(folder, name, "SHA-256 differs")
+        return Checkpoint(folder, _read_state(folder, manifest))
+    except OSError as error:
+        raise ValueError(
+            f"checkpoint {folder} is unreadable: {error}; mend that, or delete the folder"
+        ) from None
+
+
+def inspect_checkpoint(folder: Path) -> Manifest:
+    """The manifest of a checkpoint whose files have the right names and sizes; contents not read.
+
+    Raises ValueError where they have not.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        raise ValueError(f"checkpoint {folder} is no folder: move it away to go on without it")
+    manifest = read_manifest(folder)
+    if manifest.step != step_of(folder):
+        raise ValueError(
+            f"checkpoint {folder} is of step {manifest.step}, another than its name says: "
+            "give it its own name, or delete it"
+        )
+    present = {path.name for path in folder.iterdir()} - {MANIFEST_FILE}
+    for name in sorted(manifest.files.keys() ^ present):
+        what = "is missing" if name in manifest.files else "does not belong there"
+        raise ValueError(f"checkpoint {folder}: {name} {what}; delete the folder to go on without")
+    for name, expected in manifest.files.items():
+        _check_kind_and_size(folder, name, expected)
+    if STATE_FILE not in manifest.files:
+        raise ValueError(f"checkpoint {folder}: {STATE_FILE} is missing; delete the folder")
+    return manifest
+
+
+def _find(root: Path) -> tuple[Checkpoint | None, dict[str, Any]]:
+    refused: list[str] = []
+    answer = {"name": None, "refused": refused, "error": None}
+    try:
+        folders = candidate_folders(root)
+    except OSError as error:
+        return None, {**answer, "error": f"the checkpoints in {root} are unreadable: {error}"}
+    for folder in reversed(folders):
+        try:
+            found = open_checkpoint(folder)
+        except ValueError as error:
+            refused.append(str(error))
+        else:
+            return found, {**answer, "name": folder.name}
+    return None, answer
+
+
+def _check_kind_and_size(folder: Path, name: str, expected: FileDigest) -> None:
+    # A link could point outside, and a pipe would be waited on for ever.
+    status = (folder / name).lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise _altered(folder, name, "no plain file")
+    if status.st_size != expected.bytes:
+        raise _altered(folder, name, f"{status.st_size} bytes instead of {expected.bytes}")
+
+
+def _read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    raw = (folder / STATE_FILE).read_bytes()
+    if hashlib.sha256(raw).hexdigest() != manifest.files[STATE_FILE].sha256:
+        raise _altered(folder, STATE_FILE, "SHA-256 differs")
+    try:
+        state = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"checkpoint {folder}: {STATE_FILE} is unreadable: {error}") from None
+    if not isinstance(state, dict) or state.get("step") != manifest.step:
+        raise ValueError(f"checkpoint {folder}: {STATE_FILE} is not of step {manifest.step}")
+    return state
+
+
+def _digest_of(path: Path) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _altered(folder: Path, name: str, how: str) -> ValueError:
+    return ValueError(
+        f"checkpoint {folder}: {name} is not what was written ({how}); delete the folder to go on "
+        "without it"
+    )

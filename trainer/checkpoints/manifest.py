@@ -1,0 +1,104 @@
+"""The manifest of a checkpoint: what files it has, and that it is itself as it was written."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+FORMAT_VERSION = 2
+MANIFEST_FILE = "manifest.json"
+STATE_FILE = "state.json"
+_MAX_BYTES = 64 * 2**20  # ranks x 150 bytes: room for 400,000 of them
+
+_FileName = Annotated[
+    str, StringConstraints(pattern=r"^(state\.json|tensors-\d{5,}-of-\d{5,}\.safetensors)$")
+]
+_Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class FileDigest(_Strict):
+    """What a file must be: its size and its SHA-256."""
+
+    bytes: int = Field(ge=0)
+    sha256: _Sha256
+
+
+class Best(_Strict):
+    """What the evaluation at a checkpoint's step measured."""
+
+    measure: str
+    value: float
+
+
+class Manifest(_Strict):
+    """The step, the ranks that wrote it, what was measured then, and every other file by name."""
+
+    format_version: int = FORMAT_VERSION
+    step: int = Field(ge=0)
+    world_size: int = Field(gt=0)
+    best: Best | None
+    files: dict[_FileName, FileDigest]
+
+    def render(self) -> bytes:
+        """The one form of this manifest as a file: its content, and the SHA-256 of that."""
+        content = self.model_dump()
+        digest = hashlib.sha256(_compact(content)).hexdigest()
+        return json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True).encode() + b"\n"
+
+
+class _SealedManifest(Manifest):
+    sha256: _Sha256
+
+
+class _Versioned(BaseModel):
+    model_config = ConfigDict(strict=True)
+    format_version: int
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint. Raises ValueError where it is missing or altered."""
+    name = f"checkpoint {folder}: {MANIFEST_FILE}"
+    path = folder / MANIFEST_FILE
+    if path.is_symlink() or not path.is_file():
+        raise ValueError(f"{name} is missing; delete the folder to go on without it")
+    if path.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"{name} is unreadable: larger than {_MAX_BYTES} bytes")
+    raw = path.read_bytes()
+    try:
+        version = _Versioned.model_validate_json(raw).format_version
+        _check_version(folder, version)
+        sealed = _SealedManifest.model_validate_json(raw)
+    except ValidationError as error:
+        raise ValueError(f"{name} is unreadable: {_first(error)}; delete the folder") from None
+    manifest = Manifest(**{key: getattr(sealed, key) for key in Manifest.model_fields})
+    # Exactly these bytes, so no second reading of them: no keys given twice, no other digest.
+    if manifest.render() != raw:
+        raise ValueError(
+            f"{name} is not what was written (SHA-256 differs); delete the folder to go on without"
+        )
+    return manifest
+
+
+def _check_version(folder: Path, version: int) -> None:
+    if version > FORMAT_VERSION:
+        raise ValueError(f"checkpoint {folder} has a newer format than this kway: update kway")
+    if version < FORMAT_VERSION:
+        raise ValueError(
+            f"checkpoint {folder} has format {version} and this kway reads {FORMAT_VERSION}: "
+            "start another run folder"
+        )
+
+
+def _compact(content: object) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip().replace("\n", " ")

@@ -1,0 +1,116 @@
+"""Which box of which tensor each rank writes: DCP says what a rank holds, here one rank is chosen.
+
+A replicated tensor is written by one rank of those that hold it, the ranks' bytes being balanced;
+so no rank copies or writes the whole of a replicated backbone.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint import DefaultSavePlanner
+
+from trainer.checkpoints.dtypes import stored_name
+from trainer.checkpoints.exchange import exchange
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of the tensor `name`: `tensor` stands at `offsets` in the whole of `shape`."""
+
+    name: str
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    tensor: Tensor
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}@{','.join(map(str, self.offsets))}"
+
+    def description(self) -> "Description":
+        whole = [self.name, str(math.prod(self.shape))]
+        return [self.key, *whole, str(self.tensor.numel()), str(self.tensor.nbytes)]
+
+
+Description = list[str]  # key, name, elements of the whole, elements, bytes
+
+
+class Ownership:
+    """Remembers who writes what, so that ranks tell each other once and not at every save."""
+
+    def __init__(self, group: ProcessGroup | None, rank: int) -> None:
+        self._group = group
+        self._rank = rank
+        self._known = ""
+        self._mine: set[str] = set()
+
+    def choose(self, entries: dict[str, Tensor]) -> list[Piece]:
+        """The pieces of `entries` that this rank writes (collective)."""
+        held = pieces_of(entries)
+        described = [piece.description() for piece in held]
+        fingerprint = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+        if not all(exchange(fingerprint == self._known, self._group)):
+            self._mine = assign_owners(exchange(described, self._group))[self._rank]
+            self._known = fingerprint
+        return [piece for piece in held if piece.key in self._mine]
+
+
+def pieces_of(entries: dict[str, Tensor]) -> list[Piece]:
+    """What this rank holds of each entry; nothing of a shard without rows.
+
+    Raises ValueError naming a tensor of a type that a checkpoint does not hold.
+    """
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(entries)
+    pieces = []
+    for item in planner.create_local_plan().items:
+        assert item.tensor_data is not None, f"{item.index.fqn} is no tensor"
+        # Here, where all ranks see the same types: in the thread, some would wait for the others.
+        stored_name(item.index.fqn, item.tensor_data.properties.dtype)
+        tensor = planner.resolve_data(item)
+        assert isinstance(tensor, Tensor)
+        shape = tuple(item.tensor_data.size)
+        if tensor.numel() or not math.prod(shape):
+            offsets = tuple(item.tensor_data.chunk.offsets)
+            pieces.append(Piece(item.index.fqn, offsets, shape, tensor.detach()))
+    return pieces
+
+
+def bytes_of(tensor: Tensor) -> np.ndarray:
+    """The bytes of a contiguous tensor on the CPU, not copied; numpy has no bfloat16."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def assign_owners(held: Sequence[Sequence[Description]]) -> list[set[str]]:
+    """For what each rank holds, the keys that it writes: each key once, the bytes balanced."""
+    sizes = {key: int(num_bytes) for rank in held for key, *_, num_bytes in rank}
+    holders: dict[str, list[int]] = {}
+    for rank, descriptions in enumerate(held):
+        for key, *_ in descriptions:
+            holders.setdefault(key, []).append(rank)
+    _check_whole(held)
+    owned: list[set[str]] = [set() for _ in held]
+    load = [0] * len(held)
+    # Shards first, for they have no choice; then the largest, which are the hardest to place.
+    for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key], key)):
+        owner = min(holders[key], key=lambda rank: (load[rank], rank))
+        owned[owner].add(key)
+        load[owner] += sizes[key]
+    return owned
+
+
+def _check_whole(held: Sequence[Sequence[Description]]) -> None:
+    """A strategy that hands out too little must not make a checkpoint with holes."""
+    whole: dict[str, int] = {}
+    found: dict[str, int] = {}
+    for _, name, elements, here, _ in {row[0]: row for rank in held for row in rank}.values():
+        whole[name] = int(elements)
+        found[name] = found.get(name, 0) + int(here)
+    for name, expected in whole.items():
+        assert found[name] == expected, f"the ranks hold {found[name]} of {expected} of {name}"

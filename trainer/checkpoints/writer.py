@@ -1,0 +1,178 @@
+"""Saves checkpoints while training goes on: copy, return, and a thread writes, hashes, commits."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from trainer.checkpoints.commit import WRITERS_KEYS, Commit, Save
+from trainer.checkpoints.manifest import Best
+from trainer.checkpoints.pieces import Ownership
+from trainer.checkpoints.random_state import packed_random_state
+from trainer.checkpoints.retention import Retention
+from trainer.checkpoints.staging import Staging
+from trainer.config import CheckpointConfig
+from trainer.world import World
+
+_GRACE_SECONDS = 15
+_WORTH_A_WORD_SECONDS = 0.01
+
+
+class CheckpointWriter:
+    """Writes `root/step-…` from all ranks; made, used and closed by all of them together.
+
+    Host memory: in the background one copy of what this rank writes (its shards, and its part of
+    what is replicated), kept between saves; in the foreground none, but of one tensor at a time
+    where they are on a device. At most one save is under way: the next one waits and says so.
+
+    An error of the thread is raised by the next `save` or `finish`, on all ranks alike, as an
+    OSError of one line; `failed` tells of it earlier, on this rank.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        config: CheckpointConfig,
+        world: World,
+        *,
+        start_step: int,
+        keep_every_steps: int | None = None,
+        timeout_seconds: float = 600,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """`start_step` is the step that the run goes on from: folders of later ones are what the
+        resume refused, and are neither counted nor deleted."""
+        self._world = world
+        self._say = say
+        self._measure = config.keep_best.measure if config.keep_best else None
+        mode = config.keep_best.mode if config.keep_best else None
+        retention = Retention(config.keep_last, keep_every_steps, mode)
+        # The thread's collectives must not come between training's: a group of their own.
+        group = _own_group(world, timeout_seconds)
+        self._commit = Commit(root, world, group, retention, self._measure)
+        self._commit.start(start_step)
+        self._ownership = Ownership(group, world.rank)
+        self._staging = Staging() if config.in_background else None
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if config.in_background else None
+        self._pending: Future[Path] | None = None
+        self._pending_step = 0
+        self._committed: deque[Path] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.finish()
+            elif self._pending is not None:
+                # Other ranks may be gone: their part of the save would be waited for in vain.
+                wait([self._pending], _GRACE_SECONDS)
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown(wait=False)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the save under way has failed, as this rank knows by now."""
+        pending = self._pending
+        return pending is not None and pending.done() and pending.exception() is not None
+
+    def reserve(self, entries: dict[str, Tensor]) -> None:
+        """Take the memory for such entries now, so that the first save is no longer than the
+        others; not needed otherwise (collective)."""
+        if self._staging is not None:
+            self.finish()
+            self._staging.reserve(self._ownership.choose(entries))
+
+    def save(
+        self, entries: dict[str, Tensor], state: dict[str, Any], *, best: float | None = None
+    ) -> float:
+        """Save every entry and `state`, a JSON object with the key `step`; returns the seconds that
+        it waited for the save before (collective).
+
+        `best` is what the evaluation at this step measured, if there was one; a value that is not
+        finite counts as none. Each rank's random state is saved as it is now. In the background,
+        entries may be changed as soon as this returns.
+
+        Raises OSError where this save (in the foreground) or the one before could not be written.
+        """
+        assert not WRITERS_KEYS & state.keys(), f"{sorted(WRITERS_KEYS)} are the writer's own keys"
+        waited = self._wait_for_the_one_before(int(state["step"]))
+        save = Save(
+            step=int(state["step"]),
+            state=json.dumps(state, allow_nan=False),
+            best=_best(self._measure, best),
+            random_state=packed_random_state(self._world),
+            pieces=self._ownership.choose(entries),
+        )
+        if self._thread is None:
+            self._write(save)
+            return waited
+        assert self._staging is not None
+        save.pieces = self._staging.copy(save.pieces)
+        self._pending_step = save.step
+        self._pending = self._thread.submit(self._write, save)
+        return waited
+
+    def committed(self) -> list[Path]:
+        """The folders committed since this was asked last; asks no other rank."""
+        return [self._committed.popleft() for _ in range(len(self._committed))]
+
+    def finish(self) -> None:
+        """Wait until what was saved is committed. Raises OSError where it could not be."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _wait_for_the_one_before(self, step: int) -> float:
+        if self._pending is None:
+            return 0.0
+        was_done, started = self._pending.done(), time.perf_counter()
+        self.finish()
+        waited = 0.0 if was_done else time.perf_counter() - started
+        if waited > _WORTH_A_WORD_SECONDS and self._world.is_main:
+            self._say(
+                f"checkpoint of step {step} waited {waited:.2f} s for that of step "
+                f"{self._pending_step}: save less often, or to a faster disk"
+            )
+        return waited
+
+    def _write(self, save: Save) -> Path:
+        folder = self._commit.write(save)
+        self._committed.append(folder)
+        self._commit.retire(save.step)
+        return folder
+
+
+def save_checkpoint(
+    root: Path, entries: dict[str, Tensor], state: dict[str, Any], world: World, *, keep: int
+) -> Path:
+    """Write one checkpoint here and now, and drop all but the newest `keep` (collective)."""
+    config = CheckpointConfig(keep_last=keep, in_background=False)
+    with CheckpointWriter(root, config, world, start_step=state["step"]) as writer:
+        writer.save(entries, state)
+        return writer.committed()[0]
+
+
+def _own_group(world: World, timeout_seconds: float) -> ProcessGroup | None:
+    if world.size == 1:
+        return None
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+
+
+def _best(measure: str | None, value: float | None) -> Best | None:
+    if measure is None or value is None or value != value or abs(value) == float("inf"):
+        return None
+    return Best(measure=measure, value=value)
