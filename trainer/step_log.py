@@ -1,33 +1,11 @@
-"""JSONL files whose lines belong to steps: a resumed run writes later steps anew."""
+"""Which samples each step took, for an audit."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from data import Batch
-
-
-def drop_lines_after(path: Path, step: int) -> None:
-    """Keep the lines of steps up to `step`, so that each step stands in the file once.
-
-    What is no record of a step, such as the cut last line of a killed run, goes too.
-    """
-    if not path.exists():
-        return
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [f"{line}\n" for line in lines if _belongs(line, step)]
-    aside = path.with_suffix(".partial")
-    aside.write_text("".join(kept), encoding="utf-8")
-    aside.rename(path)
-
-
-def _belongs(line: str, last_step: int) -> bool:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return False
-    step = record.get("step") if isinstance(record, dict) else None
-    return isinstance(step, int) and step <= last_step
+from trainer.telemetry.jsonl import drop_lines_after
 
 
 class SampleLog:

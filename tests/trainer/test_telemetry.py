@@ -1,133 +1,216 @@
-"""Telemetry: one set of numbers in the JSONL, at the endpoint and on the screen."""
+"""Telemetry: one set of numbers in the JSONL, at the endpoints and in the run's record."""
 
-import fcntl
 import json
-import os
-import pty
-import re
+import math
+import shutil
 import socket
-import struct
 import subprocess
-import sys
-import termios
 import threading
+import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import torch
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
-from tests.system.processes import ROOT, environment, write_recipe
-from trainer.config import TelemetryConfig
-from trainer.telemetry import Telemetry
+from tests.trainer.telemetry_reports import (
+    CPU,
+    GLOBAL_BATCH,
+    NUM_STEPS,
+    NUMBERS,
+    page_of,
+    records,
+    scraped,
+    telemetry,
+)
+from trainer.telemetry import PHASES, Phases
 from trainer.train import train
-from trainer.world import World
-
-NUMBERS = {"loss": 1.25, "learning_rate": 0.05, "gradient_norm": 3.5, "bad_samples": 2}
-NUM_STEPS = 100
-COLUMNS = 80
-
-
-def telemetry(folder: Path, *, start_step: int = 0, rank: int = 0, **settings: Any) -> Telemetry:
-    world = World(rank, 2, rank, torch.device("cpu"), None)
-    return Telemetry(
-        folder,
-        TelemetryConfig(**settings),
-        world,
-        start_step=start_step,
-        num_steps=NUM_STEPS,
-        global_batch=12,
-    )
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def scraped(url: str) -> dict[str, float]:
-    """Name (with labels, if any) -> value, as Prometheus reads the page."""
-    page = httpx.get(url).raise_for_status().text
-    return {
-        sample.name + "".join(f"/{label}" for label in sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    }
 
 
 def test_the_endpoint_says_what_the_jsonl_says(tmp_path):
-    with telemetry(tmp_path, start_step=20, port=0) as report:
-        report.waited(1e-6)
-        report.step(21, **{**NUMBERS, "loss": 9.0})
-        report.waited(1e-6)
+    phases = Phases(CPU)
+    with telemetry(tmp_path, start_step=20, phases=phases, port=0) as report:
+        for step in range(21, 31):
+            for name in PHASES:
+                with phases(name):
+                    pass
+            report.beat(step, busy_seconds=[1.0, step / 10])
         report.step(30, **NUMBERS)
-        report.event("checkpoint", 30, "checkpoint", folder="x")
+        report.committed([tmp_path / "step-00000030"])
         report.event("evaluation", 30, "evaluation", top1=0.5, sa=0.25)
-        page = scraped(report.metrics.url)
-    _, step, _, evaluation = records(tmp_path)
-    assert step["step"] * 12 == step["samples"] == 360
-    assert step["step_seconds"] * step["samples_per_second"] == pytest.approx(12)
-    assert step["data_wait_ratio"] == pytest.approx(1e-6 / (9 * step["step_seconds"]))
-    assert page.pop("kway_train_last_step_timestamp_seconds") == pytest.approx(step["time"], abs=1)
+        page = scraped(report)
+    step, checkpoint, evaluation = records(tmp_path)
+    assert step["step"] * GLOBAL_BATCH == step["samples"] == 360
+    assert step["step_seconds"] * step["samples_per_second"] == pytest.approx(GLOBAL_BATCH)
+    elapsed = 10 * step["step_seconds"]
+    assert step["data_wait_ratio"] == pytest.approx(step["phases"]["data"] / elapsed)
+    assert step["slowest_rank"] == 1
+    assert step["busy_seconds"] == {"slowest": pytest.approx(2.55), "median": pytest.approx(1.775)}
+    assert checkpoint["step"] == 30
+    written = {
+        "kway_train_last_step_timestamp_seconds": step["time"],
+        "kway_train_last_checkpoint_timestamp_seconds": checkpoint["time"],
+    }
+    for name, value in written.items():
+        assert page.pop(name) == pytest.approx(value, abs=1)
+    assert page.pop(next(name for name in page if "rank_info" in name)) == 1
     assert page == {
-        "kway_train_steps_total": 30,
-        "kway_train_samples_total": 360,
+        "kway_train_step": 30,
+        "kway_train_planned_steps": NUM_STEPS,
+        # Of this process, which began at step 20.
+        "kway_train_steps_total": 10,
+        "kway_train_samples_total": 10 * GLOBAL_BATCH,
         "kway_train_checkpoints_total": 1,
         "kway_train_loss": step["loss"],
         "kway_train_learning_rate": step["learning_rate"],
         "kway_train_gradient_norm": step["gradient_norm"],
         "kway_train_bad_samples": step["bad_samples"],
+        "kway_train_skipped_steps": step["skipped_steps"],
+        "kway_train_restarts": step["restarts"],
         "kway_train_step_seconds": step["step_seconds"],
+        "kway_train_samples_per_second": step["samples_per_second"],
         "kway_train_data_wait_ratio": step["data_wait_ratio"],
+        "kway_train_memory_bytes/resident": step["memory"]["resident"],
+        "kway_train_rank_busy_seconds/0": 1.0,
+        "kway_train_rank_busy_seconds/1": pytest.approx(step["busy_seconds"]["slowest"]),
         "kway_train_evaluation/top1": evaluation["top1"],
         "kway_train_evaluation/sa": evaluation["sa"],
+    } | {
+        f"kway_train_phase_seconds_total/{name}": pytest.approx(step["phases"][name])
+        for name in PHASES
     }
 
 
-def test_the_endpoint_is_gone_when_the_run_is(tmp_path):
+def test_a_rank_that_holds_the_others_up_is_named(tmp_path, capsys):
+    with telemetry(tmp_path, log_every=50) as report:
+        for step in range(1, 51):
+            report.beat(step, busy_seconds=[1.0, 2.0])
+        report.step(50, **NUMBERS)
+    (step,) = records(tmp_path)
+    assert step["slowest_rank"] == 1
+    assert step["busy_seconds"] == {"slowest": 2.0, "median": 1.5}
+    assert "rank 1 is slow" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Prometheus")
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_scrape_passes_promtool(is_new, tmp_path):
     with telemetry(tmp_path, port=0) as report:
-        url = report.metrics.url
-        scraped(url)
+        if not is_new:
+            report.beat(1, busy_seconds=[1.0, 2.0])
+            report.step(1, **NUMBERS)
+            report.committed([tmp_path / "step-00000001"])
+            report.event("evaluation", 1, "evaluation", top1=0.5)
+        page = page_of(report)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=page, capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_what_nothing_has_told_yet_is_not_shown_as_zero(tmp_path):
+    with telemetry(tmp_path, start_step=7, port=0) as report:
+        page = scraped(report)
+    assert page["kway_train_step"] == 7
+    assert page["kway_train_steps_total"] == 0
+    assert page["kway_train_last_step_timestamp_seconds"] == pytest.approx(time.time(), abs=60)
+    assert not {"kway_train_loss", "kway_train_last_checkpoint_timestamp_seconds"} & page.keys()
+
+
+def test_a_step_that_is_not_logged_beats(tmp_path):
+    with telemetry(tmp_path, port=0) as report:
+        report.step(1, **NUMBERS)
+        begun = scraped(report)
+        report.beat(2)
+        page = scraped(report)
+    beat = "kway_train_last_step_timestamp_seconds"
+    assert page[beat] > begun[beat]
+    assert page["kway_train_steps_total"] == page["kway_train_step"] == 2
+    assert page["kway_train_loss"] == NUMBERS["loss"]
+    assert len(records(tmp_path)) == 1
+
+
+def test_each_rank_has_an_endpoint_and_the_first_has_the_rest(tmp_path, capsys):
+    with telemetry(tmp_path, rank=1, port=0) as report:
+        assert report.endpoint is not None
+        report.say("hello")
+        report.beat(1, busy_seconds=[1.0, 2.0])
+        report.step(1, **NUMBERS)
+        report.committed([tmp_path / "step-00000001"])
+        report.event("evaluation", 1, "evaluation", top1=0.5)
+        page = scraped(report)
+        port = report.endpoint.port
+    assert page["kway_train_loss"] == NUMBERS["loss"]
+    assert page["kway_train_step"] == 1
+    assert not any("rank_busy" in name for name in page)
+    assert any(name.startswith("kway_train_rank_info/") and "/1/1" in name for name in page)
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out == f"metrics of rank 1 at http://127.0.0.1:{port}/metrics\n"
+
+
+def free_pair() -> int:
+    """A port that is free, and the next one too."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port: int = first.getsockname()[1]
+            try:
+                socket.create_server(("127.0.0.1", port + 1)).close()
+            except OSError:
+                continue
+            return port
+
+
+def test_the_ports_of_a_machine_follow_the_local_ranks(tmp_path, capsys):
+    port = free_pair()
+    with telemetry(tmp_path, port=port) as first, telemetry(tmp_path, rank=1, port=port) as second:
+        assert first.endpoint is not None
+        assert second.endpoint is not None
+        assert (first.endpoint.port, second.endpoint.port) == (port, port + 1)
+        scraped(first), scraped(second)
+    assert capsys.readouterr().out == (
+        f"metrics at http://127.0.0.1:{port}/metrics, those of this machine's other ranks at "
+        f"ports up to {port + 1}\n"
+    )
+
+
+def test_the_endpoint_is_gone_when_the_run_is(tmp_path):
+    before = threading.active_count()
+    with telemetry(tmp_path, port=0) as report:
+        scraped(report)
+    assert threading.active_count() == before
     with pytest.raises(httpx.ConnectError):
-        httpx.get(url)
+        scraped(report)
 
 
 def test_nothing_listens_where_no_port_is_asked_for(tmp_path, capsys):
     before = threading.active_count()
-    with telemetry(tmp_path) as report:
-        assert report.metrics.url is None
+    with telemetry(tmp_path) as report, telemetry(tmp_path, rank=1) as other:
+        assert report.endpoint is None
+        assert other.endpoint is None
         assert threading.active_count() == before
     assert capsys.readouterr().out == ""
 
 
-def test_a_port_in_use_is_one_line_and_leaves_all_as_it_was(tmp_path, capsys):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_port_in_use_is_one_line_and_leaves_all_as_it_was(rank, tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 7}\n')
+    whose = r" \(of local rank 1\)" if rank else ""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        wanted = rf"^telemetry\.port {port} on 127\.0\.0\.1 cannot be used \(.*in use\): choose an"
-        with pytest.raises(OSError, match=wanted) as caught, telemetry(tmp_path, port=port):
+        wanted = rf"^telemetry\.port {port}{whose} on 127\.0\.0\.1 cannot be used \(.*in use\): cho"
+        report = telemetry(tmp_path, rank=rank, port=port - rank)
+        with pytest.raises(OSError, match=wanted) as caught, report:
             pass
     assert "\n" not in str(caught.value)
     assert records(tmp_path) == [{"step": 7}]
     assert capsys.readouterr().out == ""
 
 
-def test_other_ranks_write_nothing_and_listen_nowhere(tmp_path, capsys):
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        telemetry(tmp_path, rank=1, port=taken.getsockname()[1]) as report,
-    ):
-        report.say("hello")
-        report.waited(1.0)
-        with report.pause():
-            report.step(1, **NUMBERS)
-        report.event("checkpoint", 1, "checkpoint")
-    assert list(tmp_path.iterdir()) == []
-    assert capsys.readouterr().out == ""
+def test_a_port_past_the_last_is_refused(tmp_path):
+    report = telemetry(tmp_path, rank=1, port=65_535)
+    with pytest.raises(ValueError, match=r"telemetry\.port 65535 \+ local rank 1 is 65536"), report:
+        pass
 
 
 def test_the_first_the_last_and_every_nth_step_are_due(tmp_path):
@@ -136,19 +219,46 @@ def test_the_first_the_last_and_every_nth_step_are_due(tmp_path):
     assert due == [1, 30, 60, 90, NUM_STEPS]
 
 
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    with telemetry(tmp_path) as report:
+        report.step(1, **{**NUMBERS, "loss": math.nan, "gradient_norm": math.inf})
+        report.event("evaluation", 1, "evaluation", top1=-math.inf, classes=[math.nan, 1.0])
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    step, evaluation = (json.loads(line, parse_constant=refuse) for line in lines)
+    assert step["loss"] is step["gradient_norm"] is evaluation["top1"] is None
+    assert evaluation["classes"] == [None, 1.0]
+
+
+def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path):
+    phases = Phases(CPU)
+    with telemetry(tmp_path, phases=phases) as report:
+        for name in ("evaluation", "checkpoint"):
+            with phases(name), phases("communication"):
+                time.sleep(0.2)
+        report.step(1, **NUMBERS)
+        remaining = report._pace.remaining_seconds()
+    (step,) = records(tmp_path)
+    assert step["phases"].keys() == {"evaluation", "checkpoint"}
+    # What is left will have such pauses too.
+    assert remaining >= (NUM_STEPS - 1) * (step["step_seconds"] + 0.4)
+
+
 @pytest.mark.parametrize(
     "last", ['{"event": "st', '{"event": "step", "step": 4', '{"event": "step", "step": 4}', "{}\n"]
 )
 def test_a_cut_last_line_neither_stays_nor_joins_the_next(last, tmp_path):
     whole = '{"event": "step", "step": 3}\n'
     (tmp_path / "metrics.jsonl").write_text(whole + last)
-    with telemetry(tmp_path, start_step=4) as report:
+    with telemetry(tmp_path, start_step=4, log_every=5) as report:
         report.step(5, **NUMBERS)
     assert [record["step"] for record in records(tmp_path)] in ([3, 5], [3, 4, 5])
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_resumed_run_drops_the_lines_after_its_checkpoint(glyphs, tmp_path):
+def test_a_resumed_run_drops_the_lines_after_its_checkpoint(glyphs: Path, tmp_path: Path):
     changes = {"telemetry": {"log_every": 1}, "checkpoint": {"every": {"steps": 4}}}
     train(glyph_recipe(glyphs, tmp_path, **changes), rank_world())
     with (tmp_path / "metrics.jsonl").open("a") as file:  # what a killed run may leave
@@ -158,68 +268,3 @@ def test_a_resumed_run_drops_the_lines_after_its_checkpoint(glyphs, tmp_path):
     assert [line["step"] for line in lines if line["event"] == "step"] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in lines if line["event"] == "checkpoint"] == [4, 6]
     assert all(line.get("loss", 0) < 100 for line in lines)
-
-
-def test_off_a_terminal_there_are_plain_whole_lines(tmp_path, capsys, monkeypatch):
-    """FORCE_COLOR, common in CI, makes rich believe in a terminal; a log stays a log."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    long = "[bold]not markup[/bold] :smile: " + 60 * "word "
-    with telemetry(tmp_path) as report:
-        report.step(1, **NUMBERS)
-        report.say(long)
-    first, second = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(
-        rf"step 1/{NUM_STEPS}  loss 1\.2500  lr 5\.00e-02  \d+ samples/s  data wait 0%", first
-    )
-    assert second.rstrip() == long.rstrip()
-
-
-def shown_on_a_terminal(command: list[str]) -> tuple[int, str]:
-    """Exit code and all that a terminal of COLUMNS x 40 was sent."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
-    variables = environment() | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
-    variables.pop("COLUMNS", None)
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=variables
-    )
-    os.close(theirs)
-    sent = b""
-    try:
-        while chunk := os.read(ours, 65536):
-            sent += chunk
-    except OSError:  # Linux: the last process has closed its end
-        pass
-    finally:
-        os.close(ours)
-    return process.wait(60), sent.decode()
-
-
-def test_on_a_terminal_a_bar_that_fits_stands_below_whole_lines(glyphs, tmp_path):
-    recipe = glyph_recipe(
-        glyphs,
-        tmp_path / "run",
-        train__duration={"steps": 12},
-        checkpoint__every={"steps": 6},
-        telemetry={"log_every": 3},
-    )
-    command = [sys.executable, "-m", "trainer", str(write_recipe(tmp_path, recipe))]
-    code, sent = shown_on_a_terminal(command)
-    assert code == 0, sent
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent)
-    bars = [line.strip() for line in re.split(r"[\r\n]+", shown) if "━" in line]
-    assert any(line.startswith("step  0/12") for line in bars), shown
-    assert re.fullmatch(
-        r"step 12/12 ━+ 0:00:\d\d loss \d\.\d{4}  \d+ samples/s  data wait \d+%", bars[-1]
-    )
-    assert max(len(line) for line in bars) <= COLUMNS
-    assert "…" not in shown
-    checkpoints = tmp_path / "run" / "checkpoints"
-    # A long path may stand in a line of its own, never in two.
-    lines = [line.removeprefix("checkpoint ") for line in shown.splitlines()]
-    assert [line for line in lines if "step-0" in line] == [
-        str(checkpoints / name) for name in ("step-00000006", "step-00000012")
-    ]
-    # A rank that is killed could not show the cursor again.
-    assert sent.rfind("\x1b[?25h") > sent.rfind("\x1b[?25l")
-    assert sent.index("\x1b[?25h") < sent.index("━")

@@ -1,0 +1,129 @@
+"""Phases: each second of a step belongs to one of them."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+import pytest
+import torch
+
+from heads.collectives import all_gather_rows, all_reduce_sum, announced, listening
+from tests.ranks import rank_world, run_on_ranks
+from trainer.telemetry import Phases
+
+CPU = torch.device("cpu")
+NAP_SECONDS = 0.02
+
+
+def test_an_inner_phase_takes_its_time_out_of_the_outer():
+    phases = Phases(CPU)
+    started = time.perf_counter()
+    with phases("forward"):
+        time.sleep(NAP_SECONDS)
+        for _ in range(3):
+            with phases("head"), phases("communication"):
+                time.sleep(NAP_SECONDS)
+        time.sleep(NAP_SECONDS)
+    passed = time.perf_counter() - started
+    taken = phases.take()
+    assert taken.keys() == {"forward", "head", "communication"}
+    assert taken["forward"] >= 2 * NAP_SECONDS
+    assert taken["communication"] >= 3 * NAP_SECONDS
+    assert sum(taken.values()) <= passed
+
+
+def test_what_is_taken_is_gone_and_an_open_phase_is_taken_so_far():
+    phases = Phases(CPU)
+    with phases("data"):
+        time.sleep(NAP_SECONDS)
+        first = phases.take()
+        second = phases.take()
+    assert first["data"] >= NAP_SECONDS > second["data"] >= 0
+    assert phases.take()["data"] < NAP_SECONDS
+    assert phases.take() == {}
+
+
+def interrupted(phases: Phases) -> None:
+    with phases("communication"):
+        assert phases.current == "communication"
+        raise KeyError
+
+
+def test_current_names_the_innermost_phase_and_errors_leave_it():
+    phases = Phases(CPU)
+    assert phases.current is None
+    with phases("backward"):
+        with pytest.raises(KeyError):
+            interrupted(phases)
+        assert phases.current == "backward"
+    assert phases.current is None
+
+
+def test_an_evaluation_keeps_what_is_inside_it():
+    phases = Phases(CPU)
+    with phases("evaluation"), phases("forward"), phases("communication"):
+        assert phases.current == "communication"
+    with phases("forward"):
+        pass
+    assert phases.take().keys() == {"evaluation", "forward"}
+
+
+def test_a_phase_of_another_name_is_refused():
+    with pytest.raises(AssertionError, match="lunch"), Phases(CPU)("lunch"):  # type: ignore[arg-type]
+        pass
+
+
+def heard_on_a_rank() -> tuple[list[tuple[str, str | None]], set[str], bool]:
+    world, phases = rank_world(), Phases(CPU)
+    heard: list[tuple[str, str | None]] = []
+
+    @contextmanager
+    def around(name: str) -> Iterator[None]:
+        with phases.collective(name):
+            heard.append((name, phases.operation))
+            yield
+
+    def elsewhere() -> None:
+        all_reduce_sum(torch.ones(3), world.group)
+
+    with phases("head"), listening(around):
+        all_reduce_sum(torch.ones(3), world.group)
+        all_gather_rows(torch.ones(world.rank, 2), [0, 1], world.group)
+        with announced("barrier"):
+            world.barrier()
+        thread = Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    elsewhere()
+    return heard, {*phases.take()}, phases.operation is None
+
+
+def test_collectives_of_the_listening_thread_count_as_communication_and_are_named():
+    names = ["all_reduce_sum", "all_gather", "barrier"]
+    for heard, taken, is_over in run_on_ranks(2, heard_on_a_rank):
+        assert heard == [(name, name) for name in names]
+        assert taken == {"head", "communication"}
+        assert is_over
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_the_stream_is_timed_and_nothing_waits_for_it():
+    device = torch.device("cuda", torch.cuda.current_device())
+    phases = Phases(device)
+    left = torch.randn(4096, 4096, device=device)
+    torch.cuda.synchronize()
+    with phases("forward"):
+        for _ in range(50):
+            left = left @ left
+            left = left / left.norm()
+        with phases("head"):
+            left = left + 1
+        started = time.perf_counter()
+        early = phases.take()
+        waited = time.perf_counter() - started
+    torch.cuda.synchronize()
+    late = phases.take()
+    assert waited < early.get("forward", 0.0) + late["forward"]
+    assert 0 < late["head"] < early.get("forward", 0.0) + late["forward"]

@@ -1,0 +1,124 @@
+"""What a person sees of a run, on terminals of usual widths and in a log."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.system.processes import ROOT, environment
+from tests.trainer.telemetry_reports import NUM_STEPS, NUMBERS, telemetry
+from trainer.telemetry.progress import Shown
+
+LARGE = Shown(
+    loss=12.3456,
+    learning_rate=0.05,
+    samples_per_second=123_456,
+    data_wait_ratio=0.123,
+    memory_bytes=71_200 << 20,
+    remaining_seconds=45_296,
+    mfu=0.456,
+)
+RUN = """
+import sys
+from pathlib import Path
+from tests.trainer.telemetry_reports import NUMBERS, telemetry
+folder = Path(sys.argv[1])
+with telemetry(folder, log_every=30) as report:
+    for step in range(1, 101):
+        report.beat(step)
+        if report.is_due(step):
+            report.step(step, **NUMBERS)
+        if step == 60:
+            report.committed([folder / "step-00000060"])
+"""
+
+
+def test_off_a_terminal_there_are_plain_whole_lines(tmp_path, capsys, monkeypatch):
+    """FORCE_COLOR, common in CI, makes rich believe in a terminal; a log stays a log."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    long = "[bold]not markup[/bold] :smile: " + 60 * "word "
+    with telemetry(tmp_path) as report:
+        report.step(1, **NUMBERS)
+        report.say(long)
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        rf"step 1/{NUM_STEPS}  loss 1\.2500  lr 5\.00e-02  \d+(\.\d\d)? samples/s  data wait 0%  "
+        r"\d+ MiB  ETA \d+:\d\d:\d\d",
+        first,
+    )
+    assert second.rstrip() == long.rstrip()
+
+
+def test_numbers_are_written_as_a_person_reads_them():
+    assert LARGE.line() == (
+        "loss 12.3456  lr 5.00e-02  123456 samples/s  data wait 12%  MFU 46%  69.5 GiB  "
+        "ETA 12:34:56"
+    )
+    small = replace(
+        LARGE, samples_per_second=0.25, memory_bytes=800 << 20, remaining_seconds=9e5, mfu=None
+    )
+    assert small.line().endswith("0.25 samples/s  data wait 12%  800 MiB  ETA 10d10h")
+
+
+@pytest.mark.parametrize("columns", [80, 110, 120])
+def test_beside_the_bar_large_numbers_leave_room_for_it(columns):
+    text = f"step 450000/450450 {LARGE.beside_the_bar(columns)}"
+    assert len(text) + len(" ━━━━━") <= columns
+    assert ("MFU" in text) == (columns > 80)
+
+
+def shown_on_a_terminal(command: list[str], columns: int) -> tuple[int, str]:
+    """Exit code and all that a terminal of `columns` x 40 was sent."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    variables = environment() | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+    variables.pop("COLUMNS", None)
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=variables
+    )
+    os.close(theirs)
+    sent = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            sent += chunk
+    except OSError:  # Linux: the last process has closed its end
+        pass
+    finally:
+        os.close(ours)
+    return process.wait(60), sent.decode()
+
+
+@pytest.mark.parametrize(
+    ("columns", "numbers"),
+    [
+        (80, r"loss 1\.250  [\d.]+/s  data 0%  \d+ MiB  ETA 0:00:00"),
+        (120, r"loss 1\.2500  [\d.]+ samples/s  data wait 0%  \d+ MiB  ETA 0:00:00"),
+    ],
+)
+def test_on_a_terminal_a_bar_that_fits_stands_below_whole_lines(
+    columns: int, numbers: str, tmp_path: Path
+):
+    folder = tmp_path / ("long-name-" * 8)
+    folder.mkdir()
+    code, sent = shown_on_a_terminal([sys.executable, "-c", RUN, str(folder)], columns)
+    assert code == 0, sent
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent)
+    bars = [line.strip() for line in re.split(r"[\r\n]+", shown) if "━" in line]
+    assert any(line.startswith("step   0/100") for line in bars), shown
+    assert re.fullmatch(rf"step 100/100 ━+ {numbers}", bars[-1])
+    assert max(len(line) for line in bars) <= columns
+    assert "…" not in shown
+    # A long path may stand in a line of its own, never in two.
+    lines = [line.removeprefix("checkpoint ") for line in shown.splitlines()]
+    assert [line for line in lines if "step-0" in line] == [str(folder / "step-00000060")]
+    # A rank that is killed could not show the cursor again.
+    assert sent.rfind("\x1b[?25h") > sent.rfind("\x1b[?25l")
+    assert sent.index("\x1b[?25h") < sent.index("━")

@@ -1,0 +1,69 @@
+"""TensorBoard events: the numbers of the JSONL, each step once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system.processes import ROOT
+from tests.trainer.telemetry_reports import NUMBERS, records, telemetry
+
+events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+
+def write(folder: Path, *, start_step: int, last_step: int, loss: float) -> None:
+    with telemetry(folder, start_step=start_step, tensorboard=True) as report:
+        for step in range(start_step + 1, last_step + 1):
+            report.step(step, **{**NUMBERS, "loss": loss})
+        report.event("evaluation", last_step, "evaluation", top1=loss / 100)
+
+
+def drawn(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    accumulator = events.EventAccumulator(str(folder / "tensorboard"))
+    accumulator.Reload()
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)]
+        for tag in accumulator.Tags()["scalars"]
+    }
+
+
+def test_scalars_are_the_numbers_of_the_jsonl(tmp_path):
+    write(tmp_path, start_step=0, last_step=2, loss=7.0)
+    scalars = drawn(tmp_path)
+    first, second, _ = records(tmp_path)
+    for name in ("loss", "learning_rate", "gradient_norm", "samples_per_second", "skipped_steps"):
+        wanted = [(1, pytest.approx(first[name])), (2, pytest.approx(second[name]))]
+        assert scalars[name] == wanted
+    assert scalars["memory/resident"][1] == (2, pytest.approx(second["memory"]["resident"]))
+    assert scalars["evaluation/top1"] == [(2, pytest.approx(0.07))]
+
+
+def test_a_resumed_run_draws_no_step_twice(tmp_path):
+    write(tmp_path, start_step=0, last_step=6, loss=7.0)
+    write(tmp_path, start_step=4, last_step=7, loss=8.0)
+    scalars = drawn(tmp_path)
+    assert scalars["loss"] == [(step, 7.0 if step <= 4 else 8.0) for step in range(1, 8)]
+    assert [step for step, _ in scalars["evaluation/top1"]] == [7]
+
+
+def test_other_ranks_draw_nothing(tmp_path):
+    with telemetry(tmp_path, rank=1, tensorboard=True) as report:
+        report.step(1, **NUMBERS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_package_there_is_one_line_with_the_remedy():
+    code = (
+        "import sys; sys.path = [part for part in sys.path if 'site-packages' not in part]\n"
+        "import importlib.util as util\n"
+        "spec = util.spec_from_file_location('board', 'trainer/telemetry/tensorboard.py')\n"
+        "board = util.module_from_spec(spec); spec.loader.exec_module(board)\n"
+        "board.check_tensorboard()"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.stderr.splitlines()[-1] == (
+        "ValueError: telemetry.tensorboard is true and the package tensorboard is not installed: "
+        "pip install 'kway[tensorboard]', or set it to false"
+    )

@@ -1,0 +1,85 @@
+"""What a step has to compute at least, in operations: the numerator of the MFU (PaLM, app. B).
+
+Counted once a shape of input on tensors without memory, so it is the same under every strategy and
+costs a step nothing. What is computed twice (checkpointed activations, cached gradients) counts
+once.
+"""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from data.config import ImageConfig
+from heads.config import HeadConfig
+from trainer.backbone import Backbone, build_backbone
+from trainer.config import BackboneConfig, Recipe
+from trainer.telemetry.devices import Precision
+
+# A multiplication and an addition forward, two of each backward: of the weights, of the inputs.
+_PASSES = 3
+# Batch norm takes no single row.
+_ROWS = 2
+
+
+class ModelFlops:
+    """Operations that training on rows of a recipe takes: multiplications and additions, backbone
+    and head. `per_row` is asked for the shapes of inputs as they come; till then nothing is made.
+    """
+
+    def __init__(self, recipe: Recipe, num_classes: int) -> None:
+        self.precision: Precision = recipe.train.precision
+        self._recipe, self._num_classes = recipe, num_classes
+        self._counted: dict[tuple[int, ...], float] = {}
+
+    def per_row(self, inputs: dict[str, Tensor]) -> float | None:
+        """Operations a row of `inputs`, [b, ...] each; None: the head's have no formula.
+
+        Raises RuntimeError where the encoder looks at values, which a count has none of.
+        """
+        backbone, head = self._backbone, self._recipe.head
+        of_head = head_flops(head, dim=backbone.dim, num_classes=self._num_classes)
+        if of_head is None:
+            return None
+        shape = next(iter(inputs.values())).shape[1:]
+        if shape not in self._counted:
+            self._counted[shape] = _PASSES * forward_flops(backbone, inputs)
+        return self._counted[shape] + of_head
+
+    @cached_property
+    def _backbone(self) -> Backbone:
+        return _without_memory(self._recipe.backbone, self._recipe.data.image)
+
+
+def forward_flops(backbone: Backbone, inputs: dict[str, Tensor]) -> float:
+    """Operations of a forward pass of one row of `inputs`, by a backbone on the meta device."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.device("meta"), mode, torch.no_grad(), FlopCounterMode(display=False) as counter:
+        rows = {
+            name: torch.ones(_ROWS, *tensor.shape[1:], dtype=tensor.dtype)
+            for name, tensor in inputs.items()
+        }
+        backbone(rows)
+    return counter.get_total_flops() / _ROWS
+
+
+def head_flops(head: HeadConfig, *, dim: int, num_classes: int) -> float | None:
+    """Operations of training the head on one row: 6 d a class whose logit it makes, over all ranks.
+
+    None for heads that make no row of logits (factored, hierarchical softmax).
+    """
+    if head.weights.kind == "factored" or head.loss.kind == "hierarchical_softmax":
+        return None
+    classes: float = num_classes
+    if head.loss.kind == "ce":
+        classes = num_classes * head.loss.sample_rate
+    if head.loss.kind == "nce" and head.loss.samples is not None:
+        classes = min(head.loss.samples, num_classes)
+    return 2.0 * _PASSES * (dim + head.bias) * classes
+
+
+def _without_memory(config: BackboneConfig, image: ImageConfig | None) -> Backbone:
+    with torch.device("meta"):
+        return build_backbone(config.model_copy(update={"weights": "random"}), image=image)

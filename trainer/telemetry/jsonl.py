@@ -1,0 +1,56 @@
+"""JSONL files whose lines belong to steps: a resumed run writes later steps anew."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+
+class JsonLines:
+    """A file that records are added to, each line whole as soon as it is written."""
+
+    def __init__(self, path: Path, *, after_step: int) -> None:
+        drop_lines_after(path, after_step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """With the time, in seconds since 1970; numbers that are not finite become null."""
+        line = json.dumps(_finite({"time": round(time.time(), 3), **record}), allow_nan=False)
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def drop_lines_after(path: Path, step: int) -> None:
+    """Keep the lines of steps up to `step`, so that each step stands in the file once.
+
+    What is no record of a step, such as the cut last line of a killed run, goes too.
+    """
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    kept = [f"{line}\n" for line in lines if _belongs(line, step)]
+    aside = path.with_suffix(".partial")
+    aside.write_text("".join(kept), encoding="utf-8")
+    aside.rename(path)
+
+
+def _belongs(line: str, last_step: int) -> bool:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    step = record.get("step") if isinstance(record, dict) else None
+    return isinstance(step, int) and step <= last_step
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for NaN and infinity, and readers that follow it refuse Python's."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,107 @@
+"""A rank's numbers for Prometheus; names carry base units.
+
+Counters count what this process has done, so that `rate` and `increase` are right over restarts;
+`kway_train_step` is where the run is. A gauge that nothing has set yet is not there.
+"""
+
+import socket
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+
+from trainer.telemetry.phases import PHASES
+from trainer.world import World
+
+# Numbers of a logged step -> name and meaning.
+_OF_A_STEP = {
+    "loss": ("loss", "Loss of the last logged step"),
+    "learning_rate": ("learning_rate", "Learning rate of the backbone"),
+    "gradient_norm": ("gradient_norm", "Global gradient norm before clipping"),
+    "step_seconds": ("step_seconds", "Mean time of a step since the last logged one"),
+    "samples_per_second": ("samples_per_second", "Samples a second over all ranks"),
+    "data_wait_ratio": ("data_wait_ratio", "Share of the time spent waiting for data"),
+    "mfu": ("mfu_ratio", "Share of the device's peak that the model's operations take"),
+    "bad_samples": ("bad_samples", "Damaged samples that the run met and replaced"),
+    "skipped_steps": ("skipped_steps", "Updates that the run left out for numbers not finite"),
+    "restarts": ("restarts", "Times that the launcher has started the ranks anew"),
+}
+
+
+class Metrics:
+    """Everything that one rank's endpoint shows."""
+
+    def __init__(
+        self, world: World, *, start_step: int, num_steps: int, global_batch: int, restarts: int
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+        self._step, self._global_batch = start_step, global_batch
+        self._steps = self._counter("steps", "Optimizer steps of this process")
+        self._samples = self._counter("samples", "Samples of those steps, over all ranks")
+        self._checkpoints = self._counter("checkpoints", "Checkpoints of this process")
+        self._phases = self._counter("phase_seconds", "Time of this rank by phase", "phase")
+        for phase in PHASES:
+            self._phases.labels(phase)
+        self._set("planned_steps", "Steps of the whole run", num_steps)
+        self._set("restarts", _OF_A_STEP["restarts"][1], restarts)
+        info = Info("kway_train_rank", "Which rank this is", registry=self.registry)
+        info.info(
+            {
+                "rank": str(world.rank),
+                "local_rank": str(world.local_rank),
+                "host": socket.gethostname(),
+                "version": version("kway"),
+            }
+        )
+        self.beat(start_step)
+
+    def beat(self, step: int) -> None:
+        """`step` is done (or, at first, begun from): the heartbeat."""
+        self._steps.inc(step - self._step)
+        self._samples.inc((step - self._step) * self._global_batch)
+        self._step = step
+        self._set("step", "Step that the run is at", step)
+        help_text = "Time of the last step; of the start before the first"
+        self._gauge("last_step_timestamp_seconds", help_text).set_to_current_time()
+
+    def step(self, numbers: dict[str, Any]) -> None:
+        for key, (name, help_text) in _OF_A_STEP.items():
+            if key in numbers:
+                self._set(name, help_text, numbers[key])
+        for phase, seconds in numbers["phases"].items():
+            self._phases.labels(phase).inc(seconds)
+        for kind, size in numbers["memory"].items():
+            self._set("memory_bytes", "Memory of this rank by kind", size, kind=kind)
+
+    def busy(self, seconds: Sequence[float]) -> None:
+        """What each rank works a step, in rank order."""
+        for rank, value in enumerate(seconds):
+            help_text = "Time a step that a rank does not wait for others, median of the last steps"
+            self._set("rank_busy_seconds", help_text, value, rank=str(rank))
+
+    def event(self, name: str, numbers: dict[str, Any]) -> None:
+        if name == "checkpoint":
+            self._checkpoints.inc()
+            self._gauge(
+                "last_checkpoint_timestamp_seconds", "Time of the last checkpoint"
+            ).set_to_current_time()
+        if name == "evaluation":
+            for measure, value in numbers.items():
+                if isinstance(value, int | float):
+                    self._set("evaluation", "Last evaluation by measure", value, measure=measure)
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"kway_train_{name}", help_text, labels, registry=self.registry)
+
+    def _set(self, name: str, help_text: str, value: float, **labels: str) -> None:
+        gauge = self._gauge(name, help_text, *labels)
+        (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(
+                f"kway_train_{name}", help_text, labels, registry=self.registry
+            )
+        return self._gauges[name]

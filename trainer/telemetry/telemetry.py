@@ -1,0 +1,231 @@
+"""Where a run's numbers go: JSONL, TensorBoard, a Prometheus endpoint a rank, and the screen.
+
+All are fed from the same numbers at the same steps. Files and the screen belong to rank 0.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from trainer.checkpoints.folders import step_of
+from trainer.config import TelemetryConfig
+from trainer.faults.stragglers import Stragglers
+from trainer.telemetry.endpoint import Endpoint
+from trainer.telemetry.flops import ModelFlops
+from trainer.telemetry.jsonl import JsonLines
+from trainer.telemetry.memory import memory_bytes, scarce
+from trainer.telemetry.metrics import Metrics
+from trainer.telemetry.pace import Pace
+from trainer.telemetry.phases import NOT_OF_A_STEP, Phases
+from trainer.telemetry.progress import Screen, Shown
+from trainer.telemetry.tensorboard import TensorBoard, check_tensorboard
+from trainer.telemetry.utilisation import Utilisation, peak_flops
+from trainer.world import World
+
+
+class Telemetry(AbstractContextManager["Telemetry"]):
+    """Reports of one run. Every rank calls it alike; all but the first have no more than their
+    endpoint. Nothing here waits for another rank.
+
+    `flops` is what the model's rows take, for the MFU, where that is wanted.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        config: TelemetryConfig,
+        world: World,
+        *,
+        start_step: int,
+        num_steps: int,
+        global_batch: int,
+        phases: Phases,
+        flops: ModelFlops | None = None,
+    ) -> None:
+        if config.tensorboard:
+            check_tensorboard()
+        self.run, self.config, self.world = run, config, world
+        self.start_step, self.num_steps = start_step, num_steps
+        self.global_batch = global_batch
+        self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.endpoint: Endpoint | None = None
+        self._phases, self._ranks = phases, Stragglers(world.size)
+        peak = None
+        if flops is not None:
+            peak = peak_flops(world.device, flops.precision, config.peak_tflops)
+        self._utilisation = Utilisation(flops, peak, self.say)
+
+    def __enter__(self) -> "Telemetry":
+        self.metrics = Metrics(
+            self.world,
+            start_step=self.start_step,
+            num_steps=self.num_steps,
+            global_batch=self.global_batch,
+            restarts=self.restarts,
+        )
+        with ExitStack() as stack:
+            if self.config.port is not None:  # first: a port in use leaves all as it was
+                self.endpoint = stack.enter_context(
+                    closing(Endpoint(self.config, self.world.local_rank, self.metrics.registry))
+                )
+            if self.world.is_main:
+                self._open_files(stack)
+            self._opened = stack.pop_all()
+        self._pace = Pace(start_step=self.start_step, num_steps=self.num_steps)
+        if self.endpoint is not None:
+            self._say_where(self.endpoint)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._opened.close()
+
+    def say(self, line: str) -> None:
+        """One line for a person; on a terminal broken between words, in a log never."""
+        if self.world.is_main:
+            self.screen.say(line)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the numbers of `step` (counted from 1) are logged."""
+        return step % self.config.log_every == 0 or step in (1, self.num_steps)
+
+    def beat(
+        self,
+        step: int,
+        busy_seconds: Sequence[float] = (),
+        inputs: dict[str, Tensor] | None = None,
+    ) -> None:
+        """A step is done: how long each rank, in rank order, was at work in it and not waiting for
+        others, and the `inputs` that this rank computed, for the MFU."""
+        self.metrics.beat(step)
+        if inputs is not None:
+            self._utilisation.add(inputs)
+        if self.world.is_main:
+            self.screen.beat(step)
+            if len(busy_seconds) > 1:
+                self._ranks.add(busy_seconds)
+
+    def step(
+        self,
+        step: int,
+        *,
+        loss: float,
+        learning_rate: float,
+        gradient_norm: float,
+        bad_samples: int,
+        skipped_steps: int = 0,
+        **more: float,
+    ) -> None:
+        """Log a finished step that `is_due`; rates are over the time since the last one.
+
+        Bad samples and steps skipped are those of the whole run so far; `more` is for the files.
+        """
+        self.metrics.beat(step)
+        numbers: dict[str, Any] = {
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "gradient_norm": gradient_norm,
+            "bad_samples": bad_samples,
+            "skipped_steps": skipped_steps,
+            **more,
+            **self._rates(step),
+            "restarts": self.restarts,
+            "memory": memory_bytes(self.world.device),
+        }
+        self.metrics.step(numbers)
+        if self.world.is_main:
+            numbers |= self._busy_ranks()
+            samples = step * self.global_batch
+            self.file.write({"event": "step", "step": step, "samples": samples, **numbers})
+            self._draw(step, numbers)
+            self.screen.step(step, self._shown(numbers))
+
+    def committed(self, folders: Sequence[Path]) -> None:
+        """Checkpoints that are there now."""
+        for folder in folders:
+            step = step_of(folder)
+            assert step is not None, folder
+            self.event("checkpoint", step, f"checkpoint {folder}", folder=str(folder))
+
+    def event(self, name: str, step: int, line: str, **numbers: Any) -> None:
+        """Report something that happened at a step."""
+        self.metrics.event(name, numbers)
+        if self.world.is_main:
+            self.file.write({"event": name, "step": step, **numbers})
+            self._draw(step, {name: numbers})
+            self.say(line)
+
+    def _open_files(self, stack: ExitStack) -> None:
+        self.file = stack.enter_context(
+            closing(JsonLines(self.run / "metrics.jsonl", after_step=self.start_step))
+        )
+        self.board: TensorBoard | None = None
+        if self.config.tensorboard:
+            folder = self.run / "tensorboard"
+            self.board = stack.enter_context(
+                closing(TensorBoard(folder, start_step=self.start_step))
+            )
+        self.screen = stack.enter_context(
+            closing(Screen(start_step=self.start_step, num_steps=self.num_steps))
+        )
+
+    def _say_where(self, endpoint: Endpoint) -> None:
+        if self.world.is_main:
+            last = (self.config.port or 0) + self.world.local_size - 1
+            shared = self.config.port and self.world.local_size > 1
+            others = f", those of this machine's other ranks at ports up to {last}"
+            self.say(f"metrics at {endpoint.url}{others if shared else ''}")
+        elif not self.config.port:  # nobody else knows it
+            print(f"metrics of rank {self.world.rank} at {endpoint.url}", flush=True)
+
+    def _busy_ranks(self) -> dict[str, Any]:
+        """How the slowest rank stands to the others; one that holds them up is named on screen."""
+        seconds = self._ranks.busy_seconds()
+        if not seconds:
+            return {}
+        self.metrics.busy(seconds)
+        notice = self._ranks.notice()
+        if notice is not None:
+            self.say(notice)
+        slowest = max(range(len(seconds)), key=seconds.__getitem__)
+        busy = {"slowest": seconds[slowest], "median": median(seconds)}
+        return {"slowest_rank": slowest, "busy_seconds": busy}
+
+    def _rates(self, step: int) -> dict[str, Any]:
+        """Over the time since the last report, evaluations and checkpoints left out."""
+        phases = self._phases.take()
+        elsewhere = sum(phases.get(phase, 0.0) for phase in NOT_OF_A_STEP)
+        elapsed, steps = self._pace.report(step, elsewhere)
+        rates = {
+            "step_seconds": elapsed / steps,
+            "samples_per_second": steps * self.global_batch / elapsed,
+            "data_wait_ratio": phases.get("data", 0.0) / elapsed,
+            "phases": phases,
+        }
+        mfu = self._utilisation.take(elapsed)
+        return rates if mfu is None else rates | {"mfu": mfu}
+
+    def _draw(self, step: int, numbers: dict[str, Any]) -> None:
+        if self.board is not None:
+            self.board.write(step, numbers)
+
+    def _shown(self, numbers: dict[str, Any]) -> Shown:
+        return Shown(
+            loss=numbers["loss"],
+            learning_rate=numbers["learning_rate"],
+            samples_per_second=numbers["samples_per_second"],
+            data_wait_ratio=numbers["data_wait_ratio"],
+            memory_bytes=scarce(numbers["memory"]),
+            remaining_seconds=self._pace.remaining_seconds(),
+            mfu=numbers.get("mfu"),
+        )
