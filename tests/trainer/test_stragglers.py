@@ -1,0 +1,66 @@
+"""Slow ranks, by their own busy seconds."""
+
+import random
+import statistics
+
+from trainer.faults import Stragglers
+
+
+def _filled(*steps: list[float], window: int, **options: float) -> Stragglers:
+    stragglers = Stragglers(len(steps[0]), window=window, **options)
+    for step in steps:
+        stragglers.add(step)
+    return stragglers
+
+
+def test_a_rank_far_above_the_median_of_the_others_is_slow() -> None:
+    assert _filled([1.0, 1.1, 2.2, 0.9], window=1).slow_ranks() == {2: 2.2}
+
+
+def test_of_two_ranks_the_slow_one_is_told_too() -> None:
+    assert _filled([1.0, 3.0], window=1).slow_ranks() == {1: 3.0}
+
+
+def test_one_long_step_makes_no_rank_slow() -> None:
+    steps = [[1.0, 1.0]] * 4 + [[1.0, 50.0]]
+    assert _filled(*steps, window=5).slow_ranks() == {}
+
+
+def test_nobody_is_slow_before_the_window_is_full_or_alone() -> None:
+    assert _filled([1.0, 3.0], window=2).slow_ranks() == {}
+    assert _filled([3.0], window=1).slow_ranks() == {}
+
+
+def test_only_the_window_counts() -> None:
+    steps = [[1.0, 9.0]] * 3 + [[1.0, 1.0]] * 3
+    stragglers = _filled(*steps, window=3)
+    assert stragglers.slow_ranks() == {}
+    assert stragglers.busy_seconds() == [1.0, 1.0]
+
+
+def test_a_factor_that_nobody_feels_is_not_told() -> None:
+    assert _filled([0.001, 0.004], window=1).slow_ranks() == {}
+
+
+def test_a_rank_is_held_against_the_median_of_all_others() -> None:
+    numbers = random.Random(0)
+    for size in [2, 3, 4, 5, 6, 7] * 20:
+        busy = [float(numbers.choice([1, 2, 3, 5, 8, 13, 21])) for _ in range(size)]
+        others = [statistics.median(busy[:rank] + busy[rank + 1 :]) for rank in range(size)]
+        expected = {
+            rank: mine / other
+            for rank, (mine, other) in enumerate(zip(busy, others, strict=True))
+            if mine > 1.5 * other
+        }
+        assert _filled(busy, window=1).slow_ranks() == expected
+
+
+def test_the_notice_names_the_slowest_and_comes_once_in_a_while() -> None:
+    stragglers = _filled([1.0, 1.0, 1.0, 2.0, 3.0], window=1, minutes_between=10)
+    line = stragglers.notice(now=0.0)
+    assert line is not None
+    assert line.startswith(
+        "rank 4 is slow (and 1 more are slow): 3 s of work a step, 3 times the other ranks', over "
+    )
+    assert stragglers.notice(now=599.0) is None
+    assert stragglers.notice(now=600.0) == line

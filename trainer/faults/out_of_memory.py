@@ -1,0 +1,204 @@
+"""Memory that ran out: whether an error says so, and what of the recipe would help.
+
+The phase is read off the traceback. What to change comes in the order that costs least in that
+phase, and only what the recipe does not do already.
+"""
+
+import errno
+import re
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+
+from trainer.config import Recipe
+from trainer.world import World
+
+_WORDS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "out of memory",  # CUDA's, and what NCCL and cuDNN hand on of it
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",
+    "MemoryError",  # of a loader's worker, whose error arrives as text
+)
+# The part of kway, of torch or of transformers that a frame belongs to; the first found counts.
+_PHASES = {
+    "building": ("(building)",),
+    "evaluation": ("trainer.evaluation",),
+    "checkpoint": ("trainer.checkpoints", "torch.distributed.checkpoint"),
+    "data": ("data.",),
+    "head": ("heads.",),
+    "optimizer": ("trainer.optimizer", "trainer.lamb", "trainer.ema", "torch.optim"),
+    "backward": ("torch.autograd",),
+    "forward": ("trainer.task", "trainer.backbone", "trainer.strategies", "transformers."),
+}
+_TRAINING = ("micro", "precision", "recompute", "strategy", "groups", "head")
+_ORDER = {
+    "building": ("groups", "strategy"),
+    "forward": _TRAINING,
+    "backward": _TRAINING,
+    "head": ("head", "groups", "micro", "precision", "strategy", "recompute"),
+    "optimizer": ("strategy", "groups", "ema", "micro", "precision", "recompute"),
+    "evaluation": ("evaluation", "head", "groups", "strategy", "precision"),
+    "checkpoint": ("background", "strategy", "groups"),
+    "data": ("workers", "background"),
+}
+_MOST_REMEDIES = 4
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device's or the host's memory ran out, by CUDA, torch, numpy, Python or Linux."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
+
+
+def advice(error: BaseException, recipe: Recipe, world: World) -> str:
+    """One line: who asked for how much in which phase, and what to change in this recipe."""
+    phase = _phase(error)
+    on_device = world.device.type != "cpu" and _is_of_device(error)
+    of = f"{world.device.type} device {world.device.index or 0}" if on_device else "the machine"
+    during = f" in {phase}" if phase else ""
+    remedies = list(_remedies(error, recipe, world, phase, on_device=on_device))
+    change = f"try {', then '.join(remedies[:_MOST_REMEDIES])}" if remedies else _LAST_REMEDY
+    return f"the memory of {of} ran out{during}: {_asked(error)}; {change}"
+
+
+_LAST_REMEDY = "the recipe saves what it can already: take more ranks or a smaller backbone"
+
+
+def _is_of_device(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    words = ("CUDA", "CUBLAS", "NCCL", "CUDNN")
+    return isinstance(error, RuntimeError) and any(word in str(error).upper() for word in words)
+
+
+def _phase(error: BaseException) -> str | None:
+    if "DataLoader worker" in str(error):
+        return "data"
+    modules = [_module(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = (
+        phase
+        for phase, parts in _PHASES.items()
+        if any(f"{module}.".startswith(part) for module in modules for part in parts)
+    )
+    return next(found, None)
+
+
+def _module(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    function = frame.f_code.co_name
+    # What is built is too large by itself: smaller batches would not help.
+    if function.startswith("build_") and name.startswith(("heads.", "trainer.")):
+        return "(building)"
+    # DeepSpeed's optimizers live in modules of many names; how they are called tells.
+    if function == "step" and name.startswith("trainer.strategies"):
+        return "torch.optim"
+    return name
+
+
+def _asked(error: BaseException) -> str:
+    """How much was asked for, as far as the error knows."""
+    text = str(error)
+    if found := re.search(r"tried to allocate (\d+) bytes", text):
+        return f"{_in_words(int(found[1]))} more were asked for"
+    if found := re.search(r"(?:Tried|Unable) to allocate ([\d.]+ \w+)", text):
+        total = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
+        left = f", {total[2]} of {total[1]} were free" if total else ""
+        return f"{found[1]} more were asked for{left}"
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _in_words(size: int) -> str:
+    """`3.5 GiB`."""
+    power = min(6, max(0, size.bit_length() - 1) // 10)
+    return f"{size / 1024**power:.3g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[power]}"
+
+
+def _remedies(
+    error: BaseException, recipe: Recipe, world: World, phase: str | None, *, on_device: bool
+) -> Iterator[str]:
+    if on_device and (settings := _fragmented(error)):
+        yield settings
+    keys = list(_ORDER[phase or "forward"])
+    if not on_device:
+        # A host's memory holds the loader's workers too, and without a device nothing but it.
+        keys = (
+            [*keys, "workers", "background"] if world.device.type == "cpu" else ["workers", *keys]
+        )
+    available = _available(recipe, world)
+    for key in dict.fromkeys(keys):
+        if key in available:
+            yield available[key]
+
+
+def _available(recipe: Recipe, world: World) -> dict[str, str]:
+    """Every change that this recipe leaves open, as `key=value`."""
+    train = recipe.train
+    rows = train.global_batch // world.size
+    found = {
+        "micro": f"train.micro_batches={2 * train.micro_batches}"
+        if 2 * train.micro_batches <= rows
+        else None,
+        "precision": "train.precision=bf16" if train.precision == "fp32" else None,
+        "recompute": None
+        if train.activation_checkpointing
+        else "train.activation_checkpointing=true",
+        "strategy": _sharding(recipe) if world.size > 1 else None,
+        "groups": _larger_groups(recipe, world),
+        "head": f"head.memory_mib={recipe.head.memory_mib // 2}"
+        if recipe.head.memory_mib > 1
+        else None,
+        "ema": "train.ema=null" if train.ema is not None else None,
+        "evaluation": f"evaluation.batch={recipe.evaluation.batch // 2}"
+        if recipe.evaluation.batch > 1
+        else None,
+        "background": "checkpoint.in_background=false" if recipe.checkpoint.in_background else None,
+        "workers": f"data.workers={recipe.data.workers // 2}" if recipe.data.workers else None,
+    }
+    return {key: change for key, change in found.items() if change is not None}
+
+
+def _sharding(recipe: Recipe) -> str | None:
+    """The next strategy that keeps less on a rank."""
+    strategy = recipe.train.strategy
+    match strategy.kind:
+        case "ddp":
+            return "train.strategy.kind=fsdp"
+        case "fsdp":
+            return (
+                None
+                if strategy.reshard_after_forward
+                else "train.strategy.reshard_after_forward=true"
+            )
+        case "deepspeed":
+            if recipe.optimizer.kind == "lamb":  # needs whole tensors, which ZeRO cuts
+                return "train.strategy.kind=fsdp"
+            stage = strategy.stage + 1
+            return f"train.strategy.stage={stage}" if stage <= 3 else None
+
+
+def _larger_groups(recipe: Recipe, world: World) -> str | None:
+    """The classes spread over all ranks: each of them holds fewer."""
+    group = recipe.train.class_group
+    ranks = {"world": world.size, "node": world.local_size}.get(str(group), group)
+    return "train.class_group=world" if ranks != world.size else None
+
+
+def _fragmented(error: BaseException) -> str | None:
+    """Memory that torch holds in pieces too small for what was asked."""
+    found = re.search(r"([\d.]+) (\w+) is reserved by PyTorch but unallocated", str(error))
+    asked = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
+    if not found or not asked or _bytes(found) < _bytes(asked):
+        return None
+    return "the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True"
+
+
+def _bytes(found: "re.Match[str]") -> float:
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB")
+    return float(found[1]) * 1024 ** units.index(found[2])

@@ -1,0 +1,116 @@
+"""From what all ranks said about themselves to the one line that names a hang. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from trainer.faults.rank_state import RankState
+
+# A line for a person: of many ranks in many places only the first few places are told.
+_MAX_PLACES = 4
+
+
+def name_the_hang(
+    before: Mapping[int, RankState], after: Mapping[int, RankState], *, size: int
+) -> str:
+    """The line, from the states of the ranks of a world of `size` at two moments.
+
+    A rank whose beat has not grown between the two, or that has no state, does not answer.
+    """
+    silent = [rank for rank in range(size) if not _beats(before.get(rank), after.get(rank))]
+    answering = {rank: state for rank, state in after.items() if rank not in silent}
+    waiting = {rank: state for rank, state in answering.items() if state.pending}
+    elsewhere = {rank: state for rank, state in answering.items() if not state.pending}
+    last_seen = {rank: _last_seen(after.get(rank)) for rank in silent}
+    parts = [
+        *_places(last_seen, "does not answer", "do not answer"),
+        *_places({rank: _at(state) for rank, state in elsewhere.items()}, "is", "are"),
+        *_waits(waiting),
+    ]
+    return f"{'; '.join(parts)}: {_remedy(silent, elsewhere, waiting)}"
+
+
+def name_the_lost_store(own: RankState, *, rank: int, host: str) -> str:
+    """The line of a rank that cannot ask the others."""
+    return (
+        f"{host}, which keeps what the ranks tell each other, does not answer (stopped, ended or "
+        f"cut off); {_waits({rank: own})[0]}: look at that machine and its network"
+    )
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0, 2-5`: numbers in order, three or more in a row as a span."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    words = [
+        str(first) if first == last else f"{first}{', ' if last == first + 1 else '-'}{last}"
+        for first, last in spans
+    ]
+    several = len(spans) > 1 or spans[0][0] != spans[0][1]
+    return f"rank{'s' if several else ''} {', '.join(words)}"
+
+
+def _beats(before: RankState | None, after: RankState | None) -> bool:
+    return after is not None and (before is None or after.beat > before.beat)
+
+
+def _last_seen(state: RankState | None) -> str:
+    if state is None:
+        return "(stopped, ended or cut off)"
+    return f"(stopped, ended or cut off; last seen {_at(state)})"
+
+
+def _at(state: RankState) -> str:
+    phase = f" in {state.phase}" if state.phase else ""
+    place = f" ({state.place})" if state.place else ""
+    what = "after" if state.pending is None else "waiting in"
+    collective = state.pending or state.newest
+    return f"at step {state.step}{phase}{place}" + (f", {what} {collective}" if collective else "")
+
+
+def _waits(states: Mapping[int, RankState]) -> list[str]:
+    """Ranks in one collective are told together, with the longest wait of them."""
+    longest: dict[str, float] = {}
+    places = {rank: _wait(state) for rank, state in states.items()}
+    for rank, place in places.items():
+        longest[place] = max(longest.get(place, 0.0), states[rank].waited_seconds)
+    return _places(
+        {rank: f"{place} for {longest[place]:.0f} s" for rank, place in places.items()},
+        "waits",
+        "wait",
+    )
+
+
+def _wait(state: RankState) -> str:
+    phase = f" of {state.phase}" if state.phase else ""
+    place = f" ({state.place})" if state.place else ""
+    return f"in {state.pending}{phase} at step {state.step}{place}"
+
+
+def _places(texts: Mapping[int, str], one: str, several: str) -> list[str]:
+    """`ranks 0, 2 wait in …`, the ranks with the same text together."""
+    by_text: dict[str, list[int]] = {}
+    for rank in sorted(texts):
+        by_text.setdefault(texts[rank], []).append(rank)
+    groups = list(by_text.items())
+    if len(groups) > _MAX_PLACES:
+        rest = [rank for _, ranks in groups[_MAX_PLACES - 1 :] for rank in ranks]
+        groups = [*groups[: _MAX_PLACES - 1], ("too, each elsewhere", rest)]
+    return [
+        f"{ranks_in_words(ranks)} {one if len(ranks) == 1 else several} {text}"
+        for text, ranks in groups
+    ]
+
+
+def _remedy(
+    silent: Sequence[int], elsewhere: Mapping[int, RankState], waiting: Mapping[int, RankState]
+) -> str:
+    if silent:
+        return "look at the machine and the network of what does not answer"
+    if elsewhere:
+        return "if that is slow work and no fault, raise train.timeout_seconds"
+    if len({state.pending for state in waiting.values()}) > 1:
+        return "a rank skipped a collective, or a group's ranks wait for another group's"
+    return "all ranks are in it and it does not end: look at the network between them"
