@@ -54,6 +54,7 @@ class Engine:
         *,
         row_weights: Tensor | None = None,
         draw: int | None = None,
+        over_data: bool = True,
     ) -> Tensor:
         """The loss of the global batch, the same scalar on every rank.
 
@@ -61,6 +62,7 @@ class Engine:
         this rank's node vectors [n, d]. The gradients of both are those of the global-mean loss:
         that of `held` is complete, that of `features` is complete for these rows. `row_weights`
         [b], on every rank or on none, multiply what the rows weigh. `draw` as in `Loss.choose`.
+        Without `over_data` the gradient of `held` lacks the sum over the data group.
 
         Raises, on every rank, ValueError where a label of any rank is outside the classes or
         features and labels of any rank do not fit, FloatingPointError where the loss is NaN.
@@ -71,7 +73,16 @@ class Engine:
         sizes, num_rows = self.exchange_sizes(features, labels, held, row_weights)
         with_grad = torch.is_grad_enabled()  # inside the Function it always reads as off
         loss: Tensor = _HeadLoss.apply(
-            features, held, labels.long(), row_weights, self, sizes, num_rows, with_grad, draw
+            features,
+            held,
+            labels.long(),
+            row_weights,
+            self,
+            sizes,
+            num_rows,
+            with_grad,
+            draw,
+            over_data,
         )
         if loss.isnan():
             raise FloatingPointError(_not_a_number(features, held))
@@ -176,6 +187,7 @@ class _HeadLoss(torch.autograd.Function):
         world_rows: list[int],
         with_grad: bool,
         draw: int | None,
+        over_data: bool,
     ) -> Tensor:
         labels_G = all_gather_rows(labels, sizes, engine.class_group)
         labels = all_gather_rows(labels_G, world_rows, engine.data_group)
@@ -209,7 +221,7 @@ class _HeadLoss(torch.autograd.Function):
             )
             loss = others.value(mine)
         ctx.engine, ctx.step, ctx.blocks, ctx.kept = engine, step, blocks, kept
-        ctx.parts, ctx.others = parts, others
+        ctx.parts, ctx.others, ctx.over_data = parts, others, over_data
         ctx.sizes, ctx.feature_dtype, ctx.held_dtype = sizes, features.dtype, held.dtype
         # Kept for their version counters: a weight changed in place before backward is an error.
         ctx.save_for_backward(features, held)
@@ -221,7 +233,7 @@ class _HeadLoss(torch.autograd.Function):
             raise RuntimeError("the head has no second derivative: leave create_graph out")
         # As in forward, whatever the caller's backward runs under: precisions are chosen here.
         with torch.autocast(grad_loss.device.type, enabled=False):
-            return *_gradients(ctx, grad_loss), *(None,) * 7
+            return *_gradients(ctx, grad_loss), *(None,) * 8
 
 
 def _step(
@@ -264,7 +276,8 @@ def _gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor]:
     for index, (block, grad_stats) in enumerate(zip(ctx.blocks, grad_parts, strict=True)):
         _add_block_gradients(ctx, index, block, grad_stats, grad_features, grad_held)
     weights.sum_gradients(grad_held, engine.class_group)
-    all_reduce_sum(grad_held, engine.data_group)
+    if ctx.over_data:
+        all_reduce_sum(grad_held, engine.data_group)
     grad_features = reduce_scatter_rows(grad_features, ctx.sizes, engine.class_group)
     return grad_features.to(ctx.feature_dtype), grad_held.to(ctx.held_dtype)
 

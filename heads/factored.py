@@ -177,6 +177,9 @@ class FactoredHead(ClassHead):
         super().zero_grad(set_to_none)
         self._recorded, self._gradient = [], None
 
+    def reduce_gradients(self) -> None:
+        """Nothing: what is recorded is summed where it is used."""
+
     @torch.no_grad()
     def squared_gradient_norm(self) -> Tensor:
         """||G||^2 over all rows of all ranks, a float64 scalar (collective)."""

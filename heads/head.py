@@ -54,10 +54,15 @@ class ClassHead(nn.Module):
     A loss that samples classes draws anew in every call with gradients in training mode: `draw`
     counts them, and setting it to where another run stood draws what that one drew.
 
+    With `accumulates` set, gradients of several calls add up on each rank, and `reduce_gradients`
+    sums them over the mesh's `data` axis once.
+
     >>> head = ClassHead(512, 1_000_000, CrossEntropy())
     >>> loss = head(features, labels)   # features [b, 512], labels [b]; the global-mean loss
     >>> loss.backward()
     """
+
+    accumulates = False
 
     def __init__(
         self,
@@ -128,7 +133,20 @@ class ClassHead(nn.Module):
             draw = ((self.seed << 32) + self.draw) % 2**63
             self.draw += 1
         features = self._with_bias(features)
-        return self.engine(features, labels, self.weight, row_weights=row_weights, draw=draw)
+        return self.engine(
+            features,
+            labels,
+            self.weight,
+            row_weights=row_weights,
+            draw=draw,
+            over_data=not self.accumulates,
+        )
+
+    def reduce_gradients(self) -> None:
+        """Sum the gradient over the mesh's `data` axis, where `accumulates` has left it unsummed
+        (collective)."""
+        if self.accumulates and self.weight.grad is not None:
+            all_reduce_sum(self.weight.grad, self.engine.data_group)
 
     def squared_gradient_norm(self) -> Tensor:
         """The squared norm of the gradient of all ranks' rows, a scalar (collective)."""

@@ -5,20 +5,19 @@ from torch import Tensor
 
 # Ids travel among statistics, which are floats: two digits of this base are exact in float32.
 _BASE = 1 << 18
+_CHUNK = 1 << 22  # scores of rows with ties that are looked at together
 
 
 def largest_columns(scores_BC: Tensor, class_ids_C: Tensor, k: int) -> Tensor:
     """Columns [B, min(k, C)] of the highest scores, of equal ones those with the lowest ids."""
     k = min(k, len(class_ids_C))
-    values, columns = scores_BC.topk(k, dim=1)
-    # topk breaks ties as it likes: where the last place is shared, sort that row in full.
-    last = values[:, -1:]
-    shared = (scores_BC == last).sum(1) > (values == last).sum(1)
-    if shared.any():
-        by_id = class_ids_C.argsort()
-        rows = scores_BC[shared][:, by_id]
-        columns[shared] = by_id[rows.argsort(dim=1, stable=True, descending=True)[:, :k]]
-    return columns
+    values, columns = scores_BC.topk(min(k + 1, len(class_ids_C)), dim=1)
+    if columns.shape[1] > k > 0:
+        # topk breaks ties as it likes: where the last place is shared, ids decide who has it.
+        shared = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
+        for rows in shared.split(max(1, _CHUNK // len(class_ids_C))):
+            columns[rows, :k] = _by_lowest_id(scores_BC[rows], values[rows, k - 1], class_ids_C, k)
+    return columns[:, :k]
 
 
 def sort_largest(scores_BN: Tensor, ids_BN: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -38,3 +37,11 @@ def decode_ids(digits: Tensor) -> Tensor:
     """What `encode_ids` encoded."""
     digits = digits.detach().to(torch.int64)
     return digits[..., 0] * _BASE + digits[..., 1]
+
+
+def _by_lowest_id(scores_RC: Tensor, last_R: Tensor, class_ids_C: Tensor, k: int) -> Tensor:
+    """Columns [R, k] of all scores above `last`, then of the lowest ids among those equal to it."""
+    last = last_R[:, None]
+    others = torch.where(scores_RC == last, class_ids_C, torch.iinfo(torch.int64).max)
+    key = torch.where(scores_RC > last, -1, others)
+    return key.topk(k, dim=1, largest=False).indices

@@ -3,6 +3,9 @@ the similarity of the predicted class to the true one. The K x K matrix is never
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heads.collectives import all_reduce_sum
 
 _CHUNK = 1 << 16  # pairs whose vectors are gathered together
 
@@ -31,12 +34,25 @@ def similarity(vectors: Tensor, a: Tensor, b: Tensor, lower: float = 0.0) -> Ten
 
 
 def similarity_accuracy(
-    vectors: Tensor, labels: Tensor, predicted: Tensor, lower: float = 0.0
+    vectors: Tensor,
+    labels: Tensor,
+    predicted: Tensor,
+    lower: float = 0.0,
+    *,
+    group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Mean similarity of `predicted` [n] to `labels` [n], a scalar; arguments as `similarity`."""
-    if len(labels) == 0:
+    """Mean similarity of `predicted` [n] to `labels` [n], a float64 scalar; else as `similarity`.
+
+    The mean is over the samples of all ranks of `group` (collective). Only the vectors of these
+    classes are read: `vectors` may lie on another device, or in a mapped file.
+    """
+    own = similarity(vectors, labels.to(vectors.device), predicted.to(vectors.device), lower)
+    count = torch.tensor(float(len(labels)), dtype=torch.float64)
+    both = torch.stack([own.double().sum().cpu(), count]).to(labels.device)
+    total, num_samples = all_reduce_sum(both, group)
+    if num_samples == 0:
         raise ValueError("no samples: similarity accuracy has nothing to average")
-    return similarity(vectors, labels, predicted, lower).mean()
+    return total / num_samples
 
 
 def _of_pairs(vectors: Tensor, a: Tensor, b: Tensor, lower: float) -> Tensor:

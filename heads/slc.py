@@ -1,7 +1,8 @@
 """How well one logit alone tells whether a sample is of its class (paper 002, section 6.1).
 
 Average precision, precision at a wanted recall and the threshold that reaches it, for one block of
-classes at a time. Where the scores come from, and which rank holds them, is not its business.
+classes at a time. The samples may be spread over ranks: then true scores travel, and counts of
+scores above them, never the scores themselves. Where scores come from is not its business.
 """
 
 import math
@@ -10,6 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heads.collectives import all_gather_equal, all_reduce_sum, group_rank
 
 # Shape legend: N samples, C classes of a block, P most positives of a class, R recalls.
 
@@ -43,6 +47,19 @@ class ClassMeasures:
         _check_distinct(ids)
         return replace(joined, **{name: getattr(joined, name)[order] for name in _PER_CLASS})
 
+    def over_all_classes(self, num_classes: int) -> "ClassMeasures":
+        """The same with a row for each of the classes 0..num_classes - 1: those that are not
+        measured have no positives."""
+        ids, device = self.class_ids, self.class_ids.device
+        fields: dict[str, Tensor] = {}
+        for name in _PER_CLASS[1:]:
+            own = getattr(self, name)
+            nothing = math.nan if own.is_floating_point() else 0
+            fields[name] = own.new_full((num_classes, *own.shape[1:]), nothing)
+            fields[name][ids] = own
+        everyone = torch.arange(num_classes, device=device)
+        return ClassMeasures(class_ids=everyone, recalls=self.recalls, **fields)
+
     def summary(self) -> dict[str, float]:
         """Means over the classes that have positives: `auprc`, `precision_at_recall_0.9`, ..."""
         present = self.positives > 0
@@ -55,9 +72,17 @@ class ClassMeasures:
 
 
 def block_measures(
-    scores: Tensor, labels: Tensor, class_ids: Tensor, recalls: Sequence[float] = (0.9, 0.99)
+    scores: Tensor,
+    labels: Tensor,
+    class_ids: Tensor,
+    recalls: Sequence[float] = (0.9, 0.99),
+    *,
+    group: ProcessGroup | None = None,
 ) -> ClassMeasures:
     """Measure the classes `class_ids` [C] from `scores` [N, C] of samples with `labels` [N].
+
+    The ranks of `group` give the same classes on other samples, N of each its own or 0, and get the
+    measures over all samples (collective).
 
     Average precision is the mean over the positives of the precision at their own score, all
     samples of an equal score counted together. Labels outside the block are negatives; a block may
@@ -75,30 +100,39 @@ def block_measures(
     if scores.isnan().any():
         column = int(scores.isnan().any(0).nonzero()[0])
         raise ValueError(f"a score of class {int(class_ids[column])} is NaN: nothing to rank by")
-    rows, columns, positives = _positives(labels, class_ids)
-    ends = [0, *positives.cumsum(0).tolist()]
+    rows, columns = places_of_labels(labels, class_ids)
+    own = torch.bincount(columns, minlength=num_classes)
+    on_ranks = torch.stack(all_gather_equal(own, group))
+    positives, before = on_ranks.sum(0), on_ranks[: group_rank(group)].sum(0)
+    # Its place among all true scores of its class [n].
+    first = before - (own.cumsum(0) - own)
+    places = torch.arange(len(columns), device=scores.device) + first[columns]
+    ends = [0, *own.cumsum(0).tolist()]
     # A frequent class makes C x P large: then fewer classes are measured together.
     width = max(1, _CHUNK // max([1, *positives.tolist()]))
     parts = []
     for start in range(0, max(1, num_classes), width):
         part = slice(start, min(start + width, num_classes))
-        own = slice(ends[part.start], ends[part.stop])
-        true_CP = _true_scores(scores[:, part], rows[own], columns[own] - start, positives[part])
-        parts.append(_measures(true_CP, scores[:, part], class_ids[part], positives[part], recalls))
+        true = slice(ends[part.start], ends[part.stop])
+        at = (columns[true] - start, places[true])
+        true_scores = scores[rows[true], columns[true]]
+        true_CP = _true_scores(true_scores, at, positives[part], group)
+        reached_CP = _num_at_or_above(true_CP, scores[:, part], group)
+        parts.append(_measures(true_CP, reached_CP, class_ids[part], positives[part], recalls))
     return _joined(parts)
 
 
 def _measures(
     true_CP: Tensor,
-    scores: Tensor,
+    reached_CP: Tensor,
     class_ids: Tensor,
     positives: Tensor,
     recalls: tuple[float, ...],
 ) -> ClassMeasures:
-    places = torch.arange(true_CP.shape[1], device=scores.device)
+    places = torch.arange(true_CP.shape[1], device=true_CP.device)
     # Ascending, so the positives at or above a score are those from its leftmost equal onwards.
     true_above = positives[:, None] - torch.searchsorted(true_CP, true_CP)
-    precision_CP = true_above.double() / _num_at_or_above(true_CP, scores)
+    precision_CP = true_above.double() / reached_CP
     is_positive = places < positives[:, None]
     average = precision_CP.where(is_positive, 0).sum(1) / positives
     rank_CR = torch.stack([_needed(positives, recall) for recall in recalls], 1)
@@ -127,8 +161,11 @@ def pooled_thresholds(true_scores: Tensor, recalls: Sequence[float] = (0.9, 0.99
     return torch.stack([ascending[total - _needed(total, recall)] for recall in recalls])
 
 
-def _positives(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows and columns of the true scores, in the order of columns; and each class's count [C]."""
+def places_of_labels(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns [n] of the true scores in a block of classes, in the order of columns.
+
+    `labels` [N] are of any classes, `class_ids` [C] distinct (else ValueError) and in any order.
+    """
     ids, order = class_ids.sort()
     _check_distinct(ids)
     labels = labels.to(ids.dtype).contiguous()
@@ -136,21 +173,24 @@ def _positives(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor, Tenso
     # Not torch.isin: it compares all pairs where there are not many labels.
     rows = (ids[places] == labels).nonzero().squeeze(1) if len(ids) else places[:0]
     columns, by_column = order[places[rows]].sort(stable=True)
-    return rows[by_column], columns, torch.bincount(columns, minlength=len(ids))
+    return rows[by_column], columns
 
 
-def _true_scores(scores: Tensor, rows: Tensor, columns: Tensor, positives: Tensor) -> Tensor:
-    """Each class's true scores, ascending, with +inf behind them [C, P]; P is at least 1."""
-    first = positives.cumsum(0) - positives
-    place = torch.arange(len(columns), device=scores.device) - first[columns]
+def _true_scores(
+    scores: Tensor, at: tuple[Tensor, Tensor], positives: Tensor, group: ProcessGroup | None
+) -> Tensor:
+    """Each class's true scores, ascending, with +inf behind them [C, P]; P is at least 1. `scores`
+    [n] are this rank's, `at` their columns and places [n]."""
     most = max([1, *positives.tolist()])
-    true_CP = scores.new_full((len(positives), most), math.inf)
-    true_CP[columns, place] = scores[rows, columns]
-    return true_CP.sort(dim=1).values
+    true_CP = scores.new_zeros((len(positives), most))
+    true_CP[at] = scores
+    all_reduce_sum(true_CP, group)  # every place is some rank's, zero on the others
+    is_filling = torch.arange(most, device=scores.device) >= positives[:, None]
+    return true_CP.masked_fill_(is_filling, math.inf).sort(dim=1).values
 
 
-def _num_at_or_above(true_CP: Tensor, scores: Tensor) -> Tensor:
-    """How many of a class's N scores are at or above each of its true scores [C, P].
+def _num_at_or_above(true_CP: Tensor, scores: Tensor, group: ProcessGroup | None) -> Tensor:
+    """How many of a class's scores on all ranks are at or above each of its true scores [C, P].
 
     Every score falls into the gap between two true scores: one pass of binary searches, and no
     comparison of all scores with all true scores.
@@ -162,6 +202,7 @@ def _num_at_or_above(true_CP: Tensor, scores: Tensor) -> Tensor:
     for rows in scores.split(max(1, _CHUNK // max(1, num_classes))):
         reached = torch.searchsorted(true_CP, rows.T.contiguous(), right=True, out_int32=True)
         bins += torch.bincount(reached.add_(offset).flatten(), minlength=len(bins))
+    all_reduce_sum(bins, group)
     reached_CP = bins.view(num_classes, most + 1)[:, 1:]
     return reached_CP.flip(1).cumsum(1).flip(1)
 

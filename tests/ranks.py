@@ -81,6 +81,7 @@ def _rank_main(
 
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "256"  # the watchdog reads it
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",
@@ -97,8 +98,9 @@ def _rank_main(
     multiprocessing.Event().wait()
 
 
-def rank_world() -> Any:
-    """The trainer's World of a function that `run_on_ranks` runs, or of this one process."""
+def rank_world(class_ranks: int | None = None) -> Any:
+    """The trainer's World of a function that `run_on_ranks` runs, or of this one process; so many
+    ranks in a row share the classes (None: all)."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -107,7 +109,8 @@ def rank_world() -> Any:
 
     cpu = torch.device("cpu")
     if not dist.is_initialized():
-        return World(0, 1, 0, cpu, None)
+        return World(0, 1, 0, 1, cpu, None)
     rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "class"))
-    return World(rank, size, rank, cpu, mesh)
+    sharing = class_ranks or size
+    mesh = init_device_mesh("cpu", (size // sharing, sharing), mesh_dim_names=("data", "class"))
+    return World(rank, size, rank, size, cpu, mesh)

@@ -1,67 +1,90 @@
 """`torchrun … -m trainer RECIPE [key=value …]`: one rank of a training run.
 
-Exit codes: 0 done, 1 failed, 2 bad configuration or input, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted, 130 interrupted.
 """
+
+from trainer.parent import die_with_parent
+
+if __name__ == "__main__":
+    # Before all that is slow to import: a launcher killed meanwhile would leave this rank training.
+    die_with_parent()
 
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 
+from trainer.exit_codes import DONE, INTERRUPTED
+from trainer.last_words import last_words
 from trainer.recipe import load_recipe
-
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
-_FIRST_WORD_SECONDS = 2
+from trainer.signals import Preempted
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train the recipe that the command line names; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
-    parser.add_argument("recipe", type=Path)
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_intermixed_args(arguments)
+    if options.launcher is not None:
+        die_with_parent(options.launcher)
+    recipe = world = None
     try:
+        _check_world_size(options.world_size)
         recipe = load_recipe(options.recipe, options.overrides)
         # Only now torch and all that is slow to import: a bad recipe answers at once.
         from trainer.train import train
         from trainer.world import open_world
 
-        with open_world(recipe.train.device) as world:
+        with open_world(
+            recipe.train.device,
+            class_group=recipe.train.class_group,
+            timeout_seconds=recipe.train.timeout_seconds,
+        ) as world:
             train(recipe, world)
-    except (FloatingPointError, ChildProcessError) as error:
-        return _fail(error, EXIT_FAILED)
-    except (ValueError, OSError) as error:
-        return _fail(error, EXIT_BAD_INPUT)
-    except RuntimeError as error:
-        from data.loading.reader import LOST_WORKER, is_lost_worker
-
-        if is_lost_worker(error):
-            return _fail(RuntimeError(LOST_WORKER), EXIT_FAILED)
-        if not _is_lost_peer(error):
+    except Preempted as stopped:
+        if os.environ.get("RANK", "0") == "0":
+            print(stopped, file=sys.stderr, flush=True)
+        return stopped.exit_code
+    except (ValueError, OSError, RuntimeError, FloatingPointError, MemoryError) as error:
+        code = last_words(error, recipe, world)
+        if code is None:
             raise
-        return _fail(RuntimeError("another rank ended in the middle of a step"), EXIT_FAILED)
+        return code
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return 0
+        return INTERRUPTED
+    return DONE
 
 
-def _is_lost_peer(error: RuntimeError) -> bool:
-    """gloo says so only in words."""
-    return "gloo/transport" in str(error) or "Connection closed by peer" in str(error)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument(
+        "--world-size", metavar="N|MIN:MAX", help="how many ranks there have to be; else no step"
+    )
+    # From `kway train`: the process id of what started this rank.
+    parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)
+    return parser
 
 
-def _fail(error: Exception, code: int) -> int:
-    """One line for a person, from the rank that knows."""
-    size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
-    who = f"rank {rank}: " if size != "1" else ""
-    if rank != "0":
-        # What rank 0 found too is said once: its end makes the launcher end this rank meanwhile.
-        time.sleep(_FIRST_WORD_SECONDS)
-    print(f"error: {who}{error}", file=sys.stderr, flush=True)
-    return code
+def _check_world_size(wanted: str | None) -> None:
+    """Refuse to train with fewer or more ranks than were asked for.
+
+    A rendezvous that lost a machine, or whose clocks differ, starts whoever came and says nothing.
+    """
+    if wanted is None:
+        return
+    least, _, most = wanted.partition(":")
+    if not (least.isdecimal() and (most or least).isdecimal()):
+        raise ValueError(f"--world-size is {wanted}: give a number of ranks, or MIN:MAX")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if not int(least) <= size <= int(most or least):
+        raise ValueError(
+            f"this world has {size} ranks and --world-size is {wanted}: see that every machine "
+            "has started its ranks and their clocks agree, and start again"
+        )
 
 
 if __name__ == "__main__":

@@ -36,6 +36,9 @@ class Backbone(nn.Module):
 
     mean: Tensor
     std: Tensor
+    # How a run computes: settings of training, no part of the model.
+    precision: torch.dtype | None = None
+    channels_last: bool = False
 
     def __init__(self, encoder: nn.Module, *, pooling: str, image: ImageConfig | None) -> None:
         super().__init__()
@@ -61,6 +64,13 @@ class Backbone(nn.Module):
         return settings
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        if self.precision is None:
+            return self._forward(inputs)
+        # In here, so that whatever wraps the backbone finds it so: DeepSpeed would switch it off.
+        with torch.autocast(next(iter(inputs.values())).device.type, self.precision):
+            return self._forward(inputs)
+
+    def _forward(self, inputs: dict[str, Tensor]) -> Tensor:
         if not self._takes_no_rows and not len(next(iter(inputs.values()))):
             # Attention cannot tell the heads' size from nothing. A row is computed and cut off, so
             # that every parameter has a gradient, as on the other ranks: it is zero.
@@ -79,6 +89,8 @@ class Backbone(nn.Module):
 
     def _of_pictures(self, pixels: Tensor) -> Tensor:
         normalised = (pixels.to(self.mean.dtype) / 255 - self.mean) / self.std
+        if self.channels_last:
+            normalised = normalised.contiguous(memory_format=torch.channels_last)
         return self._pooled(self.encoder(pixel_values=normalised), None)
 
     def _pooled(self, output: Any, mask: Tensor | None) -> Tensor:
@@ -90,9 +102,10 @@ class Backbone(nn.Module):
                     "use auto or mean"
                 )
             pooled = output.get("pooler_output")
-            return hidden.mean((2, 3)) if pooled is None else pooled.flatten(1)
+            # No view: FSDP hooks on to what a module returns, and a change in place loses that.
+            return hidden.mean((2, 3)) if pooled is None else pooled.flatten(1).clone()
         if self.pooling != "mean":
-            return hidden[:, 0]
+            return hidden[:, 0].clone()
         if mask is None:
             return hidden.mean(1)
         weights = mask.unsqueeze(-1).to(hidden.dtype)

@@ -18,6 +18,7 @@ class GroupBatchNorm2d(nn.BatchNorm2d):
 
     group: ProcessGroup | None = None
 
+    @torch.compiler.disable  # its collectives and counts are the host's affair
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)

@@ -78,9 +78,17 @@ class BackboneConfig(_Config):
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+class HeadOptimizerConfig(_Config):
+    """What the head does otherwise than the backbone; None: the same."""
+
+    lr: float | None = Field(None, gt=0, description="peak rate; the schedule is the same")
+    weight_decay: float | None = Field(None, ge=0)
+
+
 class SGDConfig(_Config):
     kind: Literal["sgd"] = "sgd"
     lr: float = Field(0.1, gt=0)
+    head: HeadOptimizerConfig = HeadOptimizerConfig()
     momentum: float = Field(0.9, ge=0, lt=1)
     nesterov: bool = False
     weight_decay: float = Field(5e-4, ge=0)
@@ -89,8 +97,20 @@ class SGDConfig(_Config):
 class AdamWConfig(_Config):
     kind: Literal["adamw"] = "adamw"
     lr: float = Field(1e-3, gt=0)
+    head: HeadOptimizerConfig = HeadOptimizerConfig()
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+
+
+class LambConfig(_Config):
+    """LAMB (You et al. 2020): Adam whose step of each tensor is as long as the tensor's norm."""
+
+    kind: Literal["lamb"] = "lamb"
+    lr: float = Field(2e-3, gt=0)
+    head: HeadOptimizerConfig = HeadOptimizerConfig()
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: float = Field(1e-6, gt=0)
     weight_decay: float = Field(0.01, ge=0)
 
 
@@ -98,6 +118,14 @@ class CosineConfig(_Config):
     """Linear warm-up, then half a cosine from the full rate down to `final` times it."""
 
     kind: Literal["cosine"] = "cosine"
+    warmup: Duration = Duration(steps=0)
+    final: float = Field(0.0, ge=0, le=1)
+
+
+class LinearConfig(_Config):
+    """Linear warm-up, then a line from the full rate down to `final` times it."""
+
+    kind: Literal["linear"] = "linear"
     warmup: Duration = Duration(steps=0)
     final: float = Field(0.0, ge=0, le=1)
 
@@ -111,16 +139,64 @@ class StepConfig(_Config):
     factor: float = Field(0.1, gt=0, lt=1)
 
 
-OptimizerConfig = Annotated[SGDConfig | AdamWConfig, Field(discriminator="kind")]
-ScheduleConfig = Annotated[CosineConfig | StepConfig, Field(discriminator="kind")]
+OptimizerConfig = Annotated[SGDConfig | AdamWConfig | LambConfig, Field(discriminator="kind")]
+ScheduleConfig = Annotated[CosineConfig | LinearConfig | StepConfig, Field(discriminator="kind")]
+
+
+class DDPConfig(_Config):
+    """Every rank holds the whole backbone."""
+
+    kind: Literal["ddp"] = "ddp"
+
+
+class FSDPConfig(_Config):
+    """FSDP2: weights, gradients and moments of the backbone are sharded over all ranks."""
+
+    kind: Literal["fsdp"] = "fsdp"
+    reshard_after_forward: bool = Field(
+        True, description="free a block's weights after its forward and gather them anew"
+    )
+
+
+class DeepSpeedConfig(_Config):
+    """DeepSpeed's ZeRO: shards moments (1), gradients too (2), weights too (3), or nothing (0)."""
+
+    kind: Literal["deepspeed"] = "deepspeed"
+    stage: Literal[0, 1, 2, 3] = 2
+
+
+StrategyConfig = Annotated[DDPConfig | FSDPConfig | DeepSpeedConfig, Field(discriminator="kind")]
+
+
+class EmaConfig(_Config):
+    """A moving average of all weights: what is evaluated and exported."""
+
+    decay: float = Field(0.9999, gt=0, lt=1)
+    warmup: bool = Field(True, description="average less while (1 + step) / (10 + step) < decay")
 
 
 class TrainConfig(_Config):
     duration: Duration = Duration(epochs=1)
     global_batch: int = Field(256, gt=0, description="samples an optimizer step, over all ranks")
     micro_batches: int = Field(1, gt=0, description="parts that a rank's share is computed in")
-    precision: Literal["fp32", "bf16"] = "fp32"
+    strategy: StrategyConfig = DDPConfig()
+    class_group: Literal["world", "node"] | Annotated[int, Field(gt=0)] = Field(
+        "world", description="ranks that share the classes; the groups share the rows"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = Field(False, description="torch.compile the backbone")
+    channels_last: bool = Field(False, description="pictures' memory format; faster on CUDA")
+    activation_checkpointing: bool = Field(
+        False, description="compute a block's activations again in backward instead of keeping them"
+    )
+    ema: EmaConfig | None = None
     clip_norm: float | None = Field(None, gt=0, description="bound on the global gradient norm")
+    max_skipped_steps: int = Field(
+        0, ge=0, description="updates left out for a loss or gradient that is not finite; then stop"
+    )
+    timeout_seconds: float = Field(
+        600, gt=0, description="how long a rank waits for the others before the run fails"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
@@ -131,19 +207,39 @@ class EvalConfig(_Config):
     batch: int = Field(512, gt=0, description="samples a rank and forward pass")
     topk: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 5), min_length=1)
     recalls: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((0.9, 0.99), min_length=1)
+    marginal_topk: tuple[Annotated[int, Field(gt=0, le=100)], ...] = Field(
+        (), description="k of marginalised top-k; differs from top-k where image.crops is above 1"
+    )
+    marginal_temperature: float = Field(
+        1.0, gt=0, description="divides scores there; smooth_topk's is k * tau"
+    )
+
+
+class BestConfig(_Config):
+    """Keep the checkpoint of the best evaluation too; needs evaluation.every."""
+
+    measure: str = "top1"
+    mode: Literal["max", "min"] = "max"
 
 
 class CheckpointConfig(_Config):
     every: Interval = Duration(epochs=1)
-    keep: int = Field(2, gt=0, description="newest checkpoints kept")
+    keep_last: int = Field(2, gt=0, description="newest checkpoints kept")
+    keep_every: Interval | None = Field(None, description="checkpoints of these steps stay too")
+    keep_best: BestConfig | None = None
+    in_background: bool = Field(True, description="write while training goes on")
 
 
 class TelemetryConfig(_Config):
     log_every: int = Field(10, gt=0, description="steps between log lines")
     port: int | None = Field(
-        None, ge=0, le=65535, description="Prometheus endpoint; 0: any free port"
+        None, ge=0, le=65535, description="Prometheus endpoint, + the local rank; 0: any free port"
     )
     host: str = "127.0.0.1"
+    tensorboard: bool = Field(False, description="also write TensorBoard events to the run")
+    peak_tflops: float | None = Field(
+        None, gt=0, description="of one device, for MFU; None: known GPUs by their name"
+    )
     sample_ids: bool = Field(
         False, description="write the ids of every step's samples to samples-rank*.jsonl"
     )
@@ -171,6 +267,33 @@ class Recipe(_Config):
             raise ValueError(
                 "head.weights factored is trained by plain SGD: choose optimizer.kind=sgd (its "
                 "momentum concerns the backbone alone)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lamb_sees_whole_tensors(self) -> "Recipe":
+        strategy = self.train.strategy
+        if self.optimizer.kind == "lamb" and strategy.kind == "deepspeed" and strategy.stage > 0:
+            raise ValueError(
+                f"optimizer lamb needs each tensor's norm and train.strategy deepspeed of stage "
+                f"{strategy.stage} hands it flat pieces: choose stage 0, or strategy fsdp"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_factored_head_has_no_average(self) -> "Recipe":
+        if self.head.weights.kind == "factored" and self.train.ema is not None:
+            raise ValueError(
+                "train.ema averages every class's row in every step, which head.weights factored "
+                "never touches all of: leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_best_is_measured(self) -> "Recipe":
+        if self.checkpoint.keep_best is not None and self.evaluation.every is None:
+            raise ValueError(
+                "checkpoint.keep_best needs evaluations during training: set evaluation.every"
             )
         return self
 

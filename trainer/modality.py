@@ -3,7 +3,7 @@
 from data.shards.manifest import Manifest
 from data.tokens.tokenizer import Tokenizer, open_tokenizer
 from trainer.backbone import Backbone
-from trainer.checkpoint import Checkpoint
+from trainer.checkpoints import Checkpoint
 from trainer.config import Recipe
 from trainer.probe import check_reading
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import committed_folders
+from trainer.checkpoints import committed_folders
 from trainer.config import Recipe
 from trainer.recipe import dump_recipe, load_recipe
 

@@ -1,14 +1,12 @@
-"""A task = backbone + head: it owns wrapping, the gradients of a step and checkpoint entries."""
+"""A task = backbone + head: it owns their strategy, the gradients of a step and the update."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from data import Batch
@@ -17,149 +15,131 @@ from heads.collectives import all_reduce_sum
 from heads.engine import NOTHING_COUNTS
 from trainer.backbone import Backbone, build_backbone
 from trainer.batch_norm import apply_batch_norm_mode
+from trainer.blocks import checkpoint_blocks, compile_blocks
 from trainer.config import Recipe
+from trainer.ema import MovingAverage
+from trainer.loss_scale import LossScale
+from trainer.optimizer import (
+    build_head_optimizer,
+    build_optimizer,
+    head_decay,
+    head_rate,
+    set_rate,
+)
+from trainer.parts import random_state, set_random_state, split_batch, targets
+from trainer.strategies import Strategy, build_strategy
+from trainer.telemetry.phases import Phases
 from trainer.world import World
+
+_PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Task(nn.Module):
-    """Features from the backbone, loss from the head, gradients of the global-mean loss in both."""
+    """Features from the backbone, loss from the head, gradients of the global-mean loss in both.
 
-    def __init__(self, backbone: Backbone, head: ClassHead, recipe: Recipe, world: World) -> None:
+    It evaluates as it is made; `start_training` gives it its strategy and optimizers.
+    """
+
+    head_optimizer: Optimizer | None = None
+    average: MovingAverage | None = None
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: ClassHead,
+        recipe: Recipe,
+        world: World,
+        phases: Phases | None = None,
+    ) -> None:
         super().__init__()
-        self.world = world
-        self.precision = recipe.train.precision
-        self.global_batch = recipe.train.global_batch
+        self.world, self.recipe = world, recipe
+        self.phases = phases or Phases(world.device)
+        train = recipe.train
+        self.global_batch = train.global_batch
         # No more parts than the largest share has samples: an empty part would have no loss.
-        self.micro_batches = min(recipe.train.micro_batches, -(-self.global_batch // world.size))
+        self.micro_batches = min(train.micro_batches, -(-self.global_batch // world.size))
         mode = recipe.backbone.batch_norm
         apply_batch_norm_mode(backbone, mode, world.group, world.device)
+        backbone.precision = self.precision = _PRECISIONS[train.precision]
+        backbone.channels_last = train.channels_last
         self.backbone = backbone.to(world.device)
         self.head = head
-        # Plain attribute: the wrapper must not appear in the names of parameters.
-        object.__setattr__(self, "forward_backbone", self._wrapped(local_buffers=mode == "local"))
+        self.num_backbone_weights = sum(p.numel() for p in self.backbone.parameters())
+        self.loss_scale = LossScale.for_precision(train.precision)
+        self.strategy = Strategy(self.backbone)
+
+    def start_training(self) -> None:
+        """Spread the backbone over the ranks as the recipe says, and make the optimizers
+        (collective)."""
+        recipe, encoder = self.recipe, self.backbone.encoder
+        train = recipe.train
+        if train.channels_last and train.strategy.kind == "ddp":
+            # A sharded weight is gathered as it lies flat, and turned where it is used.
+            encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if train.compile:
+            compile_blocks(encoder)
+        if train.activation_checkpointing:
+            checkpoint_blocks(encoder)
+        self.strategy = build_strategy(recipe, self.backbone, self.world)
+        self.strategy.attach(build_optimizer(recipe.optimizer, self.strategy.parameters))
+        self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head)
+        if train.ema is not None:
+            self.average = MovingAverage(train.ema, self.live())
 
     def features(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Features [b, dim] in float32 on the device, for evaluation."""
+        """Features [b, dim] in float32 on the device, for evaluation. Collective under a strategy
+        that shards: every rank calls it as often as the others, if need be without rows."""
         inputs = {name: tensor.to(self.world.device) for name, tensor in inputs.items()}
-        with torch.no_grad(), self._autocast():
-            return self.backbone(inputs).float()
+        with torch.no_grad():
+            return self.strategy.forward(inputs).float()
+
+    # ---- the gradients of a step ----
 
     def backward(self, batch: Batch, *, step: int) -> Tensor:
-        """Fill every gradient with that of the global-mean loss; returns the loss (collective)."""
+        """Fill every gradient with `loss_scale` times that of the global-mean loss; returns the
+        loss (collective).
+
+        Raises FloatingPointError on every rank, without gradients, where the loss is NaN.
+        """
         self.head.draw = step * self.micro_batches  # a resumed run draws what this one would have
-        parts = list(_split(batch.to(self.world.device), self.micro_batches))
-        if len(parts) == 1:
-            loss = self._loss(self._features(parts[0]), parts)
-            loss.backward()
-            return loss.detach()
-        if self.head.loss.couples_rows:
+        parts = list(split_batch(batch.to(self.world.device), self.micro_batches))
+        if len(parts) > 1 and self.head.loss.couples_rows:
             return self._backward_with_cached_gradients(parts)
         return self._backward_part_by_part(parts)
 
-    def clip_gradients(self, max_norm: float | None) -> Tensor:
-        """Scale all gradients to a global norm of at most `max_norm`; the norm before (collective).
-
-        The norm is over the whole model: the backbone once, every rank's shard of the head.
-        """
-        grads = [p.grad for p in self.backbone.parameters() if p.grad is not None]
-        squared = self.head.squared_gradient_norm().float()
-        norm = sum((grad.float().square().sum() for grad in grads), squared).sqrt()
-        if max_norm is not None:
-            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(grads, scale)
-            self.head.scale_gradients(scale)
-        return norm
-
-    def step(self, optimizer: Optimizer) -> None:
-        """Update every weight with the gradients that there are (collective)."""
-        optimizer.step()
-        if isinstance(self.head, FactoredHead):
-            decayed = optimizer.param_groups[0]
-            self.head.step(decayed["lr"], decayed["weight_decay"])
-
-    def checkpoint_entries(self, optimizer: Optimizer | None) -> dict[str, Tensor]:
-        """Every tensor of the run by name; head shards and their moments as `Shard(0)` DTensors.
-
-        None leaves the optimizer's out: what evaluation and export read.
-        """
-        entries: dict[str, Tensor] = {}
-        for name, tensor in self.state_dict(keep_vars=True).items():
-            entries[name] = self._entry(name, tensor.detach())
-        for name, parameter in self.named_parameters():
-            moments = optimizer.state.get(parameter, {}) if optimizer is not None else {}
-            for key, value in moments.items():
-                if isinstance(value, Tensor):
-                    entry = self._entry(name, value) if value.ndim else value
-                    entries[f"optimizer.{name}.{key}"] = entry
-        return entries
-
-    def create_optimizer_state(self, optimizer: Optimizer) -> None:
-        """Make the moments exist, so that a checkpoint has somewhere to load them into."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0  # the decay of AdamW is scaled by it: nothing moves
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-
-    def _entry(self, name: str, tensor: Tensor) -> Tensor:
-        return self.head.sharded(tensor) if name.startswith("head.") else tensor
-
-    def _wrapped(self, *, local_buffers: bool) -> nn.Module:
-        if self.world.size == 1:
-            return self.backbone
-        # Synchronised buffers are equal on all ranks already; local ones follow rank 0.
-        wrapper = DistributedDataParallel(self.backbone, forward_sync_buffers=local_buffers)
-        wrapper.register_comm_hook(None, _sum_gradients)
-        return wrapper
-
-    def _features(self, part: Batch) -> Tensor:
-        with self._autocast():
-            features: Tensor = self.forward_backbone(part.inputs)  # type: ignore[operator]
-        return features
-
-    def _loss(self, features: Tensor, parts: Sequence[Batch]) -> Tensor:
-        """The head's loss of the features [b, dim] of `parts`; mixed rows count for two classes."""
-        labels, weights = _targets(parts)
-        if weights is not None:
-            features = torch.cat([features, features])
-        with self._autocast():
-            loss: Tensor = self.head(features, labels, weights)
-        return loss
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(
-            self.world.device.type, torch.bfloat16, enabled=self.precision == "bf16"
-        )
-
-    def _synchronised(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients are summed over ranks once, in the last part's backward."""
-        wrapper = self.forward_backbone
-        if last or not isinstance(wrapper, DistributedDataParallel):
-            return nullcontext()
-        return wrapper.no_sync()
-
     def _backward_part_by_part(self, parts: list[Batch]) -> Tensor:
         """For a loss that is a mean over rows: each part weighs what its rows do of all."""
-        weights = torch.stack([self.head.row_weights(*_targets([part])).sum() for part in parts])
+        shares = self._shares(parts)
+        self.head.accumulates = len(parts) > 1
+        total, broken = torch.zeros((), device=self.world.device), None
+        for index, part in enumerate(parts):
+            features = self._forward(part, last=index == len(parts) - 1)
+            gradient = torch.zeros_like(features)
+            # Where its rows weigh nothing, or the loss is NaN, all ranks take part all the same.
+            if broken is None and shares[index]:
+                try:
+                    loss, gradient = self._loss(features, [part], shares[index])
+                    total += loss
+                except FloatingPointError as error:
+                    broken = error
+            self._backward(features, gradient)
+        if broken is not None:
+            self.zero_gradients()
+            raise broken
+        with self.phases("head"):
+            self.head.reduce_gradients()
+        return total
+
+    def _shares(self, parts: list[Batch]) -> list[float]:
+        """What each part's rows weigh of all rows of the global batch (collective)."""
+        if len(parts) == 1:
+            return [1.0]
+        weights = torch.stack([self.head.row_weights(*targets([part])).sum() for part in parts])
         weights = all_reduce_sum(weights, self.world.group)
         if not weights.any():
             raise ValueError(NOTHING_COUNTS)
-        shares = weights / weights.sum()
-        total = torch.zeros((), device=self.world.device)
-        for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
-            with self._synchronised(last=index == len(parts) - 1):
-                features = self._features(part)
-                # Where its rows weigh nothing, all ranks take part all the same.
-                weighs = share > 0
-                loss = self._loss(features, [part]) * share if weighs else features.sum() * 0
-                loss.backward()
-            total += loss.detach()
-        return total
+        shares: list[float] = (weights / weights.sum()).tolist()
+        return shares
 
     def _backward_with_cached_gradients(self, parts: list[Batch]) -> Tensor:
         """For a loss that couples rows: the head sees the whole global batch at once.
@@ -168,27 +148,140 @@ class Task(nn.Module):
         part, with the features' gradients (gradient caching, Gao et al. 2021). The second pass
         draws the same random numbers, and batch-norm buffers keep what the first one left.
         """
+        device = self.world.device
         states, outputs = [], []
         with torch.no_grad():
             for part in parts:
-                states.append(_random_state(self.world.device))
-                outputs.append(self._features(part))
-        features = torch.cat(outputs).requires_grad_()
-        loss = self._loss(features, parts)
-        loss.backward()
-        assert features.grad is not None
-        gradients = features.grad.split([len(part.labels) for part in parts])
-        buffers = [buffer.clone() for buffer in self.backbone.buffers()]
-        after = _random_state(self.world.device)
+                states.append(random_state(device))
+                outputs.append(self._forward(part, last=False))
+        after = random_state(device)
+        self.head.accumulates = False
+        loss, gradient = self._loss(torch.cat(outputs), parts, 1.0)
+        buffers = self.kept_buffers()
+        gradients = gradient.split([len(part.labels) for part in parts])
         for index, (part, state, grad) in enumerate(zip(parts, states, gradients, strict=True)):
-            _restore_random_state(state, self.world.device)
-            with self._synchronised(last=index == len(parts) - 1):
-                self._features(part).backward(grad)
-        _restore_random_state(after, self.world.device)
+            set_random_state(state, device)
+            self._backward(self._forward(part, last=index == len(parts) - 1), grad)
+        set_random_state(after, device)
+        self.restore_buffers(buffers)
+        return loss
+
+    def _forward(self, part: Batch, *, last: bool) -> Tensor:
+        with self.phases("forward"):
+            return self.strategy.forward(part.inputs, last=last)
+
+    def _loss(
+        self, features: Tensor, parts: Sequence[Batch], share: float
+    ) -> tuple[Tensor, Tensor]:
+        """The head's loss of the features [b, dim] of `parts` times `share`, and its gradient
+        [b, dim] times the loss scale; mixed rows count for two classes (collective)."""
+        labels, weights = targets(parts)
+        leaf = features.detach().requires_grad_()
+        with self.phases("head"):
+            rows = leaf if weights is None else torch.cat([leaf, leaf])
+            with self._autocast():
+                loss = self.head(rows, labels, weights) * share
+            (loss * self.loss_scale.value).backward()
+        assert leaf.grad is not None
+        return loss.detach(), leaf.grad
+
+    def _backward(self, features: Tensor, gradient: Tensor) -> None:
+        # Checkpointed blocks run once more: what their first forward left in the buffers stays.
+        kept = self.kept_buffers() if self.recipe.train.activation_checkpointing else None
+        with self.phases("backward"):
+            self.strategy.backward(features, gradient)
+        if kept is not None:
+            self.restore_buffers(kept)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.precision is None:
+            return nullcontext()
+        return torch.autocast(self.world.device.type, self.precision)
+
+    def kept_buffers(self) -> list[Tensor]:
+        """Copies of the backbone's buffers, such as batch norm's statistics."""
+        return [buffer.clone() for buffer in self.backbone.buffers()]
+
+    def restore_buffers(self, kept: list[Tensor]) -> None:
+        """Make the buffers again what they were."""
         with torch.no_grad():
-            for buffer, kept in zip(self.backbone.buffers(), buffers, strict=True):
-                buffer.copy_(kept)
-        return loss.detach()
+            for buffer, before in zip(self.backbone.buffers(), kept, strict=True):
+                buffer.copy_(before)
+
+    # ---- the update ----
+
+    def clip_gradients(self, max_norm: float | None) -> float:
+        """Take the loss scale out of all gradients and bound their global norm; the norm before
+        (collective).
+
+        The norm is over the whole model: each weight of the backbone and of the head once.
+        """
+        with self.phases("optimizer"):
+            squared = self.strategy.squared_gradient_norm().double()
+            squared = squared + self.head.squared_gradient_norm().double()
+            norm = float(squared.sqrt()) / self.loss_scale.value
+            factor = 1 / self.loss_scale.value
+            if max_norm is not None and norm > max_norm:
+                factor *= max_norm / (norm + 1e-6)
+            if factor != 1:
+                torch._foreach_mul_(self.strategy.gradients(), factor)
+                self.head.scale_gradients(torch.tensor(factor, device=self.world.device))
+        return norm
+
+    def step(self, rate_factor: float, *, step: int) -> None:
+        """Update every weight with the gradients that there are, at so much of the peak rates, and
+        forget the gradients (collective)."""
+        optimizer = self.recipe.optimizer
+        with self.phases("optimizer"):
+            set_rate(self.strategy.optimizer, optimizer.lr * rate_factor)
+            self.strategy.step()
+            rate = head_rate(optimizer) * rate_factor
+            if self.head_optimizer is not None:
+                set_rate(self.head_optimizer, rate)
+                self.head_optimizer.step()
+            if isinstance(self.head, FactoredHead):
+                self.head.step(rate, head_decay(optimizer))
+            if self.average is not None:
+                self.average.update(self.live(), step=step)
+            self.zero_gradients()
+
+    def zero_gradients(self) -> None:
+        """Forget all gradients (collective)."""
+        self.strategy.zero_gradients()
+        self.head.zero_grad(set_to_none=True)
+
+    def close(self) -> None:
+        """Let go of what holds process groups: they could not be destroyed in peace."""
+        self.strategy.close()
+        self.head_optimizer = self.average = None
+
+    # ---- averaged weights ----
+
+    def live(self) -> dict[str, Tensor]:
+        """This rank's pieces of all that is averaged: weights, and buffers such as batch norm's."""
+        pieces = self.strategy.live() | {
+            name: buffer
+            for name, buffer in persistent_buffers(self.backbone).items()
+            if buffer.is_floating_point()
+        }
+        live = {f"backbone.{name}": piece for name, piece in pieces.items()}
+        return live | {f"head.{name}": p.detach() for name, p in self.head.named_parameters()}
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the weights are their moving averages, if the run keeps those."""
+        if self.average is None:
+            yield
+            return
+        with self.average.in_place_of(self.live):
+            yield
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong to a module's state, by name."""
+    weights = {name for name, _ in module.named_parameters()}
+    state = module.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in state.items() if name not in weights}
 
 
 def build_task(
@@ -199,6 +292,7 @@ def build_task(
     world: World,
     class_counts: np.ndarray | None = None,
     class_paths: Sequence[Sequence[str]] | None = None,
+    phases: Phases | None = None,
 ) -> Task:
     """The task of a recipe with its initial weights, the same on every rank and world size."""
     torch.manual_seed(recipe.seed)
@@ -215,44 +309,4 @@ def build_task(
         class_counts=class_counts,
         class_paths=class_paths,
     )
-    return Task(backbone, head, recipe, world)
-
-
-def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP would average; the head's feature gradients are those of the global mean already."""
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda future: future.value()[0])
-
-
-def _targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
-    """Labels and what they weigh: of `parts` as they are, and once more with their second classes,
-    where rows are mixed. The loss of a row of two classes is then the weighted mean of those for
-    each; that of `batch_ce` is larger by log 2, for its partition sum has all rows twice."""
-    labels = [part.labels for part in parts]
-    second = [part.mixed for part in parts if part.mixed is not None]
-    if not second:
-        return torch.cat(labels), None
-    shares = torch.cat([mixed.weights for mixed in second])
-    labels += [mixed.labels for mixed in second]
-    return torch.cat(labels), torch.cat([shares, 1 - shares])
-
-
-def _split(batch: Batch, num_parts: int) -> Iterator[Batch]:
-    rows = len(batch.labels)
-    for part in range(num_parts):
-        begin, end = rows * part // num_parts, rows * (part + 1) // num_parts
-        yield batch.each(lambda tensor, begin=begin, end=end: tensor[begin:end])  # type: ignore[misc]
-
-
-def _random_state(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return states
-
-
-def _restore_random_state(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
+    return Task(backbone, head, recipe, world, phases)

@@ -4,41 +4,32 @@
 """
 
 import math
-import time
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import replace
 
-import numpy as np
 import torch
 
-from data import (
-    Batch,
-    Cursor,
-    Manifest,
-    Split,
-    TrainLoader,
-    open_split,
-)
-from data.config import DataConfig
-from data.loading.stream import Stream, StreamLoader, open_stream
-from heads.collectives import all_gather_equal, all_gather_rows
-from trainer.checkpoint import (
-    Checkpoint,
-    find_checkpoint,
-    load_tensors,
-    restore_random_state,
-    save_checkpoint,
-)
+from data import Batch, Cursor, Manifest, Split
+from data.loading.stream import Stream
+from heads.collectives import listening
+from trainer.agreement import agree
+from trainer.busy import BusyClock
+from trainer.checkpoints import CheckpointWriter
 from trainer.config import Duration, Recipe
-from trainer.evaluation import evaluate_split, save_evaluation
-from trainer.modality import check_modality, check_tokenizer, tokenizer_digest
-from trainer.optimizer import build_optimizer, rate_at, set_rate
+from trainer.faults import Watchdog
+from trainer.modality import check_modality, tokenizer_digest
+from trainer.nonfinite import NonFiniteSteps
+from trainer.optimizer import rate_factor
+from trainer.resume import resume
 from trainer.run import RunFolder
+from trainer.running import Running
+from trainer.signals import StopSignals
+from trainer.state import TrainState
 from trainer.step_log import SampleLog
 from trainer.task import Task, build_task
-from trainer.telemetry import Telemetry
+from trainer.telemetry import ModelFlops, Phases, Telemetry
 from trainer.trained import class_counts_of, class_paths_of, label_vectors_of
+from trainer.training_data import open_loader, open_training
 from trainer.world import World
 
 
@@ -46,19 +37,30 @@ def train(recipe: Recipe, world: World) -> None:
     """Train a recipe to its end, from its newest checkpoint if there is one (collective).
 
     Raises ValueError and OSError for what a user can mend, FloatingPointError on every rank and
-    before the update when the loss or its gradient is not finite.
+    before the update when losses or gradients are not finite, Preempted on every rank, after
+    saving, when any of them was asked to stop.
     """
-    run = RunFolder(recipe.run)
-    with run.locked() if world.is_main else nullcontext():
-        _train(recipe, run, world)
+    folder = RunFolder(recipe.run)
+    with ExitStack() as opened:
+        if world.is_main:
+            opened.enter_context(folder.locked())
+        _train(recipe, folder, world, opened)
 
 
-def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
+def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -> None:
+    stop = opened.enter_context(StopSignals())
+    phases = Phases(world.device)
+    watchdog = opened.enter_context(
+        Watchdog(world, timeout_seconds=recipe.train.timeout_seconds, phases=phases)
+    )
+    busy = BusyClock(phases.collective)
+    opened.enter_context(listening(busy.around))
+
     # ---------------------------------------------------------------- data
     data = recipe.data
     manifest = Manifest.load(data.shards, data.cache)
-    training = _open_training(data, manifest)
-    manifest.of_split(recipe.data.eval_split)  # said now, not after the last step
+    training = open_training(data, manifest)
+    manifest.of_split(data.eval_split)  # said now, not after the last step
     label_vectors = label_vectors_of(recipe, manifest)
     global_batch = recipe.train.global_batch
 
@@ -75,223 +77,175 @@ def _train(recipe: Recipe, run: RunFolder, world: World) -> None:
         world=world,
         class_counts=class_counts_of(training),
         class_paths=class_paths_of(recipe, manifest),
+        phases=phases,
     )
+    opened.callback(task.close)
     check_modality(recipe, manifest, task.backbone)
-    optimizer = build_optimizer(recipe.optimizer, task)
+    task.start_training()
     torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks
     task.train()
 
     # ---------------------------------------------------------------- resume
     if world.is_main:
-        run.claim(recipe)
+        folder.claim(recipe)
     world.barrier()
-    state = TrainState(
+    start = TrainState(
         step=0,
         cursor=Cursor(recipe.seed),
         tree=task.head.tree_digest(),
         data=training.digest(),
         tokenizer=tokenizer_digest(recipe),
     )
-    checkpoint, refused = find_checkpoint(run.checkpoints, world)
-    if checkpoint is not None:
-        task.create_optimizer_state(optimizer)
-        state = state.resumed(checkpoint)
-        load_tensors(checkpoint, task.checkpoint_entries(optimizer), world)
-        restore_random_state(checkpoint, world, seed=recipe.seed)
-    if state.step > num_steps:
-        raise ValueError(
-            f"run {run.path} is at step {state.step} and train.duration is {num_steps} steps: "
-            "lengthen it, or choose another run folder"
+    state, refused = resume(folder, task, start, world, num_steps=num_steps)
+
+    # ---------------------------------------------------------------- what goes along
+    telemetry = opened.enter_context(
+        Telemetry(
+            folder.path,
+            recipe.telemetry,
+            world,
+            start_step=state.step,
+            num_steps=num_steps,
+            global_batch=global_batch,
+            phases=phases,
+            flops=ModelFlops(recipe, len(manifest.class_names)),
         )
-    if world.is_main:
-        SampleLog.trim(run.path, state.step)
-    world.barrier()
-
-    # ---------------------------------------------------------------- steps
-    telemetry = Telemetry(
-        run.path,
-        recipe.telemetry,
-        world,
-        start_step=state.step,
-        num_steps=num_steps,
-        global_batch=global_batch,
     )
-    loader = _open_loader(training, recipe, world, state.cursor)
-    evaluation_step = None
-    sample_log = SampleLog(run.path, rank=world.rank, wanted=recipe.telemetry.sample_ids)
-    with telemetry, loader, sample_log:
-        for line in refused:
-            telemetry.say(f"refused {line}")
-        telemetry.say(_introduction(recipe, task, training, world, state.step, num_steps))
-        if isinstance(training, Stream):
-            telemetry.say(training.notice(state.cursor.samples))
-        for step in range(state.step + 1, num_steps + 1):
-            started = time.perf_counter()
-            batch = next(loader)
-            telemetry.waited(time.perf_counter() - started)
-            loader.add_bad(_bad_samples(batch, world))
-
-            rate = rate_at(
-                step - 1,
-                peak=recipe.optimizer.lr,
-                schedule=recipe.schedule,
-                num_steps=num_steps,
-                num_samples=len(training),
-                global_batch=global_batch,
-            )
-            set_rate(optimizer, rate)
-            optimizer.zero_grad(set_to_none=True)
-            try:
-                loss = task.backward(batch, step=step)
-            except FloatingPointError as error:
-                raise FloatingPointError(f"step {step}: {error}; the update was not made") from None
-            norm = task.clip_gradients(recipe.train.clip_norm)
-            _check_finite(step, float(loss), float(norm))
-            task.step(optimizer)
-            state = replace(state, step=step, cursor=loader.cursor)
-            sample_log.write(step, batch)
-
-            if telemetry.is_due(step):
-                telemetry.step(
-                    step,
-                    loss=float(loss),
-                    learning_rate=rate,
-                    gradient_norm=float(norm),
-                    bad_samples=len(state.cursor.bad),
-                )
-            # Before the checkpoint: what comes after one is not done again on resuming from it.
-            if recipe.evaluation.every and step % steps(recipe.evaluation.every) == 0:
-                with telemetry.pause():
-                    _evaluate(run, task, step, recipe, world, label_vectors, telemetry)
-                evaluation_step = step
-            if step == num_steps or step % steps(recipe.checkpoint.every) == 0:
-                with telemetry.pause():
-                    _save(run, task, optimizer, state, recipe, world, telemetry)
-
-        # ------------------------------------------------------------ the end
-        if evaluation_step != num_steps:
-            _evaluate(run, task, num_steps, recipe, world, label_vectors, telemetry)
-
-
-def _open_training(data: DataConfig, manifest: Manifest) -> Split | Stream:
-    if data.stream is not None:
-        return open_stream(data.stream, manifest)
-    return open_split(
-        data.shards,
-        data.train_split,
-        max_bad_labels=data.max_bad_samples,
-        cache=data.cache,
-        manifest=manifest,
+    keep_every = recipe.checkpoint.keep_every
+    writer = opened.enter_context(
+        CheckpointWriter(
+            folder.checkpoints,
+            recipe.checkpoint,
+            world,
+            start_step=state.step,
+            keep_every_steps=None if keep_every is None else steps(keep_every),
+            timeout_seconds=recipe.train.timeout_seconds,
+            say=telemetry.say,
+        )
     )
-
-
-def _open_loader(
-    training: Split | Stream, recipe: Recipe, world: World, cursor: Cursor
-) -> TrainLoader | StreamLoader:
-    options: dict[str, Any] = {
-        "global_batch": recipe.train.global_batch,
-        "rank": world.rank,
-        "world_size": world.size,
-        "cursor": cursor,
-        "device": world.device,
-    }
+    loader = opened.enter_context(open_loader(training, recipe, world, state.cursor))
+    sample_log = opened.enter_context(
+        SampleLog(folder.path, rank=world.rank, wanted=recipe.telemetry.sample_ids)
+    )
+    run = Running(
+        recipe=recipe,
+        folder=folder,
+        world=world,
+        task=task,
+        loader=loader,
+        num_samples=len(training),
+        label_vectors=label_vectors,
+        stop=stop,
+        watchdog=watchdog,
+        busy=busy,
+        telemetry=telemetry,
+        writer=writer,
+        broken=NonFiniteSteps(
+            folder.path,
+            rank=world.rank,
+            cap=recipe.train.max_skipped_steps,
+            skipped=state.skipped,
+            key_of=training.key if isinstance(training, Split) else None,
+        ),
+        sample_log=sample_log,
+        state=state,
+        saved_step=state.step,
+    )
+    for line in refused:
+        telemetry.event("refused", state.step, f"refused {line}", checkpoint=line)
+    said = _introduction(recipe, task, training, world, state.step, num_steps)
+    telemetry.event("start", state.step, said, world_size=world.size)
     if isinstance(training, Stream):
-        return StreamLoader(training, recipe.data, **options)
-    return TrainLoader(training, recipe.data, **options)
+        telemetry.say(training.notice(state.cursor.samples))
+
+    take_steps(run, num_steps)
 
 
-@dataclass(frozen=True)
-class TrainState:
-    """What a run is at, besides its tensors and random states."""
+def take_steps(run: Running, num_steps: int) -> None:
+    """Go on to `num_steps`, with the evaluations and checkpoints that are due, and measure the
+    model at the end (collective)."""
+    recipe, world, task, telemetry = run.recipe, run.world, run.task, run.telemetry
+    if run.is_due(recipe.evaluation.every) and run.state.evaluated < run.state.step:
+        run.evaluate()  # the run was stopped in the middle of it
+    run.busy.take()  # what the start took is no step's
+    for step in range(run.state.step + 1, num_steps + 1):
+        run.watchdog.at(step)
+        with task.phases("data"):
+            batch = next(run.loader)
+        agreed = agree(world, stop=run.stop.received, batch=batch, busy_seconds=run.busy.take())
+        run.end_if_asked(agreed.stop)
+        run.loader.add_bad(agreed.bad)
 
-    step: int
-    cursor: Cursor
-    tree: str
-    data: str
-    tokenizer: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "cursor": self.cursor.to_json(),
-            "tree": self.tree,
-            "data": self.data,
-            "tokenizer": self.tokenizer,
-        }
-
-    def resumed(self, checkpoint: Checkpoint) -> "TrainState":
-        """The state in a checkpoint; ValueError where its tree, shards or tokenizer are others."""
-        saved = checkpoint.state
-        if saved["data"] != self.data:
-            raise ValueError(
-                f"checkpoint {checkpoint.folder} was trained on other shards: point data.shards at "
-                "those, or start another run folder"
-            )
-        check_tokenizer(checkpoint, self.tokenizer)
-        if saved["tree"] != self.tree:
-            raise ValueError(
-                f"checkpoint {checkpoint.folder} has another label tree: its shards had other "
-                "classes or label vectors; point data.shards at those, or start another run folder"
-            )
-        cursor = Cursor.from_json(saved["cursor"])
-        return replace(self, step=saved["step"], cursor=cursor)
-
-
-def _evaluate(
-    run: RunFolder,
-    task: Task,
-    step: int,
-    recipe: Recipe,
-    world: World,
-    label_vectors: np.ndarray | None,
-    telemetry: Telemetry,
-) -> None:
-    result = evaluate_split(task, recipe, world, label_vectors=label_vectors)
-    if world.is_main:
-        save_evaluation(run.evaluations, result, step=step)
-    numbers = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-    line = f"evaluation at step {step} on {result.num_samples} samples: {numbers}"
-    telemetry.event("evaluation", step, line, **result.metrics)
-
-
-def _save(
-    run: RunFolder,
-    task: Task,
-    optimizer: torch.optim.Optimizer,
-    state: TrainState,
-    recipe: Recipe,
-    world: World,
-    telemetry: Telemetry,
-) -> None:
-    folder = save_checkpoint(
-        run.checkpoints,
-        task.checkpoint_entries(optimizer),
-        state.to_json(),
-        world,
-        keep=recipe.checkpoint.keep,
-    )
-    telemetry.event("checkpoint", state.step, f"checkpoint {folder}", folder=str(folder))
-
-
-def _bad_samples(batch: Batch, world: World) -> list[int]:
-    """Samples that any rank replaced in this step (collective)."""
-    mine = torch.tensor(
-        [substitute.index for substitute in batch.substitutes],
-        dtype=torch.int64,
-        device=world.device,
-    )
-    count = torch.tensor([len(mine)], device=world.device)
-    sizes = torch.cat(all_gather_equal(count, world.group)).tolist()
-    return all_gather_rows(mine, sizes, world.group).tolist() if any(sizes) else []
-
-
-def _check_finite(step: int, loss: float, norm: float) -> None:
-    """Loss and norm are the same numbers on every rank, so all of them stop together."""
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise FloatingPointError(
-            f"step {step}: the loss is {loss} and the gradient norm {norm}; the update was not "
-            "made: lower optimizer.lr, lengthen schedule.warmup or set train.clip_norm"
+        factor = rate_factor(
+            step - 1,
+            schedule=recipe.schedule,
+            num_steps=num_steps,
+            num_samples=run.num_samples,
+            global_batch=recipe.train.global_batch,
         )
+        loss, norm = _update(task, batch, factor, run.broken, telemetry, step=step)
+        run.advance(
+            replace(
+                run.state,
+                step=step,
+                cursor=run.loader.cursor,
+                skipped=run.broken.skipped,
+                loss_scale=task.loss_scale.to_json(),
+            )
+        )
+        run.sample_log.write(step, batch)
+        telemetry.beat(step, agreed.busy_seconds, batch.inputs)
+        telemetry.committed(run.writer.committed())
+        if telemetry.is_due(step):
+            telemetry.step(
+                step,
+                loss=loss,
+                learning_rate=recipe.optimizer.lr * factor,
+                gradient_norm=norm,
+                bad_samples=len(run.state.cursor.bad),
+                skipped_steps=run.broken.skipped,
+            )
+        # Before the checkpoint: what comes after one is not done again on resuming from it.
+        if run.is_due(recipe.evaluation.every):
+            run.evaluate()
+        if step == num_steps or run.is_due(recipe.checkpoint.every):
+            run.save()
+    if run.state.evaluated < num_steps:
+        run.evaluate()
+    run.finish()
+
+
+def _update(
+    task: Task,
+    batch: Batch,
+    factor: float,
+    broken: NonFiniteSteps,
+    telemetry: Telemetry,
+    *,
+    step: int,
+) -> tuple[float, float]:
+    """One step at `factor` of the peak rates: its loss and gradient norm (collective).
+
+    Where they are not finite no weight changes: a step too large for fp16 lowers its scale, any
+    other is left out with all that it did to batch norm's statistics.
+    """
+    buffers = task.kept_buffers() if broken.cap else []
+    loss = norm = math.nan
+    try:
+        loss = float(task.backward(batch, step=step))
+        norm = task.clip_gradients(task.recipe.train.clip_norm)
+        reason = f"the loss is {loss} and the gradient norm {norm}"
+    except FloatingPointError as error:
+        reason = str(error)
+    if math.isfinite(loss) and math.isfinite(norm):
+        task.step(factor, step=step)
+        task.loss_scale.fitted()
+        return loss, norm
+    task.zero_gradients()
+    if not (math.isfinite(loss) and task.loss_scale.overflowed()):
+        telemetry.say(broken.leave_out(step, batch, reason))
+        task.restore_buffers(buffers)
+    return loss, norm
 
 
 def _introduction(
@@ -302,12 +256,13 @@ def _introduction(
     start_step: int,
     num_steps: int,
 ) -> str:
-    weights = sum(parameter.numel() for parameter in task.backbone.parameters())
+    weights, strategy = task.num_backbone_weights, recipe.train.strategy.kind
     nodes, columns = task.head.tree.num_nodes, task.head.dim + task.head.bias
     start = f", from step {start_step}" if start_step else ""
+    spread = f" {strategy}" if world.size > 1 else ""
     return (
         f"{recipe.run}: {len(training)} samples, {training.num_classes} classes; backbone "
         f"{weights} weights, head {recipe.head.weights.kind} x {recipe.head.loss.kind} "
-        f"{nodes} x {columns}; {world.size} x {world.device.type}; {num_steps} steps of "
+        f"{nodes} x {columns}; {world.size} x {world.device.type}{spread}; {num_steps} steps of "
         f"{recipe.train.global_batch}{start}"
     )

@@ -7,8 +7,10 @@ import numpy as np
 
 from data import Manifest, Split, class_paths, load_label_vectors, open_split
 from data.loading.stream import Stream
-from trainer.checkpoint import find_checkpoint, load_tensors
+from trainer.checkpoints import Checkpoint, find_checkpoint, load_tensors, open_checkpoint
+from trainer.checkpoints.folders import step_folder
 from trainer.config import Recipe
+from trainer.entries import averaged_entries, model_entries
 from trainer.modality import check_tokenizer, tokenizer_digest
 from trainer.run import RunFolder
 from trainer.task import Task, build_task
@@ -27,8 +29,9 @@ class TrainedRun:
     step: int
 
 
-def open_trained(path: Path, world: World) -> TrainedRun:
-    """Load the newest sound checkpoint of the run in `path`, at any world size (collective).
+def open_trained(path: Path, world: World, *, step: int | None = None) -> TrainedRun:
+    """Load the newest sound checkpoint of the run in `path`, or that of `step`, at any world size;
+    of a run with `train.ema` the averages (collective).
 
     Raises FileNotFoundError where there is no run or no checkpoint, ValueError where every
     checkpoint is damaged or the shards have changed since.
@@ -38,10 +41,7 @@ def open_trained(path: Path, world: World) -> TrainedRun:
     data = recipe.data
     manifest = Manifest.load(data.shards, data.cache)
     label_vectors = label_vectors_of(recipe, manifest)
-    checkpoint, refused = find_checkpoint(folder.checkpoints, world)
-    if checkpoint is None:
-        reason = f": {refused[0]}" if refused else ": train it first"
-        raise FileNotFoundError(f"run {path} has no checkpoint to load{reason}")
+    checkpoint = _checkpoint(folder, world, step)
     class_counts = None
     if data.stream is None:
         with open_split(
@@ -62,8 +62,19 @@ def open_trained(path: Path, world: World) -> TrainedRun:
             "gives now: bring back the shards it was trained on"
         )
     check_tokenizer(checkpoint, tokenizer_digest(recipe))
-    load_tensors(checkpoint, task.checkpoint_entries(None), world)
+    wanted = model_entries(task) if recipe.train.ema is None else averaged_entries(task)
+    load_tensors(checkpoint, wanted, world)
     return TrainedRun(folder, recipe, manifest, label_vectors, task.eval(), checkpoint.step)
+
+
+def _checkpoint(folder: RunFolder, world: World, step: int | None) -> Checkpoint:
+    if step is not None:
+        return open_checkpoint(step_folder(folder.checkpoints, step))
+    checkpoint, refused = find_checkpoint(folder.checkpoints, world)
+    if checkpoint is None:
+        reason = f": {refused[0]}" if refused else ": train it first"
+        raise FileNotFoundError(f"run {folder.path} has no checkpoint to load{reason}")
+    return checkpoint
 
 
 def class_counts_of(training: Split | Stream) -> np.ndarray | None:

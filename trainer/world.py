@@ -1,9 +1,7 @@
 """The world of a run: this process's rank, device and mesh; made once, passed explicitly."""
 
-import ctypes
 import gc
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +14,14 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-_PR_SET_PDEATHSIG = 1
+from heads.collectives import announced
+
+# Collectives that torch's flight recorder keeps: what the watchdog names a hung one by.
+_RECORDED_COLLECTIVES = 256
+# The watchdog speaks at the timeout; the process groups, which name no rank, a little later.
+_GROUP_GRACE_SECONDS = 5
+
+ClassGroup = Literal["world", "node"] | int
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class World:
     rank: int
     size: int
     local_rank: int
+    local_size: int
     device: torch.device
     mesh: DeviceMesh | None
 
@@ -40,18 +46,22 @@ class World:
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier()
+            with announced("barrier"):
+                dist.barrier()
 
 
 @contextmanager
 def open_world(
-    device: Literal["auto", "cpu", "cuda"] = "auto", *, timeout_minutes: float = 10
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    *,
+    class_group: ClassGroup = "world",
+    timeout_seconds: float = 600,
 ) -> Iterator[World]:
     """The world that torchrun (or `kway train`) describes in the environment, closed at the end.
 
-    After an error in a world of several, end the process by `leave`.
-
-    Raises ValueError where a CUDA device is asked for and there is none for this rank.
+    `class_group` ranks in a row share the classes. After an error in a world of several, end the
+    process by `leave`. Raises ValueError where a CUDA device is asked for and there is none for
+    this rank, and where the class group does not divide the ranks.
     """
     rank, size, local_rank, local_size = (
         int(os.environ.get(name, default))
@@ -62,22 +72,43 @@ def open_world(
             ("LOCAL_WORLD_SIZE", "1"),
         )
     )
+    shape = mesh_shape(class_group, size=size, local_size=local_size)
     chosen = _device(device, local_rank)
     # The same number of threads however the ranks were launched: sums depend on it.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        _die_with_parent()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     if size == 1:
-        yield World(rank, size, local_rank, chosen, None)
+        yield World(rank, size, local_rank, local_size, chosen, None)
         return
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED_COLLECTIVES))
+    # Both, whatever the device: what the ranks agree on travels as CPU tensors.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
-    mesh = init_device_mesh(chosen.type, (1, size), mesh_dim_names=("data", "class"))
-    yield World(rank, size, local_rank, chosen, mesh)
+    timeout = timedelta(seconds=timeout_seconds + _GROUP_GRACE_SECONDS)
+    dist.init_process_group(backend, timeout=timeout)
+    mesh = init_device_mesh(chosen.type, shape, mesh_dim_names=("data", "class"))
+    for axis in ("data", "class"):  # which keep torch's default otherwise
+        dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(axis))
+    yield World(rank, size, local_rank, local_size, chosen, mesh)
     # Objects that still hold the group make its destruction abort the process now and then. After
     # an error its traceback holds them: then the group is left to the end of the process.
     gc.collect()
     dist.destroy_process_group()
+
+
+def mesh_shape(class_group: ClassGroup, *, size: int, local_size: int) -> tuple[int, int]:
+    """Ranks along `data` and along `class`; ValueError where the second does not divide."""
+    match class_group:
+        case "world":
+            ranks = size
+        case "node":
+            ranks = local_size
+        case _:
+            ranks = class_group
+    if size % ranks:
+        raise ValueError(
+            f"train.class_group is {class_group}, {ranks} ranks, and there are {size}: choose a "
+            "number that divides them, or world"
+        )
+    return size // ranks, ranks
 
 
 def leave(code: int) -> NoReturn:
@@ -99,9 +130,3 @@ def _device(wanted: str, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
-
-
-def _die_with_parent() -> None:
-    """A launcher that is killed outright takes its ranks along instead of leaving them training."""
-    if os.uname().sysname == "Linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

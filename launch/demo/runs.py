@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from launch.elastic import run_ranks
-from trainer.checkpoint import committed_folders
+from trainer.checkpoints import committed_folders
 from trainer.run import RunFolder
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "glyphs.yaml"

@@ -28,7 +28,7 @@ BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 def one_process(device: torch.device) -> World:
-    return World(0, 1, 0, device, None)
+    return World(0, 1, 0, 1, device, None)
 
 
 def make_task(shards: Path, world: World, **changes) -> Task:
@@ -115,7 +115,7 @@ def task_under_ddp(device: str, port: int, shards: Path) -> dict:
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group(BACKENDS[device], init_method=address, rank=0, world_size=1)
     mesh = init_device_mesh(device, (1, 1), mesh_dim_names=("data", "class"))
-    return trained(shards, World(0, 1, 0, torch.device(device), mesh), {}, ddp=True)
+    return trained(shards, World(0, 1, 0, 1, torch.device(device), mesh), {}, ddp=True)
 
 
 def test_ddp_of_one_rank_trains_as_no_ddp(device, glyphs):

@@ -11,7 +11,12 @@ from data import Manifest, load_label_vectors, open_split
 from data.images.decode import decode, for_evaluation
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
-from trainer.evaluation import evaluate_split, load_evaluation, save_evaluation
+from trainer.evaluation import (
+    EvaluationStopped,
+    evaluate_split,
+    load_evaluation,
+    save_evaluation,
+)
 from trainer.task import Task, build_task
 
 
@@ -93,6 +98,39 @@ def all_equal(shards: Path) -> tuple[float, float]:
     return metrics["top1"], metrics["top3"]
 
 
+def forward_passes(shards: Path, stop_at: int) -> tuple[int, int, bool, bool]:
+    """Of the backbone, questions, whether it was stopped, and whether it trains on afterwards."""
+    task, recipe = task_and_recipe(shards, "dense")
+    # 57 samples over 4 ranks: the first has 15, three batches, and the others 14, two.
+    settings = recipe.evaluation.model_copy(update={"batch": 7})
+    recipe = recipe.model_copy(update={"evaluation": settings})
+    task.train()
+    passes = questions = 0
+
+    def count(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+
+    def should_stop() -> bool:
+        nonlocal questions
+        questions += 1
+        return questions == stop_at
+
+    task.backbone.register_forward_hook(count)
+    try:
+        evaluate_split(task, recipe, task.world, label_vectors=None, should_stop=should_stop)
+    except EvaluationStopped:
+        return passes, questions, True, task.training
+    return passes, questions, False, task.training
+
+
+def test_ranks_run_the_backbone_equally_often_and_stop_together(glyphs):
+    (ends,) = set(run_on_ranks(4, forward_passes, glyphs, 0))
+    assert ends[0] == 3
+    assert ends[2:] == (False, True)
+    assert set(run_on_ranks(4, forward_passes, glyphs, 1)) == {(0, 1, True, True)}
+
+
 def test_a_saved_evaluation_reads_back(glyphs, tmp_path):
     task, recipe = task_and_recipe(glyphs, "dense")
     result = evaluate_split(task, recipe, task.world, label_vectors=None)
@@ -101,6 +139,9 @@ def test_a_saved_evaluation_reads_back(glyphs, tmp_path):
     assert again.metrics == result.metrics
     assert again.num_samples == result.num_samples
     assert torch.equal(again.classes.threshold, result.classes.threshold)
+    assert torch.equal(again.correct, result.correct)
+    assert torch.equal(again.confusions, result.confusions)
+    assert len(result.confusions)
     assert {path.name for path in tmp_path.iterdir()} == {
         "step-00000007.json",
         "step-00000007.safetensors",

@@ -8,18 +8,29 @@ import torch
 from torch import nn
 
 from heads import ClassHead, CrossEntropy
-from trainer.config import AdamWConfig, CosineConfig, Duration, SGDConfig, StepConfig
-from trainer.optimizer import build_optimizer, rate_at, set_rate
+from trainer.config import (
+    AdamWConfig,
+    CosineConfig,
+    Duration,
+    HeadOptimizerConfig,
+    LambConfig,
+    LinearConfig,
+    SGDConfig,
+    StepConfig,
+)
+from trainer.optimizer import build_head_optimizer, build_optimizer, rate_factor, set_rate
 
 PEAK, NUM_STEPS = 0.4, 40
 
 
-def rates(schedule: CosineConfig | StepConfig, *, num_steps: int = NUM_STEPS) -> list[float]:
+def rates(
+    schedule: CosineConfig | LinearConfig | StepConfig, *, num_steps: int = NUM_STEPS
+) -> list[float]:
     """All rates of a run over 100 samples in batches of 10: an epoch is 10 steps."""
     return [
-        rate_at(
+        PEAK
+        * rate_factor(
             step,
-            peak=PEAK,
             schedule=schedule,
             num_steps=num_steps,
             num_samples=100,
@@ -37,9 +48,8 @@ def test_cosine_falls_from_the_peak_to_its_final_share(final):
     assert got == pytest.approx(want)
     assert got[0] == PEAK
     assert got[NUM_STEPS // 2] == pytest.approx((PEAK + low) / 2)
-    after_the_end = rate_at(
+    after_the_end = PEAK * rate_factor(
         NUM_STEPS,
-        peak=PEAK,
         schedule=CosineConfig(final=final),
         num_steps=NUM_STEPS,
         num_samples=100,
@@ -88,21 +98,86 @@ def model() -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize(
-    "config", [SGDConfig(lr=0.5, weight_decay=0.1), AdamWConfig(lr=0.5, weight_decay=0.1)]
-)
+def test_a_line_falls_from_the_peak_to_its_final_share():
+    got = rates(LinearConfig(warmup=Duration(steps=8), final=0.5))
+    assert got[:8] == pytest.approx([PEAK * (t + 1) / 8 for t in range(8)])
+    assert got[8:] == pytest.approx([PEAK * (1 - 0.5 * t / 32) for t in range(32)])
+
+
+DECAYING = [
+    SGDConfig(lr=0.5, weight_decay=0.1),
+    AdamWConfig(lr=0.5, weight_decay=0.1),
+]
+
+
+@pytest.mark.parametrize("config", DECAYING)
 def test_matrices_and_the_head_decay_and_vectors_do_not(config):
     """With zero gradients a step is the decay alone: w (1 - lr * decay)."""
     network = model()
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    build_optimizer(config, network).step()
+    step_all(config, network)
     decayed = {"linear.weight", "conv.weight", "head.weight"}
     for name, parameter in network.named_parameters():
         share = 0.95 if name in decayed else 1.0
         torch.testing.assert_close(parameter.detach(), share * before[name], msg=name)
     assert any(before[name].any() for name in before.keys() - decayed)
+
+
+@pytest.mark.parametrize("config", DECAYING)
+def test_the_head_has_a_rate_and_a_decay_of_its_own(config):
+    network = model()
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    own = HeadOptimizerConfig(lr=0.25, weight_decay=0.4)
+    step_all(config.model_copy(update={"head": own}), network)
+    for name, share in {"linear.weight": 0.95, "head.weight": 0.9}.items():
+        torch.testing.assert_close(network.get_parameter(name).detach(), share * before[name])
+
+
+def backbone_parameters(network: nn.Module) -> list[nn.Parameter]:
+    return [
+        parameter
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad and not name.startswith("head.")
+    ]
+
+
+def step_all(config: Any, network: nn.Module) -> None:
+    build_optimizer(config, backbone_parameters(network)).step()
+    head = build_head_optimizer(config, network["head"])
+    assert head is not None
+    head.step()
+
+
+def test_a_step_of_lamb_is_as_long_as_the_tensor_times_the_rate():
+    """Algorithm 2 of the paper, written down for one tensor in float64."""
+    torch.manual_seed(0)
+    weight, bias = (nn.Parameter(torch.randn(shape).double()) for shape in ((5, 3), (5,)))
+    config = LambConfig(lr=0.1, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.05)
+    optimizer = build_optimizer(config, [weight, bias])
+    expected = weight.detach().clone(), bias.detach().clone()
+    means, squares = (
+        [torch.zeros_like(e) for e in expected],
+        [torch.zeros_like(e) for e in expected],
+    )
+    for t in range(1, 4):
+        gradients = torch.randn(5, 3).double(), torch.randn(5).double()
+        for i, gradient in enumerate(gradients):
+            (weight, bias)[i].grad = gradient.clone()
+            means[i] = 0.8 * means[i] + 0.2 * gradient
+            squares[i] = 0.9 * squares[i] + 0.1 * gradient**2
+            step = means[i] / (1 - 0.8**t) / ((squares[i] / (1 - 0.9**t)).sqrt() + 1e-4)
+            ratio = 1.0
+            if i == 0:
+                step = step + 0.05 * expected[i]
+                ratio = expected[i].norm() / step.norm()
+            expected[i].sub_(0.1 * ratio * step)
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), expected[0])
+    torch.testing.assert_close(bias.detach(), expected[1])
 
 
 SGD_OPTIONS = {"lr": 0.3, "momentum": 0.7, "nesterov": True, "weight_decay": 0.02}
@@ -117,7 +192,7 @@ ADAMW_OPTIONS = {"lr": 0.3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0
     ],
 )
 def test_every_option_arrives(config, kind, options: dict[str, Any]):
-    optimizer = build_optimizer(config, model())
+    optimizer = build_optimizer(config, backbone_parameters(model()))
     assert type(optimizer) is kind
     matrices, vectors = optimizer.param_groups
     assert {name: matrices[name] for name in options} == options
@@ -125,6 +200,6 @@ def test_every_option_arrives(config, kind, options: dict[str, Any]):
 
 
 def test_a_new_rate_reaches_every_group():
-    optimizer = build_optimizer(SGDConfig(), model())
+    optimizer = build_optimizer(SGDConfig(), backbone_parameters(model()))
     set_rate(optimizer, 0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]

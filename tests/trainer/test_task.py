@@ -6,32 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
-from data import Batch, Manifest
+from data import Batch
 from data.loading.batch import Mixed
-from tests.ranks import rank_world, run_on_ranks
-from tests.shards import NO_DROPOUT, TINY_BERT, glyph_recipe
-from trainer.config import SGDConfig
-from trainer.optimizer import build_optimizer
-from trainer.task import Task, build_task
-from trainer.trained import label_vectors_of
-
-
-def make_task(shards: Path, **changes) -> Task:
-    recipe = glyph_recipe(shards, Path("unused"), **changes)
-    manifest = Manifest.load(shards)
-    vectors = label_vectors_of(recipe, manifest)
-    return build_task(
-        recipe, class_names=manifest.class_names, label_vectors=vectors, world=rank_world()
-    )
-
-
-def pictures(begin: int, end: int, num_classes: int = 13) -> Batch:
-    generator = torch.Generator().manual_seed(1)
-    pixels = torch.randint(256, (12, 1, 16, 16), generator=generator, dtype=torch.uint8)
-    labels = torch.randint(num_classes, (12,), generator=generator)
-    return Batch({"pixel_values": pixels[begin:end]}, labels[begin:end], torch.arange(12), None)
+from tests.ranks import run_on_ranks
+from tests.shards import NO_DROPOUT, TINY_BERT
+from tests.trainer.training import make_task, pictures, share, started, take_steps, whole_entries
+from trainer.task import Task
 
 
 def texts(num_rows: int) -> Batch:
@@ -52,18 +33,9 @@ def gradients(task: Task) -> dict[str, np.ndarray]:
 
 def trained_weights(shards: Path, rows: int, changes: dict) -> dict[str, np.ndarray]:
     """Backbone weights and this rank's rows of the head after three clipped steps."""
-    task = make_task(shards, train__global_batch=rows, **changes)
-    world = task.world
-    optimizer = build_optimizer(glyph_recipe(shards, Path("unused")).optimizer, task)
-    task.train()
-    for _ in range(3):
-        optimizer.zero_grad()
-        begin, end = rows * world.rank // world.size, rows * (world.rank + 1) // world.size
-        task.backward(pictures(begin, end), step=1)
-        task.clip_gradients(1.0)
-        optimizer.step()
-    state = {name: tensor.numpy() for name, tensor in task.state_dict().items()}
-    return state
+    task = started(shards, train__global_batch=rows, **changes)
+    take_steps(task, 3, rows=rows)
+    return {name: tensor.numpy() for name, tensor in task.state_dict().items()}
 
 
 @pytest.mark.parametrize(
@@ -89,8 +61,8 @@ def test_1_2_and_4_ranks_train_to_the_same_weights(glyphs, loss, weights, rows):
 def test_two_micro_batches_of_4_equal_one_batch_of_8(glyphs, loss):
     """Batch norm is frozen: within a micro-batch it would see other statistics."""
     common = {"head__loss__kind": loss, "backbone__batch_norm": "frozen", "train__global_batch": 8}
-    whole = make_task(glyphs, **common)
-    split = make_task(glyphs, **common, train__micro_batches=2)
+    whole = started(glyphs, **common)
+    split = started(glyphs, **common, train__micro_batches=2)
     split.load_state_dict(whole.state_dict())
     losses = [task.train().backward(pictures(0, 8), step=1) for task in (whole, split)]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
@@ -101,7 +73,7 @@ def test_two_micro_batches_of_4_equal_one_batch_of_8(glyphs, loss):
 
 
 def micro_batched(shards: Path, loss: str) -> tuple[float, dict[str, np.ndarray]]:
-    task = make_task(
+    task = started(
         shards,
         head__loss__kind=loss,
         backbone__batch_norm="frozen",
@@ -116,7 +88,7 @@ def micro_batched(shards: Path, loss: str) -> tuple[float, dict[str, np.ndarray]
 
 @pytest.mark.parametrize("loss", ["ce", "batch_ce"])
 def test_accumulation_on_uneven_ranks_equals_one_process(glyphs, loss):
-    whole = make_task(
+    whole = started(
         glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=11
     )
     value = float(whole.train().backward(pictures(0, 11), step=1))
@@ -136,7 +108,7 @@ def mixed(begin: int, end: int) -> Batch:
 
 @pytest.mark.parametrize("loss", ["ce", "bce", "smooth_topk"])
 def test_a_mixed_row_counts_for_both_of_its_classes(glyphs, loss):
-    task = make_task(
+    task = started(
         glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=4
     )
     batch = mixed(1, 5)
@@ -158,7 +130,7 @@ def test_a_mixed_row_counts_for_both_of_its_classes(glyphs, loss):
 
 
 def mixed_gradients(shards: Path, loss: str, micro_batches: int) -> tuple[float, dict]:
-    task = make_task(
+    task = started(
         shards,
         head__loss__kind=loss,
         backbone__batch_norm="frozen",
@@ -196,7 +168,7 @@ def few_rows(
     shards: Path, config: dict, rows: int, micro_batches: int
 ) -> tuple[float, dict[str, np.ndarray]]:
     """So few rows that ranks, or parts of their shares, may have none."""
-    task = make_task(
+    task = started(
         shards,
         backbone__config=config,
         train__global_batch=rows,
@@ -223,14 +195,14 @@ def test_ranks_and_parts_without_rows_take_part_in_a_network_of_attention(
 
 
 def test_a_batch_of_rows_that_weigh_nothing_is_refused_in_parts_too(glyphs):
-    task = make_task(glyphs, train__global_batch=4, train__micro_batches=2)
+    task = started(glyphs, train__global_batch=4, train__micro_batches=2)
     task.head.engine = replace(task.head.engine, class_weights=torch.zeros(13))
     with pytest.raises(ValueError, match="no rows that count"):
         task.train().backward(pictures(0, 4), step=1)
 
 
 def test_a_label_outside_the_classes_is_refused_in_parts_too(glyphs):
-    task = make_task(glyphs, train__global_batch=4, train__micro_batches=2)
+    task = started(glyphs, train__global_batch=4, train__micro_batches=2)
     batch = pictures(0, 4)
     outside = replace(batch, mixed=Mixed(torch.full((4,), 99), torch.ones(4)))
     with pytest.raises(ValueError, match="labels are outside"):
@@ -246,7 +218,7 @@ def test_the_features_of_several_crops_are_averaged(glyphs):
 
 def test_gradient_caching_draws_the_same_dropout_twice(glyphs):
     changes = {"backbone__config": TINY_BERT, "head__loss__kind": "batch_ce"}
-    task = make_task(glyphs, **changes, train__global_batch=8, train__micro_batches=2).train()
+    task = started(glyphs, **changes, train__global_batch=8, train__micro_batches=2).train()
     batch = texts(8)
     torch.manual_seed(5)
     parts = [{name: t[i : i + 4] for name, t in batch.inputs.items()} for i in (0, 4)]
@@ -265,7 +237,7 @@ def test_gradient_caching_draws_the_same_dropout_twice(glyphs):
 
 def test_gradient_caching_updates_batch_norm_once_a_micro_batch(glyphs):
     changes = {"head__loss__kind": "batch_ce", "train__global_batch": 12, "train__micro_batches": 3}
-    task = make_task(glyphs, **changes).train()
+    task = started(glyphs, **changes).train()
     task.backward(pictures(0, 12), step=1)
     counts = {int(b) for n, b in task.named_buffers() if n.endswith("num_batches_tracked")}
     assert counts == {3}
@@ -275,29 +247,27 @@ def test_gradient_caching_updates_batch_norm_once_a_micro_batch(glyphs):
 def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
     """No parameter is left without a gradient: DDP would wait for it."""
     config = {**TINY_BERT, **NO_DROPOUT}
-    task = make_task(
+    task = started(
         glyphs, backbone__config=config, backbone__pooling=pooling, train__global_batch=8
     )
     before = float(task.train().backward(texts(8), step=1))
     assert all(parameter.grad is not None for parameter in task.parameters())
-    optimizer = build_optimizer(glyph_recipe(glyphs, Path("unused")).optimizer, task)
     for _ in range(20):
-        optimizer.step()
-        optimizer.zero_grad()
+        task.step(1.0, step=1)
         loss = float(task.backward(texts(8), step=1))
     assert loss < before / 2
 
 
 @pytest.mark.parametrize("pooling", ["auto", "cls", "mean"])
 def test_a_vision_transformer_trains_every_parameter(glyphs, pooling):
-    task = make_task(glyphs, backbone__config=TINY_VIT, backbone__pooling=pooling).train()
+    task = started(glyphs, backbone__config=TINY_VIT, backbone__pooling=pooling).train()
     task.backward(pictures(0, 12), step=1)
     assert task.head.dim == 16
     assert all(parameter.grad is not None for parameter in task.parameters())
 
 
 def test_a_feature_map_has_no_first_token(glyphs):
-    task = make_task(glyphs, backbone__pooling="cls")
+    task = started(glyphs, backbone__pooling="cls")
     with pytest.raises(ValueError, match=r"pooling is cls and this encoder gives a feature"):
         task.backward(pictures(0, 12), step=1)
 
@@ -320,7 +290,7 @@ def test_a_configuration_that_makes_no_model_is_one_line(glyphs, config, message
 
 def test_mean_pooling_leaves_padding_out(glyphs):
     config = {**TINY_BERT, **NO_DROPOUT}
-    task = make_task(glyphs, backbone__config=config, backbone__pooling="mean").eval()
+    task = started(glyphs, backbone__config=config, backbone__pooling="mean").eval()
     inputs = texts(2).inputs
     inputs["attention_mask"][:, 4:] = 0
     other = {**inputs, "input_ids": inputs["input_ids"].clone()}
@@ -329,7 +299,7 @@ def test_mean_pooling_leaves_padding_out(glyphs):
 
 
 def test_the_default_resnet_configuration_is_resnet_50(glyphs):
-    task = make_task(
+    task = started(
         glyphs,
         backbone__config={"model_type": "resnet"},
         data__image={"size": 32},
@@ -339,7 +309,7 @@ def test_the_default_resnet_configuration_is_resnet_50(glyphs):
 
 
 def clipped(shards: Path) -> tuple[float, float]:
-    task = make_task(shards, train__global_batch=12)
+    task = started(shards, train__global_batch=12)
     world = task.world
     task.train().backward(
         pictures(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size), step=1
@@ -356,8 +326,8 @@ def test_clipping_bounds_one_norm_over_backbone_and_all_head_shards(glyphs):
 
 
 def test_bf16_autocast_trains_float32_weights(glyphs):
-    task = make_task(glyphs, train__precision="bf16").train()
-    exact = make_task(glyphs).train()
+    task = started(glyphs, train__precision="bf16").train()
+    exact = started(glyphs).train()
     exact.load_state_dict(task.state_dict())
     rounded, wanted = (each.backward(pictures(0, 12), step=1) for each in (task, exact))
     torch.testing.assert_close(rounded, wanted, rtol=2e-2, atol=0)
@@ -367,30 +337,21 @@ def test_bf16_autocast_trains_float32_weights(glyphs):
 
 def stepped(shards: Path, weights: str) -> tuple[dict[str, np.ndarray], list[float]]:
     """The model and its gradient norms after three clipped steps of SGD without momentum."""
-    task = make_task(
+    task = started(
         shards,
         train__global_batch=12,
         head__bias=False,
         head__weights={"kind": weights},
         head__loss={"kind": "spherical_softmax"},
         head__init_std=0.3,
+        optimizer={"kind": "sgd", "lr": 0.5, "momentum": 0, "weight_decay": 0.01},
     )
-    optimizer = build_optimizer(SGDConfig(lr=0.5, momentum=0, weight_decay=0.01), task)
-    world, norms = task.world, []
-    begin, end = 12 * world.rank // world.size, 12 * (world.rank + 1) // world.size
-    task.train()
+    norms = []
     for step in range(3):
-        optimizer.zero_grad()
-        task.backward(pictures(begin, end), step=step)
-        norms.append(float(task.clip_gradients(1.0)))
-        task.step(optimizer)
-    entries = task.checkpoint_entries(optimizer)
-    return {name: full(value) for name, value in entries.items()}, norms
-
-
-def full(tensor: torch.Tensor) -> np.ndarray:
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().numpy().copy()
+        task.backward(share(task), step=step)
+        norms.append(task.clip_gradients(1.0))
+        task.step(1.0, step=step)
+    return whole_entries(task), norms
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -1,0 +1,156 @@
+"""A step of the trainer beside a bare loop of the same model: what its order, agreement, telemetry
+and checks cost. Data are in memory, in one process."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.timing import Row, ratio_row, take_turns
+from data import Batch, Cursor
+from heads.collectives import listening
+from trainer.busy import BusyClock
+from trainer.checkpoints import CheckpointWriter
+from trainer.config import Recipe
+from trainer.faults import Watchdog
+from trainer.nonfinite import NonFiniteSteps
+from trainer.recipe import build_recipe
+from trainer.run import RunFolder
+from trainer.running import Running
+from trainer.signals import StopSignals
+from trainer.state import TrainState
+from trainer.step_log import SampleLog
+from trainer.task import Task, build_task
+from trainer.telemetry import ModelFlops, Phases, Telemetry
+from trainer.train import take_steps
+from trainer.world import World, open_world
+
+_STEPS, _BATCH, _CLASSES, _SIDE = 20, 64, 1000, 32
+_NETWORK = {
+    "model_type": "resnet",
+    "embedding_size": 32,
+    "hidden_sizes": [32, 64, 128, 256],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+}
+
+
+class InMemory:
+    """A loader of one batch, again and again."""
+
+    def __init__(self) -> None:
+        self.cursor = Cursor(0)
+        pixels = torch.randint(256, (_BATCH, 3, _SIDE, _SIDE), dtype=torch.uint8)
+        labels = torch.randint(_CLASSES, (_BATCH,))
+        self.batch = Batch({"pixel_values": pixels}, labels, torch.arange(_BATCH))
+
+    def __next__(self) -> Batch:
+        return self.batch
+
+    def add_bad(self, bad: list[int]) -> None:
+        del bad
+
+
+def rows() -> Iterator[Row]:
+    """The ratio of the two loops, `_STEPS` steps each."""
+    with tempfile.TemporaryDirectory() as folder, open_world("cpu") as world, ExitStack() as opened:
+        recipe = _recipe(Path(folder))
+        loader = InMemory()
+        trainer = _trainer(recipe, world, loader, opened)
+        found = take_turns(
+            {"trainer": trainer, "bare": _bare(recipe, world, loader.batch)},
+            title="trainer's step",
+            seconds=120,
+        )
+    case = f"ResNet of 10 layers, {_BATCH} pictures of {_SIDE} x {_SIDE}, {_CLASSES} classes"
+    yield ratio_row("trainer's step / bare loop", case, found["trainer"], found["bare"], 1.05)
+
+
+def _recipe(folder: Path) -> Recipe:
+    tree = {
+        "run": str(folder / "run"),
+        "data": {"shards": "none", "image": {"size": _SIDE}},
+        "backbone": {"config": _NETWORK},
+        "optimizer": {"kind": "sgd", "lr": 0.01},
+        "train": {"global_batch": _BATCH, "duration": {"steps": 10**9}, "clip_norm": 1.0},
+        "checkpoint": {"every": {"steps": 10**9}},
+        "telemetry": {"log_every": 10},
+    }
+    return build_recipe(tree, origin="benchmark")
+
+
+def _task(recipe: Recipe, world: World, phases: Phases | None = None) -> Task:
+    names = [f"class {label}" for label in range(_CLASSES)]
+    task = build_task(recipe, class_names=names, label_vectors=None, world=world, phases=phases)
+    return task.train()
+
+
+def _bare(recipe: Recipe, world: World, batch: Batch) -> Callable[[], None]:
+    """What a page of PyTorch would do, clipping included."""
+    task = _task(recipe, world)
+    parameters = list(task.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
+
+    def loop() -> None:
+        for _ in range(_STEPS):
+            optimizer.zero_grad()
+            loss = task.head(task.backbone(batch.inputs), batch.labels)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+
+    return loop
+
+
+def _trainer(
+    recipe: Recipe, world: World, loader: InMemory, opened: ExitStack
+) -> Callable[[], None]:
+    """The steps of a run, without its evaluations and checkpoints."""
+    phases = Phases(world.device)
+    folder = RunFolder(recipe.run)
+    folder.path.mkdir()
+    busy = BusyClock(phases.collective)
+    opened.enter_context(listening(busy.around))
+    task = _task(recipe, world, phases)
+    task.start_training()
+    state = TrainState(step=0, cursor=loader.cursor, tree="", data="", tokenizer=None)
+    telemetry = Telemetry(
+        folder.path,
+        recipe.telemetry,
+        world,
+        start_step=0,
+        num_steps=10**9,
+        global_batch=_BATCH,
+        phases=phases,
+        flops=ModelFlops(recipe, _CLASSES),
+    )
+    writer = CheckpointWriter(folder.checkpoints, recipe.checkpoint, world, start_step=0)
+    run = Running(
+        recipe=recipe,
+        folder=folder,
+        world=world,
+        task=task,
+        loader=loader,
+        num_samples=10**6,
+        label_vectors=None,
+        stop=opened.enter_context(StopSignals()),
+        watchdog=opened.enter_context(Watchdog(world, timeout_seconds=600, phases=phases)),
+        busy=busy,
+        telemetry=opened.enter_context(telemetry),
+        writer=opened.enter_context(writer),
+        broken=NonFiniteSteps(folder.path, rank=0, cap=0),
+        sample_log=opened.enter_context(SampleLog(folder.path, rank=0, wanted=False)),
+        state=state,
+        saved_step=0,
+    )
+
+    def steps() -> None:
+        # So many more, as a run with no evaluation and no checkpoint due.
+        end = run.state.step + _STEPS
+        run.state, run.saved_step = replace(run.state, evaluated=end), end
+        take_steps(run, end)
+
+    return steps

@@ -1,0 +1,65 @@
+"""A Telemetry as the trainer opens one, and what came of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from trainer.config import TelemetryConfig
+from trainer.telemetry import ModelFlops, Phases, Telemetry
+from trainer.world import World
+
+CPU = torch.device("cpu")
+NUMBERS = {
+    "loss": 1.25,
+    "learning_rate": 0.05,
+    "gradient_norm": 3.5,
+    "bad_samples": 2,
+    "skipped_steps": 1,
+}
+NUM_STEPS = 100
+GLOBAL_BATCH = 12
+
+
+def telemetry(
+    folder: Path,
+    *,
+    start_step: int = 0,
+    rank: int = 0,
+    phases: Phases | None = None,
+    flops: ModelFlops | None = None,
+    **settings: Any,
+) -> Telemetry:
+    """Of a rank of two, on one machine."""
+    return Telemetry(
+        folder,
+        TelemetryConfig(**settings),
+        World(rank, 2, rank, 2, CPU, None),
+        start_step=start_step,
+        num_steps=NUM_STEPS,
+        global_batch=GLOBAL_BATCH,
+        phases=phases or Phases(CPU),
+        flops=flops,
+    )
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def scraped(report: Telemetry) -> dict[str, float]:
+    """Name (with labels, if any) -> value, as Prometheus reads the page."""
+    return {
+        sample.name + "".join(f"/{label}" for label in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(page_of(report))
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def page_of(report: Telemetry) -> str:
+    assert report.endpoint is not None
+    return httpx.get(report.endpoint.url).raise_for_status().text

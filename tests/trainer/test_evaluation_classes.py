@@ -1,0 +1,121 @@
+"""Classes of an evaluation as a table and as CSV, and what `kway eval` shows and keeps of them."""
+
+import csv
+import json
+import math
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from data import Manifest
+from heads.slc import ClassMeasures
+from tests.ranks import rank_world
+from tests.shards import glyph_recipe
+from tests.system.processes import KWAY, environment
+from trainer.evaluation import Evaluation, load_evaluation
+from trainer.evaluation.class_table import ClassTable, write_csv
+from trainer.evaluation.of_run import Wanted
+from trainer.train import train
+
+NAMES = ["red", 'with "quotes", and\nlines', "empty", "緑"]
+
+
+def evaluation() -> Evaluation:
+    nan = math.nan
+    classes = ClassMeasures(
+        class_ids=torch.arange(4),
+        positives=torch.tensor([4, 2, 0, 2]),
+        average_precision=torch.tensor([0.5, 0.9, nan, 0.5], dtype=torch.float64),
+        precision_at=torch.tensor([[1 / 3], [0.5], [nan], [1.0]], dtype=torch.float64),
+        threshold=torch.tensor([[0.1], [-2.0], [nan], [3.5]]),
+        recalls=(0.9,),
+    )
+    correct = torch.tensor([1, 2, 0, 0])
+    return Evaluation({}, classes, torch.tensor([0.0]), 8, correct, torch.empty(0, 3))
+
+
+def test_every_class_is_a_row_that_reads_back_exactly(tmp_path):
+    table = ClassTable(evaluation(), NAMES)
+    write_csv(table, tmp_path / "classes.csv", table.order("index"))
+    with (tmp_path / "classes.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == NAMES
+    assert [row["class"] for row in rows] == ["0", "1", "2", "3"]
+    assert float(rows[0]["accuracy"]) == 0.25
+    assert float(rows[0]["precision_at_recall_0.9"]) == 1 / 3
+    threshold = torch.tensor(float(rows[0]["threshold_at_recall_0.9"]), dtype=torch.float32)
+    assert threshold == torch.tensor(0.1)
+    assert [*rows[2].values()] == ["2", "empty", "0", "", "", "", ""]
+    assert [path.name for path in tmp_path.iterdir()] == ["classes.csv"]
+
+
+def test_classes_are_sorted_by_a_measure_with_those_without_samples_last():
+    table = ClassTable(evaluation(), NAMES)
+    assert table.order("average_precision").tolist() == [0, 3, 1, 2]
+    assert table.order("average_precision", descending=True).tolist() == [1, 0, 3, 2]
+    assert table.order("accuracy").tolist() == [3, 0, 1, 2]
+    assert table.order("positives").tolist() == [1, 3, 0, 2]
+    assert table.measured("accuracy", descending=True).tolist() == [1, 0, 3]
+    with pytest.raises(ValueError, match="has 4 classes and the shards have 1"):
+        ClassTable(evaluation(), ["red"])
+
+
+@pytest.fixture(scope="module")
+def run(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two steps."""
+    recipe = glyph_recipe(
+        glyphs, tmp_path_factory.mktemp("evaluated") / "run", train__duration={"steps": 2}
+    )
+    train(recipe, rank_world())
+    return recipe.run
+
+
+def kway_eval(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*KWAY, "eval", *map(str, arguments)]
+    environs = {**environment(), "COLUMNS": "80"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environs)
+
+
+def test_two_processes_evaluate_and_show_as_one_would(run, glyphs, tmp_path):
+    expected = load_evaluation(run / "evaluations", step=2)
+    table = tmp_path / "classes.csv"
+    wishes = ["--worst", 3, "--best", 2, "--confusions", 4, "--classes", table]
+    done = kway_eval(run, "--nproc", 2, *wishes, "--sort", "accuracy")
+    assert done.returncode == 0, done.stderr
+    tables = [line for line in done.stdout.splitlines() if "/" not in line]  # paths are longer
+    assert max(map(len, tables)) <= 80
+    for words in ("worst classes", "best classes", "most confused", "13 classes: "):
+        assert words in done.stdout
+    found = load_evaluation(run / "evaluations", step=2)
+    assert found.metrics == pytest.approx(expected.metrics, abs=1e-6)
+    wrong = (1 - found.metrics["top1"]) * found.num_samples
+    assert int(found.confusions[:, 2].sum()) == round(wrong)
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["name"] for row in rows) == sorted(Manifest.load(glyphs).class_names)
+    accuracies = [float(row["accuracy"]) for row in rows if row["accuracy"]]
+    assert accuracies == sorted(accuracies)
+
+
+def test_another_split_does_not_replace_the_measures_that_are_exported(run):
+    before = {path: path.read_bytes() for path in (run / "evaluations").glob("step-*")}
+    done = kway_eval(run, "--split", "train", "--set", "evaluation.topk=[2]")
+    assert done.returncode == 0, done.stderr
+    assert {path: path.read_bytes() for path in before} == before
+    (saved,) = (run / "evaluations" / "train").glob("*.json")
+    assert "top2" in json.loads(saved.read_text(encoding="utf-8"))
+
+
+def test_settings_that_are_not_of_an_evaluation_are_refused(run):
+    with pytest.raises(ValueError, match=r"--set head\.memory_mib=3 does not concern an eval"):
+        Wanted(run, settings=("head.memory_mib=3",)).recipe()
+    with pytest.raises(ValueError, match=r"evaluation\.topk"):
+        Wanted(run, settings=("evaluation.topk=[0]",)).recipe()
+    crops = Wanted(run, settings=("data.image.resize=20", "data.image.crops=5"))
+    assert crops.folder().name == "test,data.image.resize=20,data.image.crops=5"
+    done = kway_eval(run, "--nproc", 2, "--split", "none")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1

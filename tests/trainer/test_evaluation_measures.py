@@ -1,0 +1,262 @@
+"""The numbers of an evaluation: those of a float64 brute force, the same on every mesh."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+
+from heads import ClassHead
+from heads.losses import CrossEntropy
+from tests.heads.cases import label_tree
+from tests.ranks import rank_world, run_on_ranks
+from trainer.config import EvalConfig
+from trainer.evaluation import EvaluationStopped, MarginalTopK, measure
+from trainer.evaluation.features import SplitRows
+
+NUM_CLASSES, DIM = 13, 6
+CONFIG = EvalConfig(topk=(1, 3), recalls=(0.5, 0.9))
+MESHES = [(1, 4), (2, 2), (4, 1)]
+
+
+def problem(num_rows: int, views: int = 1):
+    """Features [N, V, d] in quarters, some rows of them twice; labels [N], of which some classes
+    have none; label vectors."""
+    generator = torch.Generator().manual_seed(7)
+    features = torch.randn(num_rows, views, DIM, generator=generator, dtype=torch.float64)
+    features = (4 * features).round() / 4
+    features[1::5] = features[::5][: len(features[1::5])]
+    labels = torch.randint(NUM_CLASSES - 3, (num_rows,), generator=generator)
+    return features, labels, torch.randn(NUM_CLASSES, 4, generator=generator)
+
+
+def head_of(world, weighting: str, memory_mib: int = 256) -> ClassHead:
+    head = ClassHead(
+        DIM,
+        label_tree(weighting, NUM_CLASSES),
+        CrossEntropy(),
+        mesh=world.mesh,
+        seed=3,
+        init_std=0.5,
+        memory_mib=memory_mib,
+        dtype=torch.float64,
+    )
+    # Products and sums are exact then, in any order: equal scores are equal on every mesh.
+    head.weight.data = (16 * head.weight.data).round() / 16
+    return head
+
+
+def my_rows(world, features, labels, sizes) -> SplitRows:
+    """The rows of this rank's group along `data`, of which each has `sizes`."""
+    group = 0 if world.mesh is None else world.mesh.get_local_rank("data")
+    start = sum(sizes[:group])
+    part = slice(start, start + sizes[group])
+    return SplitRows(features[part], labels[part])
+
+
+def measured(class_ranks, sizes, weighting="dense", memory_mib=256, views=1, marginal=None):
+    """All that an evaluation tells, as plain values."""
+    world = rank_world(class_ranks)
+    features, labels, vectors = problem(sum(sizes), views)
+    rows = my_rows(world, features, labels, sizes)
+    head = head_of(world, weighting, memory_mib)
+    found = measure(head, rows, CONFIG, world, label_vectors=vectors, marginal=marginal)
+    classes = found.classes
+    arrays = {
+        "pooled": found.pooled,
+        "correct": found.correct,
+        "confusions": found.confusions,
+        "positives": classes.positives,
+        "average_precision": classes.average_precision,
+        "precision_at": classes.precision_at,
+        "threshold": classes.threshold,
+    }
+    return found.metrics, {name: tensor.numpy() for name, tensor in arrays.items()}
+
+
+def logits(features, weighting="dense"):
+    """All scores [N, K] at once."""
+    head = head_of(rank_world(), weighting)
+    scores = np.zeros((len(features), NUM_CLASSES))
+    for block in head.score_blocks(features):
+        scores[:, block.class_ids.numpy()] = block.scores.numpy()
+    return scores
+
+
+@pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "a class a block"])
+@pytest.mark.parametrize("weighting", ["dense", "vtree"])
+def test_measures_equal_a_brute_force_in_float64(weighting, memory_mib):
+    features, labels, vectors = problem(40)
+    scores, labels = logits(features[:, 0], weighting), labels.numpy()
+    order = np.argsort(-scores, axis=1, kind="stable")
+    first = order[:, 0]
+    metrics, found = measured(None, [40], weighting, memory_mib)
+
+    for k in CONFIG.topk:
+        assert metrics[f"top{k}"] == (order[:, :k] == labels[:, None]).any(1).mean()
+    unit = (vectors / vectors.norm(dim=1, keepdim=True)).double().numpy()
+    similar = np.clip((unit[labels] * unit[first]).sum(1), 0, 1)
+    assert metrics["sa"] == pytest.approx(np.where(first == labels, 1, similar).mean(), abs=1e-6)
+
+    counts = Counter(zip(labels.tolist(), first.tolist(), strict=True))
+    wrong = [(true, guess, n) for (true, guess), n in counts.items() if true != guess]
+    assert found["confusions"].tolist() == [
+        list(pair) for pair in sorted(wrong, key=lambda pair: (-pair[2], pair[0], pair[1]))
+    ]
+    right = [counts[j, j] for j in range(NUM_CLASSES)]
+    assert found["correct"].tolist() == right
+    assert found["positives"].tolist() == np.bincount(labels, minlength=NUM_CLASSES).tolist()
+
+    precisions = []
+    for j in range(NUM_CLASSES):
+        if not (labels == j).any():
+            assert np.isnan(found["average_precision"][j])
+            assert np.isnan(found["threshold"][j]).all()
+            continue
+        precisions.append(average_precision_score(labels == j, scores[:, j]))
+        assert found["average_precision"][j] == pytest.approx(precisions[-1], abs=1e-12)
+        true = np.sort(scores[labels == j, j])
+        for r, recall in enumerate(CONFIG.recalls):
+            threshold = true[len(true) - int(np.ceil(recall * len(true)))]
+            assert found["threshold"][j, r] == pytest.approx(threshold, abs=1e-12)
+            above = scores[:, j] >= threshold - 1e-12
+            assert found["precision_at"][j, r] == pytest.approx((labels[above] == j).mean())
+    assert metrics["auprc"] == pytest.approx(np.mean(precisions), abs=1e-12)
+    assert len(precisions) < NUM_CLASSES
+
+
+@pytest.mark.parametrize(("weighting", "memory_mib"), [("dense", 0), ("vtree", 256)])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_every_mesh_measures_what_one_process_does(mesh, weighting, memory_mib):
+    data, sharing = mesh
+    # Uneven groups, one of them without rows where there are four.
+    sizes = {1: [23], 2: [20, 3], 4: [11, 0, 4, 8]}[data]
+    expected, arrays = measured(None, [23], weighting)
+    for metrics, found in run_on_ranks(4, measured, sharing, sizes, weighting, memory_mib):
+        sa = metrics.pop("sa")  # a sum of similarities
+        assert sa == pytest.approx(expected["sa"], abs=1e-12)
+        assert metrics == {name: expected[name] for name in metrics}
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def few_classes(class_ranks) -> list[float]:
+    """Of three classes, so that a rank of four has none; of two rows."""
+    world = rank_world(class_ranks)
+    head = ClassHead(DIM, 3, CrossEntropy(), mesh=world.mesh, seed=1, init_std=0.5)
+    features = torch.eye(DIM)[:2, None]
+    rows = my_rows(world, features, torch.tensor([2, 0]), [2, 0, 0, 0])
+    found = measure(head, rows, EvalConfig(topk=(1, 5)), world)
+    return [*found.metrics.values(), *found.classes.threshold.flatten().tolist()]
+
+
+def test_ranks_without_classes_and_groups_without_rows_change_nothing():
+    expected = few_classes(None)
+    for sharing in (4, 1):
+        for found in run_on_ranks(4, few_classes, sharing):
+            assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
+    assert expected[1] == 1.0  # top 5 of three classes
+
+
+def marginals_by_definition(scores_NVK: np.ndarray, k: int, temperature: float) -> np.ndarray:
+    """Mean over the views of the probability that a k-tuple contains the class [N, K]."""
+    tuples = torch.combinations(torch.arange(scores_NVK.shape[2]), k)
+    sums = torch.from_numpy(scores_NVK)[..., tuples].sum(-1) / temperature
+    probability = sums.softmax(-1)
+    classes = range(scores_NVK.shape[2])
+    each = [(probability * (tuples == j).any(1)).sum(-1) for j in classes]
+    return torch.stack(each, -1).mean(1).numpy()
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+@pytest.mark.parametrize("mesh", [(1, 1), (1, 3), (2, 1)], ids=str)
+def test_marginal_topk_is_the_mean_of_the_views_marginals(mesh, temperature):
+    data, sharing = mesh
+    sizes = {1: [31], 2: [31, 0]}[data]
+    features, labels, _ = problem(31, views=3)
+    features, marginal = features, MarginalTopK((1, 2, 3, 13), temperature)
+    scores = np.stack([logits(features[:, view]) for view in range(3)], axis=1)
+    arguments = (sharing, sizes, "dense", 0, 3, marginal)
+    metrics, _ = run_on_ranks(data * sharing, measured, *arguments)[0]
+    for k in (1, 2, 3):
+        means = marginals_by_definition(scores, k, temperature)
+        best = np.argsort(-means.round(12), axis=1, kind="stable")[:, :k]
+        expected = (best == labels.numpy()[:, None]).any(1).mean()
+        assert metrics[f"marginal_top{k}"] == pytest.approx(expected, abs=1e-12), k
+    assert metrics["marginal_top13"] == 1.0
+
+
+def test_marginals_of_one_view_rank_classes_as_their_scores_do():
+    scores = np.random.default_rng(0).normal(size=(50, NUM_CLASSES))
+    for k, temperature in ((2, 0.2), (3, 1.0), (5, 4.0)):
+        means = marginals_by_definition(scores[:, None], k, temperature)
+        np.testing.assert_array_equal(np.argsort(-means), np.argsort(-scores))
+    plain, _ = measured(None, [50])
+    both, _ = measured(None, [50], marginal=MarginalTopK((1, 3)))
+    assert [both["marginal_top1"], both["marginal_top3"]] == [plain["top1"], plain["top3"]]
+
+
+def test_several_views_predict_otherwise_than_their_mean_does():
+    metrics, _ = measured(None, [60], views=4, marginal=MarginalTopK((3,), 0.2))
+    assert metrics["marginal_top3"] != metrics["top3"]
+
+
+def stopped_at(class_ranks, sizes, turn: int | None) -> tuple[int, bool]:
+    """How often the question was put, and whether the evaluation ended by it."""
+    world = rank_world(class_ranks)
+    features, labels, _ = problem(sum(sizes), views=2)
+    rows = my_rows(world, features, labels, sizes)
+    asked = 0
+
+    def should_stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == turn
+
+    head, marginal = head_of(world, "dense", 0), MarginalTopK((2,))
+    try:
+        measure(head, rows, CONFIG, world, marginal=marginal, should_stop=should_stop)
+    except EvaluationStopped:
+        return asked, True
+    return asked, False
+
+
+@pytest.mark.parametrize(("sharing", "sizes"), [(3, [9]), (1, [5, 0, 2])])
+def test_all_ranks_are_asked_equally_often_and_stop_at_the_same_question(sharing, sizes):
+    ends = run_on_ranks(3, stopped_at, sharing, sizes, None)
+    asked = {times for times, _ in ends}
+    assert len(asked) == 1
+    assert not any(stopped for _, stopped in ends)
+    (times,) = asked
+    assert times > NUM_CLASSES / sharing  # classes in blocks, then views
+    for turn in (2, times):
+        assert run_on_ranks(3, stopped_at, sharing, sizes, turn) == [(turn, True)] * 3
+
+
+def broken(kind: str) -> str:
+    """The message of one rank's NaN, or of labels outside the classes."""
+    world = rank_world(2)
+    head = head_of(world, "dense")
+    features, labels, _ = problem(8)
+    if kind == "nan" and world.rank == 3:
+        head.weight.data[-1] = torch.nan  # of the last class
+    if kind == "label":
+        labels[0] = NUM_CLASSES
+    rows = my_rows(world, features, labels, [0, 0] if kind == "nothing" else [4, 4])
+    with pytest.raises(ValueError, match=r"score|label|sample") as error:
+        measure(head, rows, CONFIG, world)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("nan", "a score of class 12 is NaN"),
+        ("label", "1 labels of the split are outside 0..12"),
+        ("nothing", "the split has no sample"),
+    ],
+)
+def test_what_one_rank_finds_wrong_all_ranks_say(kind, message):
+    for said in run_on_ranks(4, broken, kind):
+        assert message in said

@@ -1,0 +1,193 @@
+"""Options that change how a step is computed and not what it is: the same losses and weights."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.ranks import run_on_ranks
+from tests.trainer.training import pictures, share, started, take_steps, whole_entries
+from trainer.config import EmaConfig
+from trainer.ema import MovingAverage
+from trainer.loss_scale import LossScale
+
+# torch's own compiler still uses it.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not:UserWarning"),
+]
+
+def trained(shards: Path, changes: dict[str, Any]) -> tuple[list[float], dict[str, np.ndarray]]:
+    task = started(shards, **changes)
+    losses = take_steps(task, 3)
+    entries = whole_entries(task)
+    task.strategy.close()
+    return losses, entries
+
+
+def assert_alike(found: Any, expected: Any, *, rtol: float = 1e-4) -> None:
+    np.testing.assert_allclose(found[0], expected[0], rtol=rtol)
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("option", ["activation_checkpointing", "channels_last", "compile"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
+def test_an_option_changes_nothing(option, strategy, glyphs):
+    """Batch norm is synchronised: its statistics are updated once, whatever is computed twice."""
+    strategies = {"train__strategy": {"kind": strategy}}
+    expected = trained(glyphs, {})
+    changes = {**strategies, f"train__{option}": True}
+    for found in run_on_ranks(2, trained, glyphs, changes):
+        assert_alike(found, expected)
+
+
+@pytest.mark.parametrize("option", ["activation_checkpointing", "compile"])
+def test_an_option_changes_nothing_in_one_process(option, glyphs):
+    changes = {"train__micro_batches": 2, "head__loss__kind": "batch_ce"}
+    assert_alike(trained(glyphs, {**changes, f"train__{option}": True}), trained(glyphs, changes))
+
+
+@pytest.mark.parametrize("strategy", [{"kind": "fsdp"}, {"kind": "deepspeed", "stage": 3}])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_float32_weights_under_every_strategy(precision, strategy, glyphs):
+    expected = trained(glyphs, {})
+    changes = {"train__precision": precision, "train__strategy": strategy}
+    for losses, entries in run_on_ranks(2, trained, glyphs, changes):
+        np.testing.assert_allclose(losses, expected[0], rtol=3e-2)
+        assert losses != expected[0]
+        assert all(value.dtype != np.float16 for value in entries.values())
+
+
+def test_gradients_too_large_for_fp16_lower_the_scale_and_leave_the_weights(glyphs):
+    task = started(glyphs, train__precision="fp16")
+    task.loss_scale.value = 2.0**24
+    before = {name: p.detach().clone() for name, p in task.named_parameters()}
+    loss = float(task.backward(share(task), step=1))
+    assert math.isfinite(loss)
+    assert not math.isfinite(task.clip_gradients(1.0))
+    assert task.loss_scale.overflowed()
+    task.zero_gradients()
+    assert task.loss_scale.value == 2.0**23
+    for name, parameter in task.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+
+
+def test_the_scale_does_not_change_the_gradients(glyphs):
+    norms = []
+    for scale in (1.0, 2.0**12):
+        task = started(glyphs)
+        task.loss_scale.value = scale
+        task.backward(share(task), step=1)
+        norms.append(task.clip_gradients(0.5))
+        norms.append(task.clip_gradients(None) * scale)
+    assert norms[0] > 0.5
+    assert norms[2] == pytest.approx(norms[0], rel=1e-5)
+    assert norms[3] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_the_scale_grows_after_many_good_steps_and_stands_in_a_checkpoint():
+    scale = LossScale.for_precision("fp16")
+    start = scale.value
+    for _ in range(2000):
+        scale.fitted()
+    assert scale.value == 2 * start
+    again = LossScale.for_precision("fp16")
+    again.restore(scale.to_json())
+    assert again == scale
+    assert not LossScale.for_precision("bf16").overflowed()
+
+
+def test_a_moving_average_follows_its_closed_form():
+    average = MovingAverage(EmaConfig(decay=0.75, warmup=False), {"w": torch.zeros(2)})
+    expected = 0.0
+    for step in range(1, 6):
+        average.update({"w": torch.full((2,), float(step))}, step=step)
+        expected = 0.75 * expected + 0.25 * step
+    torch.testing.assert_close(average.averages["w"], torch.full((2,), expected))
+
+
+def test_a_moving_average_soon_forgets_the_start():
+    average = MovingAverage(EmaConfig(decay=0.9999), {"w": torch.zeros(1)})
+    assert average.decay_at(1) == pytest.approx(2 / 11)
+    assert average.decay_at(10**6) == 0.9999
+
+
+def averaged_features(shards: Path, changes: dict[str, Any]) -> list[np.ndarray]:
+    """Features by the weights, by their averages, and by the weights again."""
+    task = started(shards, **changes, train__ema={"decay": 0.5, "warmup": False})
+    take_steps(task, 3)
+    task.eval()
+    inputs = pictures(0, 3).inputs
+    found = [task.features(inputs).numpy()]
+    with task.averaged():
+        found.append(task.features(inputs).numpy())
+    found.append(task.features(inputs).numpy())
+    losses = take_steps(task.train(), 1)
+    task.strategy.close()
+    return [*found, np.array(losses)]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "ddp"},
+        {"kind": "fsdp"},
+        {"kind": "fsdp", "reshard_after_forward": False},
+        {"kind": "deepspeed", "stage": 1},
+        {"kind": "deepspeed", "stage": 3},
+    ],
+    ids=str,
+)
+def test_averages_stand_in_for_the_weights_and_give_way_again(strategy, glyphs):
+    expected = averaged_features(glyphs, {})
+    assert np.abs(expected[0] - expected[1]).max() > 1e-3
+    for found in run_on_ranks(2, averaged_features, glyphs, {"train__strategy": strategy}):
+        np.testing.assert_array_equal(found[2], found[0])
+        for got, want in zip(found, expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+
+
+def broken_step(shards: Path, changes: dict[str, Any]) -> tuple[str, list[float]]:
+    """A step whose loss is NaN on one rank's account, and what comes after."""
+    task = started(shards, **changes)
+    before = take_steps(task, 1)
+    weights = whole_entries(task)
+    batch = share(task)
+    if task.world.rank == task.world.size - 1:
+        task.backbone.std.zero_()
+    said = ""
+    try:
+        task.backward(batch, step=2)
+    except FloatingPointError as error:
+        said = str(error)
+    task.backbone.std.fill_(0.25)
+    for name, value in whole_entries(task).items():
+        if "running" not in name and "num_batches" not in name:
+            np.testing.assert_array_equal(value, weights[name], err_msg=name)
+    after = take_steps(task, 2, first=3)
+    task.strategy.close()
+    return said, [*before, *after]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{"kind": "ddp"}, {"kind": "fsdp"}, *({"kind": "deepspeed", "stage": i} for i in (0, 2, 3))],
+    ids=str,
+)
+@pytest.mark.parametrize("loss", ["ce", "batch_ce"])
+def test_a_step_that_is_left_out_leaves_no_trace_in_the_weights(strategy, loss, glyphs):
+    changes = {
+        "train__strategy": strategy,
+        "train__micro_batches": 2,
+        "head__loss__kind": loss,
+        "backbone__batch_norm": "frozen",
+    }
+    alone = started(glyphs, **{**changes, "train__strategy": {"kind": "ddp"}})
+    expected = take_steps(alone, 3)
+    for said, losses in run_on_ranks(2, broken_step, glyphs, changes):
+        assert "the loss is NaN" in said
+        np.testing.assert_allclose(losses, expected, rtol=1e-4)

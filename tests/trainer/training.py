@@ -1,0 +1,68 @@
+"""Trains a tiny task for a few steps under any strategy: what several of these tests share."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from data import Batch, Manifest
+from tests.ranks import rank_world
+from tests.shards import glyph_recipe
+from trainer.entries import training_entries
+from trainer.task import Task, build_task
+from trainer.trained import label_vectors_of
+
+
+def make_task(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
+    """The task of `tests.shards.glyph_recipe` with `changes`, on this rank of a test."""
+    recipe = glyph_recipe(shards, Path("unused"), **changes)
+    manifest = Manifest.load(shards)
+    return build_task(
+        recipe,
+        class_names=manifest.class_names,
+        label_vectors=label_vectors_of(recipe, manifest),
+        world=rank_world(class_ranks),
+    )
+
+
+def started(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
+    """The same with its strategy and optimizers, in training mode."""
+    task = make_task(shards, class_ranks, **changes)
+    task.start_training()
+    return task.train()
+
+
+def pictures(begin: int, end: int, num_classes: int = 13) -> Batch:
+    """Rows `begin` to `end` of 12 pictures of noise."""
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randint(256, (12, 1, 16, 16), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(num_classes, (12,), generator=generator)
+    return Batch({"pixel_values": pixels[begin:end]}, labels[begin:end], torch.arange(begin, end))
+
+
+def share(task: Task, rows: int = 12) -> Batch:
+    """This rank's part of the first `rows` of them."""
+    world = task.world
+    return pictures(rows * world.rank // world.size, rows * (world.rank + 1) // world.size)
+
+
+def take_steps(task: Task, num_steps: int, *, rows: int = 12, first: int = 1) -> list[float]:
+    """Train on the same batch; the losses."""
+    losses = []
+    for step in range(first, first + num_steps):
+        losses.append(float(task.backward(share(task, rows), step=step)))
+        task.clip_gradients(1.0)
+        task.step(1.0, step=step)
+    return losses
+
+
+def whole_entries(task: Task) -> dict[str, np.ndarray]:
+    """All that a checkpoint would hold, each tensor whole (collective)."""
+    return {name: whole(tensor) for name, tensor in training_entries(task).items()}
+
+
+def whole(tensor: torch.Tensor) -> np.ndarray:
+    found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return found.detach().numpy().copy()

@@ -1,0 +1,51 @@
+"""A moving average of the weights: what a run with `train.ema` evaluates and exports."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from trainer.config import EmaConfig
+
+
+class MovingAverage:
+    """Averages of this rank's pieces of the weights, which stand beside them by name.
+
+    `live` are those pieces as the optimizers change them in place. Whole or sharded makes no
+    difference: the average of a piece is the piece of the average.
+    """
+
+    def __init__(self, config: EmaConfig, live: Mapping[str, Tensor]) -> None:
+        self.config = config
+        self.averages = {name: tensor.clone() for name, tensor in live.items()}
+
+    @torch.no_grad()
+    def update(self, live: Mapping[str, Tensor], *, step: int) -> None:
+        """Take in the weights after `step` (counted from 1)."""
+        share = 1 - self.decay_at(step)
+        averages = list(self.averages.values())
+        if averages:
+            torch._foreach_lerp_(averages, [live[name] for name in self.averages], share)
+
+    def decay_at(self, step: int) -> float:
+        """The weight of the past; less at first, so that the start is soon forgotten."""
+        if not self.config.warmup:
+            return self.config.decay
+        return min(self.config.decay, (1 + step) / (10 + step))
+
+    @contextmanager
+    def in_place_of(self, live: Callable[[], Mapping[str, Tensor]]) -> Iterator[None]:
+        """The averages stand where the weights do, and the reverse, until the end."""
+        self._swap(live())
+        try:
+            yield
+        finally:
+            self._swap(live())
+
+    @torch.no_grad()
+    def _swap(self, live: Mapping[str, Tensor]) -> None:
+        for name, average in self.averages.items():
+            kept = live[name].clone()
+            live[name].copy_(average)
+            average.copy_(kept)

@@ -1,0 +1,93 @@
+"""What of a task goes into a checkpoint, by name, the same under every strategy and world size.
+
+backbone.…  head.…                    weights and buffers
+optimizer.backbone.….exp_avg          an optimizer's moment of a weight
+ema.backbone.…  ema.head.…            moving averages
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainer.optimizer import create_moments_of, tensors_of
+from trainer.task import Task, persistent_buffers
+
+_EMA = "ema."
+
+
+def model_entries(task: Task) -> dict[str, Tensor]:
+    """Weights and buffers: the tensors themselves, whole or as `Shard(0)` DTensors (collective)."""
+    backbone = task.strategy.weights() | persistent_buffers(task.backbone)
+    entries = {f"backbone.{name}": tensor.detach() for name, tensor in backbone.items()}
+    for name, tensor in task.head.state_dict().items():
+        entries[f"head.{name}"] = task.head.sharded(tensor)
+    return entries
+
+
+def averaged_entries(task: Task) -> dict[str, Tensor]:
+    """The model's entries under the names that hold their moving averages: what a run with
+    `train.ema` is evaluated by."""
+    averaged = task.live()
+    return {
+        f"{_EMA}{name}" if name in averaged else name: tensor
+        for name, tensor in model_entries(task).items()
+    }
+
+
+def training_entries(task: Task) -> dict[str, Tensor]:
+    """All that a run goes on from: the model, the optimizers' moments, the averages
+    (collective)."""
+    entries = model_entries(task)
+    for name, moments in task.strategy.moments().items():
+        for key, value in moments.items():
+            entries[f"optimizer.backbone.{name}.{key}"] = value
+    if task.head_optimizer is not None:
+        for name, parameter in task.head.named_parameters():
+            for key, value in tensors_of(task.head_optimizer, parameter).items():
+                entry = task.head.sharded(value) if value.ndim else value
+                entries[f"optimizer.head.{name}.{key}"] = entry
+    if task.average is not None:
+        for name, tensor in task.average.averages.items():
+            entries[f"{_EMA}{name}"] = _canonical(task, name, tensor)
+    return entries
+
+
+def restore_training(task: Task, entries: Mapping[str, Tensor]) -> None:
+    """Make `task` what was loaded into its `training_entries` (collective)."""
+    weights: dict[str, Tensor] = {}
+    moments: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for entry, tensor in entries.items():
+        name, _, key = entry.removeprefix("optimizer.backbone.").rpartition(".")
+        if entry.startswith("optimizer.backbone."):
+            moments[name][key] = tensor
+        elif entry.startswith("backbone."):
+            weights[entry.removeprefix("backbone.")] = tensor
+    task.strategy.restore(weights, moments)
+    if task.average is not None:
+        for name, average in task.average.averages.items():
+            average.copy_(_piece(task, name, entries[f"{_EMA}{name}"]))
+
+
+def create_moments(task: Task) -> None:
+    """Make all moments exist, so that `training_entries` has them."""
+    task.strategy.create_moments()
+    if task.head_optimizer is not None:
+        create_moments_of(task.head_optimizer)
+
+
+def _canonical(task: Task, name: str, piece: Tensor) -> Tensor:
+    room, _, own = name.partition(".")
+    if room == "head":
+        return task.head.sharded(piece)
+    is_weight = own in dict(task.backbone.named_parameters())
+    return task.strategy.canonical(own, piece) if is_weight else piece
+
+
+def _piece(task: Task, name: str, entry: Tensor) -> Tensor:
+    room, _, own = name.partition(".")
+    if room == "head":
+        return entry.to_local() if isinstance(entry, DTensor) else entry
+    is_weight = own in dict(task.backbone.named_parameters())
+    return task.strategy.piece(own, entry) if is_weight else entry

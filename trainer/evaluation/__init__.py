@@ -1,0 +1,17 @@
+"""Exact evaluation over ranks: measures, thresholds, classes and confusions of a split."""
+
+from trainer.evaluation.marginals import MarginalTopK
+from trainer.evaluation.measure import Evaluation, evaluate, evaluate_split, measure
+from trainer.evaluation.saved import load_evaluation, save_evaluation
+from trainer.evaluation.turns import EvaluationStopped
+
+__all__ = [
+    "Evaluation",
+    "EvaluationStopped",
+    "MarginalTopK",
+    "evaluate",
+    "evaluate_split",
+    "load_evaluation",
+    "measure",
+    "save_evaluation",
+]

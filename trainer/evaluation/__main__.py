@@ -1,0 +1,66 @@
+"""`torchrun … -m trainer.evaluation RUN`: one rank of an evaluation.
+
+Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
+"""
+
+from trainer.parent import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent()  # before what is slow to import: a launcher may be killed meanwhile
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from trainer.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED
+from trainer.lost_peer import is_lost_peer
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Evaluate what the command line names; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    from trainer.evaluation.of_run import Wanted, evaluate_run
+    from trainer.world import open_world
+
+    wanted = Wanted(options.run, options.checkpoint, options.split, tuple(options.set))
+    try:
+        recipe = wanted.recipe()
+        with open_world(recipe.train.device, timeout_seconds=recipe.train.timeout_seconds) as world:
+            step = evaluate_run(wanted, world)
+            if world.is_main and options.step_to is not None:
+                options.step_to.write_text(str(step), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        return _fail(error, FAILED if is_lost_peer(error) else BAD_INPUT)
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        return _fail(RuntimeError("another rank ended in the middle of the evaluation"), FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainer.evaluation", description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--checkpoint", type=int, metavar="STEP")
+    parser.add_argument("--split")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    # From `kway eval`: the file that hears which step was evaluated.
+    parser.add_argument("--step-to", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _fail(error: Exception, code: int) -> int:
+    """One line for a person: what all ranks found is said by the first."""
+    if os.environ.get("RANK", "0") == "0" or code != BAD_INPUT:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    if code := main():
+        from trainer.world import leave
+
+        leave(code)

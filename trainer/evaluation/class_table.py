@@ -1,0 +1,83 @@
+"""What an evaluation says of each class, as rows in a wished order and as CSV."""
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from trainer.evaluation.measure import Evaluation
+
+Order = Literal["index", "positives", "accuracy", "average_precision"]
+
+
+class ClassTable:
+    """The classes of an evaluation: columns [K], and places in a wished order."""
+
+    def __init__(self, evaluation: Evaluation, names: Sequence[str]) -> None:
+        """`names` [K] in class-list order; ValueError where there are more or fewer of them."""
+        classes = evaluation.classes
+        if len(names) != len(classes.positives):
+            raise ValueError(
+                f"the evaluation has {len(classes.positives)} classes and the shards have "
+                f"{len(names)}: run `kway eval` again"
+            )
+        self.names = names
+        self.recalls = classes.recalls
+        self.positives = classes.positives.numpy()
+        # 0 / 0 is NaN, as the other measures of a class without a sample are.
+        with np.errstate(invalid="ignore"):
+            self.accuracy = evaluation.correct.numpy() / self.positives
+        self.average_precision = classes.average_precision.numpy()
+        self.precision_at = classes.precision_at.numpy()
+        self.threshold = classes.threshold.numpy()
+
+    def order(self, by: Order, *, descending: bool = False) -> np.ndarray:
+        """Class ids in the order of `by`; equal ones by their id, those without samples last."""
+        if by == "index":
+            ids = np.arange(len(self.names))
+            return ids[::-1] if descending else ids
+        values = np.asarray(getattr(self, by), dtype=np.float64)
+        key = np.where(self.positives > 0, -values if descending else values, np.inf)
+        return np.argsort(key, kind="stable")
+
+    def measured(self, by: Order, *, descending: bool = False) -> np.ndarray:
+        """As `order`, of the classes that have samples."""
+        ids = self.order(by, descending=descending)
+        return ids[self.positives[ids] > 0]
+
+    def header(self) -> list[str]:
+        """The columns of `rows`."""
+        at = [f"precision_at_recall_{recall:g}" for recall in self.recalls]
+        thresholds = [f"threshold_at_recall_{recall:g}" for recall in self.recalls]
+        return ["class", "name", "positives", "accuracy", "average_precision", *at, *thresholds]
+
+    def rows(self, ids: np.ndarray) -> Iterator[list[object]]:
+        """One class after the other; empty cells where there is no sample to measure by."""
+        for j in ids.tolist():
+            cells: list[object] = [j, self.names[j], int(self.positives[j])]
+            if self.positives[j] == 0:
+                yield cells + [""] * (2 + 2 * len(self.recalls))
+                continue
+            measures = [self.accuracy[j], self.average_precision[j], *self.precision_at[j]]
+            yield [*cells, *(repr(float(x)) for x in measures), *map(_number, self.threshold[j])]
+
+
+def write_csv(table: ClassTable, path: Path, ids: np.ndarray) -> None:
+    """Write the classes `ids` to `path` as UTF-8 CSV with a header, in full precision."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with aside.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(table.header())
+            writer.writerows(table.rows(ids))
+        aside.rename(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _number(value: np.floating) -> str:
+    """The shortest text that reads back as the same number of its type."""
+    return np.format_float_positional(value, trim="0") if np.isfinite(value) else str(value)

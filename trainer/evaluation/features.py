@@ -1,0 +1,78 @@
+"""Features of a split: each rank computes its share, the ranks of a class group gather theirs."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from data import Batch
+from heads.collectives import all_gather_equal, all_gather_rows, all_reduce_max
+from trainer.evaluation.turns import EvaluationStopped, StopQuestion
+from trainer.task import Task
+from trainer.world import World
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """The rows of a split that one class group evaluates, the same on each of its ranks.
+
+    `features` [n, V, d], V being 1, or the views (crops) of a picture where they are kept apart;
+    `labels` [n].
+    """
+
+    features: Tensor
+    labels: Tensor
+
+
+def gathered_rows(
+    task: Task,
+    batches: Iterable[Batch],
+    world: World,
+    *,
+    views_apart: bool,
+    progress: Callable[[int], None],
+    should_stop: StopQuestion,
+) -> SplitRows:
+    """Run the backbone over this rank's `batches` and gather its class group's rows (collective).
+
+    Every rank has the same number of batches, empty ones included: sharded backbones compute
+    together. `should_stop` is asked before each.
+    """
+    features, labels = [], []
+    for batch in batches:
+        if should_stop():
+            raise EvaluationStopped("the evaluation was stopped before its end")
+        features.append(_views(task, batch.inputs, apart=views_apart))
+        labels.append(batch.labels.to(world.device))
+        if len(batch.labels):
+            progress(len(batch.labels))
+    nothing = torch.empty(0, dtype=torch.int64, device=world.device)
+    mine = torch.cat([_no_features(task, features, world), *features])
+    features.clear()  # held twice otherwise while they travel
+    group = task.head.engine.class_group
+    return SplitRows(all_rows(mine, group), all_rows(torch.cat([nothing, *labels]), group))
+
+
+def _views(task: Task, inputs: dict[str, Tensor], *, apart: bool) -> Tensor:
+    """Features [b, V, d] of a batch."""
+    pixels = inputs.get("pixel_values")
+    if not apart or pixels is None or pixels.ndim < 5:
+        return task.features(inputs).unsqueeze(1)
+    views = task.features({**inputs, "pixel_values": pixels.flatten(0, 1)})
+    return views.unflatten(0, (pixels.shape[0], pixels.shape[1]))
+
+
+def _no_features(task: Task, features: list[Tensor], world: World) -> Tensor:
+    """[0, V, d], for ranks without a batch too (collective)."""
+    num_views = torch.tensor(max([1, *(part.shape[1] for part in features)]), device=world.device)
+    shape = 0, int(all_reduce_max(num_views, world.group)), task.head.dim
+    return torch.empty(shape, device=world.device)
+
+
+def all_rows(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """[b, ...] on each rank -> the rows of all ranks of `group`, in their order (collective)."""
+    count = torch.tensor([len(tensor)], device=tensor.device)
+    sizes = torch.cat(all_gather_equal(count, group)).tolist()
+    return all_gather_rows(tensor, sizes, group)

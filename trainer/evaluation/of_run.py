@@ -1,0 +1,74 @@
+"""Evaluates a run's checkpoint: which one, on which split, with which settings; and saves it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from data import Split, open_split
+from trainer.config import Recipe
+from trainer.evaluation.measure import evaluate_split
+from trainer.evaluation.saved import save_evaluation
+from trainer.recipe import load_recipe
+from trainer.run import RunFolder
+from trainer.trained import open_trained
+from trainer.world import World
+
+# What makes other inputs: those measures are kept apart from the recipe's own.
+_OTHER_INPUTS = ("data.image.crops", "data.image.resize")
+_SETTINGS = (*_OTHER_INPUTS, "data.workers")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to evaluate: the newest checkpoint or that of a step, on the recipe's evaluation split
+    or another, with `settings` (key=value) over the recipe's."""
+
+    run: Path
+    checkpoint: int | None = None
+    split: str | None = None
+    settings: tuple[str, ...] = ()
+
+    def recipe(self) -> Recipe:
+        """The run's recipe with the settings; ValueError for one that is not evaluation's."""
+        for setting in self.settings:
+            key = setting.partition("=")[0]
+            if not key.startswith("evaluation.") and key not in _SETTINGS:
+                raise ValueError(
+                    f"--set {setting} does not concern an evaluation: give evaluation.… or "
+                    f"{', '.join(_SETTINGS)}"
+                )
+        folder = RunFolder(self.run)
+        folder.load_recipe()  # says what is wrong with a folder that is no run
+        split = [] if self.split is None else [f"data.eval_split={self.split}"]
+        return load_recipe(folder.recipe, [*split, *self.settings])
+
+    def folder(self) -> Path:
+        """Where the measures go. Those of another split or of other inputs do not replace the
+        recipe's own, whose thresholds are exported."""
+        place, recipe = RunFolder(self.run), self.recipe()
+        others = [s for s in self.settings if s.partition("=")[0] in _OTHER_INPUTS]
+        if recipe.data.eval_split == place.load_recipe().data.eval_split and not others:
+            return place.evaluations
+        return place.evaluations / ",".join([recipe.data.eval_split, *others])
+
+
+def open_evaluation_split(recipe: Recipe) -> Split:
+    """The split that a recipe evaluates."""
+    data = recipe.data
+    return open_split(data.shards, data.eval_split, cache=data.cache)
+
+
+def evaluate_run(
+    wanted: Wanted, world: World, *, progress: Callable[[int], None] = lambda samples: None
+) -> int:
+    """Evaluate and save to `wanted.folder()`; the checkpoint's step (collective)."""
+    recipe = wanted.recipe()
+    step = {} if wanted.checkpoint is None else {"step": wanted.checkpoint}
+    trained = open_trained(wanted.run, world, **step)
+    result = evaluate_split(
+        trained.task, recipe, world, label_vectors=trained.label_vectors, progress=progress
+    )
+    if world.is_main:
+        save_evaluation(wanted.folder(), result, step=trained.step)
+    world.barrier()
+    return trained.step

@@ -1,0 +1,51 @@
+"""Evaluations on disk: metrics as JSON, what there is of each class as safetensors."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from heads.slc import ClassMeasures
+from trainer.evaluation.measure import Evaluation
+
+_OF_CLASSES = ("positives", "average_precision", "precision_at", "threshold")
+_OTHERS = ("pooled", "correct", "confusions")
+_NOT_METRICS = ("step", "samples")
+
+
+def save_evaluation(folder: Path, evaluation: Evaluation, *, step: int) -> None:
+    """Write `step-….json` (metrics) and `step-….safetensors` (per class) into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    classes = evaluation.classes
+    tensors = {name: getattr(classes, name) for name in _OF_CLASSES}
+    tensors |= {name: getattr(evaluation, name) for name in _OTHERS}
+    tensors["recalls"] = torch.tensor(classes.recalls, dtype=torch.float64)
+    path = folder / f"step-{step:08d}.safetensors"
+    aside = path.with_suffix(".partial")
+    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside)
+    aside.rename(path)
+    summary = {"step": step, "samples": evaluation.num_samples, **evaluation.metrics}
+    aside.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    aside.rename(path.with_suffix(".json"))
+
+
+def load_evaluation(folder: Path, *, step: int) -> Evaluation:
+    """What `save_evaluation` wrote; FileNotFoundError names the remedy where there is none."""
+    path = folder / f"step-{step:08d}.safetensors"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: run `kway eval` on the run first")
+    try:
+        tensors = load_file(path)
+        summary = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        classes = ClassMeasures(
+            class_ids=torch.arange(len(tensors["positives"])),
+            recalls=tuple(tensors["recalls"].tolist()),
+            **{name: tensors[name] for name in _OF_CLASSES},
+        )
+        others = {name: tensors[name] for name in _OTHERS}
+        metrics = {name: value for name, value in summary.items() if name not in _NOT_METRICS}
+        return Evaluation(metrics, classes, num_samples=summary["samples"], **others)
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): run `kway eval` again") from error

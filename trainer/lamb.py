@@ -1,0 +1,105 @@
+"""LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2) for tensors that may be sharded."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from heads.collectives import all_reduce_sum
+
+Norms = tuple[Tensor, Tensor]
+
+
+class Lamb(Optimizer):
+    """Adam with bias correction and decoupled decay, each tensor's step scaled by ||w|| / ||step||.
+
+    A parameter is a plain tensor, a `DTensor` of one mesh axis, or this rank's rows of a tensor
+    that the group's `norm_group` shares: norms are of the whole tensor in every case (collective).
+    A group without decay (norms, biases) takes its steps unscaled, as the authors' code does.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        norm_group: ProcessGroup | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "norm_group": norm_group,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient (collective)."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._step_group(group, parameters)
+        return loss
+
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        weights = [_local(p) for p in parameters]
+        steps = [self._adam_step(group, p) for p in parameters]
+        if not group["weight_decay"]:
+            torch._foreach_add_(weights, steps, alpha=-group["lr"])
+            return
+        torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
+        for weight, step, ratio in zip(
+            weights, steps, self._ratios(group, parameters, weights, steps), strict=True
+        ):
+            weight.sub_(step * ratio, alpha=group["lr"])
+
+    def _adam_step(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), device=_local(parameter).device)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        assert parameter.grad is not None
+        gradient = _local(parameter.grad)
+        (beta1, beta2), state_step = group["betas"], state["step"]
+        state_step += 1
+        mean = _local(state["exp_avg"]).lerp_(gradient, 1 - beta1)
+        square = (
+            _local(state["exp_avg_sq"]).mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        )
+        corrected = square.div(1 - beta2**state_step).sqrt_().add_(group["eps"])
+        return mean.div(1 - beta1**state_step).div_(corrected)
+
+    def _ratios(
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        weights: list[Tensor],
+        steps: list[Tensor],
+    ) -> Iterable[Tensor]:
+        squares = torch.stack(
+            [
+                torch.stack([w.square().sum() for w in weights]),
+                torch.stack([s.square().sum() for s in steps]),
+            ]
+        )
+        sharing = group["norm_group"]
+        if isinstance(parameters[0], DTensor):
+            sharing = parameters[0].device_mesh.get_group()
+        weight_norms, step_norms = all_reduce_sum(squares, sharing).sqrt()
+        whole = (weight_norms > 0) & (step_norms > 0)
+        return torch.where(whole, weight_norms / step_norms, 1.0)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

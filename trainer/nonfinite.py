@@ -1,0 +1,54 @@
+"""Steps whose loss or gradient is not finite: left out up to a cap, then the end of the run.
+
+All ranks see the same loss and the same global norm, so all of them decide alike. The samples of
+such a step are written down, with their keys: one of them is often what is wrong.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from data import Batch
+
+_REMEDY = (
+    "lower optimizer.lr, lengthen schedule.warmup, set train.clip_norm, or look at the samples"
+)
+
+
+class NonFiniteSteps:
+    """Counts the updates of a run that were left out, at most `cap`; `skipped` belongs to the
+    checkpoint. `key_of` gives a sample's key, where it has one."""
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        rank: int,
+        cap: int,
+        skipped: int = 0,
+        key_of: Callable[[int], str] | None = None,
+    ) -> None:
+        self.path = run / f"nonfinite-rank{rank}.jsonl"
+        self.cap, self.skipped, self._key_of = cap, skipped, key_of
+
+    def leave_out(self, step: int, batch: Batch, reason: str) -> str:
+        """Write down this rank's samples of the step; what to say of it.
+
+        Raises FloatingPointError where the cap is reached.
+        """
+        self._write(step, batch)
+        self.skipped += 1
+        files = self.path.with_name("nonfinite-rank*.jsonl")
+        said = f"step {step}: {reason}; the update was not made, the samples are in {files}"
+        if self.skipped > self.cap:
+            cap = f" (train.max_skipped_steps is {self.cap})"
+            raise FloatingPointError(f"{said}: {_REMEDY}{cap}")
+        return f"{said} ({self.skipped} of at most {self.cap} skipped)"
+
+    def _write(self, step: int, batch: Batch) -> None:
+        samples = batch.indices.tolist()
+        record: dict[str, object] = {"step": step, "samples": samples}
+        if self._key_of is not None:
+            record["keys"] = [self._key_of(sample) for sample in samples]
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")

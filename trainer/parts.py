@@ -1,0 +1,43 @@
+"""A rank's share of a batch in parts: rows, the classes they count for, their random numbers."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from data import Batch
+
+
+def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
+    """`num_parts` batches of consecutive rows; some may have none."""
+    rows = len(batch.labels)
+    for part in range(num_parts):
+        begin, end = rows * part // num_parts, rows * (part + 1) // num_parts
+        yield batch.each(lambda tensor, begin=begin, end=end: tensor[begin:end])  # type: ignore[misc]
+
+
+def targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
+    """Labels and what they weigh: of `parts` as they are, and once more with their second classes,
+    where rows are mixed. The loss of a row of two classes is then the weighted mean of those for
+    each; that of `batch_ce` is larger by log 2, for its partition sum has all rows twice."""
+    labels = [part.labels for part in parts]
+    second = [part.mixed for part in parts if part.mixed is not None]
+    if not second:
+        return torch.cat(labels), None
+    shares = torch.cat([mixed.weights for mixed in second])
+    labels += [mixed.labels for mixed in second]
+    return torch.cat(labels), torch.cat([shares, 1 - shares])
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """What torch draws next on the CPU and on this device."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def set_random_state(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

@@ -1,0 +1,124 @@
+"""A run under way: what it saves, evaluates and obeys between its steps."""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from data import Batch, Cursor
+from trainer.agreement import agree
+from trainer.busy import BusyClock
+from trainer.checkpoints import CheckpointWriter
+from trainer.config import Duration, Recipe
+from trainer.entries import training_entries
+from trainer.evaluation import EvaluationStopped, evaluate_split, save_evaluation
+from trainer.faults import Watchdog
+from trainer.nonfinite import NonFiniteSteps
+from trainer.run import RunFolder
+from trainer.signals import Preempted, StopSignals
+from trainer.state import TrainState
+from trainer.step_log import SampleLog
+from trainer.task import Task
+from trainer.telemetry import Telemetry
+from trainer.world import World
+
+
+class Loader(Protocol):
+    """This rank's shares of the global batches, without end; `cursor` is where it stands."""
+
+    cursor: Cursor
+
+    def __next__(self) -> Batch: ...
+
+    def add_bad(self, bad: list[int]) -> None:
+        """Samples that any rank found bad."""
+
+
+@dataclass
+class Running:
+    """What a run has open, and the `state` that its next checkpoint holds.
+
+    An epoch has `num_samples`. `saved_step` is that of the newest checkpoint, `best` what the
+    evaluation at the state's step measured, if there was one and it decides which checkpoint is
+    kept.
+    """
+
+    recipe: Recipe
+    folder: RunFolder
+    world: World
+    task: Task
+    loader: Loader
+    num_samples: int
+    label_vectors: np.ndarray | None
+    stop: StopSignals
+    watchdog: Watchdog
+    busy: BusyClock
+    telemetry: Telemetry
+    writer: CheckpointWriter
+    broken: NonFiniteSteps
+    sample_log: SampleLog
+    state: TrainState
+    saved_step: int
+    best: float | None = None
+
+    def steps(self, duration: Duration) -> int:
+        """Steps that a duration lasts."""
+        batch = self.recipe.train.global_batch
+        return duration.in_steps(num_samples=self.num_samples, global_batch=batch)
+
+    def is_due(self, interval: Duration | None) -> bool:
+        """Whether an interval ends with the state's step."""
+        step = self.state.step
+        return interval is not None and step > 0 and step % self.steps(interval) == 0
+
+    def advance(self, state: TrainState) -> None:
+        """A step is done; what was measured before it is measured no more."""
+        self.state, self.best = state, None
+
+    def save(self) -> None:
+        """Write a checkpoint of the state, if there is none (collective)."""
+        if self.saved_step == self.state.step:
+            return
+        with self.task.phases("checkpoint"):
+            self.writer.save(training_entries(self.task), self.state.to_json(), best=self.best)
+        self.saved_step = self.state.step
+
+    def end_if_asked(self, signal_name: str | None) -> None:
+        """Save, wait for it and raise Preempted where the ranks agreed on a signal (collective)."""
+        if signal_name is not None:
+            self.save()
+            self.finish()
+            raise Preempted(signal_name)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint under way, and say so."""
+        with self.task.phases("checkpoint"):
+            self.writer.finish()
+        self.telemetry.committed(self.writer.committed())
+
+    def evaluate(self) -> None:
+        """Measure the model, or its moving average, on the evaluation split (collective)."""
+        step, best = self.state.step, self.recipe.checkpoint.keep_best
+        try:
+            with self.task.phases("evaluation"), self.task.averaged():
+                result = evaluate_split(
+                    self.task,
+                    self.recipe,
+                    self.world,
+                    label_vectors=self.label_vectors,
+                    should_stop=lambda: self._asked() is not None,
+                )
+        except EvaluationStopped:
+            self.end_if_asked(self._asked())
+            raise  # no rank was asked: it was not this that stopped it
+        if self.world.is_main:
+            save_evaluation(self.folder.evaluations, result, step=step)
+        numbers = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+        line = f"evaluation at step {step} on {result.num_samples} samples: {numbers}"
+        self.telemetry.event("evaluation", step, line, **result.metrics)
+        self.state = replace(self.state, evaluated=step)
+        if best is not None:
+            self.best = result.metrics[best.measure]
+
+    def _asked(self) -> str | None:
+        return agree(self.world, stop=self.stop.received).stop

@@ -1,0 +1,111 @@
+"""What every strategy does for the backbone; as it stands, for one process alone.
+
+Gradients are summed over ranks: the head's are those of the global mean already. A strategy's
+tensors are this rank's: the whole of a weight, or its piece of it.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer.backbone import Backbone
+from trainer.optimizer import create_moments_of, tensors_of
+
+
+class Strategy:
+    """One process: the backbone as it is.
+
+    `attach` hands over the optimizer of `parameters`, once. `forward` and `backward` are called by
+    all ranks the same number of times, with or without rows, and `last` marks the pass whose
+    backward sums the gradients over ranks.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone = backbone
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained: as it is now, for an optimizer to be built over."""
+        return [p for p in self.backbone.parameters() if p.requires_grad]
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Take the optimizer that `step` is to use."""
+        self.optimizer = optimizer
+
+    def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:
+        """Features [b, dim] of this rank's rows (collective)."""
+        del last
+        features: Tensor = self.backbone(inputs)
+        return features
+
+    def backward(self, features: Tensor, gradient: Tensor) -> None:
+        """Add the weights' gradients for those of `features` (collective)."""
+        features.backward(gradient)
+
+    def gradients(self) -> list[Tensor]:
+        """This rank's pieces of all gradients, to be read and changed in place."""
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+    def squared_gradient_norm(self) -> Tensor:
+        """Over the whole backbone, a scalar, the same on every rank (collective)."""
+        return _squared_norm(self.gradients(), next(iter(self.parameters)).device)
+
+    def step(self) -> None:
+        """Update the weights (collective)."""
+        self.optimizer.step()
+
+    def zero_gradients(self) -> None:
+        """Forget the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    # ---- checkpoints ----
+
+    def create_moments(self) -> None:
+        """Make the optimizer's moments exist, so that a checkpoint has somewhere to go."""
+        create_moments_of(self.optimizer)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights by name in their canonical form: whole, or as `Shard(0)` DTensors."""
+        return {name: p.detach() for name, p in self.backbone.named_parameters()}
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """The optimizer's tensors by weight and name, in the same form; scalars too."""
+        return {
+            name: tensors_of(self.optimizer, parameter)
+            for name, parameter in self.backbone.named_parameters()
+        }
+
+    def restore(
+        self, weights: Mapping[str, Tensor], moments: Mapping[str, Mapping[str, Tensor]]
+    ) -> None:
+        """Take over what was loaded into the tensors of `weights` and `moments`; here they are the
+        strategy's own, and nothing is left to do (collective)."""
+
+    # ---- averaging ----
+
+    def live(self) -> dict[str, Tensor]:
+        """This rank's pieces of the weights as `step` leaves them, to be read and changed."""
+        return {name: p.detach() for name, p in self.backbone.named_parameters()}
+
+    def canonical(self, name: str, piece: Tensor) -> Tensor:
+        """A tensor laid out as `live()[name]` in canonical form, sharing memory if that is
+        possible (collective)."""
+        del name
+        return piece
+
+    def piece(self, name: str, canonical: Tensor) -> Tensor:
+        """The reverse of `canonical` (collective)."""
+        del name
+        return canonical
+
+    def close(self) -> None:
+        """Let go of everything that holds a process group."""
+
+
+def _squared_norm(tensors: list[Tensor], device: torch.device) -> Tensor:
+    if not tensors:
+        return torch.zeros((), device=device)
+    norms = torch._foreach_norm([tensor.float() for tensor in tensors])
+    return torch.stack(list(norms)).square().sum()

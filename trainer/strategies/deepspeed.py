@@ -1,0 +1,273 @@
+"""DeepSpeed's ZeRO stages 0 to 3 under the same interface, with torch's own optimizers.
+
+Its configuration is made from the recipe and exists nowhere else. Precision is torch's autocast,
+clipping and loss scaling are the trainer's (the head's shards count in the norm), and checkpoints
+are the canonical ones: a tensor at a time is gathered from DeepSpeed's flat pieces.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
+
+from heads.collectives import all_gather_equal, all_reduce_sum
+from heads.weights import shard_range
+from trainer.backbone import Backbone
+from trainer.config import DeepSpeedConfig
+from trainer.strategies.base import Strategy
+from trainer.world import World
+
+_NEVER = 1_000_000_000
+_BUCKET = 500_000_000  # numbers; DeepSpeed's own default
+
+
+class DeepSpeed(Strategy):
+    """`deepspeed.initialize` over the backbone and an optimizer of it."""
+
+    def __init__(self, backbone: Backbone, config: DeepSpeedConfig, world: World) -> None:
+        super().__init__(backbone)
+        self.stage, self._world = config.stage, world
+        self._names = dict(backbone.named_parameters())
+        self._numel = sum(parameter.numel() for parameter in self._names.values())
+        self._shapes = {name: parameter.shape for name, parameter in self._names.items()}
+        self._mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
+
+    def attach(self, optimizer: Optimizer) -> None:
+        super().attach(optimizer)
+        deepspeed = _import_quietly(self._world)
+        deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+        self._engine, *_ = deepspeed.initialize(
+            model=self.backbone,
+            optimizer=optimizer,
+            config=_settings(self.stage, self._world, numel=self._numel),
+            dist_init_required=False,
+        )
+        self._zero: Any = self._engine.optimizer
+
+    def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:
+        self._engine.set_gradient_accumulation_boundary(last)
+        features: Tensor = self._engine(inputs)
+        return features
+
+    def backward(self, features: Tensor, gradient: Tensor) -> None:
+        # The engine takes scalars; and it averages over the ranks, where we sum.
+        self._engine.backward((features * (gradient * self._world.size)).sum())
+
+    def gradients(self) -> list[Tensor]:
+        if self.stage == 0:
+            return super().gradients()
+        pieces = self._zero.averaged_gradients.values()
+        return [piece for group in pieces if group is not None for piece in group]
+
+    def squared_gradient_norm(self) -> Tensor:
+        norm = super().squared_gradient_norm()
+        return norm if self.stage == 0 else all_reduce_sum(norm, self._world.group)
+
+    def step(self) -> None:
+        self._engine.step()
+
+    def zero_gradients(self) -> None:
+        """After a step there are none; where a step was left out, DeepSpeed's own way to leave one
+        out is the only one that resets all that it counts."""
+        if self.stage == 0:
+            super().zero_gradients()
+            return
+        gradients = self.gradients()
+        if gradients:
+            for gradient in gradients:
+                gradient.fill_(torch.inf)
+            self._engine.step()
+
+    # ---- checkpoints ----
+
+    def create_moments(self) -> None:
+        if self.stage == 0:
+            super().create_moments()
+            return
+        groups = self.optimizer.param_groups
+        kept = [(group["lr"], group["params"]) for group in groups]
+        for number, flat in self._flat_pieces():
+            for group in groups:
+                group["params"], group["lr"] = [], 0.0
+            groups[number]["params"] = [flat]
+            flat.grad = torch.zeros_like(flat)
+            self.optimizer.step()
+            flat.grad = None
+        for group, (rate, parameters) in zip(groups, kept, strict=True):
+            group["lr"], group["params"] = rate, parameters
+
+    def weights(self) -> dict[str, Tensor]:
+        if self.stage < 3:
+            return super().weights()
+        return {name: self.canonical(name, p.ds_tensor) for name, p in self._partitioned()}
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        if self.stage == 0:
+            return super().moments()
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        scalars, names = self._state_names()
+        self._link_moments()
+        return {
+            name: {key: value.clone() for key, value in scalars.items()}
+            | {
+                key: self._sharded(safe_get_full_optimizer_state(parameter, key).view(shape))
+                for key in names
+            }
+            for (name, parameter), shape in zip(
+                self._names.items(), self._shapes.values(), strict=True
+            )
+        }
+
+    def restore(
+        self, weights: Mapping[str, Tensor], moments: Mapping[str, Mapping[str, Tensor]]
+    ) -> None:
+        if self.stage == 0:
+            return
+        self._link_moments()
+        for name, parameter in self._names.items():
+            self._set(name, parameter, weights[name], None)
+            for key, value in moments.get(name, {}).items():
+                if value.ndim:
+                    self._set(name, parameter, value, key)
+                else:
+                    self._set_scalar(key, value)
+
+    def _set(self, name: str, parameter: Any, canonical: Tensor, moment: str | None) -> None:
+        """Put a weight, or a moment of it, where DeepSpeed keeps it (collective)."""
+        if self.stage < 3:
+            parameter.set_full_hp_param(_whole(canonical), moment)
+            return
+        from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+        # DeepSpeed's setters of whole tensors fail where the ranks do not divide them.
+        piece = self.piece(name, canonical)
+        if moment is None:
+            safe_set_local_fp32_param(parameter, piece)
+            parameter.ds_tensor.copy_(piece)
+        else:
+            safe_set_local_optimizer_state(parameter, piece, moment)
+
+    # ---- averaging ----
+
+    def live(self) -> dict[str, Tensor]:
+        if self.stage < 3:
+            return super().live()
+        # What a forward gathered and kept would not follow a change of the pieces.
+        self._zero._partition_all_parameters()
+        return {name: p.ds_tensor.detach() for name, p in self._partitioned()}
+
+    def canonical(self, name: str, piece: Tensor) -> Tensor:
+        if self.stage < 3:
+            return piece
+        shape = self._shapes[name]
+        flat = torch.cat([part.flatten() for part in all_gather_equal(piece, self._world.group)])
+        return self._sharded(flat[: shape.numel()].view(shape))
+
+    def piece(self, name: str, canonical: Tensor) -> Tensor:
+        if self.stage < 3:
+            return canonical
+        numel = dict(self._partitioned())[name].ds_tensor.numel()
+        flat = _whole(canonical).flatten()
+        begin = min(numel * self._world.rank, len(flat))
+        mine = flat[begin : begin + numel]
+        return torch.cat([mine, mine.new_zeros(numel - len(mine))])
+
+    def close(self) -> None:
+        engine, self._zero = self._engine, None
+        del self._engine
+        engine.destroy()
+
+    # ---- DeepSpeed's insides ----
+
+    def _partitioned(self) -> list[tuple[str, Any]]:
+        """The weights with what DeepSpeed has hung on them."""
+        return list(self._names.items())
+
+    def _flat_pieces(self) -> list[tuple[int, nn.Parameter]]:
+        """This rank's flat tensors that the optimizer updates, with the number of their group."""
+        if self.stage < 3:
+            return list(enumerate(self._zero.single_partition_of_fp32_groups))
+        flats = self._zero.fp32_partitioned_groups_flat
+        return [(self._zero.sub_group_to_group_id[i], flat) for i, flat in enumerate(flats)]
+
+    def _state_names(self) -> tuple[dict[str, Tensor], list[str]]:
+        """Zero-dimensional tensors of the optimizer's state, and the names of the others."""
+        for _, flat in self._flat_pieces():
+            state = self.optimizer.state.get(flat, {})
+            tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+            if tensors:
+                scalars = {key: value for key, value in tensors.items() if not value.ndim}
+                return scalars, [key for key, value in tensors.items() if value.ndim]
+        return {}, []
+
+    def _link_moments(self) -> None:
+        """Tell each weight where its moments lie: DeepSpeed does so in its first step only."""
+        if self.stage == 3:
+            return
+        flats = dict(self._flat_pieces())
+        for _, parameter in self._partitioned():
+            piece = parameter._hp_mapping
+            if piece is not None:
+                flat = flats[piece.param_group_index]
+                piece.set_optim_state_fragment(flat, self.optimizer.state.get(flat, {}))
+
+    def _set_scalar(self, key: str, value: Tensor) -> None:
+        for _, flat in self._flat_pieces():
+            self.optimizer.state[flat][key].copy_(value)
+
+    def _sharded(self, whole: Tensor) -> DTensor:
+        begin, end = shard_range(len(whole), self._world.rank, self._world.size)
+        return _as_shard(whole[begin:end].clone(), whole, self._mesh)
+
+
+def _import_quietly(world: World) -> Any:
+    if world.device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"  # read by the import: otherwise it takes a GPU
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings(
+        "ignore", r"`torch\.distributed\.(all_gather_into|reduce_scatter)_tensor`"
+    )
+    # Its collectives in shared memory are compiled at the first start, and wait without a timeout
+    # for ranks that are gone: gloo's are used.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def _settings(stage: int, world: World, *, numel: int) -> dict[str, Any]:
+    """DeepSpeed's JSON. Batch sizes, precision, rates and clipping are the trainer's."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "train_batch_size": world.size,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "steps_per_print": _NEVER,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": stage,
+            # Allocated whole, however small the network is.
+            "reduce_bucket_size": min(_BUCKET, numel),
+            # Nor would a weight that is small enough to be kept all the time.
+            "stage3_param_persistence_threshold": 0,
+        },
+    }
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _as_shard(rows: Tensor, whole: Tensor, mesh: DeviceMesh) -> DTensor:
+    # Shape and stride are given: from uneven shards alone they are inferred wrongly.
+    return DTensor.from_local(
+        rows, mesh, [Shard(0)], shape=whole.shape, stride=whole.contiguous().stride()
+    )

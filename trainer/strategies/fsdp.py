@@ -1,0 +1,72 @@
+"""FSDP2: every rank holds its rows of each weight and gathers a block's for its passes."""
+
+from functools import partial
+
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from heads.collectives import all_reduce_sum
+from trainer.backbone import Backbone
+from trainer.blocks import large_tables, repeated_blocks
+from trainer.config import FSDPConfig
+from trainer.strategies.base import Strategy
+from trainer.world import World
+
+
+class FSDP(Strategy):
+    """torch's `fully_shard` on each block, each large table and what is left, over all ranks.
+
+    Every part of a batch sums its gradients at once: kept for the last one they would be whole.
+    """
+
+    def __init__(self, backbone: Backbone, config: FSDPConfig, world: World) -> None:
+        super().__init__(backbone)
+        self._group = world.group
+        mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
+        shard = partial(fully_shard, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
+        for block in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder)):
+            if any(True for _ in block.parameters()):
+                shard(block)
+        shard(backbone)
+        for module in self._modules():
+            # It would average.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+    def gradients(self) -> list[Tensor]:
+        return [_local(grad) for grad in super().gradients()]
+
+    def squared_gradient_norm(self) -> Tensor:
+        return all_reduce_sum(super().squared_gradient_norm(), self._group)
+
+    def weights(self) -> dict[str, Tensor]:
+        self._let_go()
+        return super().weights()
+
+    def live(self) -> dict[str, Tensor]:
+        self._let_go()
+        return {name: _local(weight) for name, weight in super().live().items()}
+
+    def canonical(self, name: str, piece: Tensor) -> Tensor:
+        like = self.backbone.get_parameter(name)
+        assert isinstance(like, DTensor)
+        return DTensor.from_local(
+            piece, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        )
+
+    def piece(self, name: str, canonical: Tensor) -> Tensor:
+        return _local(canonical)
+
+    def _let_go(self) -> None:
+        """Of weights gathered for a forward: who changes the pieces would leave them behind."""
+        for module in self._modules():
+            module.reshard()
+
+    def _modules(self) -> list[FSDPModule]:
+        return [module for module in self.backbone.modules() if isinstance(module, FSDPModule)]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,37 @@
+"""What a run trains on: the recipe's split, or its stream of tars, and the batches of it."""
+
+from typing import Any
+
+from data import Cursor, Manifest, Split, TrainLoader, open_split
+from data.config import DataConfig
+from data.loading.stream import Stream, StreamLoader, open_stream
+from trainer.config import Recipe
+from trainer.world import World
+
+
+def open_training(data: DataConfig, manifest: Manifest) -> Split | Stream:
+    if data.stream is not None:
+        return open_stream(data.stream, manifest)
+    return open_split(
+        data.shards,
+        data.train_split,
+        max_bad_labels=data.max_bad_samples,
+        cache=data.cache,
+        manifest=manifest,
+    )
+
+
+def open_loader(
+    training: Split | Stream, recipe: Recipe, world: World, cursor: Cursor
+) -> TrainLoader | StreamLoader:
+    """This rank's shares of the global batches from `cursor` on."""
+    options: dict[str, Any] = {
+        "global_batch": recipe.train.global_batch,
+        "rank": world.rank,
+        "world_size": world.size,
+        "cursor": cursor,
+        "device": world.device,
+    }
+    if isinstance(training, Stream):
+        return StreamLoader(training, recipe.data, **options)
+    return TrainLoader(training, recipe.data, **options)
