@@ -1,6 +1,7 @@
 """The `kway` command: its sub-commands, and errors as one line with an exit code.
 
-Exit codes: 0 done, 1 failed, 2 bad configuration or input, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted, 130 interrupted, 128 + n a
+rank that signal n killed.
 """
 
 import sys
@@ -10,10 +11,13 @@ import typer
 
 from launch.commands import (
     demo,
+    doctor,
     evaluate,
     export,
     losses,
+    plan,
     query,
+    report,
     serve,
     shard,
     tokenizer,
@@ -21,10 +25,7 @@ from launch.commands import (
     tree,
 )
 from launch.wording import printable
-
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
+from trainer.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED
 
 app = typer.Typer(
     name="kway",
@@ -43,6 +44,9 @@ app.command("export")(export.export)
 app.command("serve")(serve.serve)
 app.command("query")(query.query)
 app.command("losses")(losses.losses)
+app.command("plan")(plan.plan)
+app.command("report")(report.report)
+app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 
 
@@ -57,21 +61,21 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)  # typer's own way with errors is a box of five lines
     except typer.Abort:
-        sys.exit(EXIT_FAILED)
+        sys.exit(FAILED)
     except typer.TyperException as error:
         message = error.format_message()
         if not message:  # no command was given, and typer has printed the help
-            sys.exit(EXIT_BAD_INPUT)
+            sys.exit(BAD_INPUT)
         _fail(message)
     except (ValueError, OSError) as error:
         if show_origin:
             raise
         _fail(str(error))
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
-    sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else DONE)
 
 
 def _fail(reason: str) -> NoReturn:
     print(printable(f"error: {' '.join(reason.split())}"), file=sys.stderr)
-    sys.exit(EXIT_BAD_INPUT)
+    sys.exit(BAD_INPUT)

@@ -3,7 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted, 130 interrupted.
 """
 
-from trainer.parent import die_with_parent
+from data.parent import die_with_parent
 
 if __name__ == "__main__":
     # Before all that is slow to import: a launcher killed meanwhile would leave this rank training.

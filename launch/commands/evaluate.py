@@ -1,7 +1,9 @@
-"""`kway eval`: measures the newest model of a run."""
+"""`kway eval`: measures a model of a run, and shows its classes and confusions."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -10,34 +12,129 @@ from rich.table import Table
 
 from launch.wording import plain, printable
 
+if TYPE_CHECKING:
+    from trainer.evaluation import Evaluation
+    from trainer.evaluation.class_table import ClassTable
+    from trainer.evaluation.of_run import Wanted
 
-def evaluate(run: Annotated[Path, typer.Argument(help="a run's folder")]) -> None:
+Order = Literal["index", "positives", "accuracy", "average_precision"]
+_NAME = 24  # so that two of them and their numbers fit 80 columns
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="a run's folder")],
+    checkpoint: Annotated[
+        int | None, typer.Option(metavar="STEP", help="default: the newest that is sound")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="default: data.eval_split")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="such as evaluation.batch=64"),
+    ] = None,
+    nproc: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    classes: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="write a row for each class")
+    ] = None,
+    sort: Annotated[Order, typer.Option(help="of those rows, lowest first")] = "index",
+    worst: Annotated[int, typer.Option(min=0, help="show the classes of least precision")] = 0,
+    best: Annotated[int, typer.Option(min=0, help="and of most")] = 0,
+    confusions: Annotated[
+        int, typer.Option(min=0, help="show the most frequent wrong predictions")
+    ] = 0,
+) -> None:
     """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
-    from data import open_split
-    from trainer.evaluation import evaluate_split, save_evaluation
-    from trainer.trained import open_trained
+    from data import Manifest
+    from trainer.evaluation import load_evaluation
+    from trainer.evaluation.class_table import ClassTable, write_csv
+    from trainer.evaluation.of_run import Wanted
+
+    wanted = Wanted(run, checkpoint, split, tuple(settings or ()))
+    recipe = wanted.recipe()
+    step = _here(wanted) if nproc == 1 else _on_ranks(wanted, nproc)
+    result = load_evaluation(wanted.folder(), step=step)
+    samples = f"{result.num_samples} samples of {recipe.data.eval_split}"
+    print(printable(f"{run} at step {step}: {samples}"))
+    Console().print(_measures(result))
+    if not (classes or worst or best or confusions):
+        return
+    table = ClassTable(result, Manifest.load(recipe.data.shards, recipe.data.cache).class_names)
+    for title, num, descending in (("worst", worst, False), ("best", best, True)):
+        if num:
+            ids = table.measured("average_precision", descending=descending)[:num]
+            Console().print(_classes(title, table, ids.tolist()))
+    if confusions:
+        Console().print(_confused(result, table.names, confusions))
+    if classes:
+        write_csv(table, classes, table.order(sort))
+        print(printable(f"{len(table.names)} classes: {classes}"))
+
+
+def _here(wanted: "Wanted") -> int:
+    from trainer.evaluation.of_run import evaluate_run, open_evaluation_split
     from trainer.world import open_world
 
     console = Console(stderr=True)
     bar = Progress(console=console, disable=not console.is_interactive, transient=True)
-    with open_world() as world:
-        trained = open_trained(run, world)
-        recipe = trained.recipe
-        data = recipe.data
-        with open_split(data.shards, data.eval_split, cache=data.cache) as split:
+    recipe = wanted.recipe()
+    with open_world(recipe.train.device) as world:
+        with open_evaluation_split(recipe) as split:
             task = bar.add_task("evaluating", total=len(split))
         with bar:
-            result = evaluate_split(
-                trained.task,
-                recipe,
-                world,
-                label_vectors=trained.label_vectors,
-                progress=lambda samples: bar.advance(task, samples),
-            )
-        save_evaluation(trained.folder.evaluations, result, step=trained.step)
+            return evaluate_run(wanted, world, progress=lambda samples: bar.advance(task, samples))
+
+
+def _on_ranks(wanted: "Wanted", num_processes: int) -> int:
+    """The step that several processes evaluated; their exit code where they failed."""
+    from launch.ranks.placement import Placement
+    from launch.ranks.run import run_ranks
+
+    with TemporaryDirectory(prefix="kway-") as folder:
+        step_to = Path(folder) / "step"
+        arguments = [f"--step-to={step_to}"]
+        if wanted.checkpoint is not None:
+            arguments.append(f"--checkpoint={wanted.checkpoint}")
+        if wanted.split is not None:
+            arguments.append(f"--split={wanted.split}")
+        arguments += [*(f"--set={setting}" for setting in wanted.settings), "--", str(wanted.run)]
+        code = run_ranks("trainer.evaluation", arguments, Placement(num_processes=num_processes))
+        if code:
+            raise typer.Exit(code)
+        return int(step_to.read_text(encoding="utf-8"))
+
+
+def _measures(result: "Evaluation") -> Table:
     table = Table("measure", "value")
     for name, value in result.metrics.items():
         table.add_row(plain(name), f"{value:.4f}")
-    samples = f"{result.num_samples} samples of {recipe.data.eval_split}"
-    print(printable(f"{run} at step {trained.step}: {samples}"))
-    Console().print(table)
+    return table
+
+
+def _classes(title: str, table: "ClassTable", ids: Sequence[int]) -> Table:
+    recalls = [f"prec. at {recall:g}" for recall in table.recalls]
+    shown = Table(title=f"{title} classes by average precision")
+    for name in ("class", "name"):
+        shown.add_column(name)
+    for name in ("samples", "accuracy", "avg. prec.", *recalls):
+        shown.add_column(name, justify="right")
+    for j in ids:
+        measures = (table.accuracy[j], table.average_precision[j], *table.precision_at[j])
+        shown.add_row(
+            str(j),
+            plain(table.names[j], _NAME),
+            str(table.positives[j]),
+            *(f"{value:.3f}" for value in measures),
+        )
+    return shown
+
+
+def _confused(result: "Evaluation", names: Sequence[str], num: int) -> Table:
+    shown = Table(title="most confused classes")
+    for name in ("true", "predicted"):
+        shown.add_column(name)
+    for name in ("samples", "of the class"):
+        shown.add_column(name, justify="right")
+    for true, predicted, samples in result.confusions[:num].tolist():
+        share = samples / int(result.classes.positives[true])
+        cells = (plain(names[true], _NAME), plain(names[predicted], _NAME))
+        shown.add_row(*cells, str(samples), f"{share:.1%}")
+    return shown

@@ -1,11 +1,20 @@
 """`kway train`: the ranks of `python -m trainer` on this machine, and their exit code."""
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from launch.ranks.placement import SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
+from trainer.exit_codes import INTERRUPTED, PREEMPTED
 from trainer.recipe import dump_recipe, load_recipe
+from trainer.signals import ASKS_TO_STOP
+
+_MACHINES = "Several machines (as torchrun)"
 
 
 def train(
@@ -14,22 +23,98 @@ def train(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as optimizer.lr=0.4")
     ] = None,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="processes; default: one a GPU, or one")
+        int | None, typer.Option(min=1, help="processes a machine; default: one a GPU, or one")
     ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="new tries after a failure that another try may mend")
+    ] = 0,
+    shutdown_timeout: Annotated[
+        int, typer.Option(min=0, help="seconds that the ranks get to save after a signal to stop")
+    ] = SHUTDOWN_SECONDS,
+    nnodes: Annotated[
+        str, typer.Option(metavar="N|MIN:MAX", help="machines", rich_help_panel=_MACHINES)
+    ] = "1",
+    rdzv_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="where they meet", rich_help_panel=_MACHINES),
+    ] = None,
+    rdzv_id: Annotated[
+        str | None, typer.Option(help="name of the run there", rich_help_panel=_MACHINES)
+    ] = None,
+    rdzv_conf: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY=VALUE,…",
+            help="is_host=0|1, join_timeout=S, last_call_timeout=S, …",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = "",
+    local_addr: Annotated[
+        str | None, typer.Option(help="this machine's address", rich_help_panel=_MACHINES)
+    ] = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(min=0, help="with --master-addr: which this is", rich_help_panel=_MACHINES),
+    ] = None,
+    master_addr: Annotated[
+        str | None,
+        typer.Option(help="a meeting without restarts: its host", rich_help_panel=_MACHINES),
+    ] = None,
+    master_port: Annotated[int, typer.Option(rich_help_panel=_MACHINES)] = 29500,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the resolved recipe and stop")
     ] = False,
 ) -> None:
-    """Train a recipe, from its newest checkpoint if there is one."""
+    """Train a recipe, from its newest checkpoint if there is one.
+
+    SIGTERM, SIGUSR1 and Ctrl-C save and stop; a second Ctrl-C stops at once. Exit codes: 0 done,
+    1 failed, 2 bad configuration or input, 75 preempted (start it again), 130 interrupted,
+    128 + n: a rank was killed by signal n.
+    """
     resolved = load_recipe(recipe, overrides or [])
     if print_config:
         print(dump_recipe(resolved), end="")
         return
-    from launch.elastic import run_ranks
+    least, most = parse_nodes(nnodes)
+    with _nothing_to_save():
+        placement = Placement(
+            num_processes=nproc or _num_devices(),
+            min_nodes=least,
+            max_nodes=most,
+            rdzv_endpoint=rdzv_endpoint,
+            rdzv_id=rdzv_id,
+            rdzv_conf=parse_conf(rdzv_conf),
+            local_addr=local_addr,
+            node_rank=node_rank,
+            master_addr=master_addr,
+            master_port=master_port,
+            max_restarts=max_restarts,
+            shutdown_seconds=shutdown_timeout,
+        )
+        from launch.ranks.run import run_ranks
 
-    arguments = [str(recipe), *(overrides or [])]
-    code = run_ranks("trainer", arguments, num_processes=nproc or _num_devices())
+        arguments = [*placement.trainer_options, "--", str(recipe), *(overrides or [])]
+        code = run_ranks("trainer", arguments, placement)
+        if code in (PREEMPTED, INTERRUPTED):
+            # Python takes a while to leave; another Ctrl-C would end that in a traceback.
+            os._exit(code)
     raise typer.Exit(code)
+
+
+@contextmanager
+def _nothing_to_save() -> Iterator[None]:
+    """A signal to stop that comes before there are ranks ends this process as preempted."""
+
+    def leave(number: int, _frame: object) -> None:
+        os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
+
+    numbers = [n for n in ASKS_TO_STOP if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _num_devices() -> int:

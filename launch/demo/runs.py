@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from launch.elastic import run_ranks
+from launch.ranks import Placement
+from launch.ranks.run import run_ranks
 from trainer.checkpoints import committed_folders
 from trainer.run import RunFolder
 
@@ -47,8 +48,9 @@ class DemoRun:
 
     def train(self, out: Path, shards: Path, epochs: float) -> int:
         """Train with two processes, from the newest checkpoint if there is one; the exit code."""
+        placement = Placement(NUM_PROCESSES)
         arguments = self.arguments(out, shards, epochs)
-        return run_ranks("trainer", arguments, num_processes=NUM_PROCESSES)
+        return run_ranks("trainer", [*placement.trainer_options, "--", *arguments], placement)
 
     def measures(self, out: Path) -> dict[str, float]:
         """The evaluation of the run's last checkpoint."""

@@ -23,7 +23,6 @@ from launch.main import app, main
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, environment, write_recipe
-from tests.system.test_training import wait_for_step
 from tests.tiny_bundle import write as write_bundle
 from trainer.bundle import Bundle
 from trainer.recipe import load_recipe
@@ -318,34 +317,15 @@ def test_folders_named_like_packages_where_one_stands_do_not_hide_them(glyphs, t
 
 def test_the_signal_handlers_are_ours_again_after_a_run():
     code = (
-        "import signal; from launch.elastic import run_ranks\n"
+        "import signal; from launch.ranks import Placement\n"
+        "from launch.ranks.run import run_ranks\n"
         "numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)\n"
         "before = [signal.getsignal(number) for number in numbers]\n"
-        "assert run_ranks('platform', [], num_processes=1) == 0\n"
+        "assert run_ranks('platform', [], Placement(1)) == 0\n"
         "assert [signal.getsignal(number) for number in numbers] == before\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_ends_training_without_a_word(number, glyphs, tmp_path):
-    recipe = glyph_recipe(
-        glyphs, tmp_path / "run", train__duration={"steps": 100_000}, telemetry={"log_every": 1}
-    )
-    process = subprocess.Popen(
-        [*KWAY, "train", str(write_recipe(tmp_path, recipe)), "--nproc", "1"],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for_step(tmp_path / "run", 2, process)
-    process.send_signal(number)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert error == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)

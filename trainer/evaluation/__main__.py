@@ -3,18 +3,16 @@
 Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
 """
 
-from trainer.parent import die_with_parent
+from data.parent import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()  # before what is slow to import: a launcher may be killed meanwhile
 
 import argparse
-import os
-import sys
 from pathlib import Path
 
-from trainer.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED
-from trainer.lost_peer import is_lost_peer
+from trainer.exit_codes import DONE, INTERRUPTED
+from trainer.last_words import last_words
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,12 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
             step = evaluate_run(wanted, world)
             if world.is_main and options.step_to is not None:
                 options.step_to.write_text(str(step), encoding="utf-8")
-    except (ValueError, OSError) as error:
-        return _fail(error, FAILED if is_lost_peer(error) else BAD_INPUT)
-    except RuntimeError as error:
-        if not is_lost_peer(error):
+    except (ValueError, OSError, RuntimeError) as error:
+        code = last_words(error, None, None)
+        if code is None:
             raise
-        return _fail(RuntimeError("another rank ended in the middle of the evaluation"), FAILED)
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
     return DONE
@@ -50,13 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     # From `kway eval`: the file that hears which step was evaluated.
     parser.add_argument("--step-to", type=Path, help=argparse.SUPPRESS)
     return parser
-
-
-def _fail(error: Exception, code: int) -> int:
-    """One line for a person: what all ranks found is said by the first."""
-    if os.environ.get("RANK", "0") == "0" or code != BAD_INPUT:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-    return code
 
 
 if __name__ == "__main__":

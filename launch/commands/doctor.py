@@ -1,0 +1,117 @@
+"""`kway doctor`: what this machine can run, and what to do about what it cannot."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from launch.wording import counted, printable
+
+if TYPE_CHECKING:
+    from launch.doctor import Finding, Plans
+
+_COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
+_LEVEL_WIDTH, _TOPIC_WIDTH = 7, 13
+
+
+def doctor(
+    recipe: Annotated[
+        Path | None, typer.Argument(help="judge by what this recipe needs (YAML file)")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as data.workers=8")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="folder that runs go to; default: the recipe's, or here")
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=2, help="ranks here; default: one a GPU, at least 2")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="rendezvous port of several machines")
+    ] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of another machine; may be repeated")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Say what this machine can run: exit code 1 where training would fail."""
+    from launch.doctor import examine
+
+    plans = _plans(recipe, overrides or [], run, nproc, port, tuple(peer or ()))
+    console = Console(stderr=as_json)
+    found = []
+    with _shown_progress(console) as starting:
+        for finding in examine(plans, starting):
+            found.append(finding)
+            if not as_json:
+                _print(console, finding)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in found], indent=1))
+    errors, warnings = (sum(f.level == level for f in found) for level in ("error", "warning"))
+    if not as_json:
+        summary = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
+        print(summary if errors or warnings else "all is well")
+    raise typer.Exit(1 if errors else 0)
+
+
+def _plans(
+    path: Path | None,
+    overrides: list[str],
+    run: Path | None,
+    nproc: int | None,
+    port: int | None,
+    peers: tuple[str, ...],
+) -> "Plans":
+    from dataclasses import replace
+
+    from launch.doctor.network import split_address
+    from launch.doctor.plans import Plans, plans_of
+    from trainer.recipe import load_recipe
+
+    for peer in peers:
+        split_address(peer)
+    ranks = nproc or max(2, _num_gpus())
+    if path is None:
+        return Plans(run or Path(), ranks, port=port, peers=peers)
+    plans = plans_of(load_recipe(path, overrides), ranks=ranks, port=port, peers=peers)
+    return replace(plans, run=run) if run else plans
+
+
+def _num_gpus() -> int:
+    """Without loading torch, which is for a check to find broken."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+@contextmanager
+def _shown_progress(console: Console) -> "Iterator[Callable[[str], None]]":
+    """On a terminal the last line says what is being looked at."""
+    if not console.is_terminal:
+        yield lambda name: None
+        return
+    with console.status("") as status:
+        yield lambda name: status.update(f"looking at {name} …")
+
+
+def _print(console: Console, finding: "Finding") -> None:
+    """On a terminal in columns, elsewhere a line each."""
+    level, topic = finding.level, printable(finding.topic)
+    found, remedy = printable(finding.found), printable(finding.remedy)
+    if not console.is_terminal:
+        print(f"{level}: {topic}: {found}{f'; {remedy}' if remedy else ''}", flush=True)
+        return
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=_LEVEL_WIDTH)
+    table.add_column(width=_TOPIC_WIDTH)
+    table.add_column(overflow="fold")
+    table.add_row(Text(level, style=_COLOURS[level]), Text(topic), Text(found))
+    if remedy:
+        table.add_row("", "", Text(f"-> {remedy}", style="bold"))
+    console.print(table)

@@ -1,0 +1,61 @@
+"""`kway plan`: memory, traffic and step time of a recipe on a cluster that need not be there."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from trainer.recipe import load_recipe
+
+_WIDTH_OF_FILES = 100
+
+
+def plan(
+    recipe: Annotated[Path, typer.Argument(help="YAML file")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as optimizer.lr=0.4")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="machines")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="processes a machine, one a GPU")] = 1,
+    gpu: Annotated[str, typer.Option(help="h100, h200, a100, … or cpu: this machine's")] = "h100",
+    classes: Annotated[
+        int | None, typer.Option(min=2, help="instead of the shards' classes")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="of an epoch, instead of the shards'")
+    ] = None,
+    link_gbps: Annotated[
+        float | None, typer.Option(min=0.001, help="a GPU's rate to other machines, Gbit/s")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="build the shapes of the ranks, and check them")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="bytes and seconds, for programs")
+    ] = False,
+) -> None:
+    """Say what a recipe needs on a cluster: memory a GPU, bytes on the wire, time a step."""
+    resolved = load_recipe(recipe, overrides or [])
+    from launch.plan import advice, table
+    from launch.plan import dry_run as shapes
+    from launch.plan.machines import machine_named
+    from launch.plan.plan import Asked, make_plan
+
+    machine = machine_named(gpu, link_gbps=link_gbps, ranks_a_node=gpus)
+    asked = Asked(machine, nodes, gpus, classes, samples)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH_OF_FILES)
+    if dry_run:
+        ranks = shapes.dry_run(resolved, asked)
+        print(json.dumps(ranks.to_json(), indent=1)) if as_json else shapes.show(ranks, console)
+        return
+    made = make_plan(resolved, asked)
+    changes = [] if made.memory.fits else advice.changes(made, asked)
+    warnings = advice.warnings(made)
+    if as_json:
+        print(json.dumps(table.as_json(made, changes, warnings), indent=1))
+    else:
+        table.show(made, changes, warnings, console)

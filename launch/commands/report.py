@@ -1,0 +1,35 @@
+"""`kway report`: pictures and tables of runs side by side, in one HTML file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launch.progress import progress
+from launch.wording import counted, printable
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="the page; a file of this name is replaced")
+    ] = Path("report.html"),
+) -> None:
+    """Draw runs side by side into one HTML page that needs nothing from outside.
+
+    Runs may be under way, cut off or damaged: the page says what could not be read.
+    """
+    from data.aside import commit
+    from launch.report import read_runs, report_page
+
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder: give the name of a file, such as {out}/report.html")
+    found = read_runs(runs)
+    with progress("drawing", "sections") as drawn:
+        page = report_page(found, drawn)
+    content = page.encode("utf-8", errors="backslashreplace")
+    commit(out, content)
+    for run in found:
+        for trouble in run.troubles:
+            print(printable(f"{run.letter} {run.name}: {trouble}"))
+    print(f"{out}: {counted(len(found), 'run')}, {len(content) / 1e6:.1f} MB")

@@ -1,0 +1,62 @@
+"""The table of checks, in the order in which a person reads them."""
+
+from collections.abc import Callable, Iterator
+
+from launch.doctor import (
+    collectives,
+    devices,
+    environment,
+    interfaces,
+    limits,
+    network,
+    software,
+    storage,
+)
+from launch.doctor.finding import Finding, error
+from launch.doctor.plans import Plans
+
+Check = Callable[[Plans], Iterator[Finding]]
+
+CHECKS: dict[str, Check] = {
+    "python": software.python,
+    "torch": devices.torch_build,
+    "packages": software.packages,
+    "torchvision": software.torchvision,
+    "devices": devices.devices,
+    "peer access": devices.peer_access,
+    "memory": limits.memory,
+    "CPUs": limits.cpus,
+    "threads": limits.threads,
+    "shared memory": limits.shared_memory,
+    "open files": limits.open_files,
+    "processes": limits.processes,
+    "disk space": storage.disk_space,
+    "run folder": storage.file_system,
+    "host name": interfaces.host_name,
+    "gloo's interface": interfaces.gloo,
+    "NCCL's interface": interfaces.nccl,
+    "ports": network.ports,
+    "peers": network.peers,
+    "clock": network.clock,
+    "variables": environment.variables,
+    "gloo": collectives.gloo,
+    "NCCL": collectives.nccl,
+}
+# Without torch these have nothing to look at.
+_NEED_TORCH = {"devices", "peer access", "gloo", "NCCL"}
+
+
+def examine(plans: Plans, starting: Callable[[str], None]) -> Iterator[Finding]:
+    """The findings of all checks as they come; `starting` hears of each before it begins."""
+    torch_works = True
+    for name, check in CHECKS.items():
+        if name in _NEED_TORCH and not torch_works:
+            continue
+        starting(name)
+        try:
+            for finding in check(plans):
+                torch_works &= (finding.topic, finding.level) != ("torch", "error")
+                yield finding
+        except OSError as failure:
+            remedy = "see why this process may not look at it"
+            yield error(name, f"could not be looked at: {failure}", remedy)

@@ -1,0 +1,135 @@
+"""Starts ranks as processes of their own and has them do every collective that kway uses."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from launch.doctor.finding import Finding, error, in_gib, ok, warning
+from launch.doctor.plans import Plans
+
+# A collective gives up after 10 s (`rank.py`); torch takes its time to load, more so on a disk that
+# has not read it today.
+_PATIENCE_SECONDS = 60
+_LONGEST = 160
+
+
+@dataclass(frozen=True)
+class _Rank:
+    process: "subprocess.Popen[bytes]"
+    said: Path
+    complained: Path
+
+    def done(self) -> dict[str, dict[str, Any]]:
+        """What it says that it has done, by name, in order."""
+        lines = self.said.read_text(encoding="utf-8").splitlines()
+        return {record["done"]: record for record in map(json.loads, lines)}
+
+    def complaint(self) -> str:
+        """The last line of its traceback, cut."""
+        lines = self.complained.read_text(errors="replace").strip().splitlines()
+        last = (lines or ["it said nothing"])[-1]
+        return re.sub(r"\[enforce fail at [^]]*\] ", "", last)[:_LONGEST]
+
+
+def gloo(plans: Plans) -> Iterator[Finding]:
+    """Every collective on the CPU, through gloo."""
+    yield smoke_test("gloo", plans.ranks)
+
+
+def nccl(plans: Plans) -> Iterator[Finding]:
+    """Every collective on the GPUs, through NCCL: a rank each."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    count = torch.cuda.device_count()
+    if count == 1:
+        # Two ranks on one device are refused.
+        finding = smoke_test("nccl", 1)
+        if finding.level == "ok":
+            finding = ok("NCCL", f"{finding.found}; with one GPU nothing travels")
+        yield finding
+    else:
+        yield smoke_test("nccl", count)
+
+
+def smoke_test(backend: str, size: int, *, patience_seconds: float = _PATIENCE_SECONDS) -> Finding:
+    """`size` ranks do every collective; what failed or hung is named."""
+    import torch.distributed as dist
+
+    topic = {"gloo": "gloo", "nccl": "NCCL"}[backend]
+    started = time.monotonic()
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = listener.getsockname()[1]
+        # The store takes the socket as it is: no other process can take the port in between.
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        ranks = [_start(stack, folder, backend, rank, size, store.port) for rank in range(size)]
+        _wait(ranks, started + patience_seconds)
+        seconds = time.monotonic() - started
+        return _judge(topic, ranks, seconds)
+
+
+def _start(stack: ExitStack, folder: Path, backend: str, rank: int, size: int, port: int) -> _Rank:
+    said, complained = folder / f"{rank}.out", folder / f"{rank}.err"
+    command = [sys.executable, "-P", "-m", "launch.doctor.rank"]
+    arguments = [str(port), str(rank), str(size), backend]
+    with said.open("wb") as out, complained.open("wb") as err:
+        process = subprocess.Popen([*command, *arguments], stdout=out, stderr=err)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    return _Rank(process, said, complained)
+
+
+def _wait(ranks: list[_Rank], deadline: float) -> None:
+    """Until all have ended, one has failed, or it takes too long."""
+    while time.monotonic() < deadline:
+        codes = [rank.process.poll() for rank in ranks]
+        if None not in codes or any(codes):
+            return
+        time.sleep(0.05)
+
+
+def _judge(topic: str, ranks: list[_Rank], seconds: float) -> Finding:
+    from launch.doctor.rank import names
+
+    wanted = list(names())
+    for number, rank in enumerate(ranks):
+        done = rank.done()
+        code = rank.process.poll()
+        if code == 0:
+            continue
+        missing = next((name for name in wanted if name not in done), "the speed test")
+        at = f"rank {number} of {len(ranks)}, {missing}" if done else f"rank {number}, the start"
+        what = "hangs" if code is None else rank.complaint()
+        if code is None and any(other.process.poll() not in (None, 0) for other in ranks):
+            continue  # it waits for the one that failed
+        return error(topic, f"{at}: {what}", _remedy(topic))
+    speed = ranks[0].done()["speed"]["bytes_per_second"]
+    line = f"{len(ranks)} ranks: all {len(wanted)} collectives right in {seconds:.1f} s"
+    line += f"; all_reduce {in_gib(speed)}/s"
+    if topic == "NCCL" and len(ranks) > 1 and speed < 1 << 30:
+        return warning(topic, line, "that is slow for GPUs: see peer access and NCCL_DEBUG=INFO")
+    return ok(topic, line)
+
+
+def _remedy(topic: str) -> str:
+    if topic == "gloo":
+        return "set GLOO_SOCKET_IFNAME to an interface that is up (lo on one machine)"
+    return "run again with NCCL_DEBUG=WARN; try NCCL_P2P_DISABLE=1, then NCCL_SHM_DISABLE=1"

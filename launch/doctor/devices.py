@@ -1,0 +1,91 @@
+"""torch, the CUDA devices, what drives them, and whether they reach each other's memory."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from launch.doctor.finding import Finding, error, in_gib, ok, warning
+from launch.doctor.plans import Plans
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_BUSY = 0.1  # of a device's memory that others hold
+
+
+def torch_build(plans: Plans) -> Iterator[Finding]:
+    """torch, what it was built for, and whether a GPU is there that it cannot use."""
+    try:
+        import torch
+    except (ImportError, OSError) as failure:
+        remedy = "install torch anew: pip install --force-reinstall torch"
+        yield error("torch", f"does not import: {str(failure).splitlines()[0]}", remedy)
+        return
+    if torch.version.cuda is None:
+        built = "for the CPU"
+    else:
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        built = f"for CUDA {torch.version.cuda}, NCCL {nccl}"
+    yield ok("torch", f"{torch.__version__}, built {built}")
+    if not torch.cuda.is_available() and _DRIVER.exists():
+        yield error(
+            "torch",
+            f"NVIDIA driver {driver_version()} is loaded and torch cannot use it{_why_not()}",
+            "install a torch built for a CUDA that this driver knows (pytorch.org), or a newer "
+            "driver; in a container, start it with its GPUs (docker run --gpus all)",
+        )
+
+
+def driver_version() -> str:
+    """Of NVIDIA's kernel module: `550.54.15`."""
+    found = re.search(r"Kernel Module\D*([\d.]+)", _DRIVER.read_text(encoding="utf-8"))
+    return found[1] if found else "of an unknown version"
+
+
+def _why_not() -> str:
+    import torch
+
+    if torch.version.cuda is None:
+        return ": this torch is built for the CPU"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as failure:
+        return f": {str(failure).splitlines()[0]}"
+    return ""
+
+
+def devices(plans: Plans) -> Iterator[Finding]:
+    """Names and memory of the GPUs that this process sees."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if count == 0:
+        yield ok("devices", "no GPU: training runs on the CPU, through gloo")
+        return
+    for index in range(count):
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        line = f"GPU {index}: {properties.name}, {in_gib(free)} of {in_gib(total)} free"
+        if total - free > _BUSY * total:
+            yield warning("devices", line, "see who holds the rest: nvidia-smi")
+        else:
+            yield ok("devices", line)
+    if _DRIVER.exists():
+        yield ok("devices", f"NVIDIA driver {driver_version()}")
+
+
+def peer_access(plans: Plans) -> Iterator[Finding]:
+    """Whether the GPUs reach each other's memory without a way through the machine's own."""
+    import torch
+
+    count = torch.cuda.device_count()
+    pairs = [(one, other) for one in range(count) for other in range(one)]
+    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    if apart:
+        few = ", ".join(f"{other}-{one}" for one, other in apart[:4])
+        more = f" and {len(apart) - 4} more" if len(apart) > 4 else ""
+        yield warning(
+            "peer access",
+            f"not between GPUs {few}{more}, of {len(pairs)} pairs: traffic goes through memory",
+            "see nvidia-smi topo -m; in a virtual machine, switch PCIe access control (ACS) off",
+        )
+    elif pairs:
+        yield ok("peer access", f"between all {count} GPUs")

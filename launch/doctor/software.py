@@ -1,0 +1,72 @@
+"""Python, the packages that kway stands on, and torchvision, which must not be there half."""
+
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from packaging.requirements import Requirement
+
+from launch.doctor.finding import Finding, error, ok, warning
+from launch.doctor.plans import Plans
+
+_SHOWN = ("deepspeed", "transformers", "ray", "webdataset", "safetensors")
+_LAST_OF_LONG = 120
+
+
+def python(plans: Plans) -> Iterator[Finding]:
+    """The interpreter and the system."""
+    yield ok("python", f"{platform.python_version()} on {platform.system()} {platform.release()}")
+
+
+def packages(plans: Plans) -> Iterator[Finding]:
+    """Every package that kway asks for, in a version that it was made for."""
+    try:
+        wanted = [Requirement(line) for line in requires("kway") or ()]
+    except PackageNotFoundError:
+        remedy = "install it: pip install -e . in its folder"
+        yield warning("packages", "kway is not installed: what it needs is not known", remedy)
+        return
+    wrong = [found for need in wanted if (found := _wrong(need))]
+    yield from wrong
+    if not wrong:
+        shown = ", ".join(f"{name} {version(name)}" for name in _SHOWN)
+        yield ok("packages", f"{shown}; all that kway needs")
+
+
+def _wrong(need: Requirement) -> Finding | None:
+    if need.marker is not None and not need.marker.evaluate({"extra": ""}):
+        return None
+    remedy = f"pip install '{need}'"
+    try:
+        found = version(need.name)
+    except PackageNotFoundError:
+        return error("packages", f"{need.name} is not installed", remedy)
+    if need.specifier.contains(found, prereleases=True):
+        return None
+    line = f"{need.name} is {found} and kway needs {need.specifier}"
+    return error("packages", line, remedy)
+
+
+def torchvision(plans: Plans) -> Iterator[Finding]:
+    """kway does without it, but transformers imports it where it is: it has to fit torch."""
+    try:
+        found = version("torchvision")
+    except PackageNotFoundError:
+        return
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import torchvision"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        yield ok("torchvision", f"{found} imports; kway does not need it")
+        return
+    reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:_LAST_OF_LONG]
+    yield error(
+        "torchvision",
+        f"{found} does not import beside this torch, and transformers breaks by it: {reason}",
+        "pip uninstall torchvision: kway does not need it",
+    )

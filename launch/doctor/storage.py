@@ -1,0 +1,109 @@
+"""The folder of runs: room, and a file system that keeps what the checkpoints rely on."""
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+
+from launch.doctor.finding import Finding, error, in_gib, ok, warning
+from launch.doctor.plans import Plans
+
+_LITTLE_ROOM, _NO_ROOM = 20 << 30, 1 << 30
+_PROBE_BYTES = 8 << 20
+_FORGOTTEN = {"tmpfs": "is memory: gone on reboot", "overlay": "goes with its container"}
+
+
+def disk_space(plans: Plans) -> Iterator[Finding]:
+    """A checkpoint holds the weights twice with SGD and thrice with AdamW; several are kept."""
+    place = existing(plans.run)
+    free = shutil.disk_usage(place).free
+    line = f"{in_gib(free)} free at {place}"
+    remedy = "free some, lower checkpoint.keep_last, or put `run` elsewhere"
+    if free < _LITTLE_ROOM:
+        make = error if free < _NO_ROOM else warning
+        yield make("disk space", f"{line}; kway plan says what a checkpoint takes", remedy)
+    else:
+        yield ok("disk space", line)
+    room = os.statvfs(place)
+    if room.f_files and room.f_favail < 1000:
+        yield error("disk space", f"{room.f_favail} inodes left at {place}", remedy)
+
+
+def file_system(plans: Plans) -> Iterator[Finding]:
+    """What publishing a checkpoint takes: fsync, rename over a file and of a folder, flock."""
+    place = existing(plans.run)
+    kind = kind_of(place)
+    try:
+        with TemporaryDirectory(prefix=".kway-doctor-", dir=place) as folder:
+            speed = _probe(Path(folder))
+    except OSError as failure:
+        yield error("run folder", f"{place} ({kind}): {_what_failed(failure)}", _remedy(failure))
+        return
+    line = f"{place} ({kind}): writes {speed / 2**20:,.0f} MiB/s to disk; renames, locks"
+    if kind in _FORGOTTEN:
+        remedy = "put `run` on a disk, or a volume, that outlives this"
+        yield warning("run folder", f"{line}; {kind} {_FORGOTTEN[kind]}", remedy)
+    else:
+        yield ok("run folder", line)
+
+
+def _probe(folder: Path) -> float:
+    """What a checkpoint does to be there whole or not at all; bytes a second down to the disk."""
+    started = time.perf_counter()
+    for _ in range(2):  # the second replaces the first
+        with (aside := folder / "probe.partial").open("wb") as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        aside.replace(folder / "probe")
+    seconds = time.perf_counter() - started
+    (folder / "aside").mkdir()
+    (folder / "aside").rename(folder / "step-00000000")
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return 2 * _PROBE_BYTES / seconds
+
+
+def _what_failed(failure: OSError) -> str:
+    what = failure.strerror or str(failure)
+    return f"it cannot do what a checkpoint needs: {what}"
+
+
+def _remedy(failure: OSError) -> str:
+    match failure.errno:
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "let this user write there, or choose another `run`"
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            return "free space, or raise the limit (quota, ulimit -f)"
+        case errno.ENOLCK | errno.EOPNOTSUPP | errno.ENOSYS | errno.EINVAL:
+            return "choose a `run` on a file system with locks and rename (NFS: start lockd)"
+    return "choose another `run`"
+
+
+def existing(path: Path) -> Path:
+    """The folder itself, or the nearest one above it that is there."""
+    path = path.absolute()
+    return next(place for place in (path, *path.parents) if place.is_dir())
+
+
+def kind_of(place: Path) -> str:
+    """The type of the file system that a folder is on: `ext4`, `nfs4`, `fuse.s3fs`."""
+    place = place.resolve()
+    mounts = [
+        mount
+        for mount in psutil.disk_partitions(all=True)
+        if place.is_relative_to(mount.mountpoint)
+    ]
+    # Of two mounts at one place the later one hides the earlier.
+    mounts.sort(key=lambda mount: len(mount.mountpoint))
+    return mounts[-1].fstype if mounts else "unknown"

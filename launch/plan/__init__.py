@@ -1,0 +1,1 @@
+"""`kway plan`: what a recipe needs on a cluster that is not there."""

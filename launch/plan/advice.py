@@ -1,0 +1,85 @@
+"""What to change where a plan does not fit, tried in order; and what cannot work as it stands."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from launch.plan.plan import Asked, Plan, make_plan
+from trainer.config import FSDPConfig, Recipe
+
+_SCARCE_LOGITS_MIB = 64
+_MOST_NODES = 1024
+_WORTH_SAYING = 0.1  # of what is missing
+
+
+@dataclass(frozen=True)
+class Change:
+    """Overrides to give (or `--nodes`), all those before included, and the peak that they leave."""
+
+    what: str
+    peak: int
+    fits: bool
+
+
+def changes(plan: Plan, asked: Asked) -> list[Change]:
+    """Changes, cheapest first, until the plan fits; those that save too little are left out."""
+    recipe, best = plan.recipe, plan
+    found: list[Change] = []
+    for what, changed in _candidates(recipe, asked):
+        if best.memory.fits:
+            return found
+        tried = make_plan(_with(best.recipe, changed), asked)
+        saved, missing = best.memory.peak - tried.memory.peak, best.memory.missing
+        if saved >= _WORTH_SAYING * missing:
+            best = tried
+            found.append(Change(what, tried.memory.peak, tried.memory.fits))
+    nodes = asked.nodes
+    while not best.memory.fits and nodes < _MOST_NODES:
+        nodes *= 2
+        best = make_plan(best.recipe, replace(asked, nodes=nodes))
+        if best.memory.fits:
+            found.append(Change(f"--nodes {nodes}", best.memory.peak, True))
+    return found
+
+
+def _candidates(recipe: Recipe, asked: Asked) -> Iterator[tuple[str, dict[str, object]]]:
+    train, ranks = recipe.train, asked.nodes * asked.gpus
+    if ranks > 1 and train.class_group != "world":
+        yield "train.class_group=world", {"class_group": "world"}
+    if not train.activation_checkpointing:
+        yield "train.activation_checkpointing=true", {"activation_checkpointing": True}
+    share, parts = -(-train.global_batch // ranks), train.micro_batches
+    while (parts := parts * 2) <= share:
+        yield f"train.micro_batches={parts}", {"micro_batches": parts}
+    if ranks > 1 and train.strategy.kind == "ddp":
+        yield "train.strategy.kind=fsdp", {"strategy": FSDPConfig()}
+    if recipe.head.memory_mib > _SCARCE_LOGITS_MIB:
+        yield f"head.memory_mib={_SCARCE_LOGITS_MIB}", {"memory_mib": _SCARCE_LOGITS_MIB}
+
+
+def _with(recipe: Recipe, changed: dict[str, object]) -> Recipe:
+    room = "head" if "memory_mib" in changed else "train"
+    part = getattr(recipe, room).model_copy(update=changed)
+    return recipe.model_copy(update={room: part})
+
+
+def warnings(plan: Plan) -> list[str]:
+    """What a start would refuse or do badly, one line each."""
+    recipe, cluster = plan.recipe, plan.cluster
+    train, machine = recipe.train, cluster.machine
+    said = {
+        f"train.global_batch is {train.global_batch} and there are {cluster.ranks} ranks: some "
+        "have no rows; raise it or take fewer GPUs": train.global_batch < cluster.ranks,
+        f"{plan.classes.nodes} rows of the head for {cluster.class_ranks} ranks of a class group: "
+        "some hold none; lower train.class_group": plan.classes.fewest(cluster.class_ranks) == 0,
+        f"{machine.name} has no {train.precision}: choose train.precision=fp16 or fp32": (
+            train.precision not in machine.flops
+        ),
+        f"class groups of {cluster.class_ranks} ranks cross nodes of {cluster.gpus}: choose "
+        "train.class_group=node or a divisor of it": (
+            cluster.crosses_nodes("class") and train.class_group != "world"
+        ),
+        "the label tree is not here: planned as the largest that there can be": (
+            not plan.classes.exact
+        ),
+    }
+    return [line for line, applies in said.items() if applies]

@@ -1,0 +1,132 @@
+"""The classes of a plan: how many, in which label tree, and how many training samples they have.
+
+The shards say it where they are there; otherwise the command line does. Nothing of K entries is
+built for dense weights; a tree of the shards is, since its shape is not known otherwise.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data import Manifest
+from data.remote.address import is_url
+from heads.build import build_tree
+from heads.hierarchical import classes_at_leaves
+from heads.tree import LabelTree
+from heads.weights import shard_range
+from trainer.config import Recipe
+from trainer.trained import class_paths_of, label_vectors_of
+
+
+@dataclass(frozen=True)
+class Classes:
+    """`nodes` of the label tree are sharded, `inner` of them have children; `depth` is the mean
+    number of nodes on a class's path, `boundary` how many nodes are needed on ranks that do not
+    hold them. `exact` is False where the tree is not there: then all are the most they can be.
+    """
+
+    num_classes: int
+    nodes: int
+    depth: float
+    boundary: int
+    inner: int
+    plain: bool
+    exact: bool
+
+    def held(self, group_size: int) -> int:
+        """Nodes of the fullest rank."""
+        return -(-self.nodes // group_size)
+
+    def fewest(self, group_size: int) -> int:
+        """Nodes of the last rank, which has the fewest."""
+        start, stop = shard_range(self.nodes, group_size - 1, group_size)
+        return stop - start
+
+    def held_classes(self, group_size: int) -> int:
+        """Classes of the fullest rank, evenly spread over the nodes."""
+        held = self.held(group_size)
+        return min(held, -(-held * self.num_classes // self.nodes))
+
+
+def shards_of(recipe: Recipe) -> Manifest | None:
+    """The manifest of the recipe's shards; None where they are not on this machine."""
+    folder = recipe.data.shards
+    if is_url(folder) or not (Path(folder) / "manifest.json").is_file():
+        return None
+    return Manifest.read(folder)
+
+
+def num_samples(recipe: Recipe, manifest: Manifest | None, given: int | None) -> int | None:
+    """Training samples of an epoch; None where nobody says."""
+    if given is not None:
+        return given
+    if recipe.data.stream is not None:
+        return recipe.data.stream.samples
+    if manifest is None:
+        return None
+    return sum(shard.samples for shard in manifest.of_split(recipe.data.train_split))
+
+
+def classes_of(
+    recipe: Recipe,
+    manifest: Manifest | None,
+    given: int | None,
+    *,
+    label_vectors: np.ndarray | None = None,
+    class_ranks: int,
+) -> Classes:
+    """The classes that a run of the recipe would have.
+
+    `label_vectors` [K, D] stand in for those of the shards. Raises ValueError where neither
+    `given`, the recipe nor shards say how many there are.
+    """
+    known = len(manifest.classes) if manifest is not None else recipe.head.num_classes
+    num = given if given is not None else known
+    if num is None:
+        raise ValueError(
+            f"{recipe.data.shards} holds no manifest.json, so the number of classes is not known: "
+            "give --classes"
+        )
+    if recipe.head.weights.kind in ("dense", "factored"):
+        return Classes(num, num, 1.0, 0, 0, plain=True, exact=True)
+    if label_vectors is not None:
+        tree = build_tree(recipe.head, num_classes=num, label_vectors=label_vectors)
+        return _of_tree(tree, recipe, class_ranks)
+    if manifest is not None and num == len(manifest.classes):
+        return _of_tree(_tree(recipe, manifest), recipe, class_ranks)
+    return _at_most(num, recipe, class_ranks)
+
+
+def _tree(recipe: Recipe, manifest: Manifest) -> LabelTree:
+    return build_tree(
+        recipe.head,
+        num_classes=len(manifest.classes),
+        label_vectors=label_vectors_of(recipe, manifest),
+        class_names=manifest.class_names,
+        class_paths=class_paths_of(recipe, manifest),
+    )
+
+
+def _of_tree(tree: LabelTree, recipe: Recipe, class_ranks: int) -> Classes:
+    if recipe.head.loss.kind == "hierarchical_softmax":
+        nodes = classes_at_leaves(tree).num_nodes  # each of them is a column of its own
+        return Classes(tree.num_classes, nodes, 1.0, 0, 0, plain=True, exact=True)
+    starts = [shard_range(tree.num_nodes, rank, class_ranks) for rank in range(1, class_ranks)]
+    above = [tree.ancestors(start) for start, stop in starts if stop > start]
+    boundary = len(np.unique(np.concatenate(above))) if above else 0
+    depth = float(tree.depth[tree.node_of_class].mean()) + 1
+    inner = int(tree.has_children.sum())
+    return Classes(
+        tree.num_classes, tree.num_nodes, depth, boundary, inner, plain=not inner, exact=True
+    )
+
+
+def _at_most(num: int, recipe: Recipe, class_ranks: int) -> Classes:
+    """A V-tree whose inner nodes all have two children, balanced; a U-tree has a node a class."""
+    levels = max(1, (num - 1).bit_length())
+    if recipe.head.loss.kind == "hierarchical_softmax":
+        return Classes(num, 2 * num - 1, 1.0, 0, 0, plain=True, exact=False)
+    nodes = num if recipe.head.weights.kind == "utree" else 2 * num - 1
+    boundary = min(nodes, (class_ranks - 1) * levels)
+    return Classes(num, nodes, levels + 1.0, boundary, num - 1, plain=False, exact=False)

@@ -1,0 +1,71 @@
+"""The machines of a plan: how many, how fast, and which ranks share a node. Free of torch.
+
+Rank r sits on node r // gpus. Class groups are contiguous ranks, data groups ranks a class group
+apart, as in `trainer/world.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Group = Literal["class", "data", "world"]
+
+# What NCCL takes for a small collective: of the order that its own tests report, assumed here.
+_NODE_SECONDS = 15e-6
+_ACROSS_SECONDS = 40e-6
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One GPU (or CPU process) and its links; peaks, a second, of the data sheet.
+
+    `flops` by precision, dense. `link` are bytes a second that a GPU sends within its node, and
+    `network` those that it sends to other nodes.
+    """
+
+    name: str
+    kind: Literal["cuda", "cpu"]
+    memory: int
+    bandwidth: float
+    flops: dict[str, float]
+    link: float
+    network: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`nodes` of `gpus` ranks each; `class_ranks` in a row share the classes."""
+
+    machine: Machine
+    nodes: int
+    gpus: int
+    class_ranks: int
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.gpus
+
+    @property
+    def data_ranks(self) -> int:
+        """Class groups: ranks along `data`."""
+        return self.ranks // self.class_ranks
+
+    def size(self, group: Group) -> int:
+        """Ranks of a group."""
+        return {"class": self.class_ranks, "data": self.data_ranks, "world": self.ranks}[group]
+
+    def crosses_nodes(self, group: Group) -> bool:
+        """Whether any group of this kind has ranks on two nodes."""
+        if self.nodes == 1 or self.size(group) == 1:
+            return False
+        if group == "class":
+            return self.gpus % self.class_ranks != 0
+        return True
+
+    def latency(self, group: Group) -> float:
+        """Seconds until a collective of nothing is through."""
+        return _ACROSS_SECONDS if self.crosses_nodes(group) else _NODE_SECONDS
+
+    def bytes_per_second(self, group: Group) -> float:
+        """What a rank sends in a ring over the group: the slowest link sets it."""
+        link, network = self.machine.link, self.machine.network
+        return min(link, network) if self.crosses_nodes(group) else link

@@ -1,0 +1,209 @@
+"""The ranks of a cluster, built one by one in this process: what each would hold, and that the
+parts add up.
+
+torch's fake process group stands for the others: meshes, groups and the FSDP strategy are the real
+ones, on weights without memory. Nothing of K entries is made for dense class weights.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from data.loading.order import share
+from heads.weights import shard_range
+from launch.plan.classes import Classes, classes_of, shards_of
+from launch.plan.plan import Asked
+from trainer.backbone import Backbone, build_backbone
+from trainer.config import Recipe
+from trainer.strategies.base import Strategy
+from trainer.world import World, mesh_shape
+
+
+@dataclass(frozen=True)
+class RankShape:
+    """One rank: its place, its rows of the head, weights of the backbone and samples a step."""
+
+    rank: int
+    node: int
+    data: int
+    class_: int
+    head_rows: tuple[int, int]
+    backbone_numel: int
+    samples: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Some ranks of a world of `size`, and whether the parts of all of them make the whole."""
+
+    size: int
+    mesh: tuple[int, int]
+    nodes_of_tree: int
+    columns: int
+    backbone_numel: int
+    global_batch: int
+    ranks: tuple[RankShape, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def dry_run(recipe: Recipe, asked: Asked) -> Ranks:
+    """Build the first rank, the last, the middle one and that with the fewest classes.
+
+    Raises what a start would: ValueError where the class group does not divide the ranks, or where
+    some ranks' parts do not add up to the whole.
+    """
+    size = asked.nodes * asked.gpus
+    shape = mesh_shape(recipe.train.class_group, size=size, local_size=asked.gpus)
+    classes = classes_of(recipe, shards_of(recipe), asked.classes, class_ranks=shape[1])
+    _check_sums(recipe, classes, shape[1], size)
+    chosen = sorted({0, size // 2, _fewest(classes, shape[1]), size - 1})
+    with torch.device("meta"):
+        whole = build_backbone(_random(recipe), image=recipe.data.image)
+    columns = whole.dim + recipe.head.bias
+    return Ranks(
+        size=size,
+        mesh=shape,
+        nodes_of_tree=classes.nodes,
+        columns=columns,
+        backbone_numel=sum(p.numel() for p in whole.parameters()),
+        global_batch=recipe.train.global_batch,
+        ranks=tuple(_build(recipe, asked, classes, columns, rank, shape) for rank in chosen),
+    )
+
+
+def show(ranks: Ranks, console: Console) -> None:
+    """One row a rank."""
+    title = f"{ranks.size} ranks, mesh data {ranks.mesh[0]} x class {ranks.mesh[1]}"
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in (
+        "rank",
+        "node",
+        "data",
+        "class",
+        "head rows",
+        "backbone weights",
+        "samples a step",
+    ):
+        table.add_column(name, justify="right", overflow="fold")
+    for rank in ranks.ranks:
+        start, stop = rank.head_rows
+        begin, end = rank.samples
+        table.add_row(
+            *(f"{n:,}" for n in (rank.rank, rank.node, rank.data, rank.class_)),
+            f"{start:,} to {stop:,} ({stop - start:,})",
+            f"{rank.backbone_numel:,}",
+            f"{begin:,} to {end:,} ({end - begin:,})",
+        )
+    console.print(table)
+    console.print(
+        Text(
+            f"over all ranks of a class group the head's rows are {ranks.nodes_of_tree:,} x "
+            f"{ranks.columns}, over all ranks the samples {ranks.global_batch:,}; the backbone has "
+            f"{ranks.backbone_numel:,} weights"
+        )
+    )
+
+
+def _build(
+    recipe: Recipe, asked: Asked, classes: Classes, columns: int, rank: int, shape: tuple[int, int]
+) -> RankShape:
+    with _world(rank, asked, shape) as world:
+        with torch.device("meta"):
+            backbone = build_backbone(_random(recipe), image=recipe.data.image)
+        pieces = _strategy(recipe, backbone, world).live()
+        data, place = (0, 0) if world.mesh is None else _coordinate(world)
+        start, stop = shard_range(classes.nodes, place, shape[1])
+        _check_shard(world, start, stop, classes.nodes, columns)
+        samples = share(recipe.train.global_batch, rank, world.size)
+        return RankShape(
+            rank=rank,
+            node=rank // asked.gpus,
+            data=data,
+            class_=place,
+            head_rows=(start, stop),
+            backbone_numel=sum(piece.numel() for piece in pieces.values()),
+            samples=(samples.start, samples.stop),
+        )
+
+
+@contextmanager
+def _world(rank: int, asked: Asked, shape: tuple[int, int]) -> Iterator[World]:
+    size, local = asked.nodes * asked.gpus, rank % asked.gpus
+    cpu = torch.device("cpu")
+    if size == 1:
+        yield World(0, 1, 0, 1, cpu, None)
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "class"))
+        yield World(rank, size, local, asked.gpus, cpu, mesh)
+    finally:
+        dist.destroy_process_group()
+
+
+def _strategy(recipe: Recipe, backbone: Backbone, world: World) -> Strategy:
+    """FSDP's own; under the others every rank's weights have the shapes of the whole."""
+    config = recipe.train.strategy
+    if config.kind != "fsdp" or world.size == 1:
+        return Strategy(backbone)
+    from trainer.strategies.fsdp import FSDP
+
+    return FSDP(backbone, config, world)
+
+
+def _coordinate(world: World) -> tuple[int, int]:
+    assert world.mesh is not None
+    coordinate = world.mesh.get_coordinate()
+    assert coordinate is not None
+    return coordinate[0], coordinate[1]
+
+
+def _check_shard(world: World, start: int, stop: int, nodes: int, columns: int) -> None:
+    """The head's rows as the `Shard(0)` of a checkpoint."""
+    if world.mesh is None:
+        return
+    rows: Tensor = torch.empty(stop - start, columns, device="meta")
+    whole = torch.Size((nodes, columns))
+    sharded = DTensor.from_local(
+        rows, world.mesh["class"], [Shard(0)], shape=whole, stride=(columns, 1)
+    )
+    assert sharded.shape == whole
+
+
+def _check_sums(recipe: Recipe, classes: Classes, class_ranks: int, size: int) -> None:
+    rows = [shard_range(classes.nodes, rank, class_ranks) for rank in range(class_ranks)]
+    samples = [len(share(recipe.train.global_batch, rank, size)) for rank in range(size)]
+    if sum(stop - start for start, stop in rows) != classes.nodes:
+        raise ValueError(f"the shards of {classes.nodes} head rows do not add up: {rows}")
+    if sum(samples) != recipe.train.global_batch:
+        raise ValueError(f"the ranks' samples do not add up to train.global_batch: {samples}")
+
+
+def _fewest(classes: Classes, class_ranks: int) -> int:
+    """The first rank whose shard is the smallest."""
+    sizes = [
+        stop - start
+        for start, stop in (
+            shard_range(classes.nodes, rank, class_ranks) for rank in range(class_ranks)
+        )
+    ]
+    return sizes.index(min(sizes))
+
+
+def _random(recipe: Recipe) -> Any:
+    """Without weights to load: shapes are all that counts."""
+    return recipe.backbone.model_copy(update={"weights": "random"})

@@ -1,0 +1,158 @@
+"""The backbone in numbers: its weights by FSDP unit, what a pass holds, moves and computes.
+
+The real encoder runs forward and backward on tensors without memory (`FakeTensorMode`), at the real
+shapes, so nothing here knows of architectures.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from launch.plan.cuda_rules import CudaRules
+from launch.plan.ledger import Ledger, Work
+from trainer.backbone import Backbone, build_backbone
+from trainer.batch_norm import apply_batch_norm_mode
+from trainer.blocks import checkpoint_blocks, large_tables, repeated_blocks
+from trainer.config import Recipe
+
+# What `trainer/batch_norm.py` holds beside what torch's own kernel does, in backward.
+_OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Weights that FSDP gathers together: the shape of each."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def numel(self) -> int:
+        return sum(_numel(shape) for shape in self.shapes)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A backbone at a micro-batch of `rows`; bytes, but for `dim` and the channels.
+
+    `units` hold all weights, the root's last. `inputs` is the micro-batch on the device.
+    `activations` are live when forward ends, `backward_peak` is the most that is live until
+    backward ends, both beside weights and inputs; the latter counts the weights' gradients.
+    `batch_norms` are the channels of each synchronised layer, `norms_again` of those that
+    activation checkpointing computes twice. `forward` and `backward` are the work.
+    """
+
+    dim: int
+    rows: int
+    units: tuple[Unit, ...]
+    buffers: int
+    inputs: int
+    batch_norms: tuple[int, ...]
+    norms_again: tuple[int, ...]
+    activations: int
+    backward_peak: int
+    feature_itemsize: int
+    forward: tuple[Work, ...]
+    backward: tuple[Work, ...]
+
+    @property
+    def numel(self) -> int:
+        """Weights of the backbone."""
+        return sum(unit.numel for unit in self.units)
+
+    @property
+    def shapes(self) -> Iterator[tuple[int, ...]]:
+        return (shape for unit in self.units for shape in unit.shapes)
+
+    @property
+    def flops(self) -> int:
+        """Of matrix products and convolutions, forward and backward."""
+        return sum(work.flops for work in (*self.forward, *self.backward))
+
+
+def measure_network(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Network:
+    """Run the recipe's encoder once on `rows` samples without computing or allocating anything."""
+    train = recipe.train
+    half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[train.precision]
+    with ExitStack() as stack:
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        backbone = build_backbone(_random(recipe).backbone, image=recipe.data.image).train()
+        units = tuple(_units(backbone))
+        mode = recipe.backbone.batch_norm
+        apply_batch_norm_mode(backbone, mode, None, torch.device("cpu"))
+        norms = _synchronised(backbone, mode)
+        again: tuple[int, ...] = ()
+        if train.activation_checkpointing:
+            blocks = repeated_blocks(backbone.encoder)
+            again = tuple(c for block in blocks for c in _synchronised(block, mode))
+            checkpoint_blocks(backbone.encoder)
+        backbone.precision, backbone.channels_last = half, train.channels_last
+        inputs = _inputs(recipe, backbone, rows)
+        known = [*backbone.parameters(), *backbone.buffers(), *inputs.values()]
+        ledger = Ledger(known, _OUR_BATCH_NORM if norms and ranks > 1 and not cuda else None)
+        if cuda:
+            stack.enter_context(CudaRules(autocast=half is not None))
+        with ledger:
+            features = backbone(inputs)
+            activations, forward = ledger.live, tuple(ledger.work)
+            ledger.restart()
+            features.backward(torch.empty_like(features))
+    return Network(
+        dim=backbone.dim,
+        rows=rows,
+        units=units,
+        buffers=_bytes(backbone.buffers()),
+        inputs=_bytes(iter(inputs.values())),
+        batch_norms=norms,
+        norms_again=again,
+        activations=activations,
+        backward_peak=ledger.peak,
+        feature_itemsize=features.itemsize,
+        forward=forward,
+        backward=tuple(ledger.work),
+    )
+
+
+def _random(recipe: Recipe) -> Recipe:
+    """The same without weights to load: shapes are all that counts."""
+    backbone = recipe.backbone.model_copy(update={"weights": "random"})
+    return recipe.model_copy(update={"backbone": backbone})
+
+
+def _units(backbone: Backbone) -> Iterator[Unit]:
+    """As `trainer/strategies/fsdp.py` cuts them; a weight belongs to the innermost."""
+    taken: set[int] = set()
+    for module in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder), backbone):
+        own = [p for p in module.parameters() if id(p) not in taken]
+        taken.update(id(p) for p in own)
+        if own:
+            yield Unit(tuple(tuple(p.shape) for p in own))
+
+
+def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:
+    if backbone.modality == "text":
+        text = recipe.data.text
+        if text is None:
+            raise ValueError("the backbone reads texts: give data.text")
+        tokens = torch.ones(rows, text.max_length, dtype=torch.int64)
+        return {"input_ids": tokens, "attention_mask": tokens.clone()}
+    image = recipe.data.image
+    shape = (rows, image.channels, image.size, image.size)
+    return {"pixel_values": torch.zeros(shape, dtype=torch.uint8)}
+
+
+def _synchronised(backbone: nn.Module, mode: str) -> tuple[int, ...]:
+    if mode != "sync":
+        return ()
+    return tuple(m.num_features for m in backbone.modules() if type(m) is nn.BatchNorm2d)
+
+
+def _bytes(tensors: Iterator[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()

@@ -1,0 +1,126 @@
+"""A recipe on a cluster, planned: the numbers of its parts put together."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from launch.plan.classes import Classes, classes_of, num_samples, shards_of
+from launch.plan.cluster import Cluster, Machine
+from launch.plan.head_shape import HeadShape, head_shape
+from launch.plan.head_traffic import engine_traffic, factored_traffic
+from launch.plan.loss_cost import measure_loss
+from launch.plan.memory import Memory, host_index, memory_of
+from launch.plan.network import Network, measure_network
+from launch.plan.spread import Spread, spread
+from launch.plan.step_time import StepTime, step_time
+from launch.plan.traffic import Collective, that_happen
+from launch.plan.trainer_traffic import batch_norm_traffic, odd_numbers
+from trainer.config import Recipe
+from trainer.world import mesh_shape
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step of `recipe` takes on `cluster`, on its fullest rank.
+
+    `host_bytes` is what the label tree needs of a rank's main memory; `samples` are those of an
+    epoch, `steps` those of the run, None where nobody says; `parts` are the micro-batches.
+    """
+
+    recipe: Recipe
+    cluster: Cluster
+    classes: Classes
+    network: Network
+    head: HeadShape
+    memory: Memory
+    host_bytes: int
+    collectives: tuple[Collective, ...]
+    time: StepTime
+    samples: int | None
+    parts: int
+
+    @property
+    def steps(self) -> int | None:
+        train = self.recipe.train
+        if self.samples is None:
+            return train.duration.steps
+        return train.duration.in_steps(num_samples=self.samples, global_batch=train.global_batch)
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a rank puts on the wire in a step."""
+        return sum(each.sent(self.cluster) for each in self.collectives)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is made for, besides the recipe; None: as the shards say."""
+
+    machine: Machine
+    nodes: int
+    gpus: int
+    classes: int | None = None
+    samples: int | None = None
+
+
+def make_plan(recipe: Recipe, asked: Asked, *, label_vectors: np.ndarray | None = None) -> Plan:
+    """Plan one optimizer step; `label_vectors` [K, D] stand in for those of shards.
+
+    Raises ValueError for what a start would refuse: a class group that does not divide the ranks,
+    or classes that nobody counts.
+    """
+    ranks = asked.nodes * asked.gpus
+    _, class_ranks = mesh_shape(recipe.train.class_group, size=ranks, local_size=asked.gpus)
+    cluster = Cluster(asked.machine, asked.nodes, asked.gpus, class_ranks)
+    manifest = shards_of(recipe)
+    classes = classes_of(
+        recipe, manifest, asked.classes, label_vectors=label_vectors, class_ranks=class_ranks
+    )
+    share = -(-recipe.train.global_batch // ranks)
+    parts = min(recipe.train.micro_batches, share)
+    cuda = asked.machine.kind == "cuda"
+    network = measure_network(recipe, rows=-(-share // parts), ranks=ranks, cuda=cuda)
+    loss = measure_loss(recipe.head.loss)
+    # A loss that couples rows sees all features first: then every part's forward is made twice.
+    passes = 2 * parts if loss.couples_rows and parts > 1 else parts
+    head = head_shape(recipe, network, classes, loss, cluster)
+    strategy = spread(recipe, network, cluster, passes=passes, parts=parts)
+    collectives = _collectives(recipe, network, strategy, head, cluster, passes, parts)
+    return Plan(
+        recipe=recipe,
+        cluster=cluster,
+        classes=classes,
+        network=network,
+        head=head,
+        memory=memory_of(recipe, network, strategy, head, cluster, parts),
+        host_bytes=host_index(head),
+        collectives=collectives,
+        time=step_time(
+            recipe, network, strategy, head, collectives, cluster, passes=passes, parts=parts
+        ),
+        samples=num_samples(recipe, manifest, asked.samples),
+        parts=parts,
+    )
+
+
+def _collectives(
+    recipe: Recipe,
+    network: Network,
+    strategy: Spread,
+    head: HeadShape,
+    cluster: Cluster,
+    passes: int,
+    parts: int,
+) -> tuple[Collective, ...]:
+    factored = recipe.head.weights.kind == "factored"
+    of_head = factored_traffic if factored else engine_traffic
+    weighing = 1 if head.loss.couples_rows else parts
+    return that_happen(
+        [
+            *batch_norm_traffic(network, cluster, passes=passes, parts=parts),
+            *of_head(head, cluster),
+            *strategy.collectives,
+            *odd_numbers(recipe, network, cluster, parts=weighing),
+        ],
+        cluster,
+    )

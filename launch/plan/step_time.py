@@ -1,0 +1,156 @@
+"""How long a step takes at the machine's peaks: no run of the same operations is faster.
+
+Each operation takes as long as its products at the peak or its bytes at the memory's bandwidth,
+whichever is longer (roofline, Williams et al. 2009); collectives take their bytes at the slowest
+link of their group, and hide behind the work of their phase where the trainer lets them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from launch.plan.cluster import Cluster, Machine
+from launch.plan.head_shape import FLOAT32, HeadShape
+from launch.plan.ledger import Work
+from launch.plan.network import Network
+from launch.plan.spread import Spread
+from launch.plan.traffic import Collective, Phase
+from trainer.config import Recipe
+
+Bound = Literal["compute", "memory bandwidth", "links in the node", "links between nodes"]
+PHASES: tuple[Phase, ...] = ("forward", "head", "backward", "optimizer", "step")
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """Seconds of a phase: at the peak of products, at the memory's, and waiting for links."""
+
+    phase: Phase
+    compute: float
+    memory: float
+    links: float
+    across: bool
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.memory + self.links
+
+    @property
+    def bound(self) -> Bound:
+        links: Bound = "links between nodes" if self.across else "links in the node"
+        parts: dict[Bound, float] = {
+            "compute": self.compute,
+            "memory bandwidth": self.memory,
+            links: self.links,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """All phases; `flops` are those of a rank's step."""
+
+    phases: tuple[PhaseTime, ...]
+    flops: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(phase.seconds for phase in self.phases)
+
+    @property
+    def slowest(self) -> PhaseTime:
+        return max(self.phases, key=lambda phase: phase.seconds)
+
+
+def step_time(
+    recipe: Recipe,
+    network: Network,
+    spread: Spread,
+    head: HeadShape,
+    collectives: Iterable[Collective],
+    cluster: Cluster,
+    *,
+    passes: int,
+    parts: int,
+) -> StepTime:
+    """One optimizer step of the fullest rank."""
+    machine = cluster.machine
+    factored = recipe.head.weights.kind == "factored"
+    head_work = _factored_work(head) if factored else _head_work(head)
+    works: dict[Phase, list[Work]] = {
+        "forward": [*network.forward] * passes,
+        "head": [*head_work] * head.calls,
+        "backward": [*network.backward] * parts,
+        "optimizer": [_optimizer_work(recipe, spread, head)],
+        "step": [],
+    }
+    own = list(collectives)
+    phases = tuple(_phase(each, works[each], own, cluster, recipe) for each in PHASES)
+    flops = float(sum(work.flops for phase in works.values() for work in phase))
+    return StepTime(tuple(p for p in phases if p.seconds), flops) if machine else StepTime((), 0)
+
+
+def _phase(
+    phase: Phase,
+    works: list[Work],
+    collectives: list[Collective],
+    cluster: Cluster,
+    recipe: Recipe,
+) -> PhaseTime:
+    compute = memory = 0.0
+    for work in works:
+        at_peak = work.flops / _peak(cluster.machine, recipe, half=work.half)
+        moving = work.bytes / cluster.machine.bandwidth
+        if at_peak >= moving:
+            compute += at_peak
+        else:
+            memory += moving
+    mine = [c for c in collectives if c.phase == phase]
+    hidden = sum(c.seconds(cluster) for c in mine if c.hidden)
+    waited = sum(c.seconds(cluster) for c in mine if not c.hidden)
+    links = waited + max(0.0, hidden - compute - memory)
+    across = any(cluster.crosses_nodes(c.group) for c in mine)
+    return PhaseTime(phase, compute, memory, links, across)
+
+
+def _peak(machine: Machine, recipe: Recipe, *, half: bool) -> float:
+    precision = recipe.train.precision if half else "fp32"
+    return machine.flops.get(precision, machine.flops["fp32"])
+
+
+def _head_work(head: HeadShape) -> list[Work]:
+    """Logits; then the gradients of features and rows, and the logits that were not kept again."""
+    half = head.itemsize < FLOAT32
+    product = 2 * head.logits * head.columns
+    again = 1 - head.kept_share
+    rows = head.nodes * head.columns
+    logits, loss = head.logits, head.loss
+    read = rows * FLOAT32 + logits * head.itemsize
+    back = int(read * (1 + again)) + rows * FLOAT32
+    if not head.classes.plain:  # a class's row is the sum over its path
+        read += int(rows * FLOAT32 * head.classes.depth)
+        back += int(rows * FLOAT32 * head.classes.depth * (1 + again))
+    return [
+        Work(product, read, half),
+        Work(0, int(logits * loss.forward), False),
+        Work(int(product * (2 + again)), back, half),
+        Work(0, int(logits * (loss.forward + loss.backward)), False),
+    ]
+
+
+def _factored_work(head: HeadShape) -> list[Work]:
+    """d x d times the rows, and a few d x d x d, all in float64."""
+    d, rows = head.columns, head.rows
+    products = 2 * d * d * (4 * rows + 12 * d)
+    return [Work(products, 8 * (12 * d * d + 8 * rows * d), False)]
+
+
+def _optimizer_work(recipe: Recipe, spread: Spread, head: HeadShape) -> Work:
+    """Reads weight, gradient and moments, writes weight and moments; averages are read, written."""
+    shard = head.nodes * head.columns * FLOAT32
+    if recipe.head.weights.kind == "factored":
+        shard = 0
+    passes = {"sgd": 5, "adamw": 7, "lamb": 11}[recipe.optimizer.kind]
+    passes += 3 if recipe.train.ema is not None else 0
+    passes += 1  # the norm of the gradients
+    return Work(0, passes * (spread.updated + shard), False)

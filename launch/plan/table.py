@@ -1,0 +1,190 @@
+"""A plan as a person reads it: one table a question, good in 80 columns; and as JSON."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from launch.plan.advice import Change
+from launch.plan.memory import MOMENTS
+from launch.plan.plan import Plan
+from launch.plan.traffic import Collective
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_SHOWN = 8
+_NAME_WIDTH = 22
+
+
+def show(plan: Plan, changes: Sequence[Change], warnings: Sequence[str], console: Console) -> None:
+    """Print all of it."""
+    console.print(_headline(plan), Text())
+    console.print(Group(_memory(plan), Text(), _traffic(plan), Text(), _time(plan), Text()))
+    for line in _verdict(plan, changes):
+        console.print(Text(line))
+    for warning in warnings:
+        console.print(Text(f"warning: {warning}"))
+
+
+def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> dict[str, Any]:
+    """The same numbers, in bytes and seconds, for programs."""
+    memory, time, cluster = plan.memory, plan.time, plan.cluster
+    return {
+        "nodes": cluster.nodes,
+        "gpus": cluster.gpus,
+        "machine": asdict(cluster.machine),
+        "mesh": {"data": cluster.data_ranks, "class": cluster.class_ranks},
+        "classes": asdict(plan.classes),
+        "backbone_weights": plan.network.numel,
+        "head_rows_a_rank": plan.head.nodes,
+        "memory": {
+            "lines": [asdict(line) for line in memory.lines],
+            "totals": {moment: memory.total(moment) for moment in MOMENTS},
+            "peak": memory.peak,
+            "peak_phase": memory.peak_moment,
+            "capacity": memory.capacity,
+            "fits": memory.fits,
+        },
+        "host_bytes_a_rank": plan.host_bytes,
+        "collectives": [_collective_json(each, plan) for each in plan.collectives],
+        "sent_bytes": plan.sent,
+        "time": {
+            "phases": [asdict(p) | {"seconds": p.seconds, "bound": p.bound} for p in time.phases],
+            "step_seconds": time.seconds,
+            "samples_per_second": plan.recipe.train.global_batch / time.seconds,
+            "flops": time.flops,
+        },
+        "steps": plan.steps,
+        "changes": [asdict(change) for change in changes],
+        "warnings": list(warnings),
+    }
+
+
+def _collective_json(each: Collective, plan: Plan) -> dict[str, Any]:
+    return asdict(each) | {
+        "total": each.total,
+        "sent": each.sent(plan.cluster),
+        "seconds": each.seconds(plan.cluster),
+        "crosses_nodes": plan.cluster.crosses_nodes(each.group),
+    }
+
+
+def _headline(plan: Plan) -> Text:
+    cluster, head, train = plan.cluster, plan.head, plan.recipe.train
+    config = plan.recipe.head
+    strategy = train.strategy
+    stage = f" stage {strategy.stage}" if strategy.kind == "deepspeed" else ""
+    parts = -(-train.global_batch // cluster.ranks)
+    return Text(
+        f"{plan.recipe.run}: {cluster.nodes} x {cluster.gpus} x {cluster.machine.name}, "
+        f"mesh data {cluster.data_ranks} x class {cluster.class_ranks}, {strategy.kind}{stage}, "
+        f"{train.precision}\n"
+        f"backbone {plan.network.numel:,} weights; head {config.weights.kind} x "
+        f"{config.loss.kind}, {plan.classes.num_classes:,} classes, {plan.classes.nodes:,} x "
+        f"{head.columns} numbers, {head.nodes:,} rows a rank\n"
+        f"global batch {train.global_batch:,}: {parts:,} a rank in parts of {plan.network.rows:,}; "
+        f"the head sees {head.group_rows:,} rows a class group at a time"
+    )
+
+
+def _memory(plan: Plan) -> Table:
+    memory = plan.memory
+    table = _table(f"memory of the fullest rank, of {size(memory.capacity)}")
+    table.add_column("", overflow="fold")
+    for moment in MOMENTS:
+        table.add_column(f"in {moment}", justify="right", no_wrap=True)
+    for line in memory.lines:
+        table.add_row(line.what, *(size(getattr(line, moment)) for moment in MOMENTS))
+    totals = [size(memory.total(moment)) for moment in MOMENTS]
+    table.add_row("all", *totals, style="bold")
+    return table
+
+
+def _traffic(plan: Plan) -> Table:
+    cluster = plan.cluster
+    table = _table(f"collectives of a step: a rank sends {size(plan.sent)}")
+    table.add_column("", overflow="fold", min_width=_NAME_WIDTH)
+    table.add_column("group", no_wrap=True)
+    for name in ("bytes", "sent", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    ordered = sorted(plan.collectives, key=lambda each: -each.seconds(cluster))
+    for each in ordered[:_SHOWN]:
+        where = "across" if cluster.crosses_nodes(each.group) else "in node"
+        table.add_row(
+            f"{each.what}, {each.kind.replace('_', '-')}",
+            f"{each.group} {cluster.size(each.group)} {where}",
+            (f"{each.calls} x " if each.calls > 1 else "") + size(each.bytes),
+            size(each.sent(cluster)),
+            duration(each.seconds(cluster)) + ("*" if each.hidden else ""),
+        )
+    if rest := ordered[_SHOWN:]:
+        sent = sum(each.sent(cluster) for each in rest)
+        seconds = sum(each.seconds(cluster) for each in rest)
+        table.add_row(f"{len(rest)} smaller ones", "", "", size(sent), duration(seconds))
+    return table
+
+
+def _time(plan: Plan) -> Table:
+    table = _table(f"a step at the machine's peaks: {duration(plan.time.seconds)}")
+    table.add_column("phase", no_wrap=True)
+    for name in ("products", "memory", "links", "all"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
+    for phase in plan.time.phases:
+        numbers = (phase.compute, phase.memory, phase.links, phase.seconds)
+        table.add_row(phase.phase, *map(duration, numbers), phase.bound)
+    return table
+
+
+def _verdict(plan: Plan, changes: Sequence[Change]) -> Iterable[str]:
+    memory, time, train = plan.memory, plan.time, plan.recipe.train
+    if any(each.hidden for each in plan.collectives):
+        yield "* runs beside the work of its phase; only what is left over counts"
+    rate = train.global_batch / time.seconds
+    steps = plan.steps
+    whole = f"; {steps:,} steps take {duration(steps * time.seconds)}" if steps else ""
+    yield f"at the peaks: {rate:,.0f} samples/s{whole}"
+    yield (f"main memory: {size(plan.host_bytes)} a rank while the head is made")
+    if memory.fits:
+        share = memory.peak / memory.capacity
+        yield f"fits: {size(memory.peak)} in {memory.peak_moment}, {share:.0%} of what there is"
+        return
+    yield (
+        f"does not fit: {size(memory.peak)} in {memory.peak_moment}, there are "
+        f"{size(memory.capacity)}. Change, in this order:"
+    )
+    for number, change in enumerate(changes, 1):
+        left = "fits" if change.fits else "does not fit yet"
+        yield f"  {number}. {change.what}: {size(change.peak)}, {left}"
+    if not changes or not changes[-1].fits:
+        yield "  nothing more is known here: take fewer classes or a smaller backbone"
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False
+    )
+
+
+def size(number: float) -> str:
+    """Bytes with three digits: `12.3 MiB`."""
+    if not number:
+        return "-"
+    unit = 0
+    while abs(number) >= 999.5 and unit < len(_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    digits = 0 if unit == 0 or number >= 99.95 else 1 if number >= 9.995 else 2
+    return f"{number:.{digits}f} {_UNITS[unit]}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds with three digits: `12.3 ms`."""
+    if not seconds:
+        return "-"
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= length * (2 if unit in ("d", "h", "min") else 1):
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us" if seconds >= 1e-7 else "< 0.1 us"

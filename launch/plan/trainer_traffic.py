@@ -1,0 +1,65 @@
+"""What the trainer's own parts exchange in a step: batch norm's statistics and the odd number."""
+
+from collections.abc import Iterable
+
+from launch.plan.cluster import Cluster
+from launch.plan.network import Network
+from launch.plan.traffic import Collective, Kind, Phase
+from trainer.config import Recipe
+
+_FLOAT32 = 4
+_AGREED = 3 * 8  # of a rank, `trainer/agreement.py`
+
+
+def batch_norm_traffic(
+    network: Network, cluster: Cluster, *, passes: int, parts: int
+) -> list[Collective]:
+    """Synchronised statistics of each layer, over all ranks: mean, variance and count forward, two
+    sums backward (`trainer/batch_norm.py`; on CUDA torch's SyncBatchNorm, one count a rank)."""
+    cuda = cluster.machine.kind == "cuda"
+
+    def statistics(channels: Iterable[int]) -> int:
+        numbers = sum(2 * c + 1 if cuda else 3 * c for c in channels)
+        return cluster.ranks * numbers * _FLOAT32
+
+    def collective(
+        kind: Kind, size: int, phase: Phase, calls: int, layers: int, what: str = "batch norm"
+    ) -> Collective:
+        return Collective(what, kind, "world", size, phase, calls, messages=layers)
+
+    norms, again = network.batch_norms, network.norms_again
+    sums = 2 * sum(norms) * _FLOAT32
+    parts_of = [
+        collective("all_gather", statistics(norms), "forward", passes, len(norms)),
+        collective(
+            "all_gather", statistics(again), "backward", parts, len(again), "batch norm again"
+        ),
+        collective("all_reduce", sums, "backward", parts, len(norms)),
+    ]
+    return [part for part in parts_of if part.bytes]
+
+
+def odd_numbers(
+    recipe: Recipe, network: Network, cluster: Cluster, *, parts: int
+) -> list[Collective]:
+    """What ranks agree on, the gradient's norm over the shards, the weights of micro-batches."""
+    agreed = cluster.ranks * _AGREED
+    scalar = [
+        Collective("agreement", "all_gather", "world", agreed, "step"),
+        Collective("norm of the head", "all_reduce", "class", _FLOAT32, "optimizer"),
+    ]
+    strategy = recipe.train.strategy
+    if strategy.kind == "fsdp" or (strategy.kind == "deepspeed" and strategy.stage > 0):
+        scalar.append(
+            Collective("norm of the backbone", "all_reduce", "world", _FLOAT32, "optimizer")
+        )
+    if recipe.optimizer.kind == "lamb":
+        what, pair = "norms of LAMB", 2 * _FLOAT32  # of a weight that decays, and of its step
+        scalar.append(Collective(what, "all_reduce", "class", pair, "optimizer"))
+        if strategy.kind == "fsdp":
+            pairs = pair * sum(len(shape) > 1 for shape in network.shapes)
+            scalar.append(Collective(what, "all_reduce", "world", pairs, "optimizer"))
+    if parts > 1:
+        what = "weights of micro-batches"
+        scalar.append(Collective(what, "all_reduce", "world", parts * _FLOAT32, "forward"))
+    return scalar

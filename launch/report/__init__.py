@@ -1,0 +1,6 @@
+"""Runs side by side on one page with pictures: `kway report`."""
+
+from launch.report.page import report_page
+from launch.report.reading import Run, read_runs
+
+__all__ = ["Run", "read_runs", "report_page"]

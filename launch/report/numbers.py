@@ -1,0 +1,127 @@
+"""The numbers of runs side by side: rows by name, a cell a run."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from launch.report.reading import Run, training_seconds
+from trainer.telemetry import PHASES
+
+_LOWER_IS_BETTER = ("loss",)
+_NO_PHASE = "rest"
+UNKNOWN = "–"
+
+
+def figure(value: float) -> str:
+    """A number as a person reads it: `0.8312`, `1,250`, `3.1e-05`."""
+    if not np.isfinite(value):
+        return "not finite"
+    size = abs(value)
+    if size and (size < 1e-3 or size >= 1e12):
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
+
+
+def percent(ratio: float) -> str:
+    """`6.1%`."""
+    return f"{ratio:.1%}"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.4 h`, `2.1 days`."""
+    if seconds < 90:
+        return f"{seconds:.3g} s"
+    for size, unit in ((60, "min"), (3600, "h"), (86400, "days")):
+        if seconds < 100 * size or unit == "days":
+            return f"{seconds / size:.3g} {unit}"
+    raise AssertionError("the last unit takes all")
+
+
+def measure_names(runs: Sequence[Run]) -> list[str]:
+    """Of all evaluations of all runs: top1 and the like first, as they come."""
+    names = dict.fromkeys(
+        name for run in runs for found in run.evaluations.measures.values() for name in found
+    )
+    return sorted(names, key=lambda name: not name.startswith("top"))
+
+
+def table(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Rows of the page's first table; a row that no run has anything for is left out."""
+    rows = {
+        "state": [run.state for run in runs],
+        "steps": [figure(run.last_step) for run in runs],
+        "samples": [_last(run, "samples") for run in runs],
+        "last loss": [_last(run, "loss") for run in runs],
+    }
+    for name in measure_names(runs):
+        rows[f"best {name} (at step)"] = [_best(run, name) for run in runs]
+    rows |= {
+        "samples/s, median": [_median(run, "samples_per_second") for run in runs],
+        "data wait, median": [_median(run, "data_wait_ratio", percent) for run in runs],
+        "MFU, median": [_median(run, "mfu", percent) for run in runs],
+        "time in steps": [_spent(training_seconds(run.steps)) for run in runs],
+        "time, first to last": [_spent(_elapsed(run)) for run in runs],
+        "checkpoints logged": [figure(len(run.steps.of("checkpoint"))) for run in runs],
+        "restarts": [_last(run, "restarts") for run in runs],
+        "bad samples": [_last(run, "bad_samples") for run in runs],
+        "updates left out": [_last(run, "skipped") for run in runs],
+    }
+    return {name: cells for name, cells in rows.items() if set(cells) != {UNKNOWN}}
+
+
+def phases_table(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Share of each phase in the time of all logged steps, by run."""
+    shares = {run.letter: share_of_phases(run) for run in runs}
+    names = dict.fromkeys(name for found in shares.values() for name in found)
+    return {
+        name: [f"{found[name]:.1%}" if name in found else UNKNOWN for found in shares.values()]
+        for name in names
+    }
+
+
+def share_of_phases(run: Run) -> dict[str, float]:
+    """Shares that add up to one, what no phase covers as `rest`; empty where none is recorded."""
+    seconds = {name: float(np.nansum(column)) for name, column in run.steps.under("phases").items()}
+    known_first = sorted(seconds, key=lambda name: PHASES.index(name) if name in PHASES else 99)
+    seconds = {name: seconds[name] for name in known_first if seconds[name] > 0}
+    if not seconds:
+        return {}
+    known = np.isfinite(run.steps.column("step_seconds"))
+    counts = np.diff(run.steps.column("step"), prepend=0)
+    # Evaluations and checkpoints are no part of a step's time, but phases of the run.
+    inside = sum(v for name, v in seconds.items() if name not in ("evaluation", "checkpoint"))
+    total = float((counts[known] * run.steps.column("step_seconds")[known]).sum())
+    if total > 1.005 * inside:
+        seconds[_NO_PHASE] = total - inside
+    whole = sum(seconds.values())
+    return {name: value / whole for name, value in seconds.items()}
+
+
+def _best(run: Run, name: str) -> str:
+    found = {step: m[name] for step, m in run.evaluations.measures.items() if name in m}
+    if not found:
+        return UNKNOWN
+    lower = any(word in name for word in _LOWER_IS_BETTER)
+    step = (min if lower else max)(found, key=found.__getitem__)
+    return f"{figure(found[step])} ({step:,})"
+
+
+def _last(run: Run, name: str) -> str:
+    known = run.steps.column(name)
+    return figure(float(known[-1])) if len(known) and name in run.steps.columns else UNKNOWN
+
+
+def _median(run: Run, name: str, words: Callable[[float], str] = figure) -> str:
+    known = run.steps.column(name)
+    known = known[np.isfinite(known)]
+    return words(float(np.median(known))) if len(known) else UNKNOWN
+
+
+def _elapsed(run: Run) -> float:
+    times = run.steps.column("time")
+    times = times[np.isfinite(times)]
+    return float(times[-1] - times[0]) if len(times) > 1 else 0.0
+
+
+def _spent(seconds: float) -> str:
+    return duration(seconds) if seconds > 0 else UNKNOWN

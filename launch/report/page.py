@@ -1,0 +1,187 @@
+"""The page: one HTML file that needs nothing from outside and runs no script.
+
+Whatever comes from a run, such as names of measures, is escaped on its way in.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+
+import numpy as np
+
+from launch.report.look import NUM_COLOURS, PALETTE, as_svg, look
+from launch.report.numbers import phases_table, table
+from launch.report.pictures import SECTIONS, Picture
+from launch.report.reading import Run
+from launch.report.recipes import differences
+from launch.wording import printable
+
+_MOST_EVENTS = 200
+_LONGEST_VALUE = 300
+
+
+def report_page(runs: Sequence[Run], progress: Callable[[int, int], None]) -> str:
+    """The whole page; `progress` hears of each section drawn and of their number."""
+    parts = [
+        _title(runs),
+        _runs(runs),
+        _troubles(runs),
+        _section("Numbers", _grid(runs, table(runs), "figures")),
+    ]
+    for done, (title, pictures) in enumerate(SECTIONS.items()):
+        progress(done, len(SECTIONS))
+        with look():
+            drawn = "".join(_figure(picture) for picture in pictures(runs))
+        if drawn:
+            parts.append(
+                _section(title, f'<div class="pictures">{drawn}</div>{_beside(title, runs)}')
+            )
+    progress(len(SECTIONS), len(SECTIONS))
+    parts += [_differences(runs), _events(runs), _recipes(runs)]
+    return _frame(runs, "\n".join(part for part in parts if part))
+
+
+def _frame(runs: Sequence[Run], body: str) -> str:
+    names = ", ".join(run.name for run in runs)
+    style = files("launch.report").joinpath("page.css").read_text(encoding="utf-8")
+    # The policy stands for the escaping as well: what slipped through could neither run nor load.
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{_text(f"kway report: {names}")}</title>
+<style>
+{_variables()}
+{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _variables() -> str:
+    light, dark = (
+        " ".join(f"--{name}: {colours[mode]};" for name, colours in PALETTE.items())
+        for mode in (0, 1)
+    )
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+
+
+def _title(runs: Sequence[Run]) -> str:
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    several = "s" if len(runs) != 1 else ""
+    return f'<h1>{len(runs)} run{several} of kway</h1>\n<p class="quiet">{made}</p>'
+
+
+def _runs(runs: Sequence[Run]) -> str:
+    items = "".join(
+        f"<li>{_letter(run)} <b>{_text(run.name)}</b> "
+        f'<span class="quiet">{_text(run.state)}</span></li>'
+        for run in runs
+    )
+    return f'<ul class="runs" aria-label="Runs, by the letters of the pictures">{items}</ul>'
+
+
+def _troubles(runs: Sequence[Run]) -> str:
+    lines = [
+        f"<li>{_letter(run)} {_text(trouble)}</li>" for run in runs for trouble in run.troubles
+    ]
+    if not lines:
+        return ""
+    return f'<div class="troubles" role="note"><ul>{"".join(lines)}</ul></div>'
+
+
+def _section(title: str, inside: str) -> str:
+    return f"<section><h2>{_text(title)}</h2>\n{inside}</section>" if inside else ""
+
+
+def _figure(picture: Picture) -> str:
+    note = f"<figcaption>{_text(picture.note)}</figcaption>" if picture.note else ""
+    svg = as_svg(picture.figure, _text(picture.words))
+    return f"<figure><h3>{_text(picture.title)}</h3>{svg}{note}</figure>\n"
+
+
+def _beside(title: str, runs: Sequence[Run]) -> str:
+    """The shares of the phases in numbers, below the pictures of speed."""
+    rows = phases_table(runs) if title == "Speed and memory" else {}
+    return f"<h3>Where the time goes</h3>{_grid(runs, rows, 'figures')}" if rows else ""
+
+
+def _grid(runs: Sequence[Run], rows: Mapping[str, Sequence[str]], kind: str) -> str:
+    """A table with a column a run, that is moved sideways by itself where it is too wide."""
+    heads = "".join(f'<th scope="col">{_letter(run)} {_text(run.name)}</th>' for run in runs)
+    body = "".join(
+        f'<tr><th scope="row">{_text(name)}</th>'
+        + "".join(f"<td>{_text(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for name, cells in rows.items()
+    )
+    head = f"<thead><tr><td></td>{heads}</tr></thead>"
+    return _scrolled(f'<table class="{kind}">{head}<tbody>{body}</tbody></table>')
+
+
+def _scrolled(table: str) -> str:
+    return f'<div class="wide" role="region" aria-label="Table" tabindex="0">{table}</div>'
+
+
+def _differences(runs: Sequence[Run]) -> str:
+    known = [run for run in runs if run.recipe]
+    if len(known) < 2:
+        return ""
+    rows = differences([run.recipe for run in known])
+    if not rows:
+        return _section("Recipes", "<p>The recipes are the same.</p>")
+    return _section("Recipes: what differs", _grid(known, rows, "words"))
+
+
+def _events(runs: Sequence[Run]) -> str:
+    """What happened besides steps and evaluations, of each run the newest."""
+    rows = []
+    for run in runs:
+        told = [event for event in run.steps.events if event.name != "evaluation"]
+        for event in told[-_MOST_EVENTS:]:
+            when = ""
+            if np.isfinite(event.time) and 0 <= event.time < 1 << 36:
+                when = datetime.fromtimestamp(event.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+            values = ", ".join(f"{name}: {value}" for name, value in event.values.items())
+            cells = (f"{event.step:,}", event.name, values[:_LONGEST_VALUE], when)
+            told_as = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
+            rows.append(f"<tr><td>{_letter(run)}</td>{told_as}</tr>")
+    if not rows:
+        return ""
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("run", "step", "event", "", "UTC"))
+    whole = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    summary = f"<summary>{len(rows)} events</summary>"
+    return _section("Events", f"<details>{summary}{_scrolled(whole)}</details>")
+
+
+def _recipes(runs: Sequence[Run]) -> str:
+    parts = [
+        f"<details><summary>{_letter(run)} {_text(run.name)}</summary>"
+        f'<pre tabindex="0">{"".join(_lines(run.recipe_text))}</pre></details>'
+        for run in runs
+        if run.recipe_text
+    ]
+    return _section("Recipes in full", "".join(parts))
+
+
+def _lines(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        yield f"{_text(line)}\n"
+
+
+def _letter(run: Run) -> str:
+    return f'<span class="letter run{run.number % NUM_COLOURS}">{run.letter}</span>'
+
+
+def _text(text: str) -> str:
+    return escape(printable(text), quote=True)

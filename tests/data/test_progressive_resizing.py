@@ -1,0 +1,218 @@
+"""Training pictures whose side grows during a run: the same pixels on every topology."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from data import Batch, Cursor, EvalLoader, Manifest, TrainLoader, open_split
+from data.augment import draw_mix, for_training, pair_rng, sample_rng
+from data.config import AugmentConfig, DataConfig, ImageConfig, MixConfig
+from data.images.decode import centre, decode, planes
+from data.loading.sides import Sides
+from data.loading.stream import StreamLoader, open_stream
+
+BATCH = 7
+IMAGE = ImageConfig(size=12, resize=14)
+# Shrinks once, so that the memory of large pictures is that of small ones, and grows past the size
+# of evaluation. The first two stages end at the third and the fifth batch.
+STAGES = (
+    {"size": 8, "until": {"steps": 3}},
+    {"size": 6, "until": {"samples": 5 * BATCH - 1}},
+)
+SIDES = [8, 8, 8, 6, 6, 16, 16, 16]
+MIX = MixConfig(mixup_alpha=0.4, cutmix_alpha=1.0, probability=0.8)
+
+
+def config(shards: Path, *, workers: int = 0, **augment: Any) -> DataConfig:
+    settings = AugmentConfig.model_validate(
+        {"size": 16, "progressive": STAGES, "mix": MIX, **augment}
+    )
+    return DataConfig(shards=shards, image=IMAGE, augment=settings, workers=workers)
+
+
+def rank_batches(
+    shards: Path, settings: DataConfig, *, rank: int, world_size: int, cursor: Cursor
+) -> Iterator[Batch]:
+    with (
+        open_split(shards, "train") as split,
+        TrainLoader(
+            split,
+            settings,
+            global_batch=BATCH,
+            rank=rank,
+            world_size=world_size,
+            cursor=cursor,
+        ) as loader,
+    ):
+        yield from loader
+
+
+def global_pixels(
+    shards: Path, *, world_size: int, workers: int = 0, steps: int = 8, samples: int = 0
+) -> list[torch.Tensor]:
+    """The pixels of each global batch, put together from all ranks' shares."""
+    ranks = [
+        rank_batches(
+            shards,
+            config(shards, workers=workers),
+            rank=rank,
+            world_size=world_size,
+            cursor=Cursor(5, samples),
+        )
+        for rank in range(world_size)
+    ]
+    found = []
+    for parts in islice(zip(*ranks, strict=True), steps):
+        found.append(torch.cat([part.inputs["pixel_values"] for part in parts]))
+    for rank in ranks:
+        rank.close()
+    return found
+
+
+def assert_same(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes in total")
+@pytest.mark.parametrize(("world_size", "workers"), [(2, 0), (3, 0), (9, 0), (1, 3), (2, 2)])
+def test_pixels_of_every_stage_do_not_depend_on_world_size_or_workers(
+    shards: Path, world_size: int, workers: int
+) -> None:
+    one = global_pixels(shards, world_size=1)
+    assert [pixels.shape for pixels in one] == [(BATCH, 3, side, side) for side in SIDES]
+    assert_same(global_pixels(shards, world_size=world_size, workers=workers), one)
+
+
+@pytest.mark.parametrize("stopped", [2, 3, 4, 6])
+def test_resume_inside_or_between_stages_on_other_ranks_goes_on_where_it_stopped(
+    shards: Path, stopped: int
+) -> None:
+    head = global_pixels(shards, world_size=2, steps=stopped)
+    tail = global_pixels(shards, world_size=3, steps=8 - stopped, samples=stopped * BATCH)
+    assert_same(head + tail, global_pixels(shards, world_size=1))
+
+
+def test_the_side_changes_the_pixels_of_a_sample_and_none_of_its_draws(shards: Path) -> None:
+    settings = config(shards, mix=None)
+    batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
+    with open_split(shards, "train") as split:
+        for batch, side in zip(islice(batches, 4), SIDES, strict=False):
+            index = int(batch.indices[0])
+            picture = decode(split.read(index)[0], 3)
+            image = ImageConfig(size=side, resize=14)
+            expected = for_training(picture, image, settings.augment, sample_rng(5, 0, index))
+            assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
+    batches.close()
+
+
+def test_boxes_of_cutmix_are_drawn_for_the_side_of_their_batch(shards: Path) -> None:
+    settings = config(shards, mix=MixConfig(cutmix_alpha=1.0))
+    batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
+    for step, batch in zip(range(8), batches, strict=False):
+        image = IMAGE.scaled_to(SIDES[step])
+        positions = range(step * BATCH, (step + 1) * BATCH)
+        draws = [draw_mix(image, settings.augment, pair_rng(5, place)) for place in positions]
+        expected = torch.tensor([draw.weight for draw in draws])
+        assert batch.mixed is not None
+        assert torch.equal(batch.mixed.weights, expected)
+    batches.close()
+
+
+def test_a_centre_crop_shows_as_much_of_the_picture_at_every_side(shards: Path) -> None:
+    settings = config(shards, mix=None, crop_area=None, flip=0, size=24, progressive=())
+    batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
+    batch = next(batches)
+    batches.close()
+    with open_split(shards, "train") as split:
+        picture = decode(split.read(int(batch.indices[0]))[0], 3)
+    expected = planes(centre(picture, ImageConfig(size=24, resize=28)))
+    assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
+
+
+def test_evaluation_keeps_the_size_of_the_recipe(shards: Path) -> None:
+    with open_split(shards, "test") as split:
+        for batch in EvalLoader(split, config(shards), batch=4):
+            assert batch.inputs["pixel_values"].shape[1:] == (3, 12, 12)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_has_the_stages_of_a_split(shards: Path, workers: int) -> None:
+    tars = tuple(str(path) for path in sorted(shards.glob("train-*.tar")))
+    stream = {"shards": tars, "samples": 30, "buffer": 4}
+    settings = DataConfig.model_validate({**config(shards).model_dump(), "stream": stream})
+    settings = settings.model_copy(update={"workers": workers})
+    opened = open_stream(settings.stream, Manifest.load(shards))
+    for rank in range(2):
+        cursor = Cursor(0, samples=2 * BATCH)
+        with StreamLoader(
+            opened, settings, global_batch=BATCH, rank=rank, world_size=2, cursor=cursor
+        ) as loader:
+            batches = list(islice(loader, 6))
+        for step, (batch, side) in enumerate(zip(batches, SIDES[2:], strict=True), start=2):
+            rows = 3 + rank
+            assert batch.inputs["pixel_values"].shape == (rows, 3, side, side)
+            first = step * BATCH + 3 * rank
+            draws = [
+                draw_mix(IMAGE.scaled_to(side), settings.augment, pair_rng(0, 2 * (first + n)))
+                for n in range(2)
+            ]
+            assert batch.mixed is not None
+            assert batch.mixed.weights[:rows:2].tolist()[:2] == pytest.approx(
+                [draw.weight for draw in draws]
+            )
+
+
+@pytest.mark.parametrize("num_samples", [10, 13])
+def test_a_stage_counted_in_epochs_ends_with_the_batch_in_which_they_end(num_samples: int) -> None:
+    augment = AugmentConfig.model_validate({"progressive": [{"size": 8, "until": {"epochs": 1.5}}]})
+    sides = Sides(IMAGE, augment, num_samples=num_samples, global_batch=4)
+    ends = -(-3 * num_samples // 8) * 4
+    assert {sides.at(samples) for samples in range(0, ends, 4)} == {8}
+    assert {sides.at(samples) for samples in range(ends, 100, 4)} == {12}
+
+
+def test_the_largest_side_is_that_of_any_stage() -> None:
+    shards = Path("shards")
+    assert config(shards).largest_side == 16
+    assert config(shards, size=7).largest_side == 8
+    assert config(shards, size=None, progressive=()).largest_side == 12
+
+
+def test_without_stages_the_side_is_that_of_evaluation_or_the_one_given() -> None:
+    for size, expected in ((None, 12), (10, 10)):
+        sides = Sides(IMAGE, AugmentConfig(size=size), num_samples=10, global_batch=4)
+        assert {sides.at(0), sides.at(10**12)} == {expected}
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [({"steps": 3}, {"steps": 3}), ({"epochs": 2}, {"steps": 4}), ({"steps": 9}, {"samples": 20})],
+)
+def test_stages_that_end_in_another_order_are_refused(ends: tuple[dict, dict]) -> None:
+    stages = [{"size": 8, "until": ends[0]}, {"size": 9, "until": ends[1]}]
+    augment = AugmentConfig.model_validate({"progressive": stages})
+    with pytest.raises(
+        ValueError, match=r"data\.augment\.progressive: the stage of 9 pixels ends at"
+    ):
+        Sides(IMAGE, augment, num_samples=10, global_batch=4)
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ({"size": 8}, "Field required"),
+        ({"size": 8, "until": {"steps": 0}}, "longer than 0"),
+        ({"size": 0, "until": {"steps": 1}}, "greater than 0"),
+    ],
+)
+def test_stages_without_end_length_or_pixels_are_refused(stage: dict, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        AugmentConfig.model_validate({"progressive": [stage]})

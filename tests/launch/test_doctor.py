@@ -1,0 +1,343 @@
+"""`kway doctor` finds what is wrong: each test makes it so, many in a process of their own."""
+
+import http.server
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launch.doctor import CHECKS, Finding, Plans
+from launch.doctor.cgroup import cpu_quota, memory_limit, process_limit
+from launch.doctor.collectives import smoke_test
+from launch.doctor.limits import shared_memory
+from launch.doctor.plans import plans_of
+from launch.doctor.rank import names
+from tests.shards import glyph_recipe, text_recipe
+from tests.system.processes import ROOT, environment, kway
+
+LEVELS = ("ok", "warning", "error")
+
+
+def found(check: str, plans: Plans) -> list[Finding]:
+    return list(CHECKS[check](plans))
+
+
+def found_elsewhere(check: str, plans: Plans, *, before: str = "", **variables: str) -> Any:
+    """The first finding of a process of its own, `before` which the shell does something."""
+    code = (
+        "import json, sys; from dataclasses import asdict; from pathlib import Path; "
+        "from launch.doctor import CHECKS, Plans; "
+        f"found = CHECKS[{check!r}](Plans(Path({str(plans.run)!r}))); "
+        "print(json.dumps([asdict(finding) for finding in found]))"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f'{before} exec "$0" -c "$1"', sys.executable, code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**environment(), **variables},
+    )
+    return json.loads(done.stdout)[0]
+
+
+@pytest.fixture
+def plans(tmp_path: Path) -> Plans:
+    return Plans(tmp_path)
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    """A port that this process listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@contextmanager
+def machine_with_clock(seconds_ahead: float) -> Iterator[str]:
+    """A web server whose answers are dated by another clock; its address."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string(time.time() + seconds_ahead)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+# ------------------------------------------------------------------ limits
+
+
+@pytest.mark.parametrize(("limit", "level"), [(300, "error"), (1024, "warning"), (8192, "ok")])
+def test_few_open_files_are_found(plans, limit, level):
+    finding = found_elsewhere("open files", plans, before=f"ulimit -n {limit};")
+    assert finding["level"] == level
+    assert f"{limit:,}".replace(",", "") in finding["found"].replace(",", "")
+
+
+def test_few_processes_are_found(plans):
+    finding = found_elsewhere("processes", plans, before="ulimit -u 900;")
+    assert finding["level"] == "warning"
+    assert finding["found"].startswith("900")
+
+
+def test_shared_memory_too_small_for_the_loaders_is_found(plans, tmp_path):
+    huge, tight = (replace(plans, shared_bytes=size) for size in (1 << 60, 1))
+    (finding,) = shared_memory(huge)
+    assert finding.level == "error"
+    assert "--shm-size" in finding.remedy
+    (finding,) = shared_memory(tight)
+    assert finding.level == "ok"
+    (finding,) = shared_memory(plans, tmp_path / "nothing")
+    assert finding.level == "error"
+
+
+@pytest.mark.parametrize(
+    ("value", "level"), [("1000000", "warning"), ("many", "error"), ("0", "error")]
+)
+def test_a_wrong_number_of_threads_is_found(plans, monkeypatch, value, level):
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    (finding,) = found("threads", plans)
+    assert (finding.level, value in finding.found) == (level, True)
+
+
+def test_fewer_cpus_than_the_machine_has_are_found(plans):
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("one CPU cannot be fewer")
+    finding = found_elsewhere("CPUs", plans, before="taskset -p -c 0 $$ > /dev/null;")
+    assert finding["level"] == "warning"
+    assert finding["found"].startswith("1 of the machine's")
+
+
+def test_limits_of_containers_are_read_in_both_versions(tmp_path):
+    membership = tmp_path / "cgroup"
+    new = tmp_path / "new" / "pod" / "box"
+    new.mkdir(parents=True)
+    (new / "memory.max").write_text("max\n")
+    (new.parent / "memory.max").write_text("2147483648\n")
+    (new / "cpu.max").write_text("150000 100000\n")
+    (new / "pids.max").write_text("99\n")
+    membership.write_text("0::/pod/box\n")
+    tree = {"root": tmp_path / "new", "membership": membership}
+    assert (memory_limit(**tree), cpu_quota(**tree), process_limit(**tree)) == (1 << 31, 1.5, 99)
+
+    for controller, file, text in (
+        ("memory", "memory.limit_in_bytes", "9223372036854771712"),
+        ("memory/box", "memory.limit_in_bytes", "1048576"),
+        ("cpu", "cpu.cfs_quota_us", "-1"),
+        ("cpu", "cpu.cfs_period_us", "100000"),
+        ("cpu/box", "cpu.cfs_quota_us", "50000"),
+        ("cpu/box", "cpu.cfs_period_us", "100000"),
+    ):
+        (tmp_path / "old" / controller).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "old" / controller / file).write_text(f"{text}\n")
+    membership.write_text("4:memory:/box\n1:cpu,cpuacct:/box\n0::/\n")
+    (tmp_path / "old" / "cpu,cpuacct").symlink_to("cpu")
+    tree["root"] = tmp_path / "old"
+    assert (memory_limit(**tree), cpu_quota(**tree), process_limit(**tree)) == (1 << 20, 0.5, None)
+
+
+def test_a_group_outside_the_container_is_passed_over(tmp_path):
+    """As where the host's path of the group stands in /proc but is not mounted."""
+    (tmp_path / "memory.max").write_text("4096\n")
+    (tmp_path / "membership").write_text("0::/../../host/box\n")
+    assert memory_limit(tmp_path, tmp_path / "membership") == 4096
+
+
+# ------------------------------------------------------------------ storage
+
+
+def test_a_folder_that_cannot_hold_a_checkpoint_is_found(plans):
+    finding = found_elsewhere("run folder", plans, before="ulimit -f 1000;")
+    assert (finding["level"], "ulimit -f" in finding["remedy"]) == ("error", True)
+    (finding,) = found("run folder", Plans(Path("/proc/runs")))
+    assert (finding.level, "/proc (proc)" in finding.found) == ("error", True)
+
+
+def test_a_sound_folder_is_left_as_it_was_and_a_missing_one_is_not_made(plans, tmp_path):
+    (finding,) = found("run folder", Plans(tmp_path / "runs" / "one"))
+    assert finding.level in ("ok", "warning")  # a warning where tests run in memory
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_folder_in_memory_is_found():
+    if not any(mount.mountpoint == "/dev/shm" for mount in psutil.disk_partitions(all=True)):
+        pytest.skip("no tmpfs here")
+    (finding,) = found("run folder", Plans(Path("/dev/shm/runs")))
+    assert (finding.level, "tmpfs" in finding.found) == ("warning", True)
+
+
+def test_a_full_disk_is_found():
+    (finding, *_) = found("disk space", Plans(Path("/proc")))
+    assert finding.level == "error"
+
+
+# ------------------------------------------------------------------ network
+
+
+def test_a_rendezvous_port_in_use_is_found_with_who_uses_it(plans):
+    with listening() as port:
+        (finding,) = found("ports", replace(plans, port=port))
+        assert finding.level == "error"
+        assert f"process {os.getpid()} " in finding.found
+    (finding,) = found("ports", replace(plans, port=port))
+    assert finding.level == "ok"
+
+
+@pytest.mark.parametrize(("ahead", "words"), [(-40, " s behind"), (40, " s ahead of")])
+def test_a_peer_whose_clock_is_off_is_found(plans, ahead, words):
+    with machine_with_clock(ahead) as peer:
+        (finding,) = found("peers", replace(plans, peers=(peer,)))
+    assert finding.level == "error"
+    seconds, found_words, _ = re.split(r"(?<=\d)( s behind| s ahead of)", finding.found)
+    assert found_words == words
+    assert 38 <= int(seconds.split()[-1]) <= 42  # a Date has whole seconds
+
+
+def test_a_peer_in_time_is_well_and_one_that_is_silent_is_told_apart(plans):
+    with machine_with_clock(0) as peer:
+        (finding,) = found("peers", replace(plans, peers=(peer,)))
+    assert (finding.level, "within" in finding.found) == ("ok", True)
+    with listening() as port:
+        gone = port
+    (finding,) = found("peers", replace(plans, peers=(f"127.0.0.1:{gone}",)))
+    assert (finding.level, "refused" in finding.found) == ("error", True)
+
+
+def test_interfaces_that_are_not_there_are_found(plans, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nope0")
+    (finding,) = found("gloo's interface", plans)
+    assert (finding.level, "no nope0" in finding.found) == ("error", True)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    (finding,) = found("gloo's interface", plans)
+    assert finding.level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("value", "level"),
+    [("lo", "ok"), ("l", "ok"), ("=l", "error"), ("=lo", "ok"), ("nope", "error"), ("^nope", "ok")],
+)
+def test_nccl_s_own_way_of_naming_interfaces_is_known(plans, monkeypatch, value, level):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
+    (finding,) = found("NCCL's interface", plans)
+    assert finding.level == level
+
+
+def test_variables_that_slow_training_down_are_found(plans, monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG", "info")
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0")
+    hurtful, harmless = found("variables", plans)
+    assert (hurtful.level, hurtful.remedy) == ("warning", "unset NCCL_DEBUG")
+    assert (harmless.level, "NCCL_IB_HCA=mlx5_0" in harmless.found) == ("ok", True)
+
+
+# ------------------------------------------------------------------ software
+
+
+def fake_package(folder: Path, name: str, version: str, code: str = "") -> None:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(code)
+    (folder / f"{name}-{version}.dist-info").mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (folder / f"{name}-{version}.dist-info" / "METADATA").write_text(metadata)
+
+
+def test_an_old_package_is_found(plans, tmp_path):
+    fake_package(tmp_path, "webdataset", "0.1")
+    finding = found_elsewhere("packages", plans, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert finding["level"] == "error"
+    assert "webdataset is 0.1 and kway needs >=" in finding["found"]
+    assert finding["remedy"].startswith("pip install 'webdataset>=")
+
+
+def test_a_package_that_breaks_imports_is_found(plans, tmp_path):
+    name = "torch" + "vision"
+    fake_package(tmp_path, name, "0.9", "raise RuntimeError('operator nms does not exist')")
+    finding = found_elsewhere(name, plans, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert (finding["level"], "nms does not exist" in finding["found"]) == ("error", True)
+    assert finding["remedy"].startswith(f"pip uninstall {name}")
+
+
+def test_a_torch_that_does_not_load_is_found(plans, tmp_path):
+    fake_package(tmp_path, "torch", "2.13", "raise ImportError('libcudart.so.13: no such file')")
+    finding = found_elsewhere("torch", plans, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert (finding["level"], "libcudart" in finding["found"]) == ("error", True)
+
+
+# ------------------------------------------------------------------ collectives
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_three_ranks_do_every_collective():
+    finding = smoke_test("gloo", 3)
+    assert finding.level == "ok", finding
+    assert f"3 ranks: all {len(list(names()))} collectives right" in finding.found
+
+
+def test_ranks_that_hang_are_named_and_none_is_left():
+    before = children()
+    finding = smoke_test("gloo", 2, patience_seconds=0)
+    assert (finding.level, finding.found) == ("error", "rank 0, the start: hangs")
+    assert children() <= before
+
+
+# ------------------------------------------------------------------ the command
+
+
+def test_a_recipe_says_what_its_loaders_need(glyphs, texts, tmp_path):
+    with_workers = glyph_recipe(glyphs, tmp_path, data__workers=3)
+    needs = plans_of(with_workers, ranks=2, port=None, peers=())
+    assert needs.shared_bytes == 4 * 3 * 12 * 16 * 16  # held x workers x batch x pixels
+    needs = plans_of(text_recipe(texts, tmp_path), ranks=2, port=None, peers=())
+    assert (needs.shared_bytes, needs.run) == (0, tmp_path)
+
+
+def test_off_a_terminal_each_finding_is_a_line_and_errors_are_the_exit_code(tmp_path):
+    with listening() as port:
+        done = kway("doctor", "--run", tmp_path, "--port", str(port))
+    *lines, summary = done.stdout.splitlines()
+    assert all(line.split(": ")[0] in LEVELS for line in lines), done.stdout
+    assert any(line.startswith("error: ports: ") for line in lines)
+    assert summary.startswith("1 error, ")
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_json_has_every_finding_and_ranks_that_cannot_connect_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
+    done = kway("doctor", "--run", tmp_path, "--json")
+    findings = json.loads(done.stdout)
+    assert {"python", "torch", "gloo", "clock", "run folder"} <= {f["topic"] for f in findings}
+    for finding in findings:
+        assert finding["level"] in LEVELS
+        assert bool(finding["remedy"]) == (finding["level"] != "ok")
+    (gloo,) = [finding for finding in findings if finding["topic"] == "gloo"]
+    assert (gloo["level"], done.returncode) == ("error", 1)
+    assert gloo["found"].startswith("rank ")
+    assert "nope0" in gloo["found"]
+
+
+def test_a_peer_without_a_port_is_bad_input():
+    done = kway("doctor", "--peer", "node2")
+    assert (done.returncode, "HOST:PORT" in done.stderr) == (2, True)

@@ -1,0 +1,354 @@
+"""`kway plan`: its arithmetic, what it prints, what it refuses, and the ranks of a dry run."""
+
+import io
+import json
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from heads import ClassHead
+from heads.losses import CrossEntropy
+from heads.tree import LabelTree, build_cover_tree
+from heads.weights import ClassWeights
+from launch.main import main
+from launch.plan.advice import changes, warnings
+from launch.plan.classes import Classes, classes_of
+from launch.plan.cluster import Cluster, Machine
+from launch.plan.dry_run import dry_run
+from launch.plan.memory import class_index
+from launch.plan.network import measure_network
+from launch.plan.plan import Asked, Plan, make_plan
+from launch.plan.table import duration, show, size
+from launch.plan.traffic import Collective
+from tests.shards import TINY_RESNET, glyph_recipe, text_recipe
+from trainer.backbone import build_backbone
+from trainer.config import Recipe
+
+GPU = Machine("gpu", "cuda", 1 << 36, 1e12, {"fp32": 1e13, "bf16": 1e14}, 1e11, 1e10)
+
+
+def planned(
+    folder: Path, *, nodes: int = 1, gpus: int = 2, classes: int = 1000, **keys: Any
+) -> Plan:
+    return make_plan(glyph_recipe(folder, folder / "run", **keys), Asked(GPU, nodes, gpus, classes))
+
+
+def memory_line(plan: Plan, what: str) -> int:
+    return sum(line.head for line in plan.memory.lines if line.what == what)
+
+
+def bytes_of(plan: Plan, what: str) -> dict[tuple[str, str], int]:
+    return {(c.kind, c.group): c.total for c in plan.collectives if c.what == what}
+
+
+# ---- the cluster
+
+
+@pytest.mark.parametrize(
+    ("class_ranks", "group", "crosses"),
+    [
+        (8, "class", False),
+        (4, "class", False),
+        (16, "class", True),
+        (3, "class", True),
+        (8, "data", True),
+        (16, "data", False),
+        (8, "world", True),
+    ],
+)
+def test_a_group_crosses_nodes_where_its_ranks_do(class_ranks, group, crosses):
+    assert Cluster(GPU, 2, 8, class_ranks).crosses_nodes(group) is crosses
+
+
+def test_a_ring_sends_what_its_algorithm_says_at_the_slowest_link():
+    cluster = Cluster(GPU, 2, 4, 4)
+    for kind, share in {"all_gather": 7 / 8, "reduce_scatter": 7 / 8, "all_reduce": 14 / 8}.items():
+        each = Collective("", kind, "world", 8_000_000, "head", calls=2)  # type: ignore[arg-type]
+        assert each.sent(cluster) == pytest.approx(16_000_000 * share)
+        assert each.seconds(cluster) > each.sent(cluster) / GPU.network
+    inside = Collective("", "all_gather", "class", 4_000_000_000, "head")
+    assert inside.seconds(cluster) == pytest.approx(3e9 / GPU.link, rel=0.01)
+
+
+# ---- memory and traffic
+
+
+def test_the_head_of_a_hundred_million_classes_is_planned_without_making_it(tmp_path: Path):
+    plan = planned(tmp_path, nodes=16, gpus=8, classes=100_000_000, train__global_batch=1024)
+    columns = plan.network.dim + 1
+    assert memory_line(plan, "head weights") == -(-100_000_000 // 128) * columns * 4
+    assert memory_line(plan, "class index") >= 8 * 100_000_000  # the place of every class
+    features = bytes_of(plan, "head: features")
+    assert features == {("all_gather", "class"): 1024 * columns * 4}
+
+
+def test_class_groups_of_one_trade_memory_for_a_gradient_on_the_wire(tmp_path: Path):
+    shared = planned(tmp_path, gpus=4)
+    alone = planned(tmp_path, gpus=4, train__class_group=1)
+    assert memory_line(alone, "head weights") == 4 * memory_line(shared, "head weights")
+    whole = 1000 * (alone.network.dim + 1) * 4
+    assert bytes_of(alone, "head: weight gradients") == {("all_reduce", "data"): whole}
+    assert not bytes_of(shared, "head: weight gradients")
+    assert not bytes_of(alone, "head: features")
+
+
+def test_a_strategy_holds_its_share_of_the_backbone(tmp_path: Path):
+    ddp = planned(tmp_path, gpus=8)
+    fsdp = planned(tmp_path, gpus=8, train__strategy={"kind": "fsdp"})
+    whole = ddp.network.numel * 4
+    assert memory_line(ddp, "backbone weights") == whole
+    assert memory_line(fsdp, "backbone weights") == pytest.approx(whole / 8, rel=0.2)
+
+
+def test_activation_checkpointing_holds_less_and_computes_more(tmp_path: Path):
+    kept = planned(tmp_path)
+    again = planned(tmp_path, train__activation_checkpointing=True)
+    assert again.network.activations < 0.75 * kept.network.activations
+    assert again.network.flops > kept.network.flops
+
+
+def test_half_precision_halves_the_features_on_the_wire(tmp_path: Path):
+    single, half = planned(tmp_path), planned(tmp_path, train__precision="bf16")
+    (one,), (other,) = (bytes_of(p, "head: features").values() for p in (single, half))
+    assert one == 2 * other
+
+
+def test_flops_of_a_backbone_are_those_of_its_layers(tmp_path: Path):
+    recipe = text_recipe(tmp_path, tmp_path / "run")
+    network = measure_network(recipe, rows=4, ranks=1, cuda=False)
+    tokens, width, layers = 4 * 24, 16, 2
+    linear = layers * (4 * width * width + 2 * width * 24)
+    attention = layers * 2 * 24 * width
+    assert sum(work.flops for work in network.forward) == 2 * tokens * (linear + attention)
+
+
+@pytest.mark.parametrize("kind", ["dense", "utree", "vtree"])
+def test_the_class_index_is_as_large_as_the_real_one(tmp_path: Path, kind: str):
+    vectors = np.random.default_rng(0).normal(size=(3000, 4)).astype(np.float32)
+    recipe = glyph_recipe(tmp_path, tmp_path / "run", head={"weights": {"kind": kind}})
+    cover = build_cover_tree(vectors)
+    trees = {"dense": LabelTree.dense(3000), "utree": cover.utree(), "vtree": cover.vtree()}
+    plan = make_plan(recipe, Asked(GPU, 1, 2, 3000), label_vectors=vectors)
+    weights = ClassWeights(trees[kind], group_size=2, device=torch.device("cpu"))
+    assert plan.classes.nodes == trees[kind].num_nodes
+    assert class_index(plan.head) == pytest.approx(_tensor_bytes(vars(weights)), rel=0.1)
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.itemsize
+    if isinstance(value, LabelTree):
+        return 0
+    if isinstance(value, dict):
+        return sum(_tensor_bytes(each) for each in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_tensor_bytes(each) for each in value)
+    return _tensor_bytes(vars(value)) if hasattr(value, "__dict__") else 0
+
+
+def test_a_tree_that_is_not_there_is_planned_as_the_largest(tmp_path: Path):
+    recipe = glyph_recipe(tmp_path, tmp_path / "run", head={"weights": {"kind": "vtree"}})
+    classes = classes_of(recipe, None, 1000, class_ranks=4)
+    assert (classes.nodes, classes.exact) == (1999, False)
+    assert any(
+        "label tree is not here" in line
+        for line in warnings(planned(tmp_path, head={"weights": {"kind": "vtree"}}))
+    )
+
+
+def test_trailing_ranks_may_hold_no_class():
+    assert Classes(5, 5, 1.0, 0, 0, plain=True, exact=True).fewest(4) == 0
+    assert Classes(5, 5, 1.0, 0, 0, plain=True, exact=True).held(4) == 2
+
+
+# ---- what does not fit
+
+
+def test_what_does_not_fit_is_changed_until_it_does(tmp_path: Path):
+    keys: dict[str, Any] = {"train__global_batch": 4096, "train__class_group": 1}
+    roomy = planned(tmp_path, gpus=4, classes=20_000, **keys)
+    small = Machine("small", "cuda", roomy.memory.peak - 10_000_000, 1e12, GPU.flops, 1e11, 1e10)
+    asked = Asked(small, 1, 4, 20_000)
+    plan = make_plan(roomy.recipe, asked)
+    assert not plan.memory.fits
+    found = changes(plan, asked)
+    assert [change.fits for change in found] == [False] * (len(found) - 1) + [True]
+    assert found[0].what == "train.class_group=world"
+    assert found[-1].peak < plan.memory.peak
+
+
+def test_what_cannot_work_is_warned_of(tmp_path: Path):
+    few = planned(tmp_path, gpus=8, classes=5, train__global_batch=4, train__precision="fp16")
+    said = "\n".join(warnings(few))
+    for words in ("some have no rows", "some hold none", "gpu has no fp16"):
+        assert words in said
+    assert warnings(planned(tmp_path)) == []
+
+
+def test_a_class_group_that_does_not_divide_the_ranks_is_refused(tmp_path: Path):
+    for plan in (make_plan, dry_run):
+        with pytest.raises(ValueError, match=r"train\.class_group is 3"):
+            plan(
+                glyph_recipe(tmp_path, tmp_path / "run", train__class_group=3),
+                Asked(GPU, 1, 4, 100),
+            )
+
+
+# ---- the ranks of a dry run
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_dry_run_builds_the_ranks_of_a_large_world(tmp_path: Path, strategy: str):
+    recipe = glyph_recipe(
+        tmp_path,
+        tmp_path / "run",
+        train__strategy={"kind": strategy},
+        train__class_group="node",
+        train__global_batch=1000,
+    )
+    ranks = dry_run(recipe, Asked(GPU, 64, 8, 99_999_999))
+    assert (ranks.size, ranks.mesh) == (512, (64, 8))
+    first, *_, last = ranks.ranks
+    assert [rank.rank for rank in ranks.ranks] == [0, 7, 256, 511]
+    assert (last.node, last.data, last.class_) == (63, 63, 7)
+    assert first.head_rows == (0, 12_500_000)
+    assert last.head_rows == (87_500_000, 99_999_999)
+    assert last.samples == (998, 1000)
+    assert (first.backbone_numel == ranks.backbone_numel) is (strategy == "ddp")
+
+
+def test_a_dry_run_leaves_no_process_group_behind(tmp_path: Path):
+    dry_run(glyph_recipe(tmp_path, tmp_path / "run"), Asked(GPU, 2, 2, 100))
+    assert not torch.distributed.is_initialized()
+
+
+# ---- the command
+
+
+def write(folder: Path, recipe: Recipe) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe.model_dump(mode="json")), encoding="utf-8")
+    return path
+
+
+def kway(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["kway", "plan", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_the_command_prints_plain_tables(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
+    assert kway(monkeypatch, path, "--nodes", 2, "--gpus", 8, "--classes", 10**6) == 0
+    shown = capsys.readouterr().out
+    for words in ("head weights", "DDP: gradients", "bound by", "fits:", "world 16 across"):
+        assert words in shown, words
+    assert "\x1b" not in shown
+
+
+def test_tables_are_whole_in_eighty_columns(tmp_path: Path):
+    plan = planned(
+        tmp_path,
+        nodes=16,
+        gpus=8,
+        classes=10**8,
+        train__global_batch=8192,
+        train__micro_batches=4,
+        train__strategy={"kind": "fsdp"},
+        train__class_group="node",
+    )
+    console = Console(width=80, record=True, file=io.StringIO())
+    show(plan, [], [], console)
+    shown = console.export_text()
+    assert "head: weight gradients," in shown
+    assert "head gradients" in shown
+    assert "…" not in shown
+
+
+def test_the_command_gives_the_numbers_as_json(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
+    assert kway(monkeypatch, path, "--gpu", "h200", "--classes", 1000, "--json") == 0
+    numbers = json.loads(capsys.readouterr().out)
+    lines = numbers["memory"]["lines"]
+    assert sum(line["head"] for line in lines) == numbers["memory"]["totals"]["head"]
+    assert numbers["memory"]["fits"] is True
+    assert numbers["steps"] == 4
+    assert numbers["collectives"] == []  # one rank
+
+
+def test_overrides_and_shards_count(glyphs, tmp_path, monkeypatch, capsys):
+    path = write(tmp_path, glyph_recipe(glyphs, tmp_path / "run", train__duration={"epochs": 3}))
+    assert kway(monkeypatch, path, "train.global_batch=4", "--json") == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["classes"]["num_classes"] == 13
+    assert numbers["steps"] > 3
+
+
+def test_the_command_builds_ranks(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
+    options = ("--nodes", 2, "--gpus", 2, "--classes", 10, "--dry-run")
+    assert kway(monkeypatch, path, *options) == 0
+    assert "4 ranks, mesh data 1 x class 4" in capsys.readouterr().out
+    assert kway(monkeypatch, path, *options, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["ranks"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--gpu", "abacus", "--classes", 10], "--gpu abacus is not known: choose one of"),
+        ([], "give --classes"),
+        (["--classes", 10, "--gpus", 4, "train.class_group=3"], "train.class_group is 3"),
+        (["--classes", 10, "optimizer.kind=lamb", "train.strategy.kind=deepspeed"], "lamb"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_line(tmp_path, monkeypatch, capsys, options, words):
+    path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
+    assert kway(monkeypatch, path, *options) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_numbers_have_three_digits():
+    assert [size(n) for n in (0, 999, 1000, 12_345_678, 3 << 40)] == [
+        "-",
+        "999 B",
+        "0.98 KiB",
+        "11.8 MiB",
+        "3.00 TiB",
+    ]
+    assert [duration(s) for s in (0, 1e-9, 2e-6, 0.5, 90, 1e6)] == [
+        "-",
+        "< 0.1 us",
+        "2 us",
+        "500 ms",
+        "90 s",
+        "11.6 d",
+    ]
+
+
+def test_units_of_fsdp_hold_every_weight_once(tmp_path: Path):
+    recipe = glyph_recipe(tmp_path, tmp_path / "run")
+    network = measure_network(recipe, rows=2, ranks=1, cuda=False)
+    backbone = build_backbone(recipe.backbone, image=recipe.data.image)
+    assert network.numel == sum(p.numel() for p in backbone.parameters())
+    assert len(network.units) == len(TINY_RESNET["depths"]) + 1
+
+
+def test_main_memory_is_what_making_a_head_takes(tmp_path: Path):
+    recipe = glyph_recipe(tmp_path, tmp_path / "run")
+    plan = make_plan(recipe, Asked(GPU, 1, 1, 300_000))
+    tracemalloc.start()
+    ClassHead(plan.network.dim, 300_000, CrossEntropy())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert plan.host_bytes == pytest.approx(peak, rel=0.1)

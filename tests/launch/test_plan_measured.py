@@ -1,0 +1,119 @@
+"""What `kway plan` says is what small real runs do: bytes of each collective, memory held, peak."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launch.plan.cluster import Machine
+from launch.plan.plan import Asked, Plan, make_plan
+from tests.launch.measured_step import measure_steps
+from tests.ranks import run_on_ranks
+from tests.shards import glyph_recipe, text_recipe
+from trainer.config import Recipe
+
+CPU = Machine("cpu", "cpu", 1 << 33, 1e10, {"fp32": 1e11}, 1e9, 1e9)
+ADAMW = {"kind": "adamw"}
+FSDP = {"kind": "fsdp"}
+FSDP_KEEPS = {"kind": "fsdp", "reshard_after_forward": False}
+NUM_CLASSES = 5000
+BASE = {"train__global_batch": 64}
+CASES: dict[str, dict[str, Any]] = {
+    "ddp": {"optimizer": ADAMW},
+    "ddp, whole classes": {"train__class_group": 1},
+    "ddp, vtree": {"head": {"weights": {"kind": "vtree"}}, "optimizer": ADAMW},
+    "ddp, vtree, whole classes": {"head": {"weights": {"kind": "vtree"}}, "train__class_group": 1},
+    "ddp, parts": {"train__micro_batches": 2, "train__ema": {}},
+    "ddp, batch_ce, parts": {"train__micro_batches": 2, "head": {"loss": {"kind": "batch_ce"}}},
+    "ddp, bf16": {"train__precision": "bf16"},
+    "ddp, checkpointing": {"train__activation_checkpointing": True},
+    "ddp, little memory": {"head": {"memory_mib": 1}},
+    "ddp, smooth_topk": {"head": {"loss": {"kind": "smooth_topk"}}},
+    "ddp, lamb": {"optimizer": {"kind": "lamb"}},
+    "factored": {
+        "head": {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
+    },
+    "ddp, large pictures": {"data__image__size": 64, "train__clip_norm": 1.0},
+    "ddp, local batch norm": {"backbone__batch_norm": "local"},
+    "ddp, mixed": {"data__augment__mix": {"mixup_alpha": 0.2}},
+    "ddp, texts": {"optimizer": ADAMW, "text": True},
+    "fsdp, texts": {"train__strategy": FSDP, "optimizer": {"kind": "lamb"}, "text": True},
+    "fsdp": {"train__strategy": FSDP, "optimizer": ADAMW},
+    "fsdp that keeps": {"train__strategy": FSDP_KEEPS, "train__class_group": 1},
+    "fsdp, parts": {"train__strategy": FSDP, "train__micro_batches": 2},
+}
+ZERO_CASES: dict[str, dict[str, Any]] = {
+    f"zero {stage}{', parts' if parts > 1 else ''}": {
+        "train__strategy": {"kind": "deepspeed", "stage": stage},
+        "train__micro_batches": parts,
+        "optimizer": ADAMW,
+    }
+    for stage in (0, 1, 2, 3)
+    for parts in ((1, 2) if stage == 2 else (1,))
+}
+
+
+def recipe_of(case: dict[str, Any], folder: Path) -> Recipe:
+    make = text_recipe if "text" in case else glyph_recipe
+    keys = {key: value for key, value in case.items() if key != "text"}
+    return make(folder, folder / "run", **(BASE | keys))
+
+
+def class_ranks(recipe: Recipe) -> int:
+    return 1 if recipe.train.class_group == 1 else 2
+
+
+def vectors() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(NUM_CLASSES, 4)).astype(np.float32)
+
+
+def by_kind(sizes: Iterable[tuple[str, str, int]], recipe: Recipe) -> dict[str, int]:
+    """Bytes of (kind, group, bytes) by kind, of groups of both ranks; the other has only one."""
+    alone = "data" if class_ranks(recipe) == 2 else "class"
+    sums: dict[str, int] = {}
+    for kind, group, size in sizes:
+        if group != alone:
+            sums[kind] = sums.get(kind, 0) + size
+    return sums
+
+
+def differences(recipe: Recipe, measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """(planned, measured) of all that is measured."""
+    plan = make_plan(recipe, Asked(CPU, 1, 2, classes=NUM_CLASSES), label_vectors=vectors())
+    planned = by_kind([(c.kind, c.group, c.total) for c in plan.collectives], recipe)
+    heard = by_kind(measured["collectives"], recipe)
+    held = measured["held"]
+    found: dict[str, tuple[float, float]] = {
+        kind: (planned.get(kind, 0), heard.get(kind, 0)) for kind in planned.keys() | heard.keys()
+    }
+    return found | {
+        "head": (line(plan, "head weights"), held["head"]),
+        "moments": (line(plan, "optimizer moments"), held["moments"]),
+        "averages": (line(plan, "moving averages"), held["averages"]),
+        "peak of a step": (plan.memory.peak - plan.memory.lasting, measured["peak"]),
+    }
+
+
+def line(plan: Plan, what: str) -> int:
+    return sum(each.head for each in plan.memory.lines if each.what == what)
+
+
+def assert_close(cases: dict[str, dict[str, Any]], folder: Path) -> None:
+    recipes = {name: recipe_of(case, folder) for name, case in cases.items()}
+    work = [(recipe, class_ranks(recipe), NUM_CLASSES, vectors()) for recipe in recipes.values()]
+    measured = run_on_ranks(2, measure_steps, work)[0]
+    wrong = []
+    for (name, recipe), own in zip(recipes.items(), measured, strict=True):
+        for what, (planned, real) in differences(recipe, own).items():
+            if abs(planned - real) > 0.1 * real:
+                wrong.append(f"{name}: {what}: {planned} planned, {real} measured")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_bytes_and_memory_are_within_a_tenth_of_the_plan(tmp_path: Path):
+    assert_close(CASES, tmp_path)
+
+
+def test_bytes_and_memory_of_deepspeed_are_within_a_tenth_of_the_plan(tmp_path: Path):
+    assert_close(ZERO_CASES, tmp_path)

@@ -1,0 +1,210 @@
+"""The shipped recipes: what their head comments promise is true, and the small ones train."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from launch.main import main
+from tests.ranks import rank_world
+from trainer.bundle import Bundle
+from trainer.config import Recipe
+from trainer.evaluation import load_evaluation
+from trainer.export import export_run
+from trainer.recipe import dump_recipe, load_recipe
+from trainer.train import train
+
+RECIPES = Path("launch/recipes")
+SHIPPED = sorted(RECIPES.glob("*.yaml"))
+VARIANTS = [path for path in SHIPPED if "base" in yaml.safe_load(path.read_text())]
+NAMES: dict[str, Any] = {"ids": lambda path: path.stem}
+
+
+def head_comment(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line[1:] for line in lines if line.startswith("#"))
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The `kway` command lines that stand indented in a text."""
+    for line in re.findall(r"^\s{3,}(kway .*)$", text, re.MULTILINE):
+        yield shlex.split(line, comments=True)[1:]
+
+
+def exit_code(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of `kway ARGUMENTS…`, as far as it goes without doing anything."""
+    harmless = "--print-config" if arguments[0] == "train" else "--help"
+    monkeypatch.setattr(sys, "argv", ["kway", *arguments, harmless])
+    threads = torch.get_num_threads()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        torch.set_num_threads(threads)
+    return int(ended.value.code or 0)
+
+
+def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {
+        leaf: value
+        for key, part in tree.items()
+        for leaf, value in leaves(part, (*path, key)).items()
+    }
+
+
+# ---------------------------------------------------------------- the head comments
+
+
+@pytest.mark.parametrize("path", SHIPPED, **NAMES)
+def test_a_recipe_says_how_it_is_trained_and_what_comes_out(path: Path) -> None:
+    comment = head_comment(path)
+    trained = [line[1] for line in commands(comment) if line[0] == "train"]
+    assert str(path) in trained
+    assert "Expected" in comment
+
+
+@pytest.mark.parametrize("path", [*SHIPPED, Path("docs/recipes.md")], **NAMES)
+def test_every_command_of_a_recipe_or_of_their_page_is_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = head_comment(path) if path.suffix == ".yaml" else path.read_text(encoding="utf-8")
+    given = list(commands(text))
+    assert given
+    for arguments in given:
+        assert exit_code(arguments, monkeypatch) == 0, (arguments, capsys.readouterr().err)
+        shown = capsys.readouterr().out
+        if arguments[0] == "train":
+            overrides = [part for part in arguments[2:] if re.match(r"[a-z_.]+=", part)]
+            recipe = load_recipe(Path(arguments[1]), overrides)
+            assert shown == dump_recipe(recipe)
+
+
+def test_the_page_names_every_recipe() -> None:
+    page = Path("docs/recipes.md").read_text(encoding="utf-8")
+    assert [path.name for path in SHIPPED if f"`{path.stem}`" not in page] == []
+
+
+def test_no_two_recipes_share_a_run_folder() -> None:
+    runs = [load_recipe(path).run for path in SHIPPED]
+    assert len(set(runs)) == len(runs)
+
+
+# ---------------------------------------------------------------- variants
+
+
+@pytest.mark.parametrize("path", VARIANTS, **NAMES)
+def test_a_variant_is_its_base_but_for_the_keys_that_it_names(path: Path) -> None:
+    own = yaml.safe_load(path.read_text())
+    base = leaves(load_recipe(path.parent / own.pop("base")).model_dump(mode="json"))
+    variant = leaves(load_recipe(path).model_dump(mode="json"))
+    named = leaves(own)
+    for key in base.keys() | variant.keys():
+        if base.get(key) != variant.get(key):
+            # A part of another kind, or another network, is replaced as a whole.
+            assert any(key[: len(name) - 1] == name[:-1] for name in named), key
+    assert base != variant
+
+
+def write(folder: Path, **files: str) -> list[Path]:
+    paths = [folder / f"{name}.yaml" for name in files]
+    for path, text in zip(paths, files.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths
+
+
+WHOLE = """
+run: runs/one
+data: {shards: s}
+backbone: {config: {model_type: resnet}}
+optimizer: {kind: adamw, lr: 0.5, eps: 0.1}
+head: {loss: {kind: smooth_topk, k: 3}}
+"""
+
+
+def test_a_base_may_have_a_base_and_overrides_come_last(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    write(tmp_path / "inner", one=WHOLE)
+    _, three = write(
+        tmp_path,
+        two="base: inner/one.yaml\noptimizer: {lr: 0.25}\nhead: {loss: {kind: batch_ce}}",
+        three="base: two.yaml\nrun: runs/three\nseed: 3",
+    )
+    recipe = load_recipe(three, ["seed=4", "optimizer.eps=0.2"])
+    assert (str(recipe.run), recipe.seed, recipe.head.loss.kind) == ("runs/three", 4, "batch_ce")
+    assert recipe.optimizer.model_dump(include={"kind", "lr", "eps"}) == {
+        "kind": "adamw",
+        "lr": 0.25,
+        "eps": 0.2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        (
+            "base: none.yaml",
+            FileNotFoundError,
+            r"none\.yaml \(base of .*two\.yaml\) does not exist",
+        ),
+        ("base: two.yaml", ValueError, r"base is two\.yaml, which is laid over it"),
+        ("base: three.yaml", ValueError, r"three\.yaml: base is two\.yaml, which is laid over it"),
+        ("base: [one.yaml]", ValueError, "give the file of another recipe"),
+        ("base: one.yaml\nhaed: {}", ValueError, "did you mean head"),
+    ],
+)
+def test_a_base_that_is_none_is_one_line(
+    tmp_path: Path, text: str, error: type[Exception], message: str
+) -> None:
+    _, two, _ = write(tmp_path, one=WHOLE, two=text, three="base: two.yaml")
+    with pytest.raises(error, match=message) as raised:
+        load_recipe(two)
+    assert "\n" not in str(raised.value)
+
+
+# ---------------------------------------------------------------- the small ones, for real
+
+
+def trained(recipe: Recipe) -> dict[str, float]:
+    """The measures at the end of a run."""
+    train(recipe, rank_world())
+    step = max(int(path.stem[5:]) for path in (recipe.run / "evaluations").glob("*.json"))
+    return load_evaluation(recipe.run / "evaluations", step=step).metrics
+
+
+def test_the_small_imagenet_recipe_learns_through_all_its_sizes(
+    pictures: Path, tmp_path: Path
+) -> None:
+    overrides = [
+        f"run={tmp_path / 'run'}",
+        f"data.shards={pictures}",
+        "data.augment={crop_area: [0.8, 1.0], flip: 0}",  # the place of a bar tells the class
+        "train.global_batch=10",
+    ]
+    recipe = load_recipe(RECIPES / "imagenet-resnet50-small.yaml", overrides)
+    assert trained(recipe)["top1"] >= 0.6
+    export_run(recipe.run, tmp_path / "bundle", rank_world())
+    assert Bundle.open(tmp_path / "bundle").spec.image == recipe.data.image
+
+
+def test_the_small_twitter_recipe_learns_what_words_say(texts: Path, tmp_path: Path) -> None:
+    overrides = [
+        f"run={tmp_path / 'run'}",
+        f"data.shards={texts / 'shards'}",
+        f"data.text.tokenizer={texts / 'tokenizer'}",
+        "train={duration: {epochs: 12}, global_batch: 18}",
+        "schedule.warmup.steps=5",
+        "optimizer.lr=3e-3",
+        "checkpoint.every={epochs: 6}",
+    ]
+    recipe = load_recipe(RECIPES / "twitter-mbert-small.yaml", overrides)
+    assert trained(recipe)["top1"] >= 0.6
+    export_run(recipe.run, tmp_path / "bundle", rank_world())
+    assert Bundle.open(tmp_path / "bundle").spec.text is not None

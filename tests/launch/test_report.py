@@ -1,0 +1,381 @@
+"""`kway report`: what the page says of runs, also of damaged, empty and hostile ones."""
+
+import fcntl
+import json
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from launch.report import read_runs, report_page
+from launch.report.lines import _apart, smoothed
+from launch.report.numbers import duration, figure, share_of_phases
+from launch.report.pictures import SECTIONS, axis_of
+from tests.ranks import rank_world
+from tests.shards import glyph_recipe
+from tests.system.processes import kway
+from trainer.train import train
+
+HOSTILE = "\"><img src=x onerror=alert(1)></svg><script>alert('$x_1$')</script>\u202e\x1b"
+_TAGS = """html head meta title style body main section div span p h1 h2 h3 ul li b
+table thead tbody tr th td figure figcaption details summary pre
+svg g path defs use clippath rect text"""
+TAGS = set(_TAGS.split())
+
+Made = Callable[..., Path]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    """Writes a run's folder by hand: steps 10, 20, … 100, two evaluations."""
+
+    def make(name: str = "run", *, batch: int = 32, **recipe: Any) -> Path:
+        folder = tmp_path / name
+        (folder / "evaluations").mkdir(parents=True)
+        tree = {"run": name, "train": {"duration": {"steps": 100}}, **recipe}
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
+        records = [step_record(step, batch) for step in range(10, 101, 10)]
+        for step in (50, 100):
+            add_evaluation(folder, step, top1=step / 200, auprc=step / 400)
+        write_records(folder, records)
+        return folder
+
+    return make
+
+
+def step_record(step: int, batch: int = 32, **more: Any) -> dict[str, Any]:
+    return {
+        "time": 1.7e9 + step,
+        "event": "step",
+        "step": step,
+        "samples": step * batch,
+        "loss": 100 / step,
+        "learning_rate": 0.1,
+        "gradient_norm": 1.5,
+        "step_seconds": 0.5,
+        "samples_per_second": 2.0 * batch,
+        "data_wait_ratio": 0.25,
+        **more,
+    }
+
+
+def write_records(folder: Path, records: list[dict[str, Any]]) -> None:
+    lines = "".join(f"{json.dumps(record)}\n" for record in records)
+    (folder / "metrics.jsonl").write_text(lines)
+
+
+def add_evaluation(folder: Path, step: int, **measures: float) -> None:
+    path = folder / "evaluations" / f"step-{step:08d}.json"
+    path.write_text(json.dumps({"step": step, "samples": 9, **measures}))
+    tensors = {
+        "positives": np.array([3, 0, 2]),
+        "average_precision": np.array([0.75, np.nan, 0.25]),
+        "precision_at": np.array([[0.5], [np.nan], [0.125]]),
+        "recalls": np.array([0.9]),
+    }
+    save_file(tensors, path.with_suffix(".safetensors"))
+
+
+def page_of(*folders: Path) -> str:
+    return report_page(read_runs(folders), lambda done, total: None)
+
+
+def cells(page: str, row: str) -> list[str]:
+    """The cells of a row of a table."""
+    found = re.search(rf'<tr><th scope="row">{re.escape(row)}</th>(.*?)</tr>', page)
+    assert found, f"no row {row}"
+    return re.findall(r"<td>(.*?)</td>", found[1])
+
+
+class Reader(HTMLParser):
+    """Every tag and attribute of a page, as a browser takes it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+
+
+# ------------------------------------------------------------------ sound runs
+
+
+def test_a_run_of_the_trainer_stands_on_the_page(glyphs, tmp_path):
+    recipe = glyph_recipe(glyphs, tmp_path / "tiny", evaluation__every={"steps": 2})
+    train(recipe, rank_world())
+    page = page_of(tmp_path / "tiny")
+    found = [json.loads(path.read_text()) for path in (recipe.run / "evaluations").glob("*.json")]
+    assert {evaluation["step"] for evaluation in found} == {2, 4}
+    best = max(sorted(found, key=lambda e: e["step"]), key=lambda e: e["auprc"])
+    assert cells(page, "state") == ["done"]
+    assert cells(page, "steps") == ["4"]
+    assert cells(page, "best auprc (at step)") == [f"{figure(best['auprc'])} ({best['step']})"]
+    for title in ("Loss", "Learning rate", "top1", "AUPRC of the classes", "Throughput"):
+        assert f"<h3>{title}</h3>" in page, title
+    assert 'class="troubles"' not in page
+
+
+def test_the_numbers_of_runs_stand_side_by_side(made):
+    page = page_of(made("one"), made("two", batch=64))
+    assert cells(page, "last loss") == ["1", "1"]
+    assert cells(page, "samples") == ["3,200", "6,400"]
+    assert cells(page, "best top1 (at step)") == ["0.5 (100)", "0.5 (100)"]
+    assert cells(page, "samples/s, median") == ["64", "128"]
+    assert cells(page, "data wait, median") == ["25.0%", "25.0%"]
+    assert cells(page, "time in steps") == ["50 s", "50 s"]
+    assert cells(page, "time, first to last") == ["1.5 min", "1.5 min"]
+
+
+def test_recipes_are_told_by_what_differs(made):
+    one = made("one", seed=1, head={"loss": {"kind": "ce"}})
+    two = made("two", seed=1, head={"loss": {"kind": "smooth_topk", "k": 5}})
+    page = page_of(one, two)
+    assert cells(page, "head.loss.kind") == ["ce", "smooth_topk"]
+    assert cells(page, "head.loss.k") == ["–", "5"]
+    assert '<th scope="row">seed</th>' not in page
+    assert '<th scope="row">run</th>' not in page
+    assert "seed: 1" in page  # in full
+
+
+def test_runs_of_other_batches_are_compared_by_samples(made):
+    same, other = made("same"), made("other", batch=64)
+    assert axis_of(read_runs([same])).label == "steps"
+    runs = read_runs([same, other])
+    axis = axis_of(runs)
+    assert axis.label == "samples"
+    assert [axis.of(run, np.array([10.0])).tolist() for run in runs] == [[320.0], [640.0]]
+
+
+def test_phases_add_up_to_one_and_what_no_phase_covers_is_the_rest(made):
+    folder, without = made("with"), made("without")
+    phases = {"data": 1.0, "forward": 2.0, "evaluation": 5.0}  # of 5 s in ten steps
+    write_records(folder, [step_record(step, phases=phases) for step in (10, 20)])
+    (run,) = read_runs([folder])
+    assert share_of_phases(run) == pytest.approx(
+        {"data": 0.1, "forward": 0.2, "evaluation": 0.5, "rest": 0.2}
+    )
+    page = page_of(folder, without)
+    assert cells(page, "forward") == ["20.0%", "–"]
+    assert "Not recorded: B" in page
+    assert "<h3>Where the time goes</h3>" not in page_of(without)
+
+
+def test_checkpoints_restarts_and_refusals_are_marked(made):
+    folder = made()
+    refused = {"event": "refused", "step": 40, "checkpoint": "step-00000050: SHA-256 differs"}
+    records = [step_record(step, restarts=int(step > 40)) for step in range(10, 101, 10)]
+    checkpoint = {"event": "checkpoint", "step": 50, "folder": "x/step-00000050"}
+    write_records(folder, [*records, checkpoint, refused])
+    page = page_of(folder)
+    assert "▲ checkpoint" in page
+    assert "┆ start anew" in page
+    assert "✕ refused" in page
+    assert "SHA-256 differs" in page
+    assert cells(page, "restarts") == ["1"]
+    assert "┆" not in page_of(made("calm"))
+
+
+def test_a_running_run_is_told_from_one_that_stopped(made):
+    folder = made()
+    write_records(folder, [step_record(10)])
+    shutil.rmtree(folder / "evaluations")
+    assert read_runs([folder])[0].state == "stopped at step 10 of 100"
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert read_runs([folder])[0].state == "running, at step 10"
+    assert read_runs([folder])[0].state == "stopped at step 10 of 100"
+
+
+# ------------------------------------------------------------------ the page
+
+
+def test_the_page_needs_nothing_from_outside_and_runs_nothing(made):
+    page = page_of(made("one"), made("two"))
+    read = Reader(page)
+    assert read.tags <= TAGS
+    names = {name for name, _ in read.attributes}
+    assert not names & {"src", "srcset", "href", "action", "onload", "onclick"}
+    links = [value for name, value in read.attributes if name == "xlink:href"]
+    assert all(value and value.startswith("#") for value in links)
+    assert "url(http" not in page
+    assert "@import" not in page
+    assert "default-src 'none'" in page
+
+
+def test_every_picture_is_sound_says_what_it_shows_and_has_the_page_s_colours(made):
+    pictures = re.findall(r"<svg.*?</svg>", page_of(made("one"), made("two")), re.DOTALL)
+    assert len(pictures) > 8
+    for picture in pictures:
+        root = ElementTree.fromstring(picture)
+        assert root.get("role") == "img"
+        assert re.search(r"A.*\d", root.get("aria-label", ""))
+        colours = set(re.findall(r"#[0-9a-f]{6}\b", picture)) - {"#000000", "#ffffff"}
+        assert colours == set(), "a colour that does not follow the page"
+        assert "var(--run0)" in picture
+
+
+def test_names_from_a_run_are_escaped_everywhere(made, tmp_path):
+    folder = made(head={"loss": {"kind": HOSTILE}}, **{HOSTILE: 1})
+    for step in (50, 100):
+        add_evaluation(folder, step, **{HOSTILE: step / 100})
+    phases = {HOSTILE: 1.0, "forward": 1.0}
+    event = {"event": HOSTILE, "step": 5, HOSTILE: HOSTILE, "time": 1e300}
+    write_records(folder, [*(step_record(s, phases=phases) for s in (10, 20)), event])
+    hostile = folder.rename(tmp_path / HOSTILE.replace("/", "|"))
+    page = page_of(hostile, made("other"))
+    read = Reader(page)
+    assert read.tags <= TAGS
+    assert "\u202e" not in page
+    assert "\x1b" not in page
+    assert "&lt;img src=x onerror" in page
+
+
+# ------------------------------------------------------------------ what is not sound
+
+
+def test_damaged_files_are_named_and_the_rest_is_shown(made):
+    folder = made()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('[1]\nnull\n{"event": "step"}\n{"event": 3, "step": 1}\n' + "[" * 100_000 + "\n")
+        file.write('{"event": "step", "step": 110, "loss": NaN, "samples": 1' + "0" * 400 + "}\n")
+        file.write('{"event": "step", "step": 120, "lo')
+    (folder / "evaluations" / "step-00000100.json").write_text("{")
+    newest = folder / "evaluations" / "step-00000100.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-9])
+    (folder / "recipe.yaml").write_text("a: [")
+    page = page_of(folder)
+    assert "metrics.jsonl: passed over 6 lines" in page
+    assert "step-00000100.json is left out" in page
+    assert "step-00000100.safetensors is left out" in page
+    assert "its recipe cannot be shown: recipe.yaml is not YAML" in page
+    assert cells(page, "best top1 (at step)") == ["0.25 (50)"]
+    assert cells(page, "steps") == ["110"]
+    assert cells(page, "last loss") == ["not finite"]
+    assert "<h3>AUPRC of the classes</h3>" in page  # of the evaluation before
+
+
+def test_classes_without_samples_are_left_out_of_the_curves(made):
+    (run,) = read_runs([made()])
+    assert run.evaluations.classes is not None
+    assert run.evaluations.classes.average_precision.tolist() == [0.75, 0.25]
+    assert run.evaluations.classes.precision_at.tolist() == [[0.5], [0.125]]
+
+
+def test_tensors_that_do_not_fit_are_named(made):
+    folder = made()
+    for path in (folder / "evaluations").glob("*.safetensors"):
+        save_file({"positives": np.ones(3), "average_precision": np.ones(2)}, path)
+    page = page_of(folder)
+    assert "step-00000100.safetensors is left out" in page
+    assert "<h2>One logit alone</h2>" not in page
+
+
+def test_a_run_that_has_only_begun_is_named_beside_a_whole_one(made):
+    empty = made("empty")
+    (empty / "metrics.jsonl").unlink()
+    shutil.rmtree(empty / "evaluations")
+    page = page_of(made("whole"), empty)
+    assert cells(page, "state") == ["done", "nothing logged"]
+    assert "no step is logged" in page
+    assert "no step is logged" in page_of(empty)
+
+
+def test_a_recipe_of_aliases_of_aliases_is_not_followed(made):
+    folder = made()
+    layers = ["a0: &a0 {x: 1, y: 2}"]
+    layers += [f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}" for n in range(1, 40)]
+    (folder / "recipe.yaml").write_text("\n".join(layers))
+    assert "more than 5000 keys" in page_of(folder)
+
+
+def test_what_is_no_run_is_an_error_that_names_it(made, tmp_path):
+    run = made()
+    with pytest.raises(ValueError, match="is not a run"):
+        read_runs([run, tmp_path])
+    with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
+        read_runs([tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match="is given twice"):
+        read_runs([run, tmp_path / "." / run.name])
+
+
+# ------------------------------------------------------------------ its parts
+
+
+def test_letters_of_curves_that_end_side_by_side_are_apart():
+    ends = np.array([[1.0, 0.98], [1.0, 0.97], [1.0, 0.1], [1.01, 0.97], [0.5, 0.98]])
+    heights = _apart(ends)
+    beside = np.sort(heights[:4])
+    assert (np.diff(beside) >= 0.0649).all()
+    assert heights.max() <= 1
+    assert heights[2] == pytest.approx(0.1)
+    assert heights[4] == pytest.approx(0.98)
+
+
+def test_smoothing_keeps_lines_and_ends():
+    line = np.linspace(3, 5, 40)
+    assert smoothed(line) == pytest.approx(line)
+    noise = np.random.default_rng(0).standard_normal(400)
+    assert smoothed(noise).std() < noise.std() / 2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.83124, "0.8312"), (1250, "1,250"), (3.1e-5, "3.10e-05"), (np.nan, "not finite"), (0, "0")],
+)
+def test_numbers_are_short(value, text):
+    assert figure(value) == text
+
+
+def test_times_have_the_unit_that_fits():
+    assert [duration(s) for s in (45, 600, 7200, 1e6)] == ["45 s", "10 min", "2 h", "11.6 days"]
+
+
+def test_long_runs_make_no_large_page(made):
+    folder = made()
+    rng = np.random.default_rng(0)
+    records = [step_record(s, gradient_norm=float(rng.random())) for s in range(1, 20_000)]
+    write_records(folder, records)
+    assert len(page_of(folder)) < 400_000
+
+
+def test_every_section_has_pictures_of_a_whole_run(made):
+    runs = read_runs([made()])
+    for title, pictures in SECTIONS.items():
+        assert list(pictures(runs)), title
+
+
+# ------------------------------------------------------------------ the command
+
+
+def test_the_command_writes_the_page_and_names_troubles(made, tmp_path):
+    folder = made("my run")
+    (folder / "metrics.jsonl").write_text("?\n")
+    out = tmp_path / "pages.html"
+    out.write_text("an older page")
+    done = kway("report", folder, "-o", out)
+    assert done.returncode == 0, done.stderr
+    assert "A my run: metrics.jsonl: passed over 1 line that" in done.stdout
+    assert f"{out}: 1 run, " in done.stdout
+    assert out.read_text().startswith("<!DOCTYPE html>")
+    assert out.read_text().rstrip().endswith("</html>")
+
+
+def test_the_command_refuses_what_is_no_run_and_leaves_the_old_page(tmp_path):
+    out = tmp_path / "page.html"
+    out.write_text("an older page")
+    done = kway("report", tmp_path, "-o", out)
+    assert (done.returncode, "is not a run" in done.stderr) == (2, True)
+    assert out.read_text() == "an older page"
+    assert kway("report", tmp_path, "-o", tmp_path).returncode == 2

@@ -1,0 +1,24 @@
+"""Undisturbed runs: a process group that aborts the process while it is taken down shows here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.shards import glyph_recipe, glyph_shards
+from tests.soak.trials import Trial
+from tests.system.processes import write_recipe
+from tests.system.runs import launched
+
+_NUM_RANKS = (1, 2, 4)
+
+
+def quiet_runs(folder: Path, count: int) -> Iterator[Trial]:
+    """So many short runs of 1, 2 and 4 ranks in turn; each has to exit 0 and say nothing of it."""
+    folder.mkdir(parents=True)
+    shards = glyph_shards(folder)
+    for index in range(count):
+        num, run = _NUM_RANKS[index % len(_NUM_RANKS)], folder / f"run-{index}"
+        recipe = write_recipe(folder, glyph_recipe(shards, run, train__duration={"steps": 2}))
+        with launched(recipe, run, num=num) as training:
+            code = training.end()
+            clean = "error" not in training.words and "terminate" not in training.words
+        yield Trial(f"{num} ranks", code == 0 and clean, f"code {code}", None)

@@ -1,0 +1,171 @@
+"""Training runs as tests start, disturb and compare them; every process is ended by its id."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tests.system.processes import KWAY, ROOT, environment
+
+_PATIENCE_SECONDS = 180
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def losses(run_folder: Path) -> dict[int, float]:
+    """Step -> loss, from the run's JSONL; a step that stands twice is an error."""
+    records = read_lines(run_folder / "metrics.jsonl")
+    pairs = [(r["step"], r["loss"]) for r in records if r["event"] == "step"]
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
+
+
+def last_step(run_folder: Path) -> int:
+    """Of what the run has logged so far, its last line cut or not; 0 before the first."""
+    path = run_folder / "metrics.jsonl"
+    if not path.exists():
+        return 0
+    for line in reversed(path.read_text().splitlines()):
+        try:
+            record = json.loads(line)
+        except ValueError:  # being written
+            continue
+        if record["event"] == "step":
+            return int(record["step"])
+    return 0
+
+
+def final_tensors(run_folder: Path) -> dict[str, torch.Tensor]:
+    folder = max((run_folder / "checkpoints").glob("step-*"))
+    tensors: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors |= {f"{path.name}/{name}": tensor for name, tensor in load_file(path).items()}
+    return tensors
+
+
+def samples_by_step(run_folder: Path) -> dict[int, list[int]]:
+    """Step -> sample ids of all ranks."""
+    steps: dict[int, list[int]] = {}
+    for path in run_folder.glob("samples-rank*.jsonl"):
+        lines = read_lines(path)
+        assert len({line["step"] for line in lines}) == len(lines)
+        for line in lines:
+            steps.setdefault(line["step"], []).extend(line["samples"])
+    return steps
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A `kway train` that runs, in a session of its own; its words stand in `log`."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    run: Path
+
+    @property
+    def ranks(self) -> list[int]:
+        """Process ids in the order of the local ranks."""
+        return children(self.process.pid)
+
+    @property
+    def words(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not holds():
+            assert self.process.poll() is None, f"ended before {what}:\n{self.words}"
+            assert time.monotonic() < deadline, f"no {what}:\n{self.words}"
+            time.sleep(0.01)
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for(lambda: last_step(self.run) >= step, f"step {step}")
+
+    def end(self, seconds: float = _PATIENCE_SECONDS) -> int:
+        """The exit code of a run that is left alone."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it has not ended after {seconds} s:\n{self.words}") from None
+
+
+@contextmanager
+def launched(
+    recipe: Path,
+    run_folder: Path,
+    *options: str,
+    num: int = 2,
+    before: tuple[str, ...] = (),
+    log: Path | None = None,
+) -> Iterator[Launched]:
+    """`kway train recipe run=… --nproc num options…`, killed on leaving if it is still there.
+
+    before: a command that runs it, such as `ip netns exec NAME`.
+    """
+    run_folder.parent.mkdir(parents=True, exist_ok=True)
+    log = log or run_folder.with_suffix(".log")
+    command = [*before, *KWAY, "train", str(recipe), f"run={run_folder}", "--nproc", str(num)]
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [*command, *options],
+            cwd=ROOT,
+            env=environment(),
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        yield Launched(process, log, run_folder)
+    finally:
+        kill(process)
+
+
+def kill(process: "subprocess.Popen[Any]") -> None:
+    """SIGKILL for a launcher: its ranks end with it."""
+    process.kill()
+    process.wait()
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    found = children(pid)
+    return found + [below for child in found for below in descendants(child)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def left_after(pids: list[int], seconds: float) -> list[int]:
+    """Those that still run after so long; ends as soon as none does."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """A signal to a process that may have ended meanwhile."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,134 @@
+"""Ranks and launchers that die: who goes along, what is said, and what is tried again."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import RankError, run_on_ranks
+from tests.shards import glyph_recipe
+from tests.system.processes import KWAY, ROOT, TORCHRUN, environment, kway, run, write_recipe
+from tests.system.runs import descendants, kill, launched, left_after, losses
+from trainer.__main__ import main
+from trainer.lost_peer import is_lost_peer
+
+
+@pytest.fixture
+def endless(glyphs, tmp_path):
+    return write_recipe(
+        tmp_path,
+        glyph_recipe(
+            glyphs,
+            tmp_path / "unused",
+            train__duration={"steps": 100_000},
+            telemetry={"log_every": 1},
+            data__workers=1,
+        ),
+    )
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_nothing_outlives_a_killed_launcher(num_processes, endless, tmp_path):
+    with launched(endless, tmp_path / "run", num=num_processes) as training:
+        training.wait_for_step(2)
+        # A second one in the same folder is refused and does no harm.
+        answer = run([*KWAY, "train", str(endless), f"run={tmp_path / 'run'}"])
+        assert answer.returncode == 2
+        assert "is being trained by another process" in answer.stderr
+        assert training.process.poll() is None
+        family = descendants(training.process.pid)
+        assert len(family) == 2 * num_processes  # a rank has a loader process
+        kill(training.process)
+        assert left_after(family, 3) == []
+
+
+def test_a_rank_whose_launcher_is_gone_already_does_not_start(endless):
+    command = [sys.executable, "-m", "trainer", "--launcher", "1", str(endless)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_killed_rank_is_named(endless, tmp_path):
+    with launched(endless, tmp_path / "run") as training:
+        training.wait_for_step(2)
+        os.kill(training.ranks[1], signal.SIGKILL)
+        assert training.end() == 128 + signal.SIGKILL
+        assert "error: rank 1 was ended by SIGKILL: out of memory?" in training.words
+        assert "Traceback" not in training.words
+
+
+def test_a_killed_rank_is_started_anew_and_every_step_is_made_once(glyphs, tmp_path):
+    recipe = write_recipe(
+        tmp_path,
+        glyph_recipe(
+            glyphs,
+            tmp_path / "unused",
+            train__duration={"steps": 30},
+            checkpoint={"every": {"steps": 3}},
+            telemetry={"log_every": 1},
+        ),
+    )
+    with launched(recipe, tmp_path / "run", "--max-restarts", "2") as training:
+        training.wait_for_step(4)
+        os.kill(training.ranks[0], signal.SIGKILL)
+        assert training.end() == 0, training.words
+        assert "rank 0 was ended by SIGKILL: out of memory?: restart 1 of 2" in training.words
+        assert "Traceback" not in training.words
+    assert sorted(losses(tmp_path / "run")) == list(range(1, 31))
+
+
+def test_a_mistake_is_not_tried_again(endless, tmp_path):
+    answer = kway(
+        "train",
+        endless,
+        f"run={tmp_path / 'run'}",
+        "head.num_classes=7",
+        "--nproc",
+        "2",
+        "--max-restarts",
+        "3",
+    )
+    assert answer.returncode == 2, answer.stderr
+    assert answer.stderr.count("head.num_classes is 7 and the shards have 13 classes") == 1
+    assert "restart" not in answer.stderr
+
+
+def test_fewer_ranks_than_asked_for_train_nothing(endless, tmp_path, capsys):
+    assert main(["--world-size", "2", str(endless), f"run={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: this world has 1 ranks and --world-size is 2: ")
+    assert error.count("\n") == 1
+    assert main(["--world-size", "two", str(endless)]) == 2
+    assert "--world-size is two: give a number of ranks" in capsys.readouterr().err
+    command = [*TORCHRUN, "2", "-m", "trainer", str(endless), "--world-size", "3:4"]
+    answer = run([*command, f"run={tmp_path / 'run'}"])
+    assert "error: rank 0: this world has 2 ranks and --world-size is 3:4" in answer.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def exchange() -> None:
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1))
+
+
+def meet_the_end_of_rank_1() -> None:
+    if dist.get_rank() == 1:
+        os._exit(0)
+    with pytest.raises(RuntimeError) as lost:
+        exchange()
+    assert is_lost_peer(lost.value)
+    behind = OSError("a checkpoint could not be written")
+    behind.__context__ = lost.value
+    assert is_lost_peer(behind)
+
+
+def test_the_end_of_a_peer_is_known_by_gloos_words():
+    # What rank 0 says would come first.
+    with pytest.raises(RankError, match="rank 1 died"):
+        run_on_ranks(2, meet_the_end_of_rank_1)
+    assert not is_lost_peer(RuntimeError("shapes do not match"))
+    assert not is_lost_peer(ConnectionResetError("of a shard's server"))
