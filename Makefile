@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow check format bench-data bench-heads bench-trainer bench-tree pictures clean
+.PHONY: help install demo test test-slow check format bench-data bench-heads bench-trainer bench-tree pictures soak clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -29,6 +29,9 @@ test: $(READY)   ## the default test suite, several files at once
 test-slow: $(READY)  ## the long tests
 	$(BIN)/python -m pytest -m slow
 
+soak: $(READY)   ## every fault in full counts, written to docs/soak.md: hours
+	$(BIN)/python -m tests.soak --out docs/soak.md
+
 check: $(READY)  ## lint, format, types, direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,8 +48,8 @@ bench-heads: $(READY)  ## the speed and memory of the heads, printed as ratios: 
 bench-data: $(READY)  ## the speed and memory of the data side, printed as ratios: about 5 minutes
 	$(BIN)/python -m benchmarks.data
 
-bench-trainer: $(READY)  ## what training costs beside the model itself: checkpoints
-	$(BIN)/python -m benchmarks.checkpoints
+bench-trainer: $(READY)  ## what training costs beside the model itself: 3 minutes
+	$(BIN)/python -m benchmarks.trainer
 
 bench-tree: $(READY)  ## the cover tree of a million classes
 	$(BIN)/python -m benchmarks.cover_tree

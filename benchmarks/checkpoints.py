@@ -1,4 +1,4 @@
-"""What a checkpoint costs a run: `python -m benchmarks.checkpoints [SECTION ...]`.
+"""What a checkpoint costs a run.
 
 The stall of the step that saves in the background beside a save that is waited for, and what the
 steps after it lose to the writing thread; medians over rounds, on one rank and on two.
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from benchmarks.report import Sections, command_line, report
 from benchmarks.timing import Row, ratio_row
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import CheckpointConfig
@@ -141,10 +140,3 @@ def _entries(world: World) -> dict[str, Tensor]:
             mesh = world.mesh["class"]
             entries[f"head.{number}"] = DTensor.from_local(share, mesh, [Shard(0)])
     return entries
-
-
-SECTIONS: Sections = {"one_rank": partial(rows, 1), "two_ranks": partial(rows, 2)}
-
-
-if __name__ == "__main__":
-    report(command_line("checkpoints", __doc__).parse_args(), SECTIONS)

@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from data.duration import Interval
 from data.remote.address import check_url, is_url
 
 _MAX_STREAM_SHARDS = 1_000_000
@@ -54,6 +55,20 @@ class ImageConfig(_Config):
                 f"crops {self.crops} would all be the same: give a resize above size {self.size}"
             )
         return self
+
+    def scaled_to(self, size: int) -> "ImageConfig":
+        """The same picture with sides of `size` pixels."""
+        if size == self.size:
+            return self
+        resize = self.resize and max(size, round(self.resize * size / self.size))
+        return self.model_copy(update={"size": size, "resize": resize})
+
+
+class SizeStage(_Config):
+    """The side of training pictures until so much of the run is done."""
+
+    size: int = Field(gt=0, le=4096, description="pixels")
+    until: Interval = Field(description="counted from the start of the run")
 
 
 class ColourConfig(_Config):
@@ -114,6 +129,12 @@ class AugmentConfig(_Config):
     Draws are keyed by (seed, epoch, sample), never by rank or worker.
     """
 
+    size: int | None = Field(
+        None, gt=0, le=4096, description="side of training pictures, pixels; null: image.size"
+    )
+    progressive: tuple[SizeStage, ...] = Field(
+        (), description="sides before that, one after the other (progressive resizing)"
+    )
     crop_area: tuple[float, float] | None = Field(
         (0.08, 1.0),
         description="share of the picture's area that a random crop keeps; null: centre",
@@ -260,6 +281,12 @@ class DataConfig(_Config):
         description="different samples that training may meet and replace because they are "
         "damaged; one more stops it, 0 stops at the first",
     )
+
+    @property
+    def largest_side(self) -> int:
+        """Pixels of the largest pictures of training, which take the most memory."""
+        stages = [stage.size for stage in self.augment.progressive]
+        return max([self.augment.size or self.image.size, *stages])
 
     @model_validator(mode="after")
     def _a_stream_has_an_order_of_its_own(self) -> "DataConfig":

@@ -1,4 +1,4 @@
-"""Loads a recipe: YAML, then overrides `a.b.c=value`, then the models of `config.py`.
+"""Loads a recipe: YAML over its `base`, overrides `a.b.c=value`, then the models of `config.py`.
 
 Free of torch. Mappings merge, but one whose `kind` changes is replaced. Nothing is read from the
 environment.
@@ -42,11 +42,21 @@ _Loader.add_implicit_resolver(
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a YAML file with `key=value` overrides applied in order.
 
-    Raises FileNotFoundError for a missing file and ValueError, with the path of the key and the
-    nearest known name, for anything that the recipe's models refuse.
+    Its key `base` names another file, relative to it, over which it is laid. Raises
+    FileNotFoundError for a missing file and ValueError, with the path of the key and the nearest
+    known name, for anything that the recipe's models refuse.
     """
+    tree = _tree(path)
+    for override in overrides:
+        _apply(tree, override)
+    return build_recipe(tree, origin=f"recipe {path}")
+
+
+def _tree(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mappings of a file laid over those of its base; `above`: the files laid over this one."""
+    of = f" (base of {above[-1]})" if above else ""
     if not path.is_file():
-        raise FileNotFoundError(f"recipe {path} does not exist: give the path of a YAML file")
+        raise FileNotFoundError(f"recipe {path}{of} does not exist: give the path of a YAML file")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -54,9 +64,16 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     tree = _parse(text, f"recipe {path}")
     if not isinstance(tree, dict):
         raise ValueError(f"recipe {path} is not a mapping of keys to values")
-    for override in overrides:
-        _apply(tree, override)
-    return build_recipe(tree, origin=f"recipe {path}")
+    if "base" not in tree:
+        return tree
+    base = tree.pop("base")
+    if not isinstance(base, str):
+        raise ValueError(f"recipe {path}: base is {base!r}: give the file of another recipe")
+    below = path.parent / base
+    if any(below.resolve() == file.resolve() for file in (*above, path)):
+        raise ValueError(f"recipe {path}: base is {base}, which is laid over it: leave one out")
+    merged: dict[str, Any] = _merged(_tree(below, (*above, path)), tree)
+    return merged
 
 
 def build_recipe(tree: dict[str, Any], *, origin: str) -> Recipe:

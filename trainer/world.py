@@ -74,8 +74,9 @@ def open_world(
     )
     shape = mesh_shape(class_group, size=size, local_size=local_size)
     chosen = _device(device, local_rank)
-    # The same number of threads however the ranks were launched: sums depend on it.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+    # Sums depend on it: a run that goes on with another number ends with other last bits.
+    threads = int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)) // local_size))
+    torch.set_num_threads(max(1, threads))
     if size == 1:
         yield World(rank, size, local_rank, local_size, chosen, None)
         return

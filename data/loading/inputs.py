@@ -31,15 +31,16 @@ class Inputs(Protocol):
         """A sample's bytes -> what it shows. Raises ValueError where they are damaged."""
         ...
 
-    def for_training(self, decoded: Any, *, seed: int, epoch: int, index: int) -> Any:
-        """The item of a sample, changed at random as (seed, epoch, index) say."""
+    def for_training(self, decoded: Any, *, side: int, seed: int, epoch: int, index: int) -> Any:
+        """The item of a sample, changed at random as (seed, epoch, index) say; `side` pixels of a
+        picture."""
         ...
 
     def for_evaluation(self, decoded: Any) -> Any:
         """The item of a sample as it is."""
         ...
 
-    def collate(self, items: Iterable[Any], num: int) -> dict[str, Tensor]:
+    def collate(self, items: Iterable[Any], num: int, *, side: int) -> dict[str, Tensor]:
         """The `num` items of a batch -> the model's inputs [num, ...]; it may be 0."""
         ...
 
@@ -81,15 +82,17 @@ class Pictures:
     def decode(self, data: bytes) -> np.ndarray:
         return decode(data, self._image.channels)
 
-    def for_training(self, decoded: np.ndarray, *, seed: int, epoch: int, index: int) -> np.ndarray:
+    def for_training(
+        self, decoded: np.ndarray, *, side: int, seed: int, epoch: int, index: int
+    ) -> np.ndarray:
         rng = sample_rng(seed, epoch, index)
-        return for_training(decoded, self._image, self._augment, rng)
+        return for_training(decoded, self._image.scaled_to(side), self._augment, rng)
 
     def for_evaluation(self, decoded: np.ndarray) -> np.ndarray:
         return crops_for_evaluation(decoded, self._image)
 
-    def collate(self, items: Iterable[np.ndarray], num: int) -> dict[str, Tensor]:
-        side, items = self._image.size, iter(items)
+    def collate(self, items: Iterable[np.ndarray], num: int, *, side: int) -> dict[str, Tensor]:
+        items = iter(items)
         first = next(items, None)
         shape = (self._image.channels, side, side) if first is None else first.shape
         pixels = self._memory.empty((num, *shape))
@@ -111,13 +114,13 @@ class Texts:
     def decode(self, data: bytes) -> str:
         return decode_text(data)
 
-    def for_training(self, decoded: str, *, seed: int, epoch: int, index: int) -> str:
+    def for_training(self, decoded: str, *, side: int, seed: int, epoch: int, index: int) -> str:
         return decoded
 
     def for_evaluation(self, decoded: str) -> str:
         return decoded
 
-    def collate(self, items: Iterable[str], num: int) -> dict[str, Tensor]:
+    def collate(self, items: Iterable[str], num: int, *, side: int) -> dict[str, Tensor]:
         tokenizer = self.tokenizer
         tokens = tokenizer.encode(list(items))
         return pad_tokens(tokens, tokenizer.pad_id, max_length=tokenizer.max_length)

@@ -19,7 +19,8 @@ from data.loading.copy_ahead import copied_ahead
 from data.loading.endless import EndlessLoader, check_rank
 from data.loading.inputs import open_inputs
 from data.loading.order import share
-from data.loading.reader import EvaluationReader, TrainingReader
+from data.loading.reader import EvaluationReader, Share, TrainingReader
+from data.loading.sides import Sides
 from data.shards.split import Split
 
 _CPU = torch.device("cpu")
@@ -67,14 +68,19 @@ class TrainLoader(EndlessLoader):
             locate = ByLength(
                 locate, split.sizes, seed=seed, batch=global_batch, num_batches=num_batches
             ).locate
+        self._sides = Sides(
+            config.image, config.augment, num_samples=len(split), global_batch=global_batch
+        )
         self._reader = TrainingReader(split, inputs, config, seed=seed, order=order, locate=locate)
 
     def share(self, step: int) -> range:
         """Positions of the stream that this rank reads, `step` batches after the cursor."""
-        return self._share(self.cursor.samples + step * self._global_batch)
+        return self._share(self.cursor.samples + step * self._global_batch).positions
 
-    def _share(self, start: int) -> range:
-        return range(start + self._part.start, start + self._part.stop)
+    def _share(self, start: int) -> Share:
+        """Of the global batch that begins at `start`."""
+        positions = range(start + self._part.start, start + self._part.stop)
+        return Share(positions, self._sides.at(start))
 
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
         starts = itertools.count(self.cursor.samples, self._global_batch)
@@ -119,7 +125,9 @@ class EvalLoader:
         self._workers = config.workers
         self._device = device
         self._num_batches = -(-len(split) // (world_size * batch))
-        self._reader = EvaluationReader(split, inputs, in_order=not by_length)
+        self._reader = EvaluationReader(
+            split, inputs, side=config.image.size, in_order=not by_length
+        )
 
     def __len__(self) -> int:
         return self._num_batches

@@ -3,10 +3,12 @@
 Which samples are asked for, and in which order, is `data/loading/loader.py`.
 """
 
+import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +21,19 @@ from data.loading.buckets import Locate
 from data.loading.inputs import Inputs
 from data.loading.order import Order
 from data.loading.pixel_memory import PREFETCHED
+from data.loading.process import begin_worker
 from data.loading.substitute import Substitute, read_sound
 from data.shards.split import Split
 
 # An item, its label, and what stands in where the sample is bad.
 Row = tuple[Any, int, Substitute | None]
+
+
+class Share(NamedTuple):
+    """What a rank reads of a global batch: positions of the stream, and how large pictures are."""
+
+    positions: range
+    side: int
 
 
 class Reader(Dataset):
@@ -50,7 +60,7 @@ class Reader(Dataset):
         """A batch for each of `asked`, in order, read ahead by `workers` processes."""
         return read_ahead(self, asked, workers=workers, pinned=pinned)
 
-    def batch(self, rows: Iterable[Row], indices: np.ndarray) -> Batch:
+    def batch(self, rows: Iterable[Row], indices: np.ndarray, *, side: int) -> Batch:
         """The batch of the samples `indices`, whose rows are taken one after the other."""
         labels, substitutes = np.empty(len(indices), np.int64), []
 
@@ -61,7 +71,7 @@ class Reader(Dataset):
                     substitutes.append(substitute)
                 yield item
 
-        inputs = self.inputs.collate(items(), len(indices))
+        inputs = self.inputs.collate(items(), len(indices), side=side)
         return Batch(
             inputs,
             torch.from_numpy(labels),
@@ -104,6 +114,7 @@ def read_ahead(
         pin_memory=pinned,
         # Its own generator: the loader draws a seed, which must not move the trainer's global one.
         generator=torch.Generator(),
+        worker_init_fn=partial(begin_worker, parent=os.getpid()) if workers else None,
     )
     try:
         for batch in loader:
@@ -137,8 +148,9 @@ class EvaluationReader(Reader):
     in_order: batches are asked for as the samples stand, and shards may be fetched ahead.
     """
 
-    def __init__(self, split: Split, inputs: Inputs, *, in_order: bool) -> None:
+    def __init__(self, split: Split, inputs: Inputs, *, side: int, in_order: bool) -> None:
         super().__init__(split, inputs)
+        self._side = side
         self._in_order = split.in_order() if in_order else None
 
     def read(self, asked: np.ndarray) -> Batch:
@@ -148,11 +160,11 @@ class EvaluationReader(Reader):
             (self.inputs.for_evaluation(decoded), label, None)
             for decoded, label in map(self.decoded, asked.tolist(), self.split.read_many(asked))
         )
-        return self.batch(rows, asked)
+        return self.batch(rows, asked, side=self._side)
 
 
 class TrainingReader(Reader):
-    """A range of positions of the stream -> the batch of its samples.
+    """A share of the stream -> the batch of its samples.
 
     `locate` gives the samples, by `order` or by a sorted one of it. The draws of a sample are keyed
     by (seed, epoch, sample), those of mixing by the pair of positions 2n and 2n + 1; a bad sample
@@ -175,19 +187,20 @@ class TrainingReader(Reader):
         self._order = order
         self._locate = locate
 
-    def read(self, asked: range) -> Batch:
-        self.split.will_read(self._order, asked.start)
-        positions = np.arange(asked.start, asked.stop, dtype=np.int64)
+    def read(self, asked: Share) -> Batch:
+        here, side = asked
+        self.split.will_read(self._order, here.start)
+        positions = np.arange(here.start, here.stop, dtype=np.int64)
         if self._mixes:
-            return self._mixed(positions)
+            return self._mixed(positions, side)
         epochs, indices = self._locate(positions)
-        return self.batch(self._rows(epochs, indices), indices)
+        return self.batch(self._rows(epochs, indices, side), indices, side=side)
 
     @property
     def _mixes(self) -> bool:
         return self.split.manifest.modality == "image" and self._config.augment.mix is not None
 
-    def _rows(self, epochs: np.ndarray, indices: np.ndarray) -> Iterator[Row]:
+    def _rows(self, epochs: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
         """The samples `indices` of `epochs`, changed at random, or what stands in for them."""
         decode, change, seed = self.inputs.decode, self.inputs.for_training, self._seed
         reads = self.split.read_many(indices)
@@ -200,25 +213,27 @@ class TrainingReader(Reader):
                 (decoded, label), substitute = read_sound(
                     self.decoded, seed, epoch, index, len(self.split)
                 )
-            yield change(decoded, seed=seed, epoch=epoch, index=index), label, substitute
+            item = change(decoded, side=side, seed=seed, epoch=epoch, index=index)
+            yield item, label, substitute
 
-    def _mixed(self, positions: np.ndarray) -> Batch:
+    def _mixed(self, positions: np.ndarray, side: int) -> Batch:
         """Partners stand side by side in the stream: each but those at a share's ends is read for
         both. A bad partner is the other share's to report."""
         wanted = np.union1d(positions, positions ^ 1)
         epochs, indices = self._locate(wanted)
-        rows = list(self._rows(epochs, indices))
+        rows = list(self._rows(epochs, indices, side))
         own, other = (np.searchsorted(wanted, place) for place in (positions, positions ^ 1))
-        draws = [self._draw(position) for position in positions.tolist()]
+        draws = [self._draw(position, side) for position in positions.tolist()]
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)
         batch = self.batch(
             ((mixed(rows[a][0], rows[b][0], draw), *rows[a][1:]) for a, b, draw in pairs),
             indices[own],
+            side=side,
         )
         labels = torch.tensor([rows[place][1] for place in other.tolist()], dtype=torch.int64)
         weights = torch.tensor([draw.weight for draw in draws], dtype=torch.float32)
         return replace(batch, mixed=Mixed(labels, weights))
 
-    def _draw(self, position: int) -> Mix:
+    def _draw(self, position: int, side: int) -> Mix:
         rng = pair_rng(self._seed, position)
-        return draw_mix(self._config.image, self._config.augment, rng)
+        return draw_mix(self._config.image.scaled_to(side), self._config.augment, rng)

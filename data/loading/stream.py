@@ -17,6 +17,7 @@ from data.loading.endless import EndlessLoader
 from data.loading.inputs import open_inputs
 from data.loading.order import share
 from data.loading.reader import read_ahead
+from data.loading.sides import Sides
 from data.loading.stream_reader import REMEDY, Place, StreamReader
 from data.remote.address import is_url
 from data.shards.manifest import Manifest
@@ -122,6 +123,9 @@ class StreamLoader(EndlessLoader):
         self._rank = ranks.index(rank) if rank in ranks else 0
         self._num_ranks = len(ranks)
         self._inputs = open_inputs(config, stream.manifest)
+        self._sides = Sides(
+            config.image, config.augment, num_samples=len(stream), global_batch=global_batch
+        )
         self._check_readers(len(stream.config.addresses), max(1, config.workers))
 
     def _check_readers(self, num_tars: int, workers: int) -> None:
@@ -140,12 +144,13 @@ class StreamLoader(EndlessLoader):
             self._inputs,
             self._config,
             buffer=stream.config.buffer,
+            sides=self._sides,
             place=Place(
                 seed=self.cursor.seed,
                 start=start,
                 rank=self._rank,
                 num_ranks=self._num_ranks,
-                first=start + self._part.start,
+                offset=self._part.start,
                 rows=len(self._part),
                 global_batch=self._global_batch,
             ),

@@ -7,12 +7,13 @@ buffer of undecoded bytes, and decodes those of a batch.
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from data.augment import draw_mix, mixed, pair_rng
@@ -20,6 +21,7 @@ from data.config import DataConfig
 from data.loading.batch import Batch, Mixed
 from data.loading.inputs import Inputs
 from data.loading.order import permuted_index
+from data.loading.sides import Sides
 from data.loading.substitute import Substitute, check_limit
 from data.tars.stream import StreamSample, TarReader
 
@@ -36,7 +38,7 @@ class _Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """What a rank reads: `rows` of each global batch, from position `first` of the next one on.
+    """What a rank reads: `rows` of each global batch, from the one at `offset` on.
 
     rank: among the `num_ranks` that read anything; seed and start, the samples consumed before, key
     the order.
@@ -46,7 +48,7 @@ class Place:
     start: int
     rank: int
     num_ranks: int
-    first: int
+    offset: int
     rows: int
     global_batch: int
 
@@ -66,6 +68,7 @@ class StreamReader(IterableDataset):
         config: DataConfig,
         *,
         buffer: int,
+        sides: Sides,
         place: Place,
     ) -> None:
         self._shards = shards
@@ -73,6 +76,7 @@ class StreamReader(IterableDataset):
         self._inputs = inputs
         self._config = config
         self._buffer = buffer
+        self._sides = sides
         self._place = place
         self._bad: dict[int, str] = {}
         self._new: list[Substitute] = []
@@ -87,9 +91,8 @@ class StreamReader(IterableDataset):
         sound = self._decoded(samples)
         try:
             for step in itertools.count(number, count):
-                position = place.first + step * place.global_batch
-                rows = list(itertools.islice(sound, place.rows))
-                yield self._batch(rows, position)
+                start = place.start + step * place.global_batch
+                yield self._batch(itertools.islice(sound, place.rows), start)
         except (ValueError, OSError) as error:
             yield error
 
@@ -110,10 +113,11 @@ class StreamReader(IterableDataset):
                 if len(empty) == num_shards:
                     raise ValueError(self._nothing())
 
-    def _decoded(self, samples: Iterator[_Waiting]) -> Iterator[tuple[Any, StreamSample]]:
-        """The items of those that can be decoded; ValueError where only others come."""
+    def _decoded(self, samples: Iterator[_Waiting]) -> Iterator[tuple[Any, _Waiting]]:
+        """What those show that can be decoded; ValueError where only others come."""
         undecoded = Counter[int]()
-        for epoch, sample in samples:
+        for waiting in samples:
+            sample = waiting.sample
             try:
                 decoded = self._inputs.decode(sample.data)
             except ValueError as error:
@@ -123,14 +127,7 @@ class StreamReader(IterableDataset):
                 self._leave_out(Substitute(sample.number, None, f"{sample.name}: {error}"))
                 continue
             undecoded.clear()
-            # Another start, other draws: those of the pass that was broken off do not come again.
-            epoch += self._place.start
-            yield (
-                self._inputs.for_training(
-                    decoded, seed=self._place.seed, epoch=epoch, index=sample.number
-                ),
-                sample,
-            )
+            yield decoded, waiting
 
     def _leave_out(self, left: Substitute) -> None:
         """Note what is bad for the first time; ValueError with the list where it is too much."""
@@ -147,32 +144,47 @@ class StreamReader(IterableDataset):
             "data.stream.sample, data.stream.label_field and the class list of data.shards"
         )
 
-    def _batch(self, rows: Sequence[tuple[Any, StreamSample]], position: int) -> Batch:
-        """The batch of `rows`, the first of which stands at `position`."""
-        items = [item for item, _ in rows]
-        labels = np.array([sample.label for _, sample in rows], np.int64)
-        numbers = np.array([sample.number for _, sample in rows], np.int64)
-        pairs = None
+    def _batch(self, rows: Iterable[tuple[Any, _Waiting]], start: int) -> Batch:
+        """The batch of `rows`, this rank's share of the global one that begins at `start`."""
+        side = self._sides.at(start)
+        items, labels, numbers = [], [], []
+        for decoded, (epoch, sample) in rows:
+            items.append(self._changed(decoded, epoch, sample.number, side))
+            labels.append(sample.label)
+            numbers.append(sample.number)
+        known, pairs = torch.tensor(labels, dtype=torch.int64), None
         if self._config.augment.mix is not None and self._config.text is None:
-            items, pairs = self._mixed(items, labels, position)
+            items, pairs = self._mixed(items, known, start + self._place.offset, side)
         left, self._new = tuple(self._new), []
         return Batch(
-            self._inputs.collate(items, len(items)),
-            torch.from_numpy(labels),
-            torch.from_numpy(numbers),
+            self._inputs.collate(items, len(items), side=side),
+            known,
+            torch.tensor(numbers, dtype=torch.int64),
             mixed=pairs,
             substitutes=left,
         )
 
+    def _changed(self, decoded: Any, epoch: int, number: int, side: int) -> Any:
+        """A sample changed at random. Another start, other draws: those of the pass that was broken
+        off do not come again."""
+        return self._inputs.for_training(
+            decoded,
+            side=side,
+            seed=self._place.seed,
+            epoch=epoch + self._place.start,
+            index=number,
+        )
+
     def _mixed(
-        self, items: Sequence[Any], labels: np.ndarray, position: int
+        self, items: Sequence[Any], labels: Tensor, position: int, side: int
     ) -> tuple[list[Any], Mixed]:
         """Rows 2n and 2n + 1 of this rank's batch are a pair; a last one alone stays as it is."""
         rows = np.arange(len(items))
         partners = np.minimum(rows ^ 1, len(items) - 1)
+        image = self._config.image.scaled_to(side)
         draws = [
             draw_mix(
-                self._config.image,
+                image,
                 self._config.augment,
                 # Two positions to a pair, whatever the parity of the first row's.
                 pair_rng(self._place.seed, 2 * (position + row // 2)),
@@ -183,8 +195,8 @@ class StreamReader(IterableDataset):
             mixed(items[row], items[partner], draw)
             for row, partner, draw in zip(rows.tolist(), partners.tolist(), draws, strict=True)
         ]
-        weights = np.array([draw.weight for draw in draws], np.float32)
-        return blended, Mixed(torch.from_numpy(labels[partners]), torch.from_numpy(weights))
+        weights = torch.tensor([draw.weight for draw in draws], dtype=torch.float32)
+        return blended, Mixed(labels[torch.from_numpy(partners)], weights)
 
 
 def shuffled(samples: Iterator[_Waiting], size: int, rng: random.Random) -> Iterator[_Waiting]:

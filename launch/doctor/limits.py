@@ -110,7 +110,7 @@ def threads(plans: Plans) -> Iterator[Finding]:
     """OMP_NUM_THREADS: unset, torchrun and kway train choose it."""
     text = os.environ.get("OMP_NUM_THREADS")
     if text is None:
-        yield ok("threads", "OMP_NUM_THREADS is unset: kway train sets it to 1 a rank")
+        yield ok("threads", "OMP_NUM_THREADS is unset: kway train shares the cores among the ranks")
         return
     if not text.isdecimal() or int(text) == 0:
         yield error("threads", f"OMP_NUM_THREADS is {text!r}", "unset it, or set it to 1")

@@ -37,7 +37,7 @@ def plans_of(recipe: Recipe, *, ranks: int, port: int | None, peers: tuple[str, 
     """What a recipe needs when all its ranks run here, `ranks` of them."""
     data = recipe.data
     if data.text is None:
-        sample = data.image.size**2 * data.image.channels
+        sample = data.largest_side**2 * data.image.channels
     else:
         sample = 2 * 8 * data.text.max_length  # ids and mask, int64
     held = _BATCHES_HELD * data.workers * recipe.train.global_batch * sample

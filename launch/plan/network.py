@@ -139,8 +139,8 @@ def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:
             raise ValueError("the backbone reads texts: give data.text")
         tokens = torch.ones(rows, text.max_length, dtype=torch.int64)
         return {"input_ids": tokens, "attention_mask": tokens.clone()}
-    image = recipe.data.image
-    shape = (rows, image.channels, image.size, image.size)
+    side = recipe.data.largest_side
+    shape = (rows, recipe.data.image.channels, side, side)
     return {"pixel_values": torch.zeros(shape, dtype=torch.uint8)}
 
 

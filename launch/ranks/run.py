@@ -31,9 +31,9 @@ def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> in
     A signal to stop is passed on to the ranks, who get `placement.shutdown_seconds` to save.
     """
     _silence_torch()
-    # As torchrun does for several: without it each rank starts a thread a core in every library.
-    # For one too: sums depend on the number of threads.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Without it each rank starts a thread a core in every library.
+    cores = len(os.sched_getaffinity(0)) // placement.num_processes
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
     # -P: a folder named data/ where the user stands must not hide the package.
     command = ("-P", "-u", "-m", module, *arguments)
     with StopRequest() as stop, TemporaryDirectory(prefix="kway-") as log_folder:

@@ -9,17 +9,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 
 from data import Manifest
 from heads import ClassHead
 from tests.heads.cases import LOSS_KINDS, label_tree, make_loss, naive_loss_and_gradients, problem
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
-from tests.trainer.test_task import pictures
+from tests.trainer.training import pictures, take_steps, whole_entries
+from trainer.entries import training_entries
 from trainer.evaluation import evaluate
 from trainer.optimizer import build_optimizer
-from trainer.task import Task, _sum_gradients, build_task
+from trainer.strategies.ddp import DDP
+from trainer.task import Task, build_task
 from trainer.trained import label_vectors_of
 from trainer.world import World, open_world
 
@@ -34,35 +35,30 @@ def one_process(device: torch.device) -> World:
 def make_task(shards: Path, world: World, **changes) -> Task:
     recipe = glyph_recipe(shards, Path("unused"), **changes)
     manifest = Manifest.load(shards)
-    return build_task(
+    task = build_task(
         recipe,
         class_names=manifest.class_names,
         label_vectors=label_vectors_of(recipe, manifest),
         world=world,
         class_counts=np.arange(1, 14),
     )
+    task.start_training()
+    return task.train()
 
 
 def trained(shards: Path, world: World, changes: dict, *, ddp: bool = False) -> dict:
     """Loss of three clipped steps of momentum, and what the task's tensors are after them."""
-    task = make_task(shards, world, train__global_batch=12, **changes).train()
+    task = make_task(shards, world, train__global_batch=12, **changes)
     if ddp:
-        wrapper = DistributedDataParallel(task.backbone)
-        wrapper.register_comm_hook(None, _sum_gradients)
-        object.__setattr__(task, "forward_backbone", wrapper)
-    optimizer = build_optimizer(glyph_recipe(shards, Path("unused")).optimizer, task)
-    begin, end = 12 * world.rank // world.size, 12 * (world.rank + 1) // world.size
-    losses = []
+        task.strategy = DDP(task.backbone, local_buffers=False)
+        task.strategy.attach(build_optimizer(task.recipe.optimizer, task.strategy.parameters))
     # Convolutions would compute in TensorFloat-32.
     with torch.backends.cudnn.flags(allow_tf32=False):
-        for step in range(3):
-            optimizer.zero_grad()
-            losses.append(task.backward(pictures(begin, end), step=step).item())
-            task.clip_gradients(1.0)
-            optimizer.step()
-    assert {tensor.device.type for tensor in task.state_dict().values()} == {world.device.type}
-    state = {name: tensor.cpu().numpy() for name, tensor in task.state_dict().items()}
-    return {"loss": np.array(losses), **state}
+        losses = take_steps(task, 3)
+    assert {tensor.device.type for tensor in training_entries(task).values()} == {world.device.type}
+    found = {"loss": np.array(losses), **whole_entries(task)}
+    task.strategy.close()
+    return found
 
 
 def check(got: dict, expected: dict) -> None:
@@ -87,8 +83,8 @@ def test_a_task_trains_as_on_the_cpu(device, glyphs, changes):
 
 
 def test_a_task_in_bf16_trains_float32_weights(device, glyphs):
-    task = make_task(glyphs, one_process(device), train__precision="bf16").train()
-    exact = make_task(glyphs, one_process(device)).train()
+    task = make_task(glyphs, one_process(device), train__precision="bf16")
+    exact = make_task(glyphs, one_process(device))
     rounded, wanted = (each.backward(pictures(0, 12), step=1) for each in (task, exact))
     torch.testing.assert_close(rounded, wanted, rtol=2e-2, atol=0)
     assert {parameter.grad.dtype for parameter in task.parameters()} == {torch.float32}
@@ -184,13 +180,20 @@ def test_heads_sharded_over_two_devices_equal_their_definitions(two, data_axis):
 SHARDED = {"head__loss__kind": "batch_ce", "head__weights__kind": "vtree"}
 
 
-def task_on_a_rank(device: str, port: int, shards: Path) -> dict:
-    return trained(shards, opened_world(device, port), SHARDED)
+STRATEGIES = [
+    {"kind": "ddp"},
+    {"kind": "fsdp"},
+    *({"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)),
+]
 
 
-def test_a_task_on_two_devices_trains_as_on_one(two, glyphs):
-    ranks = run_on_ranks(WORLD_SIZE, task_on_a_rank, two, free_port(), glyphs)
-    whole = np.concatenate([answer["head.weight"] for answer in ranks])
+def task_on_a_rank(device: str, port: int, shards: Path) -> list[dict]:
+    world = opened_world(device, port)
+    return [trained(shards, world, {**SHARDED, "train__strategy": each}) for each in STRATEGIES]
+
+
+def test_a_task_on_two_devices_trains_as_on_one_under_every_strategy(two, glyphs):
     expected = trained(glyphs, one_process(torch.device(two)), SHARDED)
-    for answer in ranks:
-        check({**answer, "head.weight": whole}, expected)
+    for answers in run_on_ranks(WORLD_SIZE, task_on_a_rank, two, free_port(), glyphs):
+        for answer in answers:
+            check(answer, expected)

@@ -12,9 +12,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.soak.checkpoints import damaged, killed
 from tests.soak.disturbed import draw, finish, lay, strike
 from tests.soak.pulled import host_runs
 from tests.soak.quiet import quiet_runs
+from tests.soak.strategies import alike, between
 from tests.soak.trials import Summary, Trial, ran, write_table
 
 _STEPS_A_TRIAL = 30
@@ -33,6 +35,10 @@ KINDS: dict[str, tuple[int, Callable[[Path, int, int], Iterator[Trial]]]] = {
     "stop": (30, lambda *given: _struck(signal.SIGTERM, *given)),
     "quiet": (50, lambda folder, count, _seed: quiet_runs(folder, count)),
     "hosts": (6, host_runs),
+    "damage": (200, damaged),
+    "killed-saves": (20, killed),
+    "strategies": (42, alike),
+    "between": (14, between),
 }
 
 

@@ -16,7 +16,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 def environment() -> dict[str, str]:
     """This process's environment without what pytest's own ranks may have set."""
     hidden = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    return {name: value for name, value in os.environ.items() if name not in hidden}
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    return {**kept, "OMP_NUM_THREADS": "1"}  # torchrun's own choice, for one rank too
 
 
 def run(command: list[str], *, timeout: float = 120) -> "subprocess.CompletedProcess[str]":

@@ -61,7 +61,7 @@ def test_what_the_steps_before_depend_on_may_not_change(changes, keys, tmp_path)
         {"train__duration": {"epochs": 9}},
         {"train__micro_batches": 2},
         {"telemetry": {"log_every": 1, "port": 0}},
-        {"checkpoint": {"every": {"steps": 1}, "keep": 5}},
+        {"checkpoint": {"every": {"steps": 1}, "keep_last": 5}},
         {"evaluation": {"topk": [1]}},
         {"data__workers": 2},
         {"data__eval_split": "other"},

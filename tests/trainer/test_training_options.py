@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not:UserWarning"),
 ]
 
+
 def trained(shards: Path, changes: dict[str, Any]) -> tuple[list[float], dict[str, np.ndarray]]:
     task = started(shards, **changes)
     losses = take_steps(task, 3)

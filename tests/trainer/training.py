@@ -65,4 +65,4 @@ def whole_entries(task: Task) -> dict[str, np.ndarray]:
 
 def whole(tensor: torch.Tensor) -> np.ndarray:
     found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return found.detach().numpy().copy()
+    return found.detach().cpu().numpy().copy()
