@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 import torch
 
-from heads.collectives import all_gather_rows, all_reduce_sum, announced, listening
+from heads.collectives import all_gather_rows, all_reduce_sum, listening
 from tests.ranks import rank_world, run_on_ranks
 from trainer.telemetry import Phases
 
@@ -90,8 +90,7 @@ def heard_on_a_rank() -> tuple[list[tuple[str, str | None]], set[str], bool]:
     with phases("head"), listening(around):
         all_reduce_sum(torch.ones(3), world.group)
         all_gather_rows(torch.ones(world.rank, 2), [0, 1], world.group)
-        with announced("barrier"):
-            world.barrier()
+        world.barrier()
         thread = Thread(target=elsewhere)
         thread.start()
         thread.join()

@@ -51,7 +51,7 @@ def test_off_a_terminal_there_are_plain_whole_lines(tmp_path, capsys, monkeypatc
     first, second = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
         rf"step 1/{NUM_STEPS}  loss 1\.2500  lr 5\.00e-02  \d+(\.\d\d)? samples/s  data wait 0%  "
-        r"\d+ MiB  ETA \d+:\d\d:\d\d",
+        r"[\d.]+ [MG]iB  ETA \d+:\d\d:\d\d",
         first,
     )
     assert second.rstrip() == long.rstrip()
@@ -99,8 +99,8 @@ def shown_on_a_terminal(command: list[str], columns: int) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("columns", "numbers"),
     [
-        (80, r"loss 1\.250  [\d.]+/s  data 0%  \d+ MiB  ETA 0:00:00"),
-        (120, r"loss 1\.2500  [\d.]+ samples/s  data wait 0%  \d+ MiB  ETA 0:00:00"),
+        (80, r"loss 1\.250  [\d.]+/s  data 0%  [\d.]+ [MG]iB  ETA 0:00:00"),
+        (120, r"loss 1\.2500  [\d.]+ samples/s  data wait 0%  [\d.]+ [MG]iB  ETA 0:00:00"),
     ],
 )
 def test_on_a_terminal_a_bar_that_fits_stands_below_whole_lines(
