@@ -17,18 +17,14 @@ from trainer.optimizer import create_moments_of, tensors_of
 class Strategy:
     """One process: the backbone as it is.
 
-    `attach` hands over the optimizer of `parameters`, once. `forward` and `backward` are called by
+    `attach` hands over the optimizer of `parameters`, what is trained, once. `forward` and `backward` are called by
     all ranks the same number of times, with or without rows, and `last` marks the pass whose
     backward sums the gradients over ranks.
     """
 
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """What is trained: as it is now, for an optimizer to be built over."""
-        return [p for p in self.backbone.parameters() if p.requires_grad]
+        self.parameters = trained_parameters(backbone)
 
     def attach(self, optimizer: Optimizer) -> None:
         """Take the optimizer that `step` is to use."""
@@ -50,7 +46,7 @@ class Strategy:
 
     def squared_gradient_norm(self) -> Tensor:
         """Over the whole backbone, a scalar, the same on every rank (collective)."""
-        return _squared_norm(self.gradients(), next(iter(self.parameters)).device)
+        return _squared_norm(self.gradients(), self.parameters[0].device)
 
     def step(self) -> None:
         """Update the weights (collective)."""
@@ -102,6 +98,11 @@ class Strategy:
 
     def close(self) -> None:
         """Let go of everything that holds a process group."""
+
+
+def trained_parameters(backbone: Backbone) -> list[nn.Parameter]:
+    """Walks all modules: not for every step."""
+    return [p for p in backbone.parameters() if p.requires_grad]
 
 
 def _squared_norm(tensors: list[Tensor], device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ from heads.collectives import all_reduce_sum
 from trainer.backbone import Backbone
 from trainer.blocks import large_tables, repeated_blocks
 from trainer.config import FSDPConfig
-from trainer.strategies.base import Strategy
+from trainer.strategies.base import Strategy, trained_parameters
 from trainer.world import World
 
 
@@ -30,6 +30,7 @@ class FSDP(Strategy):
             if any(True for _ in block.parameters()):
                 shard(block)
         shard(backbone)
+        self.parameters = trained_parameters(backbone)  # others than before
         for module in self._modules():
             # It would average.
             module.set_gradient_divide_factor(1.0)
