@@ -62,6 +62,14 @@ def all_reduce_max(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     return tensor
 
 
+def broadcast(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """The first rank's tensor, in place; the same tensor is returned."""
+    if group is not None and group_size(group) > 1:
+        with announced("broadcast"):
+            dist.broadcast(tensor, group=group, group_src=0)
+    return tensor
+
+
 def all_gather_equal(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
     """Every rank's tensor, all of one shape, in rank order."""
     size = group_size(group)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from heads.collectives import all_gather_equal, all_reduce_sum
+from heads.collectives import all_gather_equal, all_reduce_sum, broadcast
 
 
 class GroupBatchNorm2d(nn.BatchNorm2d):
@@ -99,6 +99,20 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
         del mode  # `train()` is called on whole models
         super().train(False)
         return self
+
+
+@torch.no_grad()
+def follow_first_rank(module: nn.Module, group: ProcessGroup | None) -> None:
+    """Make the statistics of local batch norms those of the first rank, in one message: a
+    checkpoint is a model that some rank had (collective)."""
+    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+    if group is None or not buffers:
+        return
+    packed = broadcast(torch.cat([buffer.flatten() for buffer in buffers]), group)
+    for buffer, values in zip(
+        buffers, packed.split([buffer.numel() for buffer in buffers]), strict=True
+    ):
+        buffer.copy_(values.view_as(buffer))
 
 
 def apply_batch_norm_mode(

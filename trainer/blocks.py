@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import _dynamo as dynamo
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 # A smaller table costs less than a collective of its own.
 _LARGE_TABLE = 1_000_000
+# Sizes of pictures or texts, times training and evaluation; torch's own limit is for all blocks.
+_SHAPES_A_BLOCK = 16
 
 
 def repeated_blocks(encoder: nn.Module) -> Iterator[nn.Module]:
@@ -32,8 +35,12 @@ def compile_blocks(encoder: nn.Module) -> None:
 
     What wraps the blocks hooks on to their calls and stays outside; names of parameters stay too.
     """
-    for block in list(repeated_blocks(encoder)) or [encoder]:
+    blocks = list(repeated_blocks(encoder)) or [encoder]
+    for block in blocks:
         block.forward = torch.compile(block.forward)
+    # Blocks share their code, and each may be compiled anew for some shapes and modes.
+    limit = _SHAPES_A_BLOCK * len(blocks)
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, limit)
 
 
 def checkpoint_blocks(encoder: nn.Module) -> None:

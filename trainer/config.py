@@ -61,6 +61,12 @@ class SGDConfig(_Config):
     nesterov: bool = False
     weight_decay: float = Field(5e-4, ge=0)
 
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> "SGDConfig":
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
 
 class AdamWConfig(_Config):
     kind: Literal["adamw"] = "adamw"
@@ -182,9 +188,21 @@ class EvalConfig(_Config):
         1.0, gt=0, description="divides scores there; smooth_topk's is k * tau"
     )
 
+    @property
+    def measures(self) -> list[str]:
+        """The names of what is measured; `sa` where the shards have label vectors."""
+        return [
+            *(f"top{k}" for k in self.topk),
+            *(f"marginal_top{k}" for k in self.marginal_topk),
+            "sa",
+            "auprc",
+            *(f"precision_at_recall_{recall:g}" for recall in self.recalls),
+        ]
+
 
 class BestConfig(_Config):
-    """Keep the checkpoint of the best evaluation too; needs evaluation.every."""
+    """Keep the checkpoint of the best evaluation too: there is one after each, which needs
+    evaluation.every."""
 
     measure: str = "top1"
     mode: Literal["max", "min"] = "max"
@@ -262,6 +280,15 @@ class Recipe(_Config):
         if self.checkpoint.keep_best is not None and self.evaluation.every is None:
             raise ValueError(
                 "checkpoint.keep_best needs evaluations during training: set evaluation.every"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_best_has_a_measure(self) -> "Recipe":
+        best, known = self.checkpoint.keep_best, self.evaluation.measures
+        if best is not None and best.measure not in known:
+            raise ValueError(
+                f"checkpoint.keep_best.measure is {best.measure}: choose one of {', '.join(known)}"
             )
         return self
 

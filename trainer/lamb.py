@@ -19,7 +19,8 @@ class Lamb(Optimizer):
 
     A parameter is a plain tensor, a `DTensor` of one mesh axis, or this rank's rows of a tensor
     that the group's `norm_group` shares: norms are of the whole tensor in every case (collective).
-    A group without decay (norms, biases) takes its steps unscaled, as the authors' code does.
+    A group that is not `adapted` (norms, biases) takes its steps unscaled, as the authors' code
+    does.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Lamb(Optimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "norm_group": norm_group,
+            "adapted": True,
         }
         super().__init__(params, defaults)
 
@@ -54,7 +56,7 @@ class Lamb(Optimizer):
     def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         weights = [_local(p) for p in parameters]
         steps = [self._adam_step(group, p) for p in parameters]
-        if not group["weight_decay"]:
+        if not group["adapted"]:
             torch._foreach_add_(weights, steps, alpha=-group["lr"])
             return
         torch._foreach_add_(steps, weights, alpha=group["weight_decay"])

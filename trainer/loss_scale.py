@@ -33,11 +33,16 @@ class LossScale:
 
     def fitted(self) -> None:
         """Raise the scale after many steps without overflow."""
+        if not self.dynamic:
+            return
         self.good_steps += 1
-        if self.dynamic and self.good_steps >= _GROWS_AFTER:
+        if self.good_steps >= _GROWS_AFTER:
             self.value, self.good_steps = min(self.value * 2, _HIGHEST), 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any] | None:
+        """None where there is none: a run that goes on in fp16 begins with a scale of its own."""
+        if not self.dynamic:
+            return None
         return {"value": self.value, "good_steps": self.good_steps}
 
     def restore(self, saved: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data import Batch
+from trainer.telemetry.jsonl import drop_lines_after
 
 _REMEDY = (
     "lower optimizer.lr, lengthen schedule.warmup, set train.clip_norm, or look at the samples"
@@ -30,6 +31,12 @@ class NonFiniteSteps:
     ) -> None:
         self.path = run / f"nonfinite-rank{rank}.jsonl"
         self.cap, self.skipped, self._key_of = cap, skipped, key_of
+
+    @staticmethod
+    def trim(run: Path, step: int) -> None:
+        """Drop the lines after `step` from the files of all ranks there ever were."""
+        for path in run.glob("nonfinite-rank*.jsonl"):
+            drop_lines_after(path, step)
 
     def leave_out(self, step: int, batch: Batch, reason: str) -> str:
         """Write down this rank's samples of the step; what to say of it.

@@ -21,6 +21,8 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter])
         {"params": [p for p in parameters if p.ndim > 1]},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    if config.kind == "lamb":
+        groups[1]["adapted"] = False
     return _optimizer(config, [group for group in groups if group["params"]])
 
 

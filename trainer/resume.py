@@ -1,7 +1,14 @@
 """Takes a task up where its newest sound checkpoint left it."""
 
-from trainer.checkpoints import find_checkpoint, load_tensors, restore_random_state
+from trainer.checkpoints import (
+    Checkpoint,
+    find_checkpoint,
+    load_tensors,
+    restore_random_state,
+    stored_names,
+)
 from trainer.entries import create_moments, restore_training, training_entries
+from trainer.nonfinite import NonFiniteSteps
 from trainer.run import RunFolder
 from trainer.state import TrainState
 from trainer.step_log import SampleLog
@@ -20,7 +27,11 @@ def resume(
     checkpoint, refused = find_checkpoint(folder.checkpoints, world)
     if checkpoint is not None:
         state = state.resumed(checkpoint)
-        create_moments(task)
+        stored = stored_names(checkpoint)
+        _check_average(checkpoint, task, stored)
+        # Before the first update there are none, nor under SGD without momentum.
+        if any(name.startswith("optimizer.") for name in stored):
+            create_moments(task)
         entries = training_entries(task)
         load_tensors(checkpoint, entries, world)
         restore_training(task, entries)
@@ -34,5 +45,14 @@ def resume(
         )
     if world.is_main:
         SampleLog.trim(folder.path, state.step)
+        NonFiniteSteps.trim(folder.path, state.step)
     world.barrier()
     return state, refused
+
+
+def _check_average(checkpoint: Checkpoint, task: Task, stored: set[str]) -> None:
+    if task.average is not None and not any(name.startswith("ema.") for name in stored):
+        raise ValueError(
+            f"checkpoint {checkpoint.folder} was trained without train.ema: leave it out, or start "
+            "another run folder"
+        )

@@ -57,8 +57,8 @@ class RunFolder:
             )
         return load_recipe(self.recipe)
 
-    def claim(self, recipe: Recipe) -> None:
-        """Write the resolved recipe, or refuse: a folder holds one run.
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe that is not this run's: a folder holds one.
 
         Raises ValueError where the folder has checkpoints of a recipe that this one cannot go on
         from, or any at all under `resume: never`.
@@ -75,6 +75,9 @@ class RunFolder:
                     f"run {self.path} was started with another {', '.join(changed)}: undo that, "
                     "or choose another run folder"
                 )
+
+    def write(self, recipe: Recipe) -> None:
+        """Keep the resolved recipe, for all that opens the run later."""
         self.path.mkdir(parents=True, exist_ok=True)
         aside = self.recipe.with_suffix(".partial")
         aside.write_text(dump_recipe(recipe), encoding="utf-8")

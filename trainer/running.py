@@ -58,7 +58,7 @@ class Running:
     broken: NonFiniteSteps
     sample_log: SampleLog
     state: TrainState
-    saved_step: int
+    saved_step: int | None
     best: float | None = None
 
     def steps(self, duration: Duration) -> int:
@@ -71,13 +71,18 @@ class Running:
         step = self.state.step
         return interval is not None and step > 0 and step % self.steps(interval) == 0
 
+    def is_evaluation_due(self, num_steps: int) -> bool:
+        """Whether the model of the state's step is still to be measured, as the last one is."""
+        due = self.is_due(self.recipe.evaluation.every) or self.state.step == num_steps
+        return due and self.state.evaluated < self.state.step
+
     def advance(self, state: TrainState) -> None:
         """A step is done; what was measured before it is measured no more."""
         self.state, self.best = state, None
 
     def save(self) -> None:
         """Write a checkpoint of the state, if there is none (collective)."""
-        if self.saved_step == self.state.step:
+        if self.saved_step == self.state.step or self.state.step == 0:
             return
         with self.task.phases("checkpoint"):
             self.writer.save(training_entries(self.task), self.state.to_json(), best=self.best)
@@ -118,6 +123,11 @@ class Running:
         self.telemetry.event("evaluation", step, line, **result.metrics)
         self.state = replace(self.state, evaluated=step)
         if best is not None:
+            if best.measure not in result.metrics:
+                raise ValueError(
+                    f"checkpoint.keep_best.measure is {best.measure} and this run measures "
+                    f"{', '.join(result.metrics)}: choose one of these"
+                )
             self.best = result.metrics[best.measure]
 
     def _asked(self) -> str | None:

@@ -14,7 +14,7 @@ from heads import ClassHead, FactoredHead, build_head
 from heads.collectives import all_reduce_sum
 from heads.engine import NOTHING_COUNTS
 from trainer.backbone import Backbone, build_backbone
-from trainer.batch_norm import apply_batch_norm_mode
+from trainer.batch_norm import apply_batch_norm_mode, follow_first_rank
 from trainer.blocks import checkpoint_blocks, compile_blocks
 from trainer.config import Recipe
 from trainer.ema import MovingAverage
@@ -104,8 +104,12 @@ class Task(nn.Module):
         self.head.draw = step * self.micro_batches  # a resumed run draws what this one would have
         parts = list(split_batch(batch.to(self.world.device), self.micro_batches))
         if len(parts) > 1 and self.head.loss.couples_rows:
-            return self._backward_with_cached_gradients(parts)
-        return self._backward_part_by_part(parts)
+            loss = self._backward_with_cached_gradients(parts)
+        else:
+            loss = self._backward_part_by_part(parts)
+        if self.recipe.backbone.batch_norm == "local":
+            follow_first_rank(self.backbone, self.world.group)
+        return loss
 
     def _backward_part_by_part(self, parts: list[Batch]) -> Tensor:
         """For a loss that is a mean over rows: each part weighs what its rows do of all."""

@@ -87,7 +87,7 @@ def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -
 
     # ---------------------------------------------------------------- resume
     if world.is_main:
-        folder.claim(recipe)
+        folder.check(recipe)
     world.barrier()
     start = TrainState(
         step=0,
@@ -97,6 +97,8 @@ def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -
         tokenizer=tokenizer_digest(recipe),
     )
     state, refused = resume(folder, task, start, world, num_steps=num_steps)
+    if world.is_main:
+        folder.write(recipe)
 
     # ---------------------------------------------------------------- what goes along
     telemetry = opened.enter_context(
@@ -108,6 +110,7 @@ def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -
             num_steps=num_steps,
             global_batch=global_batch,
             phases=phases,
+            evaluated=state.evaluated,
             flops=ModelFlops(recipe, len(manifest.class_names)),
         )
     )
@@ -165,8 +168,10 @@ def take_steps(run: Running, num_steps: int) -> None:
     """Go on to `num_steps`, with the evaluations and checkpoints that are due, and measure the
     model at the end (collective)."""
     recipe, world, task, telemetry = run.recipe, run.world, run.task, run.telemetry
-    if run.is_due(recipe.evaluation.every) and run.state.evaluated < run.state.step:
+    if run.is_evaluation_due(num_steps):
         run.evaluate()  # the run was stopped in the middle of it
+        run.saved_step = None  # a checkpoint tells what was measured
+        run.save()
     run.busy.take()  # what the start took is no step's
     for step in range(run.state.step + 1, num_steps + 1):
         run.watchdog.at(step)
@@ -206,12 +211,10 @@ def take_steps(run: Running, num_steps: int) -> None:
                 skipped_steps=run.broken.skipped,
             )
         # Before the checkpoint: what comes after one is not done again on resuming from it.
-        if run.is_due(recipe.evaluation.every):
+        if run.is_evaluation_due(num_steps):
             run.evaluate()
-        if step == num_steps or run.is_due(recipe.checkpoint.every):
+        if step == num_steps or run.best is not None or run.is_due(recipe.checkpoint.every):
             run.save()
-    if run.state.evaluated < num_steps:
-        run.evaluate()
     run.finish()
 
 

@@ -14,7 +14,7 @@ from launch.plan.network import Network, measure_network
 from launch.plan.spread import Spread, spread
 from launch.plan.step_time import StepTime, step_time
 from launch.plan.traffic import Collective, that_happen
-from launch.plan.trainer_traffic import batch_norm_traffic, odd_numbers
+from launch.plan.trainer_traffic import batch_norm_traffic, first_rank_traffic, odd_numbers
 from trainer.config import Recipe
 from trainer.world import mesh_shape
 
@@ -118,6 +118,7 @@ def _collectives(
     return that_happen(
         [
             *batch_norm_traffic(network, cluster, passes=passes, parts=parts),
+            *first_rank_traffic(recipe, network),
             *of_head(head, cluster),
             *strategy.collectives,
             *odd_numbers(recipe, network, cluster, parts=weighing),

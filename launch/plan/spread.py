@@ -43,20 +43,15 @@ def spread(
         return Spread(whole, whole, whole, 0, 0, ())
     match strategy.kind:
         case "ddp":
-            return _ddp(recipe, network, whole, parts)
+            return _ddp(whole)
         case "fsdp":
             return _fsdp(strategy, network, cluster.ranks, passes, parts)
         case "deepspeed":
             return _zero(strategy.stage, network, cluster.ranks, passes, parts)
 
 
-def _ddp(recipe: Recipe, network: Network, whole: int, parts: int) -> Spread:
+def _ddp(whole: int) -> Spread:
     collectives = [_sum("DDP: gradients", whole, messages=-(-whole // _DDP_BUCKET))]
-    if recipe.backbone.batch_norm == "local" and network.buffers:
-        what = "DDP: buffers of rank 0"
-        collectives.append(
-            Collective(what, "broadcast", "world", network.buffers, "forward", calls=parts)
-        )
     return Spread(whole, whole, whole, whole, 0, tuple(collectives))
 
 

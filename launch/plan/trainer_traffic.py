@@ -39,6 +39,14 @@ def batch_norm_traffic(
     return [part for part in parts_of if part.bytes]
 
 
+def first_rank_traffic(recipe: Recipe, network: Network) -> list[Collective]:
+    """Statistics of local batch norms, which follow the first rank's once a step."""
+    if recipe.backbone.batch_norm != "local" or not network.buffers:
+        return []
+    what = "batch norm: statistics of rank 0"
+    return [Collective(what, "broadcast", "world", network.buffers, "backward")]
+
+
 def odd_numbers(
     recipe: Recipe, network: Network, cluster: Cluster, *, parts: int
 ) -> list[Collective]:

@@ -50,7 +50,7 @@ def trained(shards: Path, world: World, changes: dict, *, ddp: bool = False) -> 
     """Loss of three clipped steps of momentum, and what the task's tensors are after them."""
     task = make_task(shards, world, train__global_batch=12, **changes)
     if ddp:
-        task.strategy = DDP(task.backbone, local_buffers=False)
+        task.strategy = DDP(task.backbone)
         task.strategy.attach(build_optimizer(task.recipe.optimizer, task.strategy.parameters))
     # Convolutions would compute in TensorFloat-32.
     with torch.backends.cudnn.flags(allow_tf32=False):

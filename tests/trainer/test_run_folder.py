@@ -5,14 +5,21 @@ from pathlib import Path
 import pytest
 
 from tests.shards import glyph_recipe
+from trainer.config import Recipe
 from trainer.recipe import load_recipe
 from trainer.run import RunFolder
+
+
+def claim(run: RunFolder, recipe: Recipe) -> None:
+    """What a start does: refuse, or keep the recipe."""
+    run.check(recipe)
+    run.write(recipe)
 
 
 def started(folder: Path, **changes) -> RunFolder:
     """A run folder whose run has a checkpoint."""
     run = RunFolder(folder)
-    run.claim(glyph_recipe(Path("shards"), folder, **changes))
+    claim(run, glyph_recipe(Path("shards"), folder, **changes))
     (run.checkpoints / "step-00000001").mkdir(parents=True)
     return run
 
@@ -20,7 +27,7 @@ def started(folder: Path, **changes) -> RunFolder:
 def test_the_folder_holds_the_resolved_recipe_and_nothing_else(tmp_path):
     recipe = glyph_recipe(Path("shards"), tmp_path / "a" / "run", seed=3)
     run = RunFolder(tmp_path / "a" / "run")
-    run.claim(recipe)
+    claim(run, recipe)
     assert [path.name for path in run.path.iterdir()] == ["recipe.yaml"]
     assert load_recipe(run.recipe) == run.load_recipe() == recipe
     text = run.recipe.read_text()
@@ -47,7 +54,7 @@ def test_what_the_steps_before_depend_on_may_not_change(changes, keys, tmp_path)
     run = started(tmp_path)
     before = run.recipe.read_bytes()
     with pytest.raises(ValueError, match=f"was started with another {keys}: undo that, ") as caught:
-        run.claim(glyph_recipe(Path("shards"), tmp_path, **changes))
+        claim(run, glyph_recipe(Path("shards"), tmp_path, **changes))
     assert "\n" not in str(caught.value)
     assert run.recipe.read_bytes() == before
 
@@ -72,7 +79,7 @@ def test_the_rest_may_change_and_is_written_down(changes, tmp_path):
     run = started(tmp_path)
     recipe = glyph_recipe(Path("shards"), tmp_path, **changes)
     assert recipe != run.load_recipe()
-    run.claim(recipe)
+    claim(run, recipe)
     assert run.load_recipe() == recipe
 
 
@@ -80,18 +87,18 @@ def test_the_rest_may_change_and_is_written_down(changes, tmp_path):
 def test_without_a_committed_checkpoint_anything_may_change(left, tmp_path):
     """A save that was killed leaves a folder aside, which is no checkpoint."""
     run = RunFolder(tmp_path)
-    run.claim(glyph_recipe(Path("shards"), tmp_path))
+    claim(run, glyph_recipe(Path("shards"), tmp_path))
     if left is not None:
         (run.checkpoints / left).mkdir(parents=True)
     recipe = glyph_recipe(Path("shards"), tmp_path, seed=1, resume="never")
-    run.claim(recipe)
+    claim(run, recipe)
     assert run.load_recipe() == recipe
 
 
 def test_resume_never_refuses_a_folder_with_checkpoints(tmp_path):
     run = started(tmp_path)
     with pytest.raises(ValueError, match="has checkpoints and resume is never: choose another"):
-        run.claim(glyph_recipe(Path("shards"), tmp_path, resume="never"))
+        claim(run, glyph_recipe(Path("shards"), tmp_path, resume="never"))
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):

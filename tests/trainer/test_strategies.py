@@ -61,11 +61,12 @@ def test_a_checkpoint_of_one_strategy_goes_on_under_another(
             assert_alike(found, expected, f"{STRATEGIES[strategy]} -> {STRATEGIES[number]}")
 
 
-@pytest.mark.parametrize("strategy", [0, 1, 4, 6])
-def test_at_the_same_world_size_it_goes_on_with_the_same_bits(strategy, glyphs, tmp_path):
+@pytest.mark.parametrize(("strategy", "ranks"), [(0, 3), (1, 2), (4, 2), (6, 3)])
+def test_at_the_same_world_size_it_goes_on_with_the_same_bits(strategy, ranks, glyphs, tmp_path):
+    """On three ranks a sum depends on its order, as it does not on two."""
     changes = {**ADAMW_EMA, "train__strategy": STRATEGIES[strategy]}
-    (expected, *_) = run_on_ranks(2, saved, glyphs, tmp_path, None, changes)
-    (found, *_) = run_on_ranks(2, gone_on, glyphs, tmp_path, None, changes)
+    (expected, *_) = run_on_ranks(ranks, saved, glyphs, tmp_path, None, changes)
+    (found, *_) = run_on_ranks(ranks, gone_on, glyphs, tmp_path, None, changes)
     assert found[0] == expected[0]
     for entry, value in expected[1].items():
         np.testing.assert_array_equal(found[1][entry], value, err_msg=entry)

@@ -35,8 +35,16 @@ def assert_alike(found: Any, expected: Any, *, rtol: float = 1e-4) -> None:
         np.testing.assert_allclose(found[1][name], value, rtol=2e-3, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("option", ["activation_checkpointing", "channels_last", "compile"])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
+@pytest.mark.parametrize(
+    ("option", "strategy"),
+    [
+        ("activation_checkpointing", "ddp"),
+        ("activation_checkpointing", "fsdp"),
+        ("activation_checkpointing", "deepspeed"),
+        ("channels_last", "ddp"),
+        ("compile", "fsdp"),
+    ],
+)
 def test_an_option_changes_nothing(option, strategy, glyphs):
     """Batch norm is synchronised: its statistics are updated once, whatever is computed twice."""
     strategies = {"train__strategy": {"kind": strategy}}
@@ -175,12 +183,18 @@ def broken_step(shards: Path, changes: dict[str, Any]) -> tuple[str, list[float]
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [{"kind": "ddp"}, {"kind": "fsdp"}, *({"kind": "deepspeed", "stage": i} for i in (0, 2, 3))],
+    ("strategy", "ranks"),
+    [
+        ({"kind": "ddp"}, 2),
+        ({"kind": "fsdp"}, 2),
+        ({"kind": "deepspeed", "stage": 2}, 2),
+        # Three do not divide the weights: their pieces are padded.
+        ({"kind": "deepspeed", "stage": 3}, 3),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("loss", ["ce", "batch_ce"])
-def test_a_step_that_is_left_out_leaves_no_trace_in_the_weights(strategy, loss, glyphs):
+def test_a_step_that_is_left_out_leaves_no_trace_in_the_weights(strategy, ranks, loss, glyphs):
     changes = {
         "train__strategy": strategy,
         "train__micro_batches": 2,
@@ -189,6 +203,6 @@ def test_a_step_that_is_left_out_leaves_no_trace_in_the_weights(strategy, loss, 
     }
     alone = started(glyphs, **{**changes, "train__strategy": {"kind": "ddp"}})
     expected = take_steps(alone, 3)
-    for said, losses in run_on_ranks(2, broken_step, glyphs, changes):
+    for said, losses in run_on_ranks(ranks, broken_step, glyphs, changes):
         assert "the loss is NaN" in said
         np.testing.assert_allclose(losses, expected, rtol=1e-4)

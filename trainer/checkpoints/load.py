@@ -9,10 +9,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from trainer.checkpoints.find import Checkpoint
 from trainer.world import World
+
+
+def stored_names(checkpoint: Checkpoint) -> set[str]:
+    """The names of a checkpoint's tensors."""
+    return set(_metadata(checkpoint).state_dict_metadata)
 
 
 def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:
@@ -21,10 +26,7 @@ def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
     Raises ValueError naming a tensor that the checkpoint does not have, or has in another shape or
     type, OSError where a rank cannot read it.
     """
-    try:
-        stored = HuggingFaceStorageReader(str(checkpoint.folder)).read_metadata()
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise ValueError(f"checkpoint {checkpoint.folder} is unreadable: {error}") from None
+    stored = _metadata(checkpoint)
     for name, tensor in entries.items():
         _check_fits(checkpoint, name, tensor, stored.state_dict_metadata.get(name))
     with _single_process_is_meant():
@@ -41,6 +43,13 @@ def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
             raise OSError(
                 f"checkpoint {checkpoint.folder} could not be read on rank {rank}: {cause}"
             ) from None
+
+
+def _metadata(checkpoint: Checkpoint) -> Metadata:
+    try:
+        return HuggingFaceStorageReader(str(checkpoint.folder)).read_metadata()
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ValueError(f"checkpoint {checkpoint.folder} is unreadable: {error}") from None
 
 
 def _check_fits(checkpoint: Checkpoint, name: str, tensor: Tensor, stored: object) -> None:

@@ -106,10 +106,17 @@ class CheckpointWriter:
         finite counts as none. Each rank's random state is saved as it is now. In the background,
         entries may be changed as soon as this returns.
 
-        Raises OSError where this save (in the foreground) or the one before could not be written.
+        Where the one before could not be written, that is said, and this one is written while
+        training waits. Raises OSError where that fails too, or this save in the foreground.
         """
         assert not WRITERS_KEYS & state.keys(), f"{sorted(WRITERS_KEYS)} are the writer's own keys"
-        waited = self._wait_for_the_one_before(int(state["step"]))
+        waited, failed = 0.0, False
+        try:
+            waited = self._wait_for_the_one_before(int(state["step"]))
+        except OSError as error:  # on all ranks alike
+            failed = True
+            if self._world.is_main:
+                self._say(f"{error}; trying again with step {state['step']}")
         save = Save(
             step=int(state["step"]),
             state=json.dumps(state, allow_nan=False),
@@ -117,7 +124,7 @@ class CheckpointWriter:
             random_state=packed_random_state(self._world),
             pieces=self._ownership.choose(entries),
         )
-        if self._thread is None:
+        if self._thread is None or failed:
             self._write(save)
             return waited
         assert self._staging is not None

@@ -17,9 +17,9 @@ from trainer.optimizer import create_moments_of, tensors_of
 class Strategy:
     """One process: the backbone as it is.
 
-    `attach` hands over the optimizer of `parameters`, what is trained, once. `forward` and `backward` are called by
-    all ranks the same number of times, with or without rows, and `last` marks the pass whose
-    backward sums the gradients over ranks.
+    `attach` hands over the optimizer of `parameters`, what is trained, once. `forward` and
+    `backward` are called by all ranks the same number of times, with or without rows, and `last`
+    marks the pass whose backward sums the gradients over ranks.
     """
 
     def __init__(self, backbone: Backbone) -> None:

@@ -18,7 +18,7 @@ def build_strategy(recipe: Recipe, backbone: Backbone, world: World) -> Strategy
         case "ddp":
             from trainer.strategies.ddp import DDP
 
-            return DDP(backbone, local_buffers=recipe.backbone.batch_norm == "local")
+            return DDP(backbone)
         case "fsdp":
             from trainer.strategies.fsdp import FSDP
 

@@ -8,21 +8,30 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.backbone import Backbone
+from trainer.parts import random_state, set_random_state
 from trainer.strategies.base import Strategy
 
 
 class DDP(Strategy):
-    """torch's DistributedDataParallel, summing where it would average."""
+    """torch's DistributedDataParallel, summing where it would average.
 
-    def __init__(self, backbone: Backbone, *, local_buffers: bool) -> None:
+    After its first backward it lays out its buckets anew, and sums depend on the places in them: so
+    the first step of every start has a rehearsal, and a resumed run's sums are those of one that
+    was never disturbed.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone)
-        # Synchronised buffers are equal on all ranks already; local ones follow rank 0.
-        self._wrapper = DistributedDataParallel(backbone, forward_sync_buffers=local_buffers)
+        self._wrapper = DistributedDataParallel(backbone, forward_sync_buffers=False)
         self._wrapper.register_comm_hook(None, _sum_gradients)
+        self._rehearsed = False
 
     def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:
         if not torch.is_grad_enabled():
             return super().forward(inputs)
+        if not self._rehearsed:
+            self._rehearsed = True
+            self._rehearse(inputs)
         # Whether backward sums is settled here: the reducer is prepared in forward.
         context: AbstractContextManager[None] = nullcontext() if last else self._wrapper.no_sync()
         with context:
@@ -31,6 +40,20 @@ class DDP(Strategy):
 
     def close(self) -> None:
         del self._wrapper
+
+    def _rehearse(self, inputs: dict[str, Tensor]) -> None:
+        """A forward and a backward that leave nothing behind but the layout of the buckets."""
+        device = self.parameters[0].device
+        buffers = [buffer.clone() for buffer in self.backbone.buffers()]
+        drawn = random_state(device)
+        features = self._wrapper(inputs)
+        features.backward(torch.zeros_like(features))
+        set_random_state(drawn, device)
+        for parameter in self.parameters:
+            parameter.grad = None
+        with torch.no_grad():
+            for buffer, kept in zip(self.backbone.buffers(), buffers, strict=True):
+                buffer.copy_(kept)
 
 
 def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -84,6 +84,8 @@ class DeepSpeed(Strategy):
             for gradient in gradients:
                 gradient.fill_(torch.inf)
             self._engine.step()
+            for gradient in gradients:  # what pads the ranks' pieces is never written again
+                gradient.zero_()
 
     # ---- checkpoints ----
 

@@ -10,8 +10,9 @@ from typing import Any
 class JsonLines:
     """A file that records are added to, each line whole as soon as it is written."""
 
-    def __init__(self, path: Path, *, after_step: int) -> None:
-        drop_lines_after(path, after_step)
+    def __init__(self, path: Path, *, after_step: int, evaluated: int | None = None) -> None:
+        """Lines after `after_step` go, and evaluations after `evaluated`, which come again."""
+        drop_lines_after(path, after_step, evaluated=evaluated)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
@@ -24,27 +25,34 @@ class JsonLines:
         self._file.close()
 
 
-def drop_lines_after(path: Path, step: int) -> None:
-    """Keep the lines of steps up to `step`, so that each step stands in the file once.
+def drop_lines_after(path: Path, step: int, *, evaluated: int | None = None) -> None:
+    """Keep the lines of steps up to `step`, evaluations up to `evaluated` (None: `step` too), so
+    that each stands in the file once.
 
     What is no record of a step, such as the cut last line of a killed run, goes too.
     """
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [f"{line}\n" for line in lines if _belongs(line, step)]
+    kept = [
+        f"{line}\n"
+        for line in lines
+        if _belongs(line, step, step if evaluated is None else evaluated)
+    ]
     aside = path.with_suffix(".partial")
     aside.write_text("".join(kept), encoding="utf-8")
     aside.rename(path)
 
 
-def _belongs(line: str, last_step: int) -> bool:
+def _belongs(line: str, last_step: int, evaluated: int) -> bool:
     try:
         record = json.loads(line)
     except ValueError:
         return False
     step = record.get("step") if isinstance(record, dict) else None
-    return isinstance(step, int) and step <= last_step
+    if not isinstance(step, int):
+        return False
+    return step <= (evaluated if record.get("event") == "evaluation" else last_step)
 
 
 def _finite(value: Any) -> Any:

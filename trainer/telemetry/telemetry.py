@@ -46,12 +46,13 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         num_steps: int,
         global_batch: int,
         phases: Phases,
+        evaluated: int | None = None,
         flops: ModelFlops | None = None,
     ) -> None:
         if config.tensorboard:
             check_tensorboard()
         self.run, self.config, self.world = run, config, world
-        self.start_step, self.num_steps = start_step, num_steps
+        self.start_step, self.num_steps, self.evaluated = start_step, num_steps, evaluated
         self.global_batch = global_batch
         self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.endpoint: Endpoint | None = None
@@ -167,7 +168,13 @@ class Telemetry(AbstractContextManager["Telemetry"]):
 
     def _open_files(self, stack: ExitStack) -> None:
         self.file = stack.enter_context(
-            closing(JsonLines(self.run / "metrics.jsonl", after_step=self.start_step))
+            closing(
+                JsonLines(
+                    self.run / "metrics.jsonl",
+                    after_step=self.start_step,
+                    evaluated=self.evaluated,
+                )
+            )
         )
         self.board: TensorBoard | None = None
         if self.config.tensorboard:

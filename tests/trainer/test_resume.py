@@ -1,0 +1,115 @@
+"""Where a run goes on: before its first update, after a refusal, in fp16, after a stopped
+evaluation."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data import Cursor
+from tests.ranks import run_on_ranks
+from tests.shards import glyph_recipe
+from tests.system.processes import write_recipe
+from tests.trainer.training import started, take_steps
+from trainer.__main__ import main
+from trainer.checkpoints import save_checkpoint
+from trainer.entries import training_entries
+from trainer.resume import resume
+from trainer.run import RunFolder
+from trainer.state import TrainState
+
+
+def state_of(task, step: int) -> TrainState:
+    return TrainState(
+        step=step,
+        cursor=Cursor(0),
+        tree=task.head.tree_digest(),
+        data="data",
+        tokenizer=None,
+        loss_scale=task.loss_scale.to_json(),
+    )
+
+
+def test_a_run_goes_on_from_before_its_first_update(glyphs, tmp_path):
+    """As when the first steps were left out: there are no moments yet."""
+    folder, task = RunFolder(tmp_path), started(glyphs)
+    state = state_of(task, 1)
+    save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
+    again = started(glyphs)
+    found, refused = resume(folder, again, state_of(again, 0), again.world, num_steps=9)
+    assert (found.step, refused) == (1, [])
+    assert take_steps(again, 2) == take_steps(task, 2)
+
+
+def test_fp16_that_is_switched_on_begins_with_a_scale_of_its_own(glyphs, tmp_path):
+    folder, task = RunFolder(tmp_path), started(glyphs)
+    take_steps(task, 1)
+    state = state_of(task, 1)
+    save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
+    half = started(glyphs, train__precision="fp16")
+    fresh = half.loss_scale.value
+    resume(folder, half, state_of(half, 0), half.world, num_steps=9)
+    assert half.loss_scale.value == fresh > 1
+
+
+def lines(run: Path, event: str) -> list[int]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record["step"] for record in records if record["event"] == event]
+
+
+def test_a_refused_start_leaves_the_recipe_of_the_run(glyphs, tmp_path, capsys):
+    run = tmp_path / "run"
+    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run)))
+    assert main([recipe]) == 0
+    kept = (run / "recipe.yaml").read_text()
+    assert main([recipe, "train.ema.decay=0.9", "train.duration.steps=6"]) == 2
+    assert "was trained without train.ema" in capsys.readouterr().err
+    assert (run / "recipe.yaml").read_text() == kept
+
+
+def test_every_evaluation_stands_once_and_the_best_checkpoint_stays(glyphs, tmp_path):
+    """Evaluations and checkpoints need not coincide: there is a checkpoint after each."""
+    run = tmp_path / "run"
+    changes = {
+        "train__duration": {"steps": 5},
+        "evaluation": {"every": {"steps": 2}},
+        "checkpoint": {"every": {"steps": 3}, "keep_last": 1, "keep_best": {"measure": "top1"}},
+    }
+    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run, **changes)))
+    assert main([recipe]) == 0
+    assert main([recipe]) == 0
+    assert lines(run, "evaluation") == [2, 4, 5]
+    results = {
+        int(path.stem[5:]): json.loads(path.read_text()) for path in run.glob("evaluations/*.json")
+    }
+    best = max(results, key=lambda step: (results[step]["top1"], step))
+    kept = {int(path.name[5:]) for path in (run / "checkpoints").iterdir()}
+    assert 5 in kept
+    assert max(results[step]["top1"] for step in kept) == results[best]["top1"]
+
+
+@pytest.mark.parametrize("measure", ["top10", "auprcs"])
+def test_a_measure_that_nobody_takes_is_refused_at_once(measure, glyphs, tmp_path, capsys):
+    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
+    best = f"checkpoint.keep_best.measure={measure}"
+    assert main([recipe, best, "evaluation.every.steps=2"]) == 2
+    assert (
+        f"checkpoint.keep_best.measure is {measure}: choose one of top1" in capsys.readouterr().err
+    )
+
+
+def local_statistics(shards: Path, strategy: str) -> dict[str, np.ndarray]:
+    task = started(shards, backbone__batch_norm="local", train__strategy={"kind": strategy})
+    take_steps(task, 2)
+    found = {name: buffer.numpy().copy() for name, buffer in task.backbone.named_buffers()}
+    task.strategy.close()
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_local_batch_norms_are_those_of_the_first_rank_after_a_step(strategy, glyphs):
+    first, second = run_on_ranks(2, local_statistics, glyphs, strategy)
+    assert any(value.std() > 0 for name, value in first.items() if "running_mean" in name)
+    for name, value in first.items():
+        np.testing.assert_array_equal(second[name], value, err_msg=name)
