@@ -22,8 +22,10 @@ from tests.soak.trials import Summary, Trial, ran, write_table
 _STEPS_A_TRIAL = 30
 
 
-def _struck(number: signal.Signals, folder: Path, count: int, seed: int) -> Iterator[Trial]:
-    course = lay(folder, num_steps=_STEPS_A_TRIAL * count)
+def _struck(
+    number: signal.Signals, ranks: int, folder: Path, count: int, seed: int
+) -> Iterator[Trial]:
+    course = lay(folder, num_steps=_STEPS_A_TRIAL * count, ranks=ranks)
     for index, plan in enumerate(draw(number, count, seed)):
         yield strike(course, plan, index)
     yield finish(course)
@@ -31,8 +33,8 @@ def _struck(number: signal.Signals, folder: Path, count: int, seed: int) -> Iter
 
 # What a soak is made of, and its full counts: the place for further kinds of trouble.
 KINDS: dict[str, tuple[int, Callable[[Path, int, int], Iterator[Trial]]]] = {
-    "kill": (30, lambda *given: _struck(signal.SIGKILL, *given)),
-    "stop": (30, lambda *given: _struck(signal.SIGTERM, *given)),
+    "kill": (30, lambda *given: _struck(signal.SIGKILL, 3, *given)),
+    "stop": (30, lambda *given: _struck(signal.SIGTERM, 2, *given)),
     "quiet": (50, lambda folder, count, _seed: quiet_runs(folder, count)),
     "hosts": (6, host_runs),
     "damage": (200, damaged),

@@ -67,6 +67,7 @@ class Course:
     recipe: Path
     shards: Path
     num_steps: int
+    ranks: int
 
     @property
     def run(self) -> Path:
@@ -77,7 +78,7 @@ class Course:
         return self.folder / "undisturbed"
 
 
-def lay(folder: Path, *, num_steps: int) -> Course:
+def lay(folder: Path, *, num_steps: int, ranks: int = 2) -> Course:
     """A course of so many steps on glyphs, with its undisturbed run."""
     folder.mkdir(parents=True)
     shards = glyph_shards(folder)
@@ -92,8 +93,8 @@ def lay(folder: Path, *, num_steps: int) -> Course:
         telemetry={"log_every": 1, "sample_ids": True},
         data__workers=1,
     )
-    course = Course(folder, write_recipe(folder, recipe), shards, num_steps)
-    with launched(course.recipe, course.undisturbed) as training:
+    course = Course(folder, write_recipe(folder, recipe), shards, num_steps, ranks)
+    with launched(course.recipe, course.undisturbed, num=ranks) as training:
         assert training.end(_SECONDS_A_STEP * num_steps) == 0, training.words
     return course
 
@@ -105,7 +106,7 @@ def strike(course: Course, plan: Plan, index: int) -> Trial:
     """
     killed = plan.number == signal.SIGKILL
     given = ("--max-restarts", "1") if killed and plan.target == "a rank" else ()
-    with launched(course.recipe, course.run, *given) as training:
+    with launched(course.recipe, course.run, *given, num=course.ranks) as training:
         _wait(training, plan)
         family = descendants(training.process.pid)
         step, struck = last_step(course.run), time.monotonic()
@@ -158,7 +159,7 @@ def _recovered(training: Launched, family: list[int], step: int, struck: float, 
 
 def finish(course: Course) -> Trial:
     """Let the disturbed run come to its end, and hold it against the undisturbed one."""
-    with launched(course.recipe, course.run) as training:
+    with launched(course.recipe, course.run, num=course.ranks) as training:
         code = training.end(_SECONDS_A_STEP * course.num_steps)
     wrong = [] if code == 0 else [f"exit code {code}"]
     if losses(course.run) != losses(course.undisturbed):
