@@ -169,7 +169,10 @@ class TrainConfig(_Config):
         0, ge=0, description="updates left out for a loss or gradient that is not finite; then stop"
     )
     timeout_seconds: float = Field(
-        600, gt=0, description="how long a rank waits for the others before the run fails"
+        600,
+        gt=0,
+        le=7 * 86400,
+        description="how long a rank waits for the others before the run fails",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
 

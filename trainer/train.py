@@ -239,7 +239,7 @@ def _update(
         norm = task.clip_gradients(task.recipe.train.clip_norm)
         reason = f"the loss is {loss} and the gradient norm {norm}"
     except FloatingPointError as error:
-        reason = str(error)
+        reason = str(error).rpartition(": ")[0]  # without the head's remedy: ours knows the keys
     if math.isfinite(loss) and math.isfinite(norm):
         task.step(factor, step=step)
         task.loss_scale.fitted()
