@@ -66,7 +66,7 @@ def main() -> None:
         message = error.format_message()
         if not message:  # no command was given, and typer has printed the help
             sys.exit(BAD_INPUT)
-        _fail(message)
+        _fail(f"{message}{_given(error)}")
     except (ValueError, OSError) as error:
         if show_origin:
             raise
@@ -74,6 +74,17 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _given(error: typer.TyperException) -> str:
+    """The value of the option that typer refuses, which it does not always say itself."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        given = value if equals else following
+        if name.startswith("-") and name in names and f"'{given}'" not in error.format_message():
+            return f", got {given}"
+    return ""
 
 
 def _fail(reason: str) -> NoReturn:

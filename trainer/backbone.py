@@ -2,13 +2,14 @@
 
 import difflib
 import inspect
+from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PretrainedConfig
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoConfig, AutoModel, PretrainedConfig
 
 from data.config import ImageConfig
 from trainer.config import BackboneConfig
@@ -147,9 +148,15 @@ def build_backbone(config: BackboneConfig, *, image: ImageConfig | None) -> Back
 
 def _settings(config: BackboneConfig) -> PretrainedConfig:
     if config.name is not None:
-        return AutoConfig.from_pretrained(config.name, trust_remote_code=False)
+        return _named(config.name)
     fields = dict(config.config or {})
     model_type = fields.pop("model_type")
+    if model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING.keys(), n=1)
+        hint = f"did you mean {near[0]}?" if near else "resnet and bert are two of them"
+        raise ValueError(
+            f"backbone.config.model_type is {model_type}, which transformers does not know: {hint}"
+        )
     try:
         default = AutoConfig.for_model(model_type)
         known = {*default.to_dict(), *default.attribute_map}
@@ -160,6 +167,18 @@ def _settings(config: BackboneConfig) -> PretrainedConfig:
         return AutoConfig.for_model(model_type, **fields)
     except _CONFIGURATION_ERRORS as error:
         raise ValueError(f"backbone.config: {_one_line(error)}") from error
+
+
+def _named(name: str) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        where = (
+            "the folder holds no model that transformers reads"
+            if Path(name).is_dir()
+            else "no such folder, and the hub does not have it or was not reached"
+        )
+        raise ValueError(f"backbone.name is {name}: {where}: {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:

@@ -15,8 +15,13 @@ if TYPE_CHECKING:  # a bad recipe answers at once, without torch
 _FIRST_WORD_SECONDS = 2
 
 
-def last_words(error: Exception, recipe: Recipe | None, world: "World | None") -> int | None:
-    """Say what happened; the exit code, or None for an error that nobody expects."""
+def last_words(
+    error: Exception, recipe: Recipe | None, world: "World | None", *, evaluating: bool = False
+) -> int | None:
+    """Say what happened; the exit code, or None for an error that nobody expects.
+
+    `evaluating`: what is advised are the options of `kway eval`.
+    """
     if world is None and isinstance(error, ValueError | OSError) and not is_lost_peer(error):
         return say(str(error), BAD_INPUT)
     from data.loading.reader import LOST_WORKER, is_lost_worker
@@ -29,7 +34,7 @@ def last_words(error: Exception, recipe: Recipe | None, world: "World | None") -
     if is_lost_peer(error):
         return say("another rank ended in the middle of a step", FAILED)
     if recipe is not None and world is not None and is_out_of_memory(error):
-        return say(advice(error, recipe, world), FAILED)
+        return say(advice(error, recipe, world, evaluating=evaluating), FAILED)
     if isinstance(error, FloatingPointError | ChildProcessError):
         return say(str(error), FAILED)
     if isinstance(error, ValueError | OSError):

@@ -36,9 +36,17 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process; ValueError where another one is training in it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
+        """Hold the folder for this process; ValueError where another one is training in it, OSError
+        where the folder cannot be made or written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise OSError(
+                f"run is {self.path}, which cannot be made or written ({error.strerror}): name "
+                "another folder by run=FOLDER"
+            ) from error
+        with lock as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -85,7 +93,7 @@ class RunFolder:
 
 
 def _differences(old: Recipe, new: Recipe) -> list[str]:
-    before, after = (_flat(recipe.model_dump(mode="json")) for recipe in (old, new))
+    before, after = (settings_of(recipe) for recipe in (old, new))
     changed = {
         key
         for key in before.keys() | after.keys()
@@ -96,6 +104,11 @@ def _differences(old: Recipe, new: Recipe) -> list[str]:
     return sorted(
         key for key in changed if key.endswith(".kind") or key.rpartition(".")[0] not in kinds
     )
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """Every setting of a recipe by its dotted key."""
+    return _flat(recipe.model_dump(mode="json"))
 
 
 def _under(key: str, prefixes: tuple[str, ...]) -> bool:

@@ -23,7 +23,8 @@ _LEVEL_WIDTH, _TOPIC_WIDTH = 7, 13
 
 def doctor(
     recipe: Annotated[
-        Path | None, typer.Argument(help="judge by what this recipe needs (YAML file)")
+        Path | None,
+        typer.Argument(help="judge by what this recipe needs (YAML file)", dir_okay=False),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as data.workers=8")

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from launch.commands.place import check_writable, written_to
 from launch.wording import plain, printable
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def evaluate(
 
     wanted = Wanted(run, checkpoint, split, tuple(settings or ()))
     recipe = wanted.recipe()
+    if classes:
+        check_writable(classes, "--classes")
     step = _here(wanted) if nproc == 1 else _on_ranks(wanted, nproc)
     result = load_evaluation(wanted.folder(), step=step)
     samples = f"{result.num_samples} samples of {recipe.data.eval_split}"
@@ -65,22 +68,36 @@ def evaluate(
     if confusions:
         Console().print(_confused(result, table.names, confusions))
     if classes:
-        write_csv(table, classes, table.order(sort))
+        with written_to(classes, "--classes"):
+            write_csv(table, classes, table.order(sort))
         print(printable(f"{len(table.names)} classes: {classes}"))
 
 
 def _here(wanted: "Wanted") -> int:
     from trainer.evaluation.of_run import evaluate_run, open_evaluation_split
+    from trainer.faults import is_out_of_memory
+    from trainer.last_words import last_words
     from trainer.world import open_world
 
     console = Console(stderr=True)
     bar = Progress(console=console, disable=not console.is_interactive, transient=True)
     recipe = wanted.recipe()
-    with open_world(recipe.train.device) as world:
-        with open_evaluation_split(recipe) as split:
-            task = bar.add_task("evaluating", total=len(split))
-        with bar:
-            return evaluate_run(wanted, world, progress=lambda samples: bar.advance(task, samples))
+    world = None
+    try:
+        with open_world(recipe.train.device) as world:
+            with open_evaluation_split(recipe) as split:
+                task = bar.add_task("evaluating", total=len(split))
+            with bar:
+                return evaluate_run(
+                    wanted, world, progress=lambda samples: bar.advance(task, samples)
+                )
+    except (OSError, RuntimeError, FloatingPointError, MemoryError) as error:
+        if isinstance(error, OSError) and not is_out_of_memory(error):
+            raise
+        code = last_words(error, recipe, world, evaluating=True)
+        if code is None:
+            raise
+        raise typer.Exit(code) from error
 
 
 def _on_ranks(wanted: "Wanted", num_processes: int) -> int:

@@ -15,6 +15,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
 ) -> None:
     """Write a run's newest model as a bundle."""
+    if out.exists() and not force:
+        raise ValueError(
+            f"{out} exists already: remove it, name another with --out, or replace it with --force"
+        )
     from trainer.export import export_run
     from trainer.world import open_world
 

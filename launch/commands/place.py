@@ -1,5 +1,6 @@
 """What a command says where it cannot write to the place that it was given."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,17 @@ def written_to(path: Path, option: str) -> Iterator[None]:
         raise OSError(
             f"{path} cannot be written ({error.strerror}): name another place with {option}"
         ) from error
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Raise now what writing the file `path` would raise, before the work whose result it holds."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file in it with {option}")
+    # No question about permissions answers for every kind of file system: a file does.
+    aside = path.with_name(f"{path.name}.{os.getpid()}.trial")
+    with written_to(path, option):
+        aside.open("xb").close()
+        aside.unlink()
 
 
 def _is_about(path: Path, name: str) -> bool:

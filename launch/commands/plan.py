@@ -1,6 +1,7 @@
 """`kway plan`: memory, traffic and step time of a recipe on a cluster that need not be there."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ _WIDTH_OF_FILES = 100
 
 
 def plan(
-    recipe: Annotated[Path, typer.Argument(help="YAML file")],
+    recipe: Annotated[Path, typer.Argument(help="YAML file", dir_okay=False)],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as optimizer.lr=0.4")
     ] = None,
@@ -37,6 +38,8 @@ def plan(
     ] = False,
 ) -> None:
     """Say what a recipe needs on a cluster: memory a GPU, bytes on the wire, time a step."""
+    if link_gbps is not None and not math.isfinite(link_gbps):
+        raise ValueError(f"--link-gbps is {link_gbps}: give a number of Gbit/s, such as 400")
     resolved = load_recipe(recipe, overrides or [])
     from launch.plan import advice, table
     from launch.plan import dry_run as shapes

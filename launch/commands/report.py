@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from launch.commands.place import check_writable, written_to
 from launch.progress import progress
 from launch.wording import counted, printable
 
@@ -22,13 +23,13 @@ def report(
     from data.aside import commit
     from launch.report import read_runs, report_page
 
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder: give the name of a file, such as {out}/report.html")
     found = read_runs(runs)
+    check_writable(out, "--out")
     with progress("drawing", "sections") as drawn:
         page = report_page(found, drawn)
     content = page.encode("utf-8", errors="backslashreplace")
-    commit(out, content)
+    with written_to(out, "--out"):
+        commit(out, content)
     for run in found:
         for trouble in run.troubles:
             print(printable(f"{run.letter} {run.name}: {trouble}"))

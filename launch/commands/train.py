@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from launch.ranks.placement import SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
+from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
 from trainer.exit_codes import INTERRUPTED, PREEMPTED
 from trainer.recipe import dump_recipe, load_recipe
 from trainer.signals import ASKS_TO_STOP
@@ -18,7 +18,7 @@ _MACHINES = "Several machines (as torchrun)"
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="YAML file")],
+    recipe: Annotated[Path, typer.Argument(help="YAML file", dir_okay=False)],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as optimizer.lr=0.4")
     ] = None,
@@ -91,6 +91,7 @@ def train(
             max_restarts=max_restarts,
             shutdown_seconds=shutdown_timeout,
         )
+        _check_ports(resolved.telemetry.port, placement.num_processes)
         from launch.ranks.run import run_ranks
 
         arguments = [*placement.trainer_options, "--", str(recipe), *(overrides or [])]
@@ -115,6 +116,15 @@ def _nothing_to_save() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _check_ports(first: int | None, num_processes: int) -> None:
+    """Before any rank says where its metrics are, none of which would be served."""
+    if first and first + num_processes - 1 > LAST_PORT:
+        raise ValueError(
+            f"telemetry.port is {first} and each of {num_processes} ranks needs one from there on, "
+            f"up to {LAST_PORT}: choose a lower one"
+        )
 
 
 def _num_devices() -> int:

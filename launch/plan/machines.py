@@ -23,6 +23,7 @@ def machine_named(name: str, *, link_gbps: float | None, ranks_a_node: int) -> M
 
     Raises ValueError for a name that is not known.
     """
+    name = name.lower()
     if name == "cpu":
         return _this_cpu(ranks_a_node, link_gbps)
     device = DEVICES.get(name)

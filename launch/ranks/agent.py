@@ -4,6 +4,7 @@ signalled, whose exit code counts, and which failures are worth another try."""
 import signal
 import sys
 import time
+from contextlib import suppress
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.api import WorkerState as State
@@ -12,6 +13,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from launch.ranks.codes import code_that_counts, is_mended_by_another_try, reason
 from launch.ranks.ending import Processes, end, wait_for_end
+from launch.ranks.meeting import waiting
+from launch.ranks.placement import Placement
 from launch.ranks.stop import StopRequest
 from trainer.exit_codes import INTERRUPTED, KILLED, PREEMPTED
 
@@ -23,7 +26,7 @@ _POLL_SECONDS = 0.1
 
 
 class Agent(LocalElasticAgent):
-    """Runs the ranks of this machine, `max_nodes` of which there are at most."""
+    """Runs the ranks of this machine."""
 
     def __init__(
         self,
@@ -31,13 +34,11 @@ class Agent(LocalElasticAgent):
         *,
         stop: StopRequest,
         log_folder: str,
-        shutdown_seconds: int,
-        max_nodes: int,
+        placement: Placement,
     ) -> None:
-        super().__init__(
-            spec, logs_specs=DefaultLogsSpecs(log_folder), shutdown_timeout=shutdown_seconds
-        )
-        self._max_nodes = max_nodes
+        logs = DefaultLogsSpecs(log_folder)
+        super().__init__(spec, logs_specs=logs, shutdown_timeout=placement.shutdown_seconds)
+        self._placement = placement
         self._codes: dict[int, int] = {}
         self._stop = stop
         self._killed = False
@@ -50,6 +51,10 @@ class Agent(LocalElasticAgent):
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         self._pcontext, self._codes = None, {}  # those of the try before count no longer
         super()._initialize_workers(worker_group)
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        with waiting(self._placement):
+            super()._rendezvous(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._note_codes()
@@ -72,13 +77,13 @@ class Agent(LocalElasticAgent):
         why, restarts = reason(self._codes), self._worker_group.spec.max_restarts
         if self._remaining_restarts:
             number = restarts - self._remaining_restarts + 1
-            _say(f"{why or 'the ranks ended before their time'}: restart {number} of {restarts}")
+            _say(f"{why or 'the ranks ended before their time'}; restart {number} of {restarts}")
         elif why:
             _say(f"error: {why}")
         return failed
 
     def _is_a_machine_waiting(self) -> bool:
-        if self._worker_group.group_world_size == self._max_nodes:
+        if self._worker_group.group_world_size == self._placement.max_nodes:
             return False
         deadline = time.monotonic() + _STALE_SECONDS
         while not (waiting := self._rdzv_handler.num_nodes_waiting() > 0):
@@ -93,6 +98,9 @@ class Agent(LocalElasticAgent):
         """Ask the ranks to save and end, wait, kill what is left; Ctrl-C cuts the wait short."""
         seconds = self._shutdown_timeout if timeout is None else timeout
         # The ranks and not their groups: loader processes have to serve them until the end.
+        if death_sig == signal.SIGHUP:  # the ranks will say SIGTERM, which is what they get
+            with suppress(OSError):  # a terminal that is closed cannot be written to
+                _say("asked to stop by SIGHUP")
         number = death_sig if death_sig == signal.SIGUSR1 else signal.SIGTERM
         self._killed |= end(self._processes(), number, seconds, stop=self._stop)
         super()._shutdown(death_sig, seconds)

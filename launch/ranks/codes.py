@@ -39,6 +39,6 @@ def reason(codes: dict[int, int]) -> str | None:
     """A line on a rank that could not say itself why it ended; global rank -> code."""
     for rank, code in codes.items():
         if code < 0 and code not in _PREEMPTING:
-            hint = ": out of memory?" if code == -signal.SIGKILL else ""
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
             return f"rank {rank} was ended by {signal.Signals(-code).name}{hint}"
     return None

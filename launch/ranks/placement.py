@@ -3,6 +3,7 @@
 The names and meanings are torchrun's.
 """
 
+import difflib
 import os
 import uuid
 from dataclasses import dataclass, field
@@ -10,6 +11,21 @@ from dataclasses import dataclass, field
 # A step and a whole checkpoint have to fit: the most that clouds give before they pull the plug.
 # Who gives less, as Kubernetes' 30 s, kills the launcher and with it the ranks all the same.
 SHUTDOWN_SECONDS = 120
+
+# What torch 2.13 reads in c10d_rendezvous_backend.py and dynamic_rendezvous.py; anything else it
+# passes over in silence.
+_CONF = (
+    "is_host",
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "heartbeat_timeout",
+    "read_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+)
+_TRUTHS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
+LAST_PORT = 65_535
 
 
 @dataclass(frozen=True)
@@ -34,10 +50,13 @@ class Placement:
 
     def __post_init__(self) -> None:
         self._check_nodes()
+        self._check_port()
         self._check_static()
 
     def _check_nodes(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
+            if self.min_nodes == self.max_nodes:
+                raise ValueError(f"--nnodes is {self.max_nodes}: give 1 machine or more")
             raise ValueError(
                 f"--nnodes is {self.min_nodes}:{self.max_nodes}: give 1 <= MIN <= MAX machines"
             )
@@ -46,6 +65,10 @@ class Placement:
                 f"--nnodes is {self.max_nodes} and no machine is named for them to meet at: give "
                 "--rdzv-endpoint HOST:PORT, the same on all of them"
             )
+
+    def _check_port(self) -> None:
+        if not 1 <= self.master_port <= LAST_PORT:
+            raise ValueError(f"--master-port is {self.master_port}: give 1 to {LAST_PORT}")
 
     def _check_static(self) -> None:
         if self.master_addr is None:
@@ -107,4 +130,23 @@ def parse_conf(text: str) -> dict[str, str]:
     for key, equals, value in pairs:
         if not (key and equals and value):
             raise ValueError(f"--rdzv-conf is {text}: give key=value[,key=value…]")
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    return {_known(key.strip()): _checked(key.strip(), value.strip()) for key, _, value in pairs}
+
+
+def _known(key: str) -> str:
+    if key == "timeout":  # as it is called under --master-addr
+        return "join_timeout"
+    if key not in _CONF:
+        near = difflib.get_close_matches(key, _CONF, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_CONF)}"
+        raise ValueError(f"--rdzv-conf {key} is not a known key: {hint}")
+    return key
+
+
+def _checked(key: str, value: str) -> str:
+    if key == "is_host":
+        if value.lower() not in _TRUTHS:
+            raise ValueError(f"--rdzv-conf {key} is {value}: give 0 or 1")
+    elif not (value.isdecimal() and int(value)):
+        raise ValueError(f"--rdzv-conf {key} is {value}: give a whole number of 1 or more")
+    return value

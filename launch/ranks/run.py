@@ -85,13 +85,7 @@ def _agent(
         master_port=placement.master_port if placement.is_static else None,
         local_addr=placement.local_addr,
     )
-    return Agent(
-        spec,
-        stop=stop,
-        log_folder=log_folder,
-        shutdown_seconds=placement.shutdown_seconds,
-        max_nodes=placement.max_nodes,
-    )
+    return Agent(spec, stop=stop, log_folder=log_folder, placement=placement)
 
 
 def _silence_torch() -> None:

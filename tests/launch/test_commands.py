@@ -30,6 +30,7 @@ from trainer.run import RunFolder
 from trainer.train import train
 
 Kway = Callable[..., int]
+GLYPHS = ROOT / "launch" / "recipes" / "glyphs.yaml"
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def no_evaluation(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int,
 
 def export_onto_something(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
     (tmp_path / "mine").mkdir()
-    return kway("export", run, "-o", tmp_path / "mine"), f"{tmp_path / 'mine'} exists already"
+    return kway("export", run, "-o", tmp_path / "mine"), "or replace it with --force"
 
 
 def query_of_no_bundle(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
@@ -226,7 +227,50 @@ def name_of_two_lines(kway: Kway, tmp_path: Path, **_: Any) -> tuple[int, str]:
     return kway("eval", tmp_path / "a\n  b"), f"{tmp_path}/a b is not a run"
 
 
+def no_such_checkpoint(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
+    return kway("eval", run, "--checkpoint", 7), f"{run} has no checkpoint of step 7: there are 4"
+
+
+def table_nowhere(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    place = tmp_path / "none" / "a.csv"
+    return kway("eval", run, "--classes", place), f"{place} cannot be written (No such file"
+
+
+def table_in_the_place_of_a_folder(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
+    return kway("eval", run, "--classes", "."), ". is a folder: name a file in it with --classes"
+
+
+def report_nowhere(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    place = tmp_path / "none" / "a.html"
+    return kway("report", run, "-o", place), f"{place} cannot be written (No such file"
+
+
+def no_process(kway: Kway, run: Path, **_: Any) -> tuple[int, str]:
+    return kway("eval", run, "--nproc", "0"), "'--nproc': Input should be greater than or equal"
+
+
+def one_class(kway: Kway, **_: Any) -> tuple[int, str]:
+    return kway("plan", GLYPHS, "--classes=1"), "equal to 2, got 1"
+
+
+def endless_link(kway: Kway, **_: Any) -> tuple[int, str]:
+    arguments = ("plan", GLYPHS, "--link-gbps", "inf")
+    return kway(*arguments), "--link-gbps is inf: give a number"
+
+
+def folder_for_a_recipe(kway: Kway, **_: Any) -> tuple[int, str]:
+    return kway("train", "."), "'.' is a directory"
+
+
 MISTAKES = [
+    no_such_checkpoint,
+    table_nowhere,
+    table_in_the_place_of_a_folder,
+    report_nowhere,
+    no_process,
+    one_class,
+    endless_link,
+    folder_for_a_recipe,
     no_recipe,
     unknown_key,
     eval_of_no_run,

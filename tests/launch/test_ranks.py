@@ -1,12 +1,17 @@
 """Where ranks are placed, which exit code counts, and how long a launcher is patient."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+from torch.distributed.elastic import rendezvous
 
+from launch.ranks import meeting
 from launch.ranks.codes import code_that_counts, is_mended_by_another_try, reason
 from launch.ranks.ending import end
 from launch.ranks.placement import Placement, parse_conf, parse_nodes
@@ -39,7 +44,7 @@ def test_only_what_another_try_may_mend_is_tried_again():
 
 
 def test_a_rank_that_could_not_speak_is_named():
-    assert reason({0: 1, 3: -9}) == "rank 3 was ended by SIGKILL: out of memory?"
+    assert reason({0: 1, 3: -9}) == "rank 3 was ended by SIGKILL (out of memory?)"
     assert reason({2: -11}) == "rank 2 was ended by SIGSEGV"
     assert reason({0: 1, 1: -signal.SIGTERM, 2: 75}) is None
 
@@ -49,6 +54,8 @@ def test_a_rank_that_could_not_speak_is_named():
     [
         ({"max_nodes": 2}, "--nnodes is 2 and no machine is named for them to meet at"),
         ({"min_nodes": 3, "max_nodes": 2}, "--nnodes is 3:2: give 1 <= MIN <= MAX"),
+        ({"min_nodes": 0, "max_nodes": 0}, "--nnodes is 0: give 1 machine or more"),
+        ({"master_port": 99999}, "--master-port is 99999: give 1 to 65535"),
         ({"node_rank": 1}, "--node-rank goes with --master-addr"),
         ({"master_addr": "a", "rdzv_endpoint": "a:1"}, "two ways to meet: give one"),
         ({"master_addr": "a", "max_restarts": 1}, "--master-addr fixes every rank once"),
@@ -82,6 +89,47 @@ def test_machines_and_settings_are_read_as_torchrun_reads_them():
         parse_conf("is_host")
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("join_timout=60", "join_timout is not a known key: did you mean join_timeout?"),
+        ("rank=1", "rank is not a known key: choose one of is_host, join_timeout, "),
+        ("join_timeout=soon", "join_timeout is soon: give a whole number of 1 or more"),
+        ("close_timeout=0", "close_timeout is 0: give a whole number"),
+        ("is_host=2", "is_host is 2: give 0 or 1"),
+    ],
+)
+def test_settings_of_the_meeting_that_nothing_reads_are_refused(given, message):
+    with pytest.raises(ValueError, match=re.escape(f"--rdzv-conf {message}")):
+        parse_conf(given)
+
+
+def test_the_settings_of_the_meeting_are_those_that_torch_reads():
+    room = Path(rendezvous.__path__[0])
+    files = ("c10d_rendezvous_backend.py", "dynamic_rendezvous.py")
+    text = "".join((room / name).read_text() for name in files)
+    read = set(re.findall(r'params\.get_as_\w+\(\s*"(\w+)"', text))
+    read |= {f"{name}_timeout" for name in re.findall(r'_get_timeout\(params, "(\w+)"', text)}
+    assert len(read) > 5
+    assert {key for key in read if parse_conf(f"{key}=1")} == read
+    assert parse_conf("timeout=9") == {"join_timeout": "9"}  # torch's name under --master-addr
+
+
+def test_a_launcher_that_waits_for_other_machines_says_so_after_a_while(monkeypatch, capfd):
+    monkeypatch.setattr(meeting, "_SECONDS_OF_SILENCE", 0.05)
+    two = Placement(min_nodes=2, max_nodes=2, rdzv_endpoint="node1:29400")
+    with meeting.waiting(two):
+        pass
+    with meeting.waiting(Placement()):
+        time.sleep(0.2)
+    assert capfd.readouterr().err == ""
+    said, deadline = "", time.monotonic() + 20
+    with meeting.waiting(two):
+        while not said.endswith("\n") and time.monotonic() < deadline:
+            said += capfd.readouterr().err
+    assert said == "waiting for 2 machines at node1:29400 (join_timeout 600 s)\n"
+
+
 def test_options_that_do_not_go_together_end_with_one_line_and_code_2(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
@@ -90,6 +138,17 @@ def test_options_that_do_not_go_together_end_with_one_line_and_code_2(tmp_path):
     answer = kway("train", recipe, "--nnodes", "2", "--nproc", "1")
     assert answer.returncode == 2
     assert answer.stderr.startswith("error: --nnodes is 2 and no machine is named")
+    assert answer.stderr.count("\n") == 1
+
+
+def test_metrics_of_more_ranks_than_there_are_ports_are_refused_before_any_starts(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "run: here\ndata: {shards: there}\nbackbone: {config: {model_type: resnet}}\n"
+    )
+    answer = kway("train", recipe, "--nproc", "2", "telemetry.port=65535")
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: telemetry.port is 65535 and each of 2 ranks needs one")
     assert answer.stderr.count("\n") == 1
 
 

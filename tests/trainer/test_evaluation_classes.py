@@ -3,7 +3,9 @@
 import csv
 import json
 import math
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ from data import Manifest
 from heads.slc import ClassMeasures
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
-from tests.system.processes import KWAY, environment
+from tests.system.processes import KWAY, ROOT, environment
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.class_table import ClassTable, write_csv
 from trainer.evaluation.of_run import Wanted
+from trainer.recipe import dump_recipe, load_recipe
 from trainer.train import train
 
 NAMES = ["red", 'with "quotes", and\nlines', "empty", "緑"]
@@ -104,8 +107,60 @@ def test_another_split_does_not_replace_the_measures_that_are_exported(run):
     done = kway_eval(run, "--split", "train", "--set", "evaluation.topk=[2]")
     assert done.returncode == 0, done.stderr
     assert {path: path.read_bytes() for path in before} == before
-    (saved,) = (run / "evaluations" / "train").glob("*.json")
+    (saved,) = (run / "evaluations" / "train,evaluation.topk=[2]").glob("*.json")
     assert "top2" in json.loads(saved.read_text(encoding="utf-8"))
+
+
+def test_settings_that_measure_something_else_do_not_replace_the_recipes_own(run):
+    def folder(*settings: str) -> str:
+        return Wanted(run, settings=settings).folder().name
+
+    assert folder() == "evaluations"
+    assert folder("evaluation.batch=3", "data.workers=1") == "evaluations"
+    assert folder("evaluation.recalls=[0.9, 0.99]", "data.image.crops=1") == "evaluations"
+    assert folder("evaluation.recalls=[0.5]") == "test,evaluation.recalls=[0.5]"
+    kept = (run / "evaluations" / "step-00000002.safetensors").read_bytes()
+    done = kway_eval(run, "--set", "evaluation.recalls=[0.5]")
+    assert done.returncode == 0, done.stderr
+    assert "precision_at_recall_0.5" in done.stdout
+    assert (run / "evaluations" / "step-00000002.safetensors").read_bytes() == kept
+
+
+# Everything is imported before the limit, so that what fails is the evaluation.
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import transformers.models.resnet.modeling_resnet
+import launch.main, trainer.evaluation.__main__, trainer.evaluation.of_run
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (400 << 20),) * 2)
+if sys.argv[1] == "eval":
+    launch.main.main()
+sys.exit(trainer.evaluation.__main__.main(sys.argv[1:]))
+"""
+
+
+LARGE = ("size=512", "resize=520", "crops=10")
+
+
+@pytest.mark.parametrize("command", [["eval"], []], ids=["kway eval", "a rank"])
+def test_memory_that_runs_out_is_one_line_with_what_to_change(command, run, tmp_path):
+    large = tmp_path / "run"
+    shutil.copytree(run, large)
+    recipe = load_recipe(large / "recipe.yaml", [f"data.image.{key}" for key in LARGE])
+    (large / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *command, large],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+        cwd=ROOT,
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("error: the memory of the machine ran out in evaluation: ")
+    assert done.stderr.endswith("; try --set evaluation.batch=256\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_settings_that_are_not_of_an_evaluation_are_refused(run):
@@ -114,7 +169,7 @@ def test_settings_that_are_not_of_an_evaluation_are_refused(run):
     with pytest.raises(ValueError, match=r"evaluation\.topk"):
         Wanted(run, settings=("evaluation.topk=[0]",)).recipe()
     crops = Wanted(run, settings=("data.image.resize=20", "data.image.crops=5"))
-    assert crops.folder().name == "test,data.image.resize=20,data.image.crops=5"
+    assert crops.folder().name == "test,data.image.crops=5,data.image.resize=20"
     done = kway_eval(run, "--nproc", 2, "--split", "none")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")

@@ -182,3 +182,18 @@ def test_every_advised_change_is_a_recipe() -> None:
     for change in line.partition("try ")[2].split(", then "):
         key, value = change.split("=")
         _recipe(**{key.replace(".", "__"): value})
+
+
+def test_an_evaluation_is_advised_in_its_own_options() -> None:
+    two = World(0, 2, 0, 2, torch.device("cpu"), None)
+    recipe = _recipe(data__workers=2)
+    line = advice(MemoryError(), recipe, two, evaluating=True)
+    assert line.endswith(
+        "; try --set evaluation.batch=256, then --set data.workers=1, then --nproc 1"
+    )
+    line = advice(MemoryError(), recipe, _CUDA, evaluating=True)
+    assert "; try --set data.workers=1, then --set evaluation.batch=256, then" in line
+    line = advice(_cuda_error(), recipe, _CUDA, evaluating=True)
+    assert line.endswith("; try --set evaluation.batch=256, then --nproc 8")
+    line = advice(MemoryError(), _recipe(evaluation__batch=1), _CPU, evaluating=True)
+    assert line.endswith("its batches cannot be smaller: take a machine with more memory")

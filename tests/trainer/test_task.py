@@ -279,6 +279,7 @@ def test_a_feature_map_has_no_first_token(glyphs):
         ({**TINY_BERT, "hidden_size": "abc"}, r"backbone\.config: "),
         ({"model_type": "resnet", "num_channels": 1, "hidden_act": "foo"}, r"backbone\.config"),
         ({"model_type": "resnet", "num_channels": 1, "layer_type": "foo"}, r"backbone\.config: "),
+        ({"model_type": "resnt"}, "is resnt, which transformers does not know: did you mean resn"),
         ({"model_type": "t5"}, "t5 is an encoder and a decoder"),
     ],
 )
@@ -286,6 +287,17 @@ def test_a_configuration_that_makes_no_model_is_one_line(glyphs, config, message
     with pytest.raises(ValueError, match=message) as caught:
         make_task(glyphs, backbone__config=config)
     assert "\n" not in str(caught.value)
+
+
+def test_a_backbone_that_is_not_there_is_told_by_its_key(glyphs, tmp_path):
+    for place, why in (
+        ("nosuch", "no such folder, and the hub"),
+        ("", "the folder holds no model"),
+    ):
+        said = rf"^backbone\.name is {tmp_path / place}: {why}"
+        with pytest.raises(ValueError, match=said) as caught:
+            make_task(glyphs, backbone={"name": str(tmp_path / place)})
+        assert "\n" not in str(caught.value)
 
 
 def test_mean_pooling_leaves_padding_out(glyphs):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
@@ -24,7 +25,9 @@ from tests.trainer.telemetry_reports import (
     scraped,
     telemetry,
 )
+from trainer.config import TelemetryConfig
 from trainer.telemetry import PHASES, Phases
+from trainer.telemetry.endpoint import Endpoint
 from trainer.train import train
 
 
@@ -268,3 +271,10 @@ def test_a_resumed_run_drops_the_lines_after_its_checkpoint(glyphs: Path, tmp_pa
     assert [line["step"] for line in lines if line["event"] == "step"] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in lines if line["event"] == "checkpoint"] == [4, 6]
     assert all(line.get("loss", 0) < 100 for line in lines)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no host"])
+def test_a_host_that_is_not_this_machine_is_no_matter_of_ports(host):
+    said = rf"^telemetry\.host is {host}, no address of this machine \(.+\): give one, such as"
+    with pytest.raises(OSError, match=said):
+        Endpoint(TelemetryConfig(port=0, host=host), 0, CollectorRegistry())

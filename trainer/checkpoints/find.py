@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoints.exchange import exchange
-from trainer.checkpoints.folders import candidate_folders, step_of
+from trainer.checkpoints.folders import candidate_folders, committed_folders, step_of
 from trainer.checkpoints.manifest import (
     MANIFEST_FILE,
     STATE_FILE,
@@ -55,8 +55,11 @@ def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[s
 def open_checkpoint(folder: Path) -> Checkpoint:
     """A checkpoint whose every file is as it was written.
 
-    Raises ValueError naming the folder and the file that is missing, added or altered.
+    Raises FileNotFoundError where there is none, with the steps that there are, and ValueError
+    naming the folder and the file that is missing, added or altered.
     """
+    if not os.path.lexists(folder):
+        raise FileNotFoundError(_not_there(folder))
     try:
         manifest = inspect_checkpoint(folder)
         with ThreadPoolExecutor(_HASHING_THREADS) as pool:
@@ -69,6 +72,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise ValueError(
             f"checkpoint {folder} is unreadable: {error}; mend that, or delete the folder"
         ) from None
+
+
+def _not_there(folder: Path) -> str:
+    steps = ", ".join(str(step_of(path)) for path in committed_folders(folder.parent))
+    there = f"there are {steps}" if steps else "it has none: train it first"
+    return f"run {folder.parent.parent} has no checkpoint of step {step_of(folder)}: {there}"
 
 
 def inspect_checkpoint(folder: Path) -> Manifest:

@@ -22,14 +22,15 @@ def main(arguments: list[str] | None = None) -> int:
     from trainer.world import open_world
 
     wanted = Wanted(options.run, options.checkpoint, options.split, tuple(options.set))
+    recipe = world = None
     try:
         recipe = wanted.recipe()
         with open_world(recipe.train.device, timeout_seconds=recipe.train.timeout_seconds) as world:
             step = evaluate_run(wanted, world)
             if world.is_main and options.step_to is not None:
                 options.step_to.write_text(str(step), encoding="utf-8")
-    except (ValueError, OSError, RuntimeError) as error:
-        code = last_words(error, None, None)
+    except (ValueError, OSError, RuntimeError, FloatingPointError, MemoryError) as error:
+        code = last_words(error, recipe, world, evaluating=True)
         if code is None:
             raise
         return code

@@ -1,5 +1,6 @@
 """Evaluates a run's checkpoint: which one, on which split, with which settings; and saves it."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,13 @@ from trainer.config import Recipe
 from trainer.evaluation.measure import evaluate_split
 from trainer.evaluation.saved import save_evaluation
 from trainer.recipe import load_recipe
-from trainer.run import RunFolder
+from trainer.run import RunFolder, settings_of
 from trainer.trained import open_trained
 from trainer.world import World
 
-# What makes other inputs: those measures are kept apart from the recipe's own.
-_OTHER_INPUTS = ("data.image.crops", "data.image.resize")
-_SETTINGS = (*_OTHER_INPUTS, "data.workers")
+_SETTINGS = ("data.image.crops", "data.image.resize", "data.workers")
+# With another value of these what is measured is the same.
+_NO_MATTER = ("evaluation.batch", "data.workers", "data.eval_split")
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,24 @@ class Wanted:
         return load_recipe(folder.recipe, [*split, *self.settings])
 
     def folder(self) -> Path:
-        """Where the measures go. Those of another split or of other inputs do not replace the
+        """Where the measures go. Those of another split or by other settings do not replace the
         recipe's own, whose thresholds are exported."""
         place, recipe = RunFolder(self.run), self.recipe()
-        others = [s for s in self.settings if s.partition("=")[0] in _OTHER_INPUTS]
-        if recipe.data.eval_split == place.load_recipe().data.eval_split and not others:
+        own = place.load_recipe()
+        others = _others(own, recipe)
+        if recipe.data.eval_split == own.data.eval_split and not others:
             return place.evaluations
         return place.evaluations / ",".join([recipe.data.eval_split, *others])
+
+
+def _others(own: Recipe, wanted: Recipe) -> list[str]:
+    """`key=value` of each setting that measures something else than the recipe's own."""
+    before = settings_of(own)
+    return [
+        f"{key}={json.dumps(value, separators=(',', ':'))}"
+        for key, value in sorted(settings_of(wanted).items())
+        if key not in _NO_MATTER and (key not in before or before[key] != value)
+    ]
 
 
 def open_evaluation_split(recipe: Recipe) -> Split:

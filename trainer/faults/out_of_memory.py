@@ -57,18 +57,27 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
 
 
-def advice(error: BaseException, recipe: Recipe, world: World) -> str:
-    """One line: who asked for how much in which phase, and what to change in this recipe."""
+def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bool = False) -> str:
+    """One line: who asked for how much in which phase, and what to change in this recipe.
+
+    `evaluating`: in the call of `kway eval` instead, which trains nothing.
+    """
     phase = _phase(error)
     on_device = world.device.type != "cpu" and _is_of_device(error)
     of = f"{world.device.type} device {world.device.index or 0}" if on_device else "the machine"
     during = f" in {phase}" if phase else ""
-    remedies = list(_remedies(error, recipe, world, phase, on_device=on_device))
-    change = f"try {', then '.join(remedies[:_MOST_REMEDIES])}" if remedies else _LAST_REMEDY
+    if evaluating:
+        remedies = list(_of_evaluation(error, recipe, world, on_device=on_device))
+        last = _LAST_OF_EVALUATION
+    else:
+        remedies = list(_remedies(error, recipe, world, phase, on_device=on_device))
+        last = _LAST_REMEDY
+    change = f"try {', then '.join(remedies[:_MOST_REMEDIES])}" if remedies else last
     return f"the memory of {of} ran out{during}: {_asked(error)}; {change}"
 
 
 _LAST_REMEDY = "the recipe saves what it can already: take more ranks or a smaller backbone"
+_LAST_OF_EVALUATION = "its batches cannot be smaller: take a machine with more memory"
 
 
 def _is_of_device(error: BaseException) -> bool:
@@ -135,6 +144,24 @@ def _remedies(
     for key in dict.fromkeys(keys):
         if key in available:
             yield available[key]
+
+
+def _of_evaluation(
+    error: BaseException, recipe: Recipe, world: World, *, on_device: bool
+) -> Iterator[str]:
+    """What `kway eval` may be called with instead."""
+    if on_device and (settings := _fragmented(error)):
+        yield settings
+    available = _available(recipe, world)
+    keys = ("evaluation", "workers") if world.device.type == "cpu" else ("workers", "evaluation")
+    for key in ("evaluation",) if on_device else keys:
+        if key in available:
+            yield f"--set {available[key]}"
+    # Each process has a device to itself, and its share of a host's memory.
+    if on_device:
+        yield f"--nproc {2 * world.size}"
+    elif world.size > 1:
+        yield f"--nproc {world.size // 2}"
 
 
 def _available(recipe: Recipe, world: World) -> dict[str, str]:

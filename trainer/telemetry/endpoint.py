@@ -1,5 +1,8 @@
 """Where Prometheus fetches a rank's numbers: a port a rank of the machine."""
 
+import errno
+import socket
+
 from prometheus_client import CollectorRegistry, start_http_server
 
 from trainer.config import TelemetryConfig
@@ -25,6 +28,11 @@ class Endpoint:
         try:
             self._server, self._thread = start_http_server(port, config.host, registry)
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise OSError(
+                    f"telemetry.host is {config.host}, no address of this machine "
+                    f"({error.strerror}): give one, such as 127.0.0.1, or 0.0.0.0 for all"
+                ) from error
             raise OSError(
                 f"telemetry.port {port}{whose} on {config.host} cannot be used "
                 f"({error.strerror}): choose another, or 0 for any free one"
