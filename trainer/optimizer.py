@@ -10,8 +10,9 @@ from torch.distributed import ProcessGroup
 from torch.optim import SGD, AdamW, Optimizer
 
 from heads import ClassHead, FactoredHead
-from trainer.config import Duration, OptimizerConfig, ScheduleConfig
+from trainer.config import Duration
 from trainer.lamb import Lamb
+from trainer.optimizer_config import OptimizerConfig, ScheduleConfig
 
 
 def build_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> Optimizer:

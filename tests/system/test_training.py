@@ -31,7 +31,7 @@ def test_torchrun_and_kway_train_do_the_same_thing(glyphs, tmp_path):
         (["data.eval_split=other"], "no split 'other' here: there are train, test"),
         (["trian.global_batch=3"], "trian is not a known key: did you mean train?"),
         (["backbone.config.num_channels=3"], "num_channels is 3 and data.image.channels is 1"),
-        (["backbone.config.model_type=nothing"], "backbone.config: "),
+        (["backbone.config.model_type=nothing"], "backbone.config.model_type is nothing"),
         (["head.loss.kind=batch_ce", "train.global_batch=1"], "train.global_batch is 1"),
     ],
 )

@@ -8,17 +8,17 @@ import torch
 from torch import nn
 
 from heads import ClassHead, CrossEntropy
-from trainer.config import (
+from trainer.config import Duration
+from trainer.optimizer import build_head_optimizer, build_optimizer, rate_factor, set_rate
+from trainer.optimizer_config import (
     AdamWConfig,
     CosineConfig,
-    Duration,
     HeadOptimizerConfig,
     LambConfig,
     LinearConfig,
     SGDConfig,
     StepConfig,
 )
-from trainer.optimizer import build_head_optimizer, build_optimizer, rate_factor, set_rate
 
 PEAK, NUM_STEPS = 0.4, 40
 
