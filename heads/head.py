@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from heads.collectives import all_reduce_sum, group_rank, group_size
+from heads.dtensors import sharded_rows
 from heads.engine import Engine
 from heads.init import normal_rows
 from heads.losses import Loss
@@ -194,14 +194,7 @@ class ClassHead(nn.Module):
         if self.mesh is None:
             return rows
         shape = torch.Size((self.tree.num_nodes, *rows.shape[1:]))
-        # Shape and stride are given: from uneven shards alone they are inferred wrongly.
-        return DTensor.from_local(
-            rows,
-            self.mesh["class"],
-            [Shard(0)],
-            shape=shape,
-            stride=torch.empty(shape, device="meta").stride(),
-        )
+        return sharded_rows(rows, self.mesh["class"], shape)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ClassHead":
         """What `Module.to` and its like do: the plan and the constants follow the weight."""

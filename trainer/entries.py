@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from heads.dtensors import local
+from trainer.buffers import persistent_buffers
 from trainer.optimizer import create_moments_of, tensors_of
-from trainer.task import Task, persistent_buffers
+from trainer.task import Task
 
 _EMA = "ema."
 
@@ -49,8 +50,9 @@ def training_entries(task: Task) -> dict[str, Tensor]:
                 entry = task.head.sharded(value) if value.ndim else value
                 entries[f"optimizer.head.{name}.{key}"] = entry
     if task.average is not None:
+        weights = _weight_names(task)
         for name, tensor in task.average.averages.items():
-            entries[f"{_EMA}{name}"] = _canonical(task, name, tensor)
+            entries[f"{_EMA}{name}"] = _canonical(task, name, tensor, weights)
     return entries
 
 
@@ -66,8 +68,9 @@ def restore_training(task: Task, entries: Mapping[str, Tensor]) -> None:
             weights[entry.removeprefix("backbone.")] = tensor
     task.strategy.restore(weights, moments)
     if task.average is not None:
+        names = _weight_names(task)
         for name, average in task.average.averages.items():
-            average.copy_(_piece(task, name, entries[f"{_EMA}{name}"]))
+            average.copy_(_piece(task, name, entries[f"{_EMA}{name}"], names))
 
 
 def create_moments(task: Task) -> None:
@@ -77,17 +80,19 @@ def create_moments(task: Task) -> None:
         create_moments_of(task.head_optimizer)
 
 
-def _canonical(task: Task, name: str, piece: Tensor) -> Tensor:
+def _weight_names(task: Task) -> set[str]:
+    return {name for name, _ in task.backbone.named_parameters()}
+
+
+def _canonical(task: Task, name: str, piece: Tensor, weights: set[str]) -> Tensor:
     room, _, own = name.partition(".")
     if room == "head":
         return task.head.sharded(piece)
-    is_weight = own in dict(task.backbone.named_parameters())
-    return task.strategy.canonical(own, piece) if is_weight else piece
+    return task.strategy.canonical(own, piece) if own in weights else piece
 
 
-def _piece(task: Task, name: str, entry: Tensor) -> Tensor:
+def _piece(task: Task, name: str, entry: Tensor, weights: set[str]) -> Tensor:
     room, _, own = name.partition(".")
     if room == "head":
-        return entry.to_local() if isinstance(entry, DTensor) else entry
-    is_weight = own in dict(task.backbone.named_parameters())
-    return task.strategy.piece(own, entry) if is_weight else entry
+        return local(entry)
+    return task.strategy.piece(own, entry) if own in weights else entry

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from heads.collectives import all_reduce_sum
+from heads.dtensors import local
 
 Norms = tuple[Tensor, Tensor]
 
@@ -54,7 +55,7 @@ class Lamb(Optimizer):
         return loss
 
     def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        weights = [_local(p) for p in parameters]
+        weights = [local(p) for p in parameters]
         steps = [self._adam_step(group, p) for p in parameters]
         if not group["adapted"]:
             torch._foreach_add_(weights, steps, alpha=-group["lr"])
@@ -68,16 +69,16 @@ class Lamb(Optimizer):
     def _adam_step(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), device=_local(parameter).device)
+            state["step"] = torch.zeros((), device=local(parameter).device)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
-        gradient = _local(parameter.grad)
+        gradient = local(parameter.grad)
         (beta1, beta2), state_step = group["betas"], state["step"]
         state_step += 1
-        mean = _local(state["exp_avg"]).lerp_(gradient, 1 - beta1)
+        mean = local(state["exp_avg"]).lerp_(gradient, 1 - beta1)
         square = (
-            _local(state["exp_avg_sq"]).mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            local(state["exp_avg_sq"]).mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         )
         corrected = square.div(1 - beta2**state_step).sqrt_().add_(group["eps"])
         return mean.div(1 - beta1**state_step).div_(corrected)
@@ -101,7 +102,3 @@ class Lamb(Optimizer):
         weight_norms, step_norms = all_reduce_sum(squares, sharing).sqrt()
         whole = (weight_norms > 0) & (step_norms > 0)
         return torch.where(whole, weight_norms / step_norms, 1.0)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

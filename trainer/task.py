@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from heads.engine import NOTHING_COUNTS
 from trainer.backbone import Backbone, build_backbone
 from trainer.batch_norm import apply_batch_norm_mode, follow_first_rank
 from trainer.blocks import checkpoint_blocks, compile_blocks
+from trainer.buffers import kept_buffers, persistent_buffers, restore_buffers
 from trainer.config import Recipe
 from trainer.ema import MovingAverage
 from trainer.loss_scale import LossScale
@@ -161,13 +163,13 @@ class Task(nn.Module):
         after = random_state(device)
         self.head.accumulates = False
         loss, gradient = self._loss(torch.cat(outputs), parts, 1.0)
-        buffers = self.kept_buffers()
+        buffers = kept_buffers(self.backbone)
         gradients = gradient.split([len(part.labels) for part in parts])
         for index, (part, state, grad) in enumerate(zip(parts, states, gradients, strict=True)):
             set_random_state(state, device)
             self._backward(self._forward(part, last=index == len(parts) - 1), grad)
         set_random_state(after, device)
-        self.restore_buffers(buffers)
+        restore_buffers(self.backbone, buffers)
         return loss
 
     def _forward(self, part: Batch, *, last: bool) -> Tensor:
@@ -191,26 +193,16 @@ class Task(nn.Module):
 
     def _backward(self, features: Tensor, gradient: Tensor) -> None:
         # Checkpointed blocks run once more: what their first forward left in the buffers stays.
-        kept = self.kept_buffers() if self.recipe.train.activation_checkpointing else None
+        kept = kept_buffers(self.backbone) if self.recipe.train.activation_checkpointing else None
         with self.phases("backward"):
             self.strategy.backward(features, gradient)
         if kept is not None:
-            self.restore_buffers(kept)
+            restore_buffers(self.backbone, kept)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.precision is None:
             return nullcontext()
         return torch.autocast(self.world.device.type, self.precision)
-
-    def kept_buffers(self) -> list[Tensor]:
-        """Copies of the backbone's buffers, such as batch norm's statistics."""
-        return [buffer.clone() for buffer in self.backbone.buffers()]
-
-    def restore_buffers(self, kept: list[Tensor]) -> None:
-        """Make the buffers again what they were."""
-        with torch.no_grad():
-            for buffer, before in zip(self.backbone.buffers(), kept, strict=True):
-                buffer.copy_(before)
 
     # ---- the update ----
 
@@ -263,13 +255,15 @@ class Task(nn.Module):
 
     def live(self) -> dict[str, Tensor]:
         """This rank's pieces of all that is averaged: weights, and buffers such as batch norm's."""
-        pieces = self.strategy.live() | {
-            name: buffer
-            for name, buffer in persistent_buffers(self.backbone).items()
-            if buffer.is_floating_point()
-        }
+        pieces = self.strategy.live() | self._averaged_buffers
         live = {f"backbone.{name}": piece for name, piece in pieces.items()}
         return live | {f"head.{name}": p.detach() for name, p in self.head.named_parameters()}
+
+    @cached_property
+    def _averaged_buffers(self) -> dict[str, Tensor]:
+        # Once: every step asks for them.
+        buffers = persistent_buffers(self.backbone)
+        return {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -279,13 +273,6 @@ class Task(nn.Module):
             return
         with self.average.in_place_of(self.live):
             yield
-
-
-def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that belong to a module's state, by name."""
-    weights = {name for name, _ in module.named_parameters()}
-    state = module.state_dict(keep_vars=True)
-    return {name: tensor for name, tensor in state.items() if name not in weights}
 
 
 def build_task(

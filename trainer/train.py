@@ -13,6 +13,7 @@ from data import Batch, Cursor, Manifest, Split
 from data.loading.stream import Stream
 from heads.collectives import listening
 from trainer.agreement import agree
+from trainer.buffers import kept_buffers, restore_buffers
 from trainer.busy import BusyClock
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Duration, Recipe
@@ -232,7 +233,7 @@ def _update(
     Where they are not finite no weight changes: a step too large for fp16 lowers its scale, any
     other is left out with all that it did to batch norm's statistics.
     """
-    buffers = task.kept_buffers() if broken.cap else []
+    buffers = kept_buffers(task.backbone) if broken.cap else []
     loss = norm = math.nan
     try:
         loss = float(task.backward(batch, step=step))
@@ -247,7 +248,7 @@ def _update(
     task.zero_gradients()
     if not (math.isfinite(loss) and task.loss_scale.overflowed()):
         telemetry.say(broken.leave_out(step, batch, reason))
-        task.restore_buffers(buffers)
+        restore_buffers(task.backbone, buffers)
     return loss, norm
 
 

@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from data.loading.order import share
+from heads.dtensors import sharded_rows
 from heads.weights import shard_range
 from launch.plan.classes import Classes, classes_of, shards_of
 from launch.plan.plan import Asked
@@ -178,10 +178,7 @@ def _check_shard(world: World, start: int, stop: int, nodes: int, columns: int) 
         return
     rows: Tensor = torch.empty(stop - start, columns, device="meta")
     whole = torch.Size((nodes, columns))
-    sharded = DTensor.from_local(
-        rows, world.mesh["class"], [Shard(0)], shape=whole, stride=(columns, 1)
-    )
-    assert sharded.shape == whole
+    assert sharded_rows(rows, world.mesh["class"], whole).shape == whole
 
 
 def _check_sums(recipe: Recipe, classes: Classes, class_ranks: int, size: int) -> None:

@@ -83,7 +83,7 @@ class Strategy:
 
     def live(self) -> dict[str, Tensor]:
         """This rank's pieces of the weights as `step` leaves them, to be read and changed."""
-        return {name: p.detach() for name, p in self.backbone.named_parameters()}
+        return self.weights()
 
     def canonical(self, name: str, piece: Tensor) -> Tensor:
         """A tensor laid out as `live()[name]` in canonical form, sharing memory if that is

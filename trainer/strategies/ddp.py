@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.backbone import Backbone
+from trainer.buffers import kept_buffers, restore_buffers
 from trainer.parts import random_state, set_random_state
 from trainer.strategies.base import Strategy
 
@@ -44,16 +45,14 @@ class DDP(Strategy):
     def _rehearse(self, inputs: dict[str, Tensor]) -> None:
         """A forward and a backward that leave nothing behind but the layout of the buckets."""
         device = self.parameters[0].device
-        buffers = [buffer.clone() for buffer in self.backbone.buffers()]
+        buffers = kept_buffers(self.backbone)
         drawn = random_state(device)
         features = self._wrapper(inputs)
         features.backward(torch.zeros_like(features))
         set_random_state(drawn, device)
         for parameter in self.parameters:
             parameter.grad = None
-        with torch.no_grad():
-            for buffer, kept in zip(self.backbone.buffers(), buffers, strict=True):
-                buffer.copy_(kept)
+        restore_buffers(self.backbone, buffers)
 
 
 def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

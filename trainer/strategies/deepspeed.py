@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from heads.collectives import all_gather_equal, all_reduce_sum
+from heads.dtensors import sharded_rows, whole
 from heads.weights import shard_range
 from trainer.backbone import Backbone
 from trainer.config import DeepSpeedConfig
@@ -145,7 +146,7 @@ class DeepSpeed(Strategy):
     def _set(self, name: str, parameter: Any, canonical: Tensor, moment: str | None) -> None:
         """Put a weight, or a moment of it, where DeepSpeed keeps it (collective)."""
         if self.stage < 3:
-            parameter.set_full_hp_param(_whole(canonical), moment)
+            parameter.set_full_hp_param(whole(canonical), moment)
             return
         from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
@@ -177,7 +178,7 @@ class DeepSpeed(Strategy):
         if self.stage < 3:
             return canonical
         numel = dict(self._partitioned())[name].ds_tensor.numel()
-        flat = _whole(canonical).flatten()
+        flat = whole(canonical).flatten()
         begin = min(numel * self._world.rank, len(flat))
         mine = flat[begin : begin + numel]
         return torch.cat([mine, mine.new_zeros(numel - len(mine))])
@@ -225,9 +226,9 @@ class DeepSpeed(Strategy):
         for _, flat in self._flat_pieces():
             self.optimizer.state[flat][key].copy_(value)
 
-    def _sharded(self, whole: Tensor) -> DTensor:
-        begin, end = shard_range(len(whole), self._world.rank, self._world.size)
-        return _as_shard(whole[begin:end].clone(), whole, self._mesh)
+    def _sharded(self, tensor: Tensor) -> DTensor:
+        begin, end = shard_range(len(tensor), self._world.rank, self._world.size)
+        return sharded_rows(tensor[begin:end].clone(), self._mesh, tensor.shape)
 
 
 def _import_quietly(world: World) -> Any:
@@ -262,14 +263,3 @@ def _settings(stage: int, world: World, *, numel: int) -> dict[str, Any]:
             "stage3_param_persistence_threshold": 0,
         },
     }
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _as_shard(rows: Tensor, whole: Tensor, mesh: DeviceMesh) -> DTensor:
-    # Shape and stride are given: from uneven shards alone they are inferred wrongly.
-    return DTensor.from_local(
-        rows, mesh, [Shard(0)], shape=whole.shape, stride=whole.contiguous().stride()
-    )

@@ -8,6 +8,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from heads.collectives import all_reduce_sum
+from heads.dtensors import local, sharded_rows
 from trainer.backbone import Backbone
 from trainer.blocks import large_tables, repeated_blocks
 from trainer.config import FSDPConfig
@@ -37,7 +38,7 @@ class FSDP(Strategy):
             module.set_force_sum_reduction_for_comms(True)
 
     def gradients(self) -> list[Tensor]:
-        return [_local(grad) for grad in super().gradients()]
+        return [local(grad) for grad in super().gradients()]
 
     def squared_gradient_norm(self) -> Tensor:
         return all_reduce_sum(super().squared_gradient_norm(), self._group)
@@ -47,18 +48,15 @@ class FSDP(Strategy):
         return super().weights()
 
     def live(self) -> dict[str, Tensor]:
-        self._let_go()
-        return {name: _local(weight) for name, weight in super().live().items()}
+        return {name: local(weight) for name, weight in self.weights().items()}
 
     def canonical(self, name: str, piece: Tensor) -> Tensor:
         like = self.backbone.get_parameter(name)
         assert isinstance(like, DTensor)
-        return DTensor.from_local(
-            piece, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
-        )
+        return sharded_rows(piece, like.device_mesh, like.shape)
 
     def piece(self, name: str, canonical: Tensor) -> Tensor:
-        return _local(canonical)
+        return local(canonical)
 
     def _let_go(self) -> None:
         """Of weights gathered for a forward: who changes the pieces would leave them behind."""
@@ -67,7 +65,3 @@ class FSDP(Strategy):
 
     def _modules(self) -> list[FSDPModule]:
         return [module for module in self.backbone.modules() if isinstance(module, FSDPModule)]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
