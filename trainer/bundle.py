@@ -93,7 +93,7 @@ def write_bundle(
     """
     assert (tokenizer is None) == (spec.text is None), "a model of texts, and no other, has one"
     if path.exists() and not force:
-        raise ValueError(f"{path} exists already: remove it, name another, or replace it by force")
+        raise ValueError(f"{path} exists already: remove it, name another, or give --force")
     if backbone.dim != spec.dim:
         raise ValueError(f"the backbone gives {backbone.dim} features, the bundle says {spec.dim}")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,8 @@ def _tree(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The mappings of a file laid over those of its base; `above`: the files laid over this one."""
     of = f" (base of {above[-1]})" if above else ""
     if not path.is_file():
-        raise FileNotFoundError(f"recipe {path}{of} does not exist: give the path of a YAML file")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise FileNotFoundError(f"recipe {path}{of} {problem}: give the path of a YAML file")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.aside import commit
 from trainer.checkpoints import committed_folders
 from trainer.config import Recipe
 from trainer.recipe import dump_recipe, load_recipe
@@ -87,9 +88,7 @@ class RunFolder:
     def write(self, recipe: Recipe) -> None:
         """Keep the resolved recipe, for all that opens the run later."""
         self.path.mkdir(parents=True, exist_ok=True)
-        aside = self.recipe.with_suffix(".partial")
-        aside.write_text(dump_recipe(recipe), encoding="utf-8")
-        aside.rename(self.recipe)
+        commit(self.recipe, dump_recipe(recipe).encode())
 
 
 def _differences(old: Recipe, new: Recipe) -> list[str]:

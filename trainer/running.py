@@ -99,7 +99,14 @@ class Running:
         """Wait for the checkpoint under way, and say so."""
         with self.task.phases("checkpoint"):
             self.writer.finish()
+        self.hear_writer()
+
+    def hear_writer(self) -> None:
+        """Report the checkpoints that are there by now, and one that could not be written."""
         self.telemetry.committed(self.writer.committed())
+        if (error := self.writer.lost()) is not None:
+            line = f"{error}; the next one is tried when it is due"
+            self.telemetry.event("lost_checkpoint", self.state.step, line)
 
     def evaluate(self) -> None:
         """Measure the model, or its moving average, on the evaluation split (collective)."""

@@ -3,14 +3,17 @@
 A handler here only sets a flag: collectives and files are in the middle of something when it runs.
 """
 
+import os
 import signal
+import sys
 from types import FrameType, TracebackType
 from typing import Any
 
 from trainer.exit_codes import INTERRUPTED, PREEMPTED
 
-# SIGUSR1 is what schedulers send some time before the end, SIGINT is Ctrl-C.
-ASKS_TO_STOP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# SIGUSR1 is what schedulers send some time before the end, SIGHUP what a terminal that is closed,
+# SIGINT is Ctrl-C.
+ASKS_TO_STOP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class Preempted(Exception):  # noqa: N818 - not an error
@@ -27,8 +30,21 @@ class Preempted(Exception):  # noqa: N818 - not an error
         return INTERRUPTED if self.signal_name == "SIGINT" else PREEMPTED
 
 
+def forget_closed_terminal() -> None:
+    """What is said to a terminal that is no more goes nowhere, where it would end what says it."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is None:
+            continue
+        try:
+            os.write(stream.fileno(), b"")
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
 class StopSignals:
-    """While it is entered, SIGTERM, SIGUSR1 and SIGINT are noted in `received`.
+    """While it is entered, the signals of ASKS_TO_STOP are noted in `received`.
 
     A second Ctrl-C is a KeyboardInterrupt. For the main thread only, as Python's handlers are.
     """
@@ -39,13 +55,15 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         for number in ASKS_TO_STOP:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as a shell does for what it runs in &
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup, or in a shell's &
                 self._before[number] = signal.signal(number, self._note)
         return self
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == "SIGINT":
             raise KeyboardInterrupt
+        if number == signal.SIGHUP:
+            forget_closed_terminal()
         if self.received is None:
             self.received = signal.Signals(number).name
 

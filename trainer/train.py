@@ -201,7 +201,7 @@ def take_steps(run: Running, num_steps: int) -> None:
         )
         run.sample_log.write(step, batch)
         telemetry.beat(step, agreed.busy_seconds, batch.inputs)
-        telemetry.committed(run.writer.committed())
+        run.hear_writer()
         if telemetry.is_due(step):
             telemetry.step(
                 step,

@@ -18,7 +18,7 @@ _MACHINES = "Several machines (as torchrun)"
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="YAML file", dir_okay=False)],
+    recipe: Annotated[Path, typer.Argument(help="YAML file")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="such as optimizer.lr=0.4")
     ] = None,
@@ -67,8 +67,8 @@ def train(
 ) -> None:
     """Train a recipe, from its newest checkpoint if there is one.
 
-    SIGTERM, SIGUSR1 and Ctrl-C save and stop; a second Ctrl-C stops at once. Exit codes: 0 done,
-    1 failed, 2 bad configuration or input, 75 preempted (start it again), 130 interrupted,
+    SIGTERM, SIGUSR1, SIGHUP and Ctrl-C save and stop; a second Ctrl-C stops at once. Exit codes:
+    0 done, 1 failed, 2 bad configuration or input, 75 preempted (start it again), 130 interrupted,
     128 + n: a rank was killed by signal n.
     """
     resolved = load_recipe(recipe, overrides or [])

@@ -4,7 +4,6 @@ signalled, whose exit code counts, and which failures are worth another try."""
 import signal
 import sys
 import time
-from contextlib import suppress
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.api import WorkerState as State
@@ -98,10 +97,7 @@ class Agent(LocalElasticAgent):
         """Ask the ranks to save and end, wait, kill what is left; Ctrl-C cuts the wait short."""
         seconds = self._shutdown_timeout if timeout is None else timeout
         # The ranks and not their groups: loader processes have to serve them until the end.
-        if death_sig == signal.SIGHUP:  # the ranks will say SIGTERM, which is what they get
-            with suppress(OSError):  # a terminal that is closed cannot be written to
-                _say("asked to stop by SIGHUP")
-        number = death_sig if death_sig == signal.SIGUSR1 else signal.SIGTERM
+        number = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
         self._killed |= end(self._processes(), number, seconds, stop=self._stop)
         super()._shutdown(death_sig, seconds)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+from trainer.signals import ASKS_TO_STOP, forget_closed_terminal
 
 
 class StopRequest:
@@ -25,12 +25,14 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         # torch would set handlers of its own that raise each time; an empty name sets none.
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
-        for number in _SIGNALS:
+        for number in ASKS_TO_STOP:
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 self._before[number] = signal.signal(number, self._note)
         return self
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            forget_closed_terminal()
         if self.number is None:
             self.number = signal.Signals(number)
             raise SignalException("the run was asked to stop", self.number)

@@ -17,20 +17,6 @@ from trainer.__main__ import main
 from trainer.lost_peer import is_lost_peer
 
 
-@pytest.fixture
-def endless(glyphs, tmp_path):
-    return write_recipe(
-        tmp_path,
-        glyph_recipe(
-            glyphs,
-            tmp_path / "unused",
-            train__duration={"steps": 100_000},
-            telemetry={"log_every": 1},
-            data__workers=1,
-        ),
-    )
-
-
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_nothing_outlives_a_killed_launcher(num_processes, endless, tmp_path):
     with launched(endless, tmp_path / "run", num=num_processes) as training:

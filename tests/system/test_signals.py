@@ -1,30 +1,25 @@
 """Signals that ask a run to stop: it saves, its exit code says so, and nothing of it is left."""
 
+import fcntl
 import os
 import signal
+import subprocess
+import termios
+from contextlib import suppress
 
 import pytest
 
-from tests.shards import glyph_recipe
-from tests.system.processes import write_recipe
-from tests.system.runs import descendants, final_tensors, last_step, launched, left_after
+from tests.system.processes import KWAY, ROOT, environment
+from tests.system.runs import (
+    Launched,
+    descendants,
+    final_tensors,
+    kill,
+    last_step,
+    launched,
+    left_after,
+)
 from trainer.signals import Preempted, StopSignals
-
-
-@pytest.fixture
-def endless(glyphs, tmp_path):
-    """A recipe that never comes to its end, nor to a checkpoint but when it is asked to stop."""
-    return write_recipe(
-        tmp_path,
-        glyph_recipe(
-            glyphs,
-            tmp_path / "unused",
-            train__duration={"steps": 100_000},
-            checkpoint={"every": {"steps": 90_000}},
-            telemetry={"log_every": 1},
-            data__workers=1,
-        ),
-    )
 
 
 @pytest.mark.parametrize(
@@ -33,6 +28,7 @@ def endless(glyphs, tmp_path):
         (signal.SIGTERM, "launcher", 75),
         (signal.SIGINT, "launcher", 130),
         (signal.SIGUSR1, "a rank", 75),
+        (signal.SIGHUP, "launcher", 75),
         (signal.SIGTERM, "a rank's group", 75),  # as torchrun does, loader processes and all
     ],
     ids=lambda value: getattr(value, "name", str(value)),
@@ -47,12 +43,46 @@ def test_a_run_that_is_asked_to_stop_saves_its_last_step(number, target, code, e
         else:
             os.kill(run.process.pid if target == "launcher" else run.ranks[1], number)
         assert run.end() == code, run.words
-        assert run.words.count("stopped by SIG") == 1
+        asked = "SIGTERM" if number == signal.SIGINT else number.name
+        assert run.words.count(f"stopped by {asked}") == 1
         assert "error" not in run.words
         assert left_after(family, 3) == []
     saved = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
     assert saved == [f"step-{last_step(tmp_path / 'run'):08d}"]
     assert final_tensors(tmp_path / "run")
+
+
+def test_a_terminal_that_is_closed_does_not_cost_the_last_step(endless, tmp_path):
+    folder = tmp_path / "run"
+    terminal, its_end = os.openpty()
+    os.set_blocking(terminal, False)
+    process = subprocess.Popen(
+        [*KWAY, "train", str(endless), f"run={folder}", "--nproc", "2"],
+        cwd=ROOT,
+        env=environment(),
+        stdin=its_end,
+        stdout=its_end,
+        stderr=its_end,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(its_end)
+
+    def has_begun() -> bool:
+        with suppress(BlockingIOError):
+            os.read(terminal, 2**16)  # what nobody reads would stop it
+        return last_step(folder) >= 2
+
+    try:
+        Launched(process, tmp_path / "unused", folder).wait_for(has_begun, "step 2")
+        family = descendants(process.pid)
+        os.close(terminal)
+        assert process.wait(60) == 75
+        assert left_after(family, 3) == []
+    finally:
+        kill(process)
+    saved = [path.name for path in (folder / "checkpoints").iterdir()]
+    assert saved == [f"step-{last_step(folder):08d}"]
 
 
 def test_a_signal_while_the_ranks_still_import_means_preempted(endless, tmp_path):

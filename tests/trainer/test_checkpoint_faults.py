@@ -131,21 +131,18 @@ def test_what_one_rank_cannot_write_is_an_error_on_all_and_the_next_save_works(
     assert names == ["step-00000001", "step-00000003"]
 
 
-def fail_in_the_thread(root: Path) -> list[bool]:
-    """Whether the writer knows by itself that it failed, before and after."""
+def test_a_failure_in_the_background_is_told_once_before_the_next_save(tmp_path):
+    root = tmp_path / "checkpoints"
     root.write_text("in the way")
     with CheckpointWriter(root, config(), rank_world(), start_step=0) as writer:
-        before = writer.failed
+        assert writer.lost() is None
         writer.save({"weight": torch.zeros(1)}, {"step": 1})
-        while not writer.failed:
+        while (told := writer.lost()) is None:
             pass
+        assert "step-00000001 could not be written" in told
+        assert writer.lost() is None
         with pytest.raises(OSError, match="could not be written"):
             writer.finish()
-        return [before, writer.failed]
-
-
-def test_a_failure_in_the_background_shows_before_the_next_save(tmp_path):
-    assert fail_in_the_thread(tmp_path / "checkpoints") == [False, False]
 
 
 def test_other_errors_of_the_disk_have_remedies_too(tmp_path):

@@ -1,6 +1,7 @@
 """Where a run goes on: before its first update, after a refusal, in fp16, after a stopped
 evaluation."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.system.processes import write_recipe
 from tests.trainer.training import started, take_steps
 from trainer.__main__ import main
 from trainer.checkpoints import save_checkpoint
+from trainer.checkpoints.shard_file import write_shard
 from trainer.entries import training_entries
 from trainer.resume import resume
 from trainer.run import RunFolder
@@ -87,6 +89,28 @@ def test_every_evaluation_stands_once_and_the_best_checkpoint_stays(glyphs, tmp_
     kept = {int(path.name[5:]) for path in (run / "checkpoints").iterdir()}
     assert 5 in kept
     assert max(results[step]["top1"] for step in kept) == results[best]["top1"]
+
+
+def test_a_checkpoint_that_is_lost_is_told_at_once_and_the_next_one_made(
+    glyphs, tmp_path, capsys, monkeypatch
+):
+    run, failures = tmp_path / "run", [OSError(errno.ENOSPC, "no space")]
+
+    def write(*arguments):
+        if failures:
+            raise failures.pop()
+        return write_shard(*arguments)
+
+    monkeypatch.setattr("trainer.checkpoints.commit.write_shard", write)
+    changes = {"train__duration": {"steps": 40}, "checkpoint": {"every": {"steps": 20}}}
+    assert main([str(write_recipe(tmp_path, glyph_recipe(glyphs, run, **changes)))]) == 0
+    (lost,) = lines(run, "lost_checkpoint")
+    assert 20 <= lost < 40
+    assert lines(run, "checkpoint") == [40]
+    said = capsys.readouterr().out
+    assert "step-00000020 could not be written: No space left on device" in said
+    assert "the next one is tried when it is due" in said
+    assert "trying again with step 40" in said
 
 
 @pytest.mark.parametrize("measure", ["top10", "auprcs"])

@@ -65,6 +65,7 @@ def test_the_endpoint_says_what_the_jsonl_says(tmp_path):
         "kway_train_steps_total": 10,
         "kway_train_samples_total": 10 * GLOBAL_BATCH,
         "kway_train_checkpoints_total": 1,
+        "kway_train_lost_checkpoints_total": 0,
         "kway_train_loss": step["loss"],
         "kway_train_learning_rate": step["learning_rate"],
         "kway_train_gradient_norm": step["gradient_norm"],

@@ -92,7 +92,7 @@ class Commit:
         """Every rank's answer; OSError on all ranks where one of them had one."""
         try:
             answer, error = part(), None
-        except OSError as failure:
+        except (OSError, MemoryError) as failure:
             answer, error = None, explain(failure, self.root)
         answers = exchange([answer, error], self.group)
         for rank, (_, failed) in enumerate(answers):

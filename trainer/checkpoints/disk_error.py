@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 
 
-def explain(error: OSError, root: Path) -> str:
+def explain(error: OSError | MemoryError, root: Path) -> str:
     """One line for an error that came up while writing under `root`."""
+    if isinstance(error, MemoryError):
+        return "out of memory: give the machine more, or lower data.workers"
     reason = os.strerror(error.errno) if error.errno else str(error)
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:

@@ -35,7 +35,7 @@ class CheckpointWriter:
     where they are on a device. At most one save is under way: the next one waits and says so.
 
     An error of the thread is raised by the next `save` or `finish`, on all ranks alike, as an
-    OSError of one line; `failed` tells of it earlier, on this rank.
+    OSError of one line; `lost` tells of it earlier, on this rank.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, "checkpoint") if config.in_background else None
         self._pending: Future[Path] | None = None
         self._pending_step = 0
+        self._told: Future[Path] | None = None
         self._committed: deque[Path] = deque()
 
     def __enter__(self) -> Self:
@@ -82,12 +83,6 @@ class CheckpointWriter:
         finally:
             if self._thread is not None:
                 self._thread.shutdown(wait=False)
-
-    @property
-    def failed(self) -> bool:
-        """Whether the save under way has failed, as this rank knows by now."""
-        pending = self._pending
-        return pending is not None and pending.done() and pending.exception() is not None
 
     def reserve(self, entries: dict[str, Tensor]) -> None:
         """Take the memory for such entries now, so that the first save is no longer than the
@@ -136,6 +131,15 @@ class CheckpointWriter:
     def committed(self) -> list[Path]:
         """The folders committed since this was asked last; asks no other rank."""
         return [self._committed.popleft() for _ in range(len(self._committed))]
+
+    def lost(self) -> str | None:
+        """Why the last save could not be written, once, as soon as this rank knows of it."""
+        pending = self._pending
+        if pending is None or pending is self._told or not pending.done():
+            return None
+        self._told = pending
+        error = pending.exception()
+        return None if error is None else str(error)
 
     def finish(self) -> None:
         """Wait until what was saved is committed. Raises OSError where it could not be."""

@@ -1,13 +1,13 @@
 """What an evaluation says of each class, as rows in a wished order and as CSV."""
 
 import csv
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from data.aside import written_aside
 from trainer.evaluation.measure import Evaluation
 
 Order = Literal["index", "positives", "accuracy", "average_precision"]
@@ -67,15 +67,12 @@ class ClassTable:
 
 def write_csv(table: ClassTable, path: Path, ids: np.ndarray) -> None:
     """Write the classes `ids` to `path` as UTF-8 CSV with a header, in full precision."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
+    with written_aside(path) as aside:
         with aside.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(table.header())
             writer.writerows(table.rows(ids))
         aside.rename(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _number(value: np.floating) -> str:

@@ -7,6 +7,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from data.aside import commit, written_aside
 from heads.slc import ClassMeasures
 from trainer.evaluation.measure import Evaluation
 
@@ -23,12 +24,11 @@ def save_evaluation(folder: Path, evaluation: Evaluation, *, step: int) -> None:
     tensors |= {name: getattr(evaluation, name) for name in _OTHERS}
     tensors["recalls"] = torch.tensor(classes.recalls, dtype=torch.float64)
     path = folder / f"step-{step:08d}.safetensors"
-    aside = path.with_suffix(".partial")
-    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside)
-    aside.rename(path)
+    with written_aside(path) as aside:
+        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside)
+        aside.rename(path)
     summary = {"step": step, "samples": evaluation.num_samples, **evaluation.metrics}
-    aside.write_text(json.dumps(summary, indent=1), encoding="utf-8")
-    aside.rename(path.with_suffix(".json"))
+    commit(path.with_suffix(".json"), json.dumps(summary, indent=1).encode())
 
 
 def load_evaluation(folder: Path, *, step: int) -> Evaluation:

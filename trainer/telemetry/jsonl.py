@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from data.aside import commit
+
 
 class JsonLines:
     """A file that records are added to, each line whole as soon as it is written."""
@@ -39,9 +41,7 @@ def drop_lines_after(path: Path, step: int, *, evaluated: int | None = None) -> 
         for line in lines
         if _belongs(line, step, step if evaluated is None else evaluated)
     ]
-    aside = path.with_suffix(".partial")
-    aside.write_text("".join(kept), encoding="utf-8")
-    aside.rename(path)
+    commit(path, "".join(kept).encode())
 
 
 def _belongs(line: str, last_step: int, evaluated: int) -> bool:

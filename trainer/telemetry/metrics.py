@@ -41,6 +41,7 @@ class Metrics:
         self._steps = self._counter("steps", "Optimizer steps of this process")
         self._samples = self._counter("samples", "Samples of those steps, over all ranks")
         self._checkpoints = self._counter("checkpoints", "Checkpoints of this process")
+        self._lost = self._counter("lost_checkpoints", "Checkpoints that could not be written")
         self._phases = self._counter("phase_seconds", "Time of this rank by phase", "phase")
         for phase in PHASES:
             self._phases.labels(phase)
@@ -87,6 +88,8 @@ class Metrics:
             self._gauge(
                 "last_checkpoint_timestamp_seconds", "Time of the last checkpoint"
             ).set_to_current_time()
+        if name == "lost_checkpoint":
+            self._lost.inc()
         if name == "evaluation":
             for measure, value in numbers.items():
                 if isinstance(value, int | float):

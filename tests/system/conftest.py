@@ -1,0 +1,24 @@
+"""What the tests of whole runs share."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.shards import glyph_recipe
+from tests.system.processes import write_recipe
+
+
+@pytest.fixture
+def endless(glyphs: Path, tmp_path: Path) -> Path:
+    """A recipe that never comes to its end, nor to a checkpoint but when it is asked to stop."""
+    return write_recipe(
+        tmp_path,
+        glyph_recipe(
+            glyphs,
+            tmp_path / "unused",
+            train__duration={"steps": 100_000},
+            checkpoint={"every": {"steps": 90_000}},
+            telemetry={"log_every": 1},
+            data__workers=1,
+        ),
+    )
