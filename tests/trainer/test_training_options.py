@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import _dynamo as dynamo
 
 from tests.ranks import run_on_ranks
 from tests.trainer.training import pictures, share, started, take_steps, whole_entries
+from trainer.blocks import compile_blocks
 from trainer.config import EmaConfig
 from trainer.ema import MovingAverage
 from trainer.loss_scale import LossScale
@@ -58,6 +60,19 @@ def test_an_option_changes_nothing(option, strategy, glyphs):
 def test_an_option_changes_nothing_in_one_process(option, glyphs):
     changes = {"train__micro_batches": 2, "head__loss__kind": "batch_ce"}
     assert_alike(trained(glyphs, {**changes, f"train__{option}": True}), trained(glyphs, changes))
+
+
+def test_more_kinds_of_blocks_than_torch_compiles_by_itself_are_all_compiled():
+    """torch gives up at 8 and runs what follows uncompiled, without a word."""
+    widths = range(4, 16)
+    encoder = torch.nn.Sequential()
+    encoder.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for width in widths)
+    limit = dynamo.config.recompile_limit
+    with dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=limit):
+        compile_blocks(encoder)
+        for width, block in zip(widths, encoder.layers, strict=True):
+            block(torch.ones(2, width))
+    dynamo.reset()
 
 
 @pytest.mark.parametrize("strategy", [{"kind": "fsdp"}, {"kind": "deepspeed", "stage": 3}])
