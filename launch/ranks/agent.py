@@ -62,7 +62,10 @@ class Agent(LocalElasticAgent):
             wait_for_end(self._processes(), self._shutdown_timeout)
             self._note_codes()
         if any(self._codes.values()):
-            end(self._processes(), signal.SIGTERM, _LAST_WORDS_SECONDS, again=True)
+            # Of one that was killed the others know no more than that it is gone.
+            was_killed = -signal.SIGKILL in self._codes.values()
+            seconds = 0 if was_killed else _LAST_WORDS_SECONDS
+            end(self._processes(), signal.SIGTERM, seconds, again=True)
         result = super()._monitor_workers(worker_group)
         return self._judged(result) if result.state is State.FAILED else result
 
