@@ -35,12 +35,14 @@ class Verdict(BaseModel):
 
     class_name: str = Field(alias="class")
     class_id: int
-    logit: float = Field(description="for a spherical loss its score of the logit: see /v1/model")
+    score: float = Field(
+        description="the logit; where `loss.score` of /v1/model is another, that of the logit"
+    )
     threshold: float | None
     threshold_source: Literal["class", "pooled", "request"] | None = Field(
         description="the class's own threshold, the pooled one of all classes, or the request's"
     )
-    match: bool | None = Field(description="logit >= threshold; null without a threshold")
+    match: bool | None = Field(description="score >= threshold; null without a threshold")
 
 
 class InputVerdicts(BaseModel):
@@ -95,12 +97,12 @@ def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
                     Verdict(
                         class_name=bundle.names.names[class_id],
                         class_id=class_id,
-                        logit=logit,
+                        score=score,
                         threshold=bar,
                         threshold_source=source,
-                        match=None if bar is None else logit >= bar,
+                        match=None if bar is None else score >= bar,
                     )
-                    for class_id, logit, (bar, source) in zip(
+                    for class_id, score, (bar, source) in zip(
                         question.class_ids, row, bars, strict=True
                     )
                 ],

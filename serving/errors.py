@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -22,6 +23,12 @@ class ErrorBody(BaseModel):
     """The body of every answer whose status is 4xx or 5xx."""
 
     error: ErrorDetail
+
+
+# For the OpenAPI document of a route that reads a body.
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 404, 408, 413, 415, 422, 429, 503)
+}
 
 
 class ApiError(Exception):

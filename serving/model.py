@@ -60,9 +60,9 @@ class Model:
                 f"{self.bundle.path} fails at any of the {self.reads} ({reason}): its files do not "
                 "fit together, export it again"
             ) from error
-        for logit in (result.verdicts[0].logit for result in found.results):
-            if not math.isfinite(logit):
+        for score in (result.verdicts[0].score for result in found.results):
+            if not math.isfinite(score):
                 raise ValueError(
-                    f"{self.bundle.path} answers {logit} for any of the {self.reads}: its "
+                    f"{self.bundle.path} answers {score} for any of the {self.reads}: its "
                     "weights are damaged or the run diverged, export it again"
                 )

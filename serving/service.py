@@ -1,23 +1,23 @@
 """A request's way through one replica: admission, decoding, the batch, the answer, the count.
 
-It has no HTTP routes (`serving/api.py`) and does not know how replicas are run.
+It has no HTTP routes (`serving/http/`) and does not know how replicas are run (`serving/deploy/`).
 """
 
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from fastapi import Request
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from serving.answer import Answer, Question, answer, ask
 from serving.batching import Batcher, QueueFullError
-from serving.bodies import Query, read_query
 from serving.config import ServingConfig
 from serving.errors import ApiError
 from serving.model import Model
@@ -31,6 +31,14 @@ class Counts(Protocol):
     """Where finished requests are counted."""
 
     def count(self, *, outcome: str, inputs: int, seconds: float) -> None: ...
+
+
+@dataclass
+class InProgress:
+    """A request that was let in: whether all of it has arrived, and the inputs answered so far."""
+
+    arrived: bool = False
+    inputs: int = 0
 
 
 class Service:
@@ -57,14 +65,18 @@ class Service:
         if self._batcher.seconds_in_forward() > _HUNG_SECONDS:
             raise RuntimeError(f"a forward pass has taken over {_HUNG_SECONDS:.0f} s")
 
-    async def query(self, request: Request) -> Answer:
-        """Answer `POST /v1/query`. Every refusal is an ApiError; each request is counted once."""
-        started = time.perf_counter()
-        outcome, inputs = "internal", 0
+    @asynccontextmanager
+    async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
+        """Let a request in, for as long as it may take, and count it once by its outcome.
+
+        Raises ApiError: 429 where too many are in progress or wait for the model, 408 or 503 where
+        the time is over before or after it has `arrived`. A stream is not timed as a whole.
+        """
+        started, outcome, progress = time.perf_counter(), "internal", InProgress()
         try:
-            found = await self._admitted(request)
-            outcome, inputs = "ok", len(found.results)
-            return found
+            async with self._within_limits(progress, is_timed=is_timed):
+                yield progress
+            outcome = "ok"
         except ApiError as error:
             outcome = error.code
             raise
@@ -73,66 +85,74 @@ class Service:
             raise
         finally:
             seconds = time.perf_counter() - started
-            self._counts.count(outcome=outcome, inputs=inputs, seconds=seconds)
+            self._counts.count(outcome=outcome, inputs=progress.inputs, seconds=seconds)
 
-    async def _admitted(self, request: Request) -> Answer:
+    @asynccontextmanager
+    async def _within_limits(self, progress: InProgress, *, is_timed: bool) -> AsyncIterator[None]:
         if self._in_progress >= self.config.max_requests:
             raise _busy()
         self._in_progress += 1
         seconds = self.config.request_timeout_seconds
-        query = None
         try:
-            async with asyncio.timeout(seconds):
-                query = await read_query(request, self.config, self.model.reads)
-                return await self._answer(query)
+            async with asyncio.timeout(seconds if is_timed else None):
+                yield
         except TimeoutError as error:
-            if query is None:
-                raise ApiError(
-                    408,
-                    "slow_body",
-                    f"the body did not arrive within {seconds:g} s: send it faster",
-                ) from error
-            raise ApiError(
-                503, "timeout", f"no answer within {seconds:g} s: try again", _RETRY
-            ) from error
+            if progress.arrived:
+                message = f"no answer within {seconds:g} s: try again"
+                raise ApiError(503, "timeout", message, _RETRY) from error
+            message = f"the body did not arrive within {seconds:g} s: send it faster"
+            raise ApiError(408, "slow_body", message) from error
         except QueueFullError as error:
             raise _busy() from error
         finally:
             self._in_progress -= 1
 
-    async def _answer(self, query: Query) -> Answer:
-        loop = asyncio.get_running_loop()
-        question = await loop.run_in_executor(self._helpers, self._ask, query)
-        inputs = await asyncio.gather(
-            *(
-                loop.run_in_executor(self._helpers, self._prepare, place, raw)
-                for place, raw in enumerate(query.inputs)
-            )
-        )
-        features = await self._batcher.submit(inputs)
-        return await loop.run_in_executor(self._helpers, self._decide, features, question)
+    async def question(
+        self, classes: Sequence[str | int], recall: float | None, threshold: float | None
+    ) -> Question:
+        """Class names or ids -> a question; ApiError where it cannot be asked."""
+        return await self.in_thread(self._ask, classes, recall, threshold)
 
-    def _ask(self, query: Query) -> Question:
+    async def features(self, inputs: Sequence[bytes | str], field: str | None = None) -> Tensor:
+        """Pictures' bytes, or texts -> features [n, dim], in batches with those of other requests.
+
+        Raises ApiError for what cannot be read, with its place in `field`, and QueueFullError.
+        """
+        prepared = await asyncio.gather(
+            *(self.in_thread(self._prepare, place, raw, field) for place, raw in enumerate(inputs))
+        )
+        return await self._batcher.submit(prepared)
+
+    async def answer(self, inputs: Sequence[bytes | str], question: Question) -> Answer:
+        """Verdicts for each input; raises what `features` raises."""
+        features = await self.features(inputs)
+        return await self.in_thread(answer, self.model.bundle, features, question)
+
+    async def in_thread(self, function: Any, *arguments: Any) -> Any:
+        """Run what would hold up the event loop in one of this replica's few threads."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._helpers, function, *arguments)
+
+    def _ask(
+        self, classes: Sequence[str | int], recall: float | None, threshold: float | None
+    ) -> Question:
         try:
-            class_ids = [self.model.bundle.class_id(wanted) for wanted in query.classes]
+            class_ids = [self.model.bundle.class_id(wanted) for wanted in classes]
         except ValueError as error:
             raise ApiError(404, "unknown_class", str(error)) from error
         try:
-            return ask(self.model.bundle, class_ids, recall=query.recall, threshold=query.threshold)
+            return ask(self.model.bundle, class_ids, recall=recall, threshold=threshold)
         except ValueError as error:
             raise ApiError(422, "invalid_query", str(error)) from error
 
-    def _prepare(self, place: int, raw: bytes | str) -> Any:
+    def _prepare(self, place: int, raw: bytes | str, field: str | None) -> Any:
         try:
             return self.model.prepare(raw)
         except ValueError as error:
-            code, field = (
+            code, usual = (
                 ("not_a_picture", "images") if isinstance(raw, bytes) else ("not_a_text", "texts")
             )
-            raise ApiError(400, code, f"{field}[{place}]: {error}") from error
-
-    def _decide(self, features: Tensor, question: Question) -> Answer:
-        return answer(self.model.bundle, features, question)
+            raise ApiError(400, code, f"{field or usual}[{place}]: {error}") from error
 
     def search(self, text: str, *, limit: int, offset: int) -> tuple[Sequence[int], int]:
         """Ids of classes whose names contain `text`, a page of them, and how many there are."""

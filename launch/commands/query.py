@@ -224,7 +224,7 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
     from rich.text import Text
 
     table = Table("picture" if isinstance(inputs[0], Path) else "text", "class")
-    for name in ("logit", "threshold", "match"):
+    for name in ("score", "threshold", "match"):
         table.add_column(name, justify="right")
     for one, result in zip(inputs, found.results, strict=True):
         shown = Text(printable(str(one))) if isinstance(one, Path) else plain(str(one), _SHOWN)
@@ -232,7 +232,7 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
             bar = "" if verdict.threshold is None else f"{verdict.threshold:.3f}"
             word = {True: "yes", False: "no", None: ""}[verdict.match]
             asked = Text(printable(verdict.class_name))
-            table.add_row(shown, asked, f"{verdict.logit:.3f}", bar, word)
+            table.add_row(shown, asked, f"{verdict.score:.3f}", bar, word)
     console = Console()
     console.print(table)
     if found.notice:

@@ -57,7 +57,7 @@ def serve(
 ) -> None:
     """Serve a bundle with Ray: POST /v1/query, GET /v1/classes, /v1/model, /health, /metrics."""
     # Heavy imports wait for the command that needs them.
-    from serving.server import StopSignal, free_port, running
+    from serving.deploy.server import StopSignal, free_port, running
     from trainer.bundle import Bundle
 
     config = ServingConfig(

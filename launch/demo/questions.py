@@ -92,14 +92,14 @@ def ask(url: str, question: Question) -> dict[str, Any]:
 def answers_table(questions: list[Question], answers: list[dict[str, Any]]) -> Table:
     """What was asked, what the server said, and whether that is so."""
     table = Table(title="Three questions about held-out pictures, over HTTP")
-    for column in ("picture", "is it …?", "logit", "threshold", "answer", "it shows", ""):
+    for column in ("picture", "is it …?", "score", "threshold", "answer", "it shows", ""):
         table.add_column(column, overflow="fold")
     for question, answer in zip(questions, answers, strict=True):
         right = answer["match"] == (question.shows == question.asked)
         table.add_row(
             question.picture.name,
             plain(question.asked),
-            f"{answer['logit']:.2f}",
+            f"{answer['score']:.2f}",
             f"{answer['threshold']:.2f}",
             "yes" if answer["match"] else "no",
             plain(question.shows),

@@ -47,7 +47,7 @@ def test_thresholds_of_evaluation_are_the_logits_that_the_bundle_gives(
         labels, classes = split.labels, range(split.num_classes)
     inputs = [one.decode() for one in raw] if make is of_texts else raw
     found = model.answer([model.prepare(one) for one in inputs], ask(model.bundle, list(classes)))
-    logits = np.array([[v.logit for v in result.verdicts] for result in found.results])
+    logits = np.array([[v.score for v in result.verdicts] for result in found.results])
     assert logits.std(axis=1).min() > 1e-3
     true = np.sort(logits[np.arange(len(labels)), labels])
     for entry in model.bundle.spec.thresholds.recalls:

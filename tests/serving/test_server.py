@@ -181,14 +181,14 @@ def test_json_multipart_and_the_command_give_the_answer_of_the_bundle_in_process
     assert [len(result["verdicts"]) for result in here["results"]] == [2, 2]
     assert [v["class_id"] for v in here["results"][1]["verdicts"]] == [2, 6]
     assert [v["threshold_source"] for v in here["results"][0]["verdicts"]] == ["class", "pooled"]
-    logits = [v["logit"] for result in here["results"] for v in result["verdicts"]]
+    logits = [v["score"] for result in here["results"] for v in result["verdicts"]]
     assert len(set(logits)) == 4
     for found in answers:
-        theirs = [v.pop("logit") for result in found["results"] for v in result["verdicts"]]
+        theirs = [v.pop("score") for result in found["results"] for v in result["verdicts"]]
         assert theirs == pytest.approx(logits, rel=1e-5, abs=1e-6)
     for result in here["results"]:
         for verdict in result["verdicts"]:
-            del verdict["logit"]
+            del verdict["score"]
     assert all(found == here for found in answers)
 
 
@@ -203,7 +203,7 @@ def test_concurrent_requests_of_different_classes_each_get_their_own_answer(
         assert answer.status_code == 200, answer.text
         (verdict,) = answer.json()["results"][0]["verdicts"]
         assert verdict["class"] == NAMES[wanted]
-        return verdict["logit"]
+        return verdict["score"]
 
     alone = {question: logit_of(question) for question in sorted(set(asked))}
     with ThreadPoolExecutor(MAX_REQUESTS) as threads:

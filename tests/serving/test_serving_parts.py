@@ -16,9 +16,9 @@ from torch import Tensor
 from data.images.decode import crops_for_evaluation, decode, for_evaluation
 from serving.answer import ask
 from serving.batching import Batcher, QueueFullError
-from serving.metrics_page import render
+from serving.deploy.metrics_page import render
+from serving.deploy.server import free_port
 from serving.model import Model
-from serving.server import free_port
 from tests.tiny_bundle import NAMES, spec, tiny_backbone, write
 from trainer.bundle import logits_of, write_bundle
 
@@ -44,7 +44,7 @@ def test_answers_are_the_logits_of_the_whole_classifier_on_evaluations_pixels(mo
     with torch.no_grad():
         features = tiny_backbone()({"pixel_values": torch.from_numpy(pixels)})
     expected = logits_of(features, model.bundle.rows(range(len(NAMES))))[:, [2, 0]]
-    logits = torch.tensor([[v.logit for v in result.verdicts] for result in found.results])
+    logits = torch.tensor([[v.score for v in result.verdicts] for result in found.results])
     torch.testing.assert_close(logits, expected)
     for result, row in zip(found.results, expected, strict=True):
         assert [v.match for v in result.verdicts] == (row >= 0.1).tolist()
@@ -54,7 +54,7 @@ def test_answers_are_the_logits_of_the_whole_classifier_on_evaluations_pixels(mo
 def test_a_recall_is_decided_by_the_bundles_thresholds(model: Model) -> None:
     question = ask(model.bundle, ["malamute", "7"], recall=0.9)
     own, pooled = model.answer([model.prepare(picture(9, 9))], question).results[0].verdicts
-    assert (own.threshold, own.threshold_source, own.match) == (1.0, "class", own.logit >= 1.0)
+    assert (own.threshold, own.threshold_source, own.match) == (1.0, "class", own.score >= 1.0)
     assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
 
 

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from launch.commands import query
 from serving.answer import ask
-from serving.api import build_api
 from serving.config import ServingConfig
+from serving.http.app import build_api
 from serving.model import Model
 from serving.service import Service
 from tests.tiny_bundle import (
@@ -90,7 +90,7 @@ def logits(texts: list[str], class_ids: list[int]) -> list[list[float]]:
 
 
 def assert_equal(found: dict, wanted: list[list[float]]) -> None:
-    theirs = [[verdict["logit"] for verdict in result["verdicts"]] for result in found["results"]]
+    theirs = [[verdict["score"] for verdict in result["verdicts"]] for result in found["results"]]
     torch.testing.assert_close(torch.tensor(theirs), torch.tensor(wanted))
     assert torch.tensor(theirs).std(0).min() > 1e-3
 
@@ -140,7 +140,7 @@ def test_requests_of_texts_of_different_lengths_share_batches(url: str) -> None:
                     for text, one in asked
                 )
             )
-        return [answer.json()["results"][0]["verdicts"][0]["logit"] for answer in answers]
+        return [answer.json()["results"][0]["verdicts"][0]["score"] for answer in answers]
 
     found = asyncio.run(all_at_once())
     assert found == pytest.approx([wanted[text][one] for text, one in asked], rel=1e-4, abs=1e-5)

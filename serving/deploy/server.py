@@ -19,12 +19,12 @@ import httpx
 import psutil
 
 from serving.config import ServingConfig
-from serving.guard import guarded
-from serving.log import shown_errors
-from serving.loopback import set_environment
+from serving.deploy.guard import guarded
+from serving.deploy.log import shown_errors
+from serving.deploy.loopback import set_environment
 
 _APPLICATION = "kway"
-_PACKAGES = Path(__file__).parents[1]
+_PACKAGES = Path(__file__).parents[2]
 _OBJECT_STORE_BYTES = 100 * 2**20
 _POLL_SECONDS = 1.0
 _SILENCE_SECONDS = 60.0
@@ -78,7 +78,7 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
     from ray import serve
     from ray.serve.schema import LoggingConfig
 
-    from serving.deployment import application
+    from serving.deploy.deployment import application
 
     with _quiet_ray():
         _start_ray(config.replicas, session)

@@ -1,13 +1,13 @@
 """What a replica counts, with `ray.serve.metrics`: Ray's agent on each node adds up and exports.
 
 A prometheus_client registry inside a replica would answer for that replica alone.
-The page that shows the counts is `serving/metrics_page.py`.
+The page that shows the counts is `serving/deploy/metrics_page.py`.
 """
 
 import ray
 from ray.serve.metrics import Counter, Histogram
 
-from serving.metrics_page import EXACT_SECONDS
+from serving.deploy.metrics_page import EXACT_SECONDS
 
 _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
 

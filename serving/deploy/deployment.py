@@ -1,6 +1,6 @@
 """The Ray Serve application: ingress and model in one deployment, replicas without state.
 
-Importing this module imports Ray; `serving/server.py` sets Ray's environment first.
+Importing this module imports Ray; `serving/deploy/server.py` sets Ray's environment first.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from ray.serve import Application
 from ray.serve.config import BackpressureConfig
 from ray.serve.schema import LoggingConfig
 
-from serving.api import build_api
 from serving.config import ServingConfig
-from serving.log import append_errors
-from serving.loopback import keep_replica_port_on_loopback
-from serving.metrics import QueryMetrics, agent_pages
-from serving.metrics_page import exposition
+from serving.deploy.log import append_errors
+from serving.deploy.loopback import keep_replica_port_on_loopback
+from serving.deploy.metrics import QueryMetrics, agent_pages
+from serving.deploy.metrics_page import exposition
+from serving.http.app import build_api
 from serving.model import Model
 from serving.service import Service
 

@@ -1,7 +1,7 @@
 """The page at /metrics: the counts of the whole server, fetched from Ray's agents on its nodes.
 
 Whichever replica is asked, the numbers are those of all. They lag by Ray's report interval
-(`serving/server.py` sets 1 s). A replica that was replaced takes its counts with it, which
+(`serving/deploy/server.py` sets 1 s). A replica that was replaced takes its counts with it, which
 Prometheus reads as a counter's reset.
 """
 

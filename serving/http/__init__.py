@@ -1,0 +1,1 @@
+"""HTTP: the routes of a replica, the bodies they read and the errors they answer with."""
