@@ -29,7 +29,7 @@ test: $(READY)   ## the default test suite, several files at once
 test-slow: $(READY)  ## the long tests
 	$(BIN)/python -m pytest -m slow
 
-soak: $(READY)   ## every fault in full counts, written to docs/soak.md: about an hour
+soak: $(READY)   ## every fault in full counts, written to docs/soak.md: over half an hour
 	$(BIN)/python -m tests.soak --out docs/soak.md
 
 check: $(READY)  ## lint, format, types, direction of imports

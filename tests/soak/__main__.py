@@ -1,6 +1,6 @@
 """`python -m tests.soak [KIND=COUNT …]`: full counts of the faults, a line a trial, then a page.
 
-Without kinds all of them run in full, for about an hour; exit code 1 where a trial failed.
+Without kinds all of them run in full, for over half an hour; exit code 1 where a trial failed.
 """
 
 import argparse
