@@ -5,6 +5,7 @@ The ranks are forked from a server that has torch imported already, so a start c
 
 import multiprocessing
 import os
+import threading
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -95,7 +96,7 @@ def _rank_main(
         pipe.send((True, traceback.format_exc()))
     pipe.close()
     # The parent kills what waits here: gloo's own teardown races (SIGABRT) once a peer is gone.
-    multiprocessing.Event().wait()
+    threading.Event().wait()
 
 
 def rank_world(class_ranks: int | None = None) -> Any:
