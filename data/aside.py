@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 ASIDE = ".aside"
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -17,7 +17,8 @@ def written_aside(path: Path) -> Iterator[Path]:
 
     The block renames it. Raises OSError with the path and a remedy where the disk is full.
     """
-    aside = path.with_name(path.name + ASIDE)
+    # Two processes may write the same file, such as evaluations of one step.
+    aside = path.with_name(f"{path.name}.{os.getpid()}{ASIDE}")
     try:
         with explained(path):
             yield aside
@@ -32,7 +33,7 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_SPACE:
+        if error.errno not in NO_SPACE:
             raise
         raise OSError(
             f"{path} cannot be written ({error.strerror}): free space and run the same again"

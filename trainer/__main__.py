@@ -18,6 +18,7 @@ from trainer.exit_codes import DONE, INTERRUPTED
 from trainer.last_words import last_words
 from trainer.recipe import load_recipe
 from trainer.signals import Preempted
+from trainer.standard_output import outlive_listeners
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -88,6 +89,7 @@ def _check_world_size(wanted: str | None) -> None:
 
 
 if __name__ == "__main__":
+    outlive_listeners()
     if code := main():
         from trainer.world import leave
 

@@ -85,7 +85,10 @@ class Running:
         if self.saved_step == self.state.step or self.state.step == 0:
             return
         with self.task.phases("checkpoint"):
-            self.writer.save(training_entries(self.task), self.state.to_json(), best=self.best)
+            try:
+                self.writer.save(training_entries(self.task), self.state.to_json(), best=self.best)
+            finally:
+                self.hear_writer()
         self.saved_step = self.state.step
 
     def end_if_asked(self, signal_name: str | None) -> None:
@@ -98,15 +101,17 @@ class Running:
     def finish(self) -> None:
         """Wait for the checkpoint under way, and say so."""
         with self.task.phases("checkpoint"):
-            self.writer.finish()
-        self.hear_writer()
+            try:
+                self.writer.finish()
+            finally:
+                self.hear_writer()
 
     def hear_writer(self) -> None:
-        """Report the checkpoints that are there by now, and one that could not be written."""
+        """Report the checkpoints that are there by now, and those that could not be written."""
         self.telemetry.committed(self.writer.committed())
-        if (error := self.writer.lost()) is not None:
-            line = f"{error}; the next one is tried when it is due"
-            self.telemetry.event("lost_checkpoint", self.state.step, line)
+        for trouble in self.writer.troubles():
+            name = "lost_checkpoint" if trouble.is_lost else "kept_checkpoints"
+            self.telemetry.event(name, trouble.step, trouble.reason, reason=trouble.reason)
 
     def evaluate(self) -> None:
         """Measure the model, or its moving average, on the evaluation split (collective)."""

@@ -3,9 +3,7 @@
 A handler here only sets a flag: collectives and files are in the middle of something when it runs.
 """
 
-import os
 import signal
-import sys
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -30,19 +28,6 @@ class Preempted(Exception):  # noqa: N818 - not an error
         return INTERRUPTED if self.signal_name == "SIGINT" else PREEMPTED
 
 
-def forget_closed_terminal() -> None:
-    """What is said to a terminal that is no more goes nowhere, where it would end what says it."""
-    for stream in (sys.__stdout__, sys.__stderr__):
-        if stream is None:
-            continue
-        try:
-            os.write(stream.fileno(), b"")
-        except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
-
-
 class StopSignals:
     """While it is entered, the signals of ASKS_TO_STOP are noted in `received`.
 
@@ -62,8 +47,6 @@ class StopSignals:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == "SIGINT":
             raise KeyboardInterrupt
-        if number == signal.SIGHUP:
-            forget_closed_terminal()
         if self.received is None:
             self.received = signal.Signals(number).name
 

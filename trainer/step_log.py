@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from data import Batch
+from data.aside import explained
 from trainer.telemetry.jsonl import drop_lines_after
 
 
@@ -25,10 +26,11 @@ class SampleLog:
         return self
 
     def write(self, step: int, batch: Batch) -> None:
-        if self.file is not None:
+        if self.file is not None and self.path is not None:
             record: dict[str, Any] = {"step": step, "samples": batch.indices.tolist()}
-            self.file.write(json.dumps(record) + "\n")
-            self.file.flush()
+            with explained(self.path):
+                self.file.write(json.dumps(record) + "\n")
+                self.file.flush()
 
     def __exit__(self, *_: object) -> None:
         if self.file is not None:

@@ -62,7 +62,8 @@ class Agent(LocalElasticAgent):
             wait_for_end(self._processes(), self._shutdown_timeout)
             self._note_codes()
         if any(self._codes.values()):
-            # Of one that was killed the others know no more than that it is gone.
+            # Of one that was killed the others know no more than that it is gone. What rank 0 was
+            # about to publish is lost with it: that is two small files' time.
             was_killed = -signal.SIGKILL in self._codes.values()
             seconds = 0 if was_killed else _LAST_WORDS_SECONDS
             end(self._processes(), signal.SIGTERM, seconds, again=True)

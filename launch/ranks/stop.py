@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from trainer.signals import ASKS_TO_STOP, forget_closed_terminal
+from trainer.signals import ASKS_TO_STOP
 
 
 class StopRequest:
@@ -31,8 +31,6 @@ class StopRequest:
         return self
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            forget_closed_terminal()
         if self.number is None:
             self.number = signal.Signals(number)
             raise SignalException("the run was asked to stop", self.number)

@@ -29,7 +29,7 @@ def check_killed_and_resumed(
     process = get_context("spawn").Process(target=_write_slowly, args=arguments)
     process.start()
     deadline = time.monotonic() + 60
-    while not (out / "train-000001.tar.aside").exists():
+    while not any(out.glob("train-000001.tar.*.aside")):
         assert process.is_alive()
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -12,6 +12,7 @@ import pytest
 from tests.system.processes import KWAY, ROOT, environment
 from tests.system.runs import (
     Launched,
+    children,
     descendants,
     final_tensors,
     kill,
@@ -83,6 +84,30 @@ def test_a_terminal_that_is_closed_does_not_cost_the_last_step(endless, tmp_path
         kill(process)
     saved = [path.name for path in (folder / "checkpoints").iterdir()]
     assert saved == [f"step-{last_step(folder):08d}"]
+
+
+@pytest.mark.parametrize("closed", ["| head -n 1 >/dev/null", ">&-"])
+def test_a_run_outlives_whoever_listens(closed, endless, tmp_path):
+    """`| tee` that ends with the terminal, a service without an output."""
+    folder = tmp_path / "run"
+    words = " ".join([*KWAY, "train", str(endless), f"run={folder}", "--nproc", "2"])
+    shell = ["bash", "-c", f"set -o pipefail; {words} {closed}"]
+    with (tmp_path / "log").open("ab") as log:
+        process = subprocess.Popen(
+            shell, cwd=ROOT, env=environment(), stderr=log, start_new_session=True
+        )
+    running = Launched(process, tmp_path / "log", folder)
+    try:
+        running.wait_for(lambda: last_step(folder) >= 4, "step 4")
+        launcher = next(pid for pid in descendants(process.pid) if len(children(pid)) == 2)
+        os.kill(launcher, signal.SIGTERM)
+        assert running.end() == 75, running.words
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    saved = [path.name for path in (folder / "checkpoints").iterdir()]
+    assert saved == [f"step-{last_step(folder):08d}"]
+    assert "Traceback" not in running.words
 
 
 def test_a_signal_while_the_ranks_still_import_means_preempted(endless, tmp_path):

@@ -104,13 +104,10 @@ def test_a_checkpoint_that_is_lost_is_told_at_once_and_the_next_one_made(
     monkeypatch.setattr("trainer.checkpoints.commit.write_shard", write)
     changes = {"train__duration": {"steps": 40}, "checkpoint": {"every": {"steps": 20}}}
     assert main([str(write_recipe(tmp_path, glyph_recipe(glyphs, run, **changes)))]) == 0
-    (lost,) = lines(run, "lost_checkpoint")
-    assert 20 <= lost < 40
+    assert lines(run, "lost_checkpoint") == [20]
     assert lines(run, "checkpoint") == [40]
     said = capsys.readouterr().out
-    assert "step-00000020 could not be written: No space left on device" in said
-    assert "the next one is tried when it is due" in said
-    assert "trying again with step 40" in said
+    assert said.count("step-00000020 could not be written: No space left on device") == 1
 
 
 @pytest.mark.parametrize("measure", ["top10", "auprcs"])

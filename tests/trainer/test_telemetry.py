@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import shutil
 import socket
 import subprocess
@@ -28,7 +29,40 @@ from tests.trainer.telemetry_reports import (
 from trainer.config import TelemetryConfig
 from trainer.telemetry import PHASES, Phases
 from trainer.telemetry.endpoint import Endpoint
+from trainer.telemetry.jsonl import JsonLines
 from trainer.train import train
+
+
+def test_lines_wait_while_the_disk_is_full_and_stand_in_order_when_there_is_room(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines = JsonLines(path, after_step=0)
+    assert lines.write({"step": 1})
+    size = path.stat().st_size
+    try:
+        # As a full disk does, it takes a part of a line and no more.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
+        assert not lines.write({"step": 2})
+        assert not lines.write({"step": 3})
+        assert path.stat().st_size == size + 10
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert lines.write({"step": 4})
+    lines.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_lines_that_find_no_room_are_an_error_at_the_end(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines = JsonLines(path, after_step=0)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        assert not lines.write({"step": 1})
+        with pytest.raises(OSError, match=r"metrics.jsonl cannot be written .*free space"):
+            lines.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_the_endpoint_says_what_the_jsonl_says(tmp_path):

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,15 @@ _GRACE_SECONDS = 15
 _WORTH_A_WORD_SECONDS = 0.01
 
 
+@dataclass(frozen=True)
+class Trouble:
+    """A save that could not be written, or older ones that could not be deleted after it."""
+
+    step: int
+    reason: str
+    is_lost: bool
+
+
 class CheckpointWriter:
     """Writes `root/step-…` from all ranks; made, used and closed by all of them together.
 
@@ -34,8 +44,8 @@ class CheckpointWriter:
     what is replicated), kept between saves; in the foreground none, but of one tensor at a time
     where they are on a device. At most one save is under way: the next one waits and says so.
 
-    An error of the thread is raised by the next `save` or `finish`, on all ranks alike, as an
-    OSError of one line; `lost` tells of it earlier, on this rank.
+    A save that could not be written is an OSError of one line from `finish`, or from the next
+    `save` where that fails too, on all ranks alike; `troubles` tells of it earlier.
     """
 
     def __init__(
@@ -65,8 +75,8 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, "checkpoint") if config.in_background else None
         self._pending: Future[Path] | None = None
         self._pending_step = 0
-        self._told: Future[Path] | None = None
         self._committed: deque[Path] = deque()
+        self._troubles: deque[Trouble] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -101,17 +111,15 @@ class CheckpointWriter:
         finite counts as none. Each rank's random state is saved as it is now. In the background,
         entries may be changed as soon as this returns.
 
-        Where the one before could not be written, that is said, and this one is written while
-        training waits. Raises OSError where that fails too, or this save in the foreground.
+        Where the one before could not be written, this one is written while training waits. Raises
+        OSError where that fails too, or this save in the foreground.
         """
         assert not WRITERS_KEYS & state.keys(), f"{sorted(WRITERS_KEYS)} are the writer's own keys"
         waited, failed = 0.0, False
         try:
             waited = self._wait_for_the_one_before(int(state["step"]))
-        except OSError as error:  # on all ranks alike
+        except OSError:  # on all ranks alike, and told as a trouble
             failed = True
-            if self._world.is_main:
-                self._say(f"{error}; trying again with step {state['step']}")
         save = Save(
             step=int(state["step"]),
             state=json.dumps(state, allow_nan=False),
@@ -132,14 +140,9 @@ class CheckpointWriter:
         """The folders committed since this was asked last; asks no other rank."""
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
-    def lost(self) -> str | None:
-        """Why the last save could not be written, once, as soon as this rank knows of it."""
-        pending = self._pending
-        if pending is None or pending is self._told or not pending.done():
-            return None
-        self._told = pending
-        error = pending.exception()
-        return None if error is None else str(error)
+    def troubles(self) -> list[Trouble]:
+        """What went wrong since this was asked last; asks no other rank."""
+        return [self._troubles.popleft() for _ in range(len(self._troubles))]
 
     def finish(self) -> None:
         """Wait until what was saved is committed. Raises OSError where it could not be."""
@@ -161,9 +164,16 @@ class CheckpointWriter:
         return waited
 
     def _write(self, save: Save) -> Path:
-        folder = self._commit.write(save)
+        try:
+            folder = self._commit.write(save)
+        except OSError as error:
+            self._troubles.append(Trouble(save.step, str(error), is_lost=True))
+            raise
         self._committed.append(folder)
-        self._commit.retire(save.step)
+        try:
+            self._commit.retire(save.step)
+        except OSError as error:  # the checkpoint is there all the same, and the next one tries too
+            self._troubles.append(Trouble(save.step, str(error), is_lost=False))
         return folder
 
 

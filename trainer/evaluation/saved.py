@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
-from data.aside import commit, written_aside
+from data.aside import commit
 from heads.slc import ClassMeasures
 from trainer.evaluation.measure import Evaluation
 
@@ -24,9 +24,7 @@ def save_evaluation(folder: Path, evaluation: Evaluation, *, step: int) -> None:
     tensors |= {name: getattr(evaluation, name) for name in _OTHERS}
     tensors["recalls"] = torch.tensor(classes.recalls, dtype=torch.float64)
     path = folder / f"step-{step:08d}.safetensors"
-    with written_aside(path) as aside:
-        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside)
-        aside.rename(path)
+    commit(path, save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}))
     summary = {"step": step, "samples": evaluation.num_samples, **evaluation.metrics}
     commit(path.with_suffix(".json"), json.dumps(summary, indent=1).encode())
 

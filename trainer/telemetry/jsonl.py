@@ -6,25 +6,46 @@ import time
 from pathlib import Path
 from typing import Any
 
-from data.aside import commit
+from data.aside import NO_SPACE, commit, explained
+
+_MAX_WAITING_BYTES = 4 * 2**20
 
 
 class JsonLines:
-    """A file that records are added to, each line whole as soon as it is written."""
+    """A file that records are added to, each line whole as soon as it is written.
+
+    While the disk is full the lines wait, some megabytes of them: a run does not end over its log,
+    least of all when it is a checkpoint being written that takes the last of the room.
+    """
 
     def __init__(self, path: Path, *, after_step: int, evaluated: int | None = None) -> None:
         """Lines after `after_step` go, and evaluations after `evaluated`, which come again."""
         drop_lines_after(path, after_step, evaluated=evaluated)
-        self._file = path.open("a", encoding="utf-8")
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+        self._waiting = b""
 
-    def write(self, record: dict[str, Any]) -> None:
-        """With the time, in seconds since 1970; numbers that are not finite become null."""
+    def write(self, record: dict[str, Any]) -> bool:
+        """With the time, in seconds since 1970; numbers that are not finite become null. Whether
+        all lines are in the file now. Raises OSError where too many wait."""
         line = json.dumps(_finite({"time": round(time.time(), 3), **record}), allow_nan=False)
-        self._file.write(line + "\n")
-        self._file.flush()
+        self._waiting += f"{line}\n".encode()
+        try:
+            self._flush()
+        except OSError as error:
+            if error.errno not in NO_SPACE or len(self._waiting) > _MAX_WAITING_BYTES:
+                with explained(self.path):
+                    raise
+        return not self._waiting
 
     def close(self) -> None:
-        self._file.close()
+        """Raises OSError for lines that still wait."""
+        with self._file, explained(self.path):
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
 
 
 def drop_lines_after(path: Path, step: int, *, evaluated: int | None = None) -> None:

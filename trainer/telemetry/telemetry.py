@@ -57,6 +57,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.endpoint: Endpoint | None = None
         self._phases, self._ranks = phases, Stragglers(world.size)
+        self._is_log_written = True
         peak = None
         if flops is not None:
             peak = peak_flops(world.device, flops.precision, config.peak_tflops)
@@ -147,7 +148,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         if self.world.is_main:
             numbers |= self._busy_ranks()
             samples = step * self.global_batch
-            self.file.write({"event": "step", "step": step, "samples": samples, **numbers})
+            self._record({"event": "step", "step": step, "samples": samples, **numbers})
             self._draw(step, numbers)
             self.screen.step(step, self._shown(numbers))
 
@@ -162,9 +163,15 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         """Report something that happened at a step."""
         self.metrics.event(name, numbers)
         if self.world.is_main:
-            self.file.write({"event": name, "step": step, **numbers})
+            self._record({"event": name, "step": step, **numbers})
             self._draw(step, {name: numbers})
             self.say(line)
+
+    def _record(self, record: dict[str, Any]) -> None:
+        is_written = self.file.write(record)
+        if self._is_log_written and not is_written:
+            self.say(f"{self.file.path}: no space left on device; its lines wait until there is")
+        self._is_log_written = is_written
 
     def _open_files(self, stack: ExitStack) -> None:
         self.file = stack.enter_context(

@@ -1,0 +1,49 @@
+"""Standard output and error that outlive whoever reads them: a run is not ended for want of
+listeners, be it a terminal that is closed, `| tee` that dies with it, or `>&-`."""
+
+import errno
+import io
+import os
+import sys
+from typing import Any
+
+# A pipe that nobody reads any more; a terminal that is no more.
+_NOBODY_LISTENS = (errno.EPIPE, errno.EIO)
+
+
+class _Outliving(io.FileIO):
+    """What nobody hears any more goes nowhere."""
+
+    def write(self, words: Any, /) -> int:
+        left = memoryview(words).cast("B")
+        try:
+            while left:
+                left = left[super().write(left) :]
+        except OSError as error:
+            if error.errno not in _NOBODY_LISTENS:
+                raise
+        return len(words)
+
+
+def outlive_listeners() -> None:
+    """Make `sys.stdout` and `sys.stderr` such streams; those that are closed lead nowhere."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        before = getattr(sys, name)
+        if before is None:
+            _lead_nowhere(number)
+        # Unbuffered, as `python -u` has it: what is said by a rank that is killed is heard.
+        stream = io.TextIOWrapper(
+            _Outliving(number, "w", closefd=False),
+            encoding="utf-8" if before is None else before.encoding,
+            errors="backslashreplace",
+            write_through=True,
+        )
+        setattr(sys, name, stream)
+
+
+def _lead_nowhere(number: int) -> None:
+    """Else another file would get the number, and be written to by what is said from C++."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != number:
+        os.dup2(nowhere, number)
+        os.close(nowhere)
