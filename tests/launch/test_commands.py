@@ -259,7 +259,7 @@ def endless_link(kway: Kway, **_: Any) -> tuple[int, str]:
 
 
 def folder_for_a_recipe(kway: Kway, **_: Any) -> tuple[int, str]:
-    return kway("train", "."), "'.' is a directory"
+    return kway("train", "."), "recipe . is a folder: give the path of a YAML file"
 
 
 MISTAKES = [
