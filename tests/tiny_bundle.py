@@ -1,7 +1,9 @@
 """Bundles with a tiny random network of grey 16 x 16 pictures, or of texts, for tests."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,15 +11,9 @@ from data.config import ImageConfig
 from data.tokens.tokenizer import Tokenizer
 from data.tokens.vocabulary import ROLES, train_wordpiece
 from trainer.backbone import Backbone, build_backbone
-from trainer.bundle import write_bundle
-from trainer.bundle_spec import (
-    BundleSpec,
-    ClassEntry,
-    LossSpec,
-    RecallThresholds,
-    TextSpec,
-    Thresholds,
-)
+from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
+from trainer.bundle_writing import write_bundle
+from trainer.class_thresholds import ClassThresholds
 from trainer.config import BackboneConfig
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
@@ -59,33 +55,52 @@ def tiny_text_backbone() -> Backbone:
 
 
 def spec(*, bias: bool = True) -> BundleSpec:
-    values = tuple(float(place) for place in range(len(NAMES) - 1))
     return BundleSpec(
         image=IMAGE,
-        classes=tuple(ClassEntry(name=name, attributes={"kind": "pet"}) for name in NAMES),
+        num_classes=len(NAMES),
         loss=LossSpec(kind="batch_ce", aligned=True),
         bias=bias,
         dim=DIM,
-        thresholds=Thresholds(
-            positives=(5,) * len(values) + (0,),
-            recalls=(
-                RecallThresholds(recall=0.9, pooled=0.5, per_class=(*values, None)),
-                RecallThresholds(recall=0.99, pooled=None, per_class=(*values, None)),
-            ),
+        recalls=(
+            RecallSpec(recall=0.9, pooled=0.5, min_positives=5),
+            RecallSpec(recall=0.99, pooled=None, min_positives=5),
         ),
     )
+
+
+def classes() -> list[ClassEntry]:
+    return [ClassEntry(name=name, attributes={"kind": "pet"}) for name in NAMES]
+
+
+def thresholds() -> ClassThresholds:
+    """Of class j it is j at every recall; the last class has no positives."""
+    of_class = np.array([*range(len(NAMES) - 1), np.nan], np.float32)
+    positives = np.array([5] * (len(NAMES) - 1) + [0], np.int32)
+    return ClassThresholds(spec().recalls, positives, np.stack([of_class] * 2, axis=1))
 
 
 def rows(*, bias: bool = True) -> Tensor:
     return torch.randn(len(NAMES), DIM + bias, generator=torch.Generator().manual_seed(2))
 
 
-def write(path: Path, *, bias: bool = True, blocks: list[Tensor] | None = None, **options) -> Path:
+def write(
+    path: Path,
+    *,
+    bias: bool = True,
+    blocks: list[Tensor] | None = None,
+    changes: dict | None = None,
+    entries: list[ClassEntry] | None = None,
+    measured: ClassThresholds | None = thresholds(),  # noqa: B008
+    **options,
+) -> Path:
     weight = rows(bias=bias)
+    said = BundleSpec.model_validate({**spec(bias=bias).model_dump(), **(changes or {})})
     write_bundle(
         path,
         backbone=tiny_backbone(),
-        spec=spec(bias=bias),
+        spec=said,
+        classes=classes() if entries is None else entries,
+        thresholds=measured and replace(measured, recalls=said.recalls),
         weight_blocks=iter(weight.split(3) if blocks is None else blocks),
         model_card="# tiny\n",
         **options,
@@ -100,6 +115,8 @@ def write_of_texts(path: Path, **options) -> Path:
         path,
         backbone=tiny_text_backbone(),
         spec=BundleSpec.model_validate({**spec().model_dump(), **of_texts}),
+        classes=classes(),
+        thresholds=thresholds(),
         weight_blocks=[rows()],
         model_card="# tiny\n",
         tokenizer=tiny_tokenizer(),

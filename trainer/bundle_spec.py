@@ -1,4 +1,8 @@
-"""What a bundle says about itself: preprocessing, classes, loss, thresholds."""
+"""What a bundle says about itself in `bundle.json`: preprocessing, loss, recalls.
+
+What grows with the classes lies in files of its own: `trainer/class_list.py`,
+`trainer/class_thresholds.py`.
+"""
 
 from typing import Annotated, Literal
 
@@ -33,17 +37,14 @@ class LossSpec(Spec):
     eps: float = Field(0.0, description="of the score `spherical`")
 
 
-class RecallThresholds(Spec):
-    """Scores at or above which the validation set showed this recall."""
+class RecallSpec(Spec):
+    """A recall that there are thresholds for: scores at or above which validation showed it."""
 
     recall: float = Field(gt=0, le=1)
     pooled: Finite | None = Field(None, description="over the positives of all classes")
-    per_class: tuple[Finite | None, ...] = Field(description="null: the class had no positives")
-
-
-class Thresholds(Spec):
-    positives: tuple[int, ...] = Field(description="validation positives behind each class")
-    recalls: tuple[RecallThresholds, ...]
+    min_positives: int = Field(
+        gt=0, description="a class with fewer in validation takes the pooled threshold"
+    )
 
 
 class TextSpec(Spec):
@@ -58,29 +59,16 @@ class BundleSpec(Spec):
     pooling: Literal["auto", "cls", "mean"] = "auto"
     image: ImageConfig | None = Field(None, description="of a model of pictures")
     text: TextSpec | None = Field(None, description="of a model of texts")
-    classes: tuple[ClassEntry, ...] = Field(min_length=1)
+    num_classes: int = Field(gt=0)
     loss: LossSpec
     bias: bool
     dim: int = Field(gt=0)
-    thresholds: Thresholds | None = None
+    recalls: tuple[RecallSpec, ...] = Field((), description="there are thresholds for these")
 
     @model_validator(mode="after")
     def _reads_one_thing(self) -> "BundleSpec":
         if (self.image is None) == (self.text is None):
             raise ValueError("a model reads pictures or texts: give exactly one of image, text")
-        return self
-
-    @model_validator(mode="after")
-    def _one_entry_a_class(self) -> "BundleSpec":
-        num = len(self.classes)
-        if len({entry.name for entry in self.classes}) != num:
-            seen: set[str] = set()
-            twice = next(c.name for c in self.classes if c.name in seen or seen.add(c.name))  # type: ignore[func-returns-value]
-            raise ValueError(f"the class name {twice!r} stands twice")
-        if self.thresholds is not None:
-            lists = [self.thresholds.positives, *(r.per_class for r in self.thresholds.recalls)]
-            if any(len(values) != num for values in lists):
-                raise ValueError(f"thresholds need one entry for each of the {num} classes")
         return self
 
     @property

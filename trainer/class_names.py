@@ -1,30 +1,55 @@
 """Class names: exact look-up, search as one types, and the nearest names to a misspelt one.
 
-Made for a hundred thousand names and more, so nothing here compares strings one by one
-in Python except for a short list of candidates.
+Made for millions of names that lie on disk: every look works on arrays, a bounded part of them at a
+time, and reads only the names that it gives back.
 """
 
 import difflib
-import itertools
-import zlib
-from collections.abc import Sequence
-from functools import cached_property
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-_SIGNATURE_WORDS = 4
 _CANDIDATES = 200
+# Bytes of names looked through together.
+_CHUNK = 1 << 22
 # Longer strings cost difflib quadratic time and are nobody's misspelling of a class.
 _MAX_QUERY_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class NameIndex:
+    """What K names are found by; made once, when they are written.
+
+    `folded` are the case-folded names in UTF-8, one after the other, and `ends` [K] where each
+    ends in it. `hashes` [K] are ascending, `by_hash` [K] the ids of the names they are of.
+    """
+
+    folded: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+    hashes: NDArray[np.int64]
+    by_hash: NDArray[np.int32]
+
+
+def index_names(names: Sequence[str]) -> NameIndex:
+    """The index of `names`. Raises ValueError for a name that stands twice."""
+    folded = [name.casefold().encode() for name in names]
+    ends = np.cumsum(np.fromiter(map(len, folded), np.int64, len(folded)), dtype=np.int64)
+    hashes = np.fromiter(map(_hash, names), np.int64, len(names))
+    by_hash = np.argsort(hashes, kind="stable").astype(np.int32)
+    hashes = hashes[by_hash]
+    _check_distinct(names, hashes, by_hash)
+    return NameIndex(np.frombuffer(b"".join(folded), np.uint8), ends, hashes, by_hash)
 
 
 class ClassNames:
     """The class list of a model; a class's id is its place in it."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self._ids = {name: place for place, name in enumerate(self.names)}
+    def __init__(self, names: Sequence[str], index: NameIndex | None = None) -> None:
+        self.names = names
+        self._index = index if index is not None else index_names(names)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -35,7 +60,7 @@ class ClassNames:
         A name wins over an id. Raises ValueError with the nearest names for an unknown one.
         """
         if isinstance(wanted, str):
-            found = self._ids.get(wanted)
+            found = self._exactly(wanted)
             if found is not None:
                 return found
             if not (wanted.startswith("#") and wanted[1:].isascii() and wanted[1:].isdigit()):
@@ -49,39 +74,103 @@ class ClassNames:
     def nearest(self, name: str, count: int = 3) -> list[str]:
         """The names most like `name`, best first; empty when nothing is like it.
 
-        Names that share most letter pairs with it are found at once by their signatures, and
-        only these are compared in full.
+        Names that share most letter pairs with it are found at once, and only these are compared
+        in full.
         """
         folded = name[:_MAX_QUERY_CHARACTERS].casefold()
-        wanted = _signature(folded)
-        common = np.bitwise_count(self._signatures & wanted).sum(1, dtype=np.int32)
-        either = np.bitwise_count(self._signatures | wanted).sum(1, dtype=np.int32)
-        likeness = common / np.maximum(either, 1)
-        best = np.argsort(-likeness, kind="stable")[:_CANDIDATES]
         ratio = difflib.SequenceMatcher(b=folded, autojunk=False)
         scored = []
-        for place in best:
-            ratio.set_seq1(self.names[place][:_MAX_QUERY_CHARACTERS].casefold())
-            scored.append((-ratio.ratio(), int(place)))
-        return [self.names[place] for score, place in sorted(scored)[:count] if score < -0.4]
+        for place in self._share_most_pairs(_encoded(folded)):
+            close = self.names[place]
+            ratio.set_seq1(close[:_MAX_QUERY_CHARACTERS].casefold())
+            scored.append((-ratio.ratio(), place, close))
+        return [close for score, _, close in sorted(scored)[:count] if score < -0.4]
 
     def search(self, text: str, *, limit: int, offset: int = 0) -> tuple[list[int], int]:
         """Ids of the names that contain `text`, whatever the case, and how many there are.
 
         Names that begin with it come first; within each group the order is the class list's.
         """
-        folded = text.casefold()
-        found = [place for place, name in enumerate(self._folded) if folded in name]
-        found.sort(key=lambda place: not self._folded[place].startswith(folded))
-        return found[offset : offset + limit], len(found)
+        if not text:
+            return list(range(len(self))[offset : offset + limit]), len(self)
+        parts = [self._containing(_encoded(text.casefold()), block) for block in self._blocks()]
+        found = np.concatenate([ids for ids, _ in parts])
+        begins = np.concatenate([first for _, first in parts])
+        ordered = np.concatenate([found[begins], found[~begins]])
+        return ordered[offset : offset + limit].tolist(), len(found)
 
-    @cached_property
-    def _folded(self) -> list[str]:
-        return [name.casefold() for name in self.names]
+    def _exactly(self, name: str) -> int | None:
+        wanted = np.int64(_hash(name))  # an int would make searchsorted copy the array
+        place = int(np.searchsorted(self._index.hashes, wanted))
+        while place < len(self) and self._index.hashes[place] == wanted:
+            class_id = int(self._index.by_hash[place])
+            if self.names[class_id] == name:
+                return class_id
+            place += 1
+        return None
 
-    @cached_property
-    def _signatures(self) -> NDArray[np.uint64]:
-        return np.stack([_signature(name) for name in self._folded])
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of ids whose folded names are about `_CHUNK` bytes together."""
+        first, total = 0, len(self)
+        while first < total:
+            limit = np.int64(self._start(first) + _CHUNK)
+            stop = max(first + 1, int(np.searchsorted(self._index.ends, limit, side="right")))
+            yield first, min(stop, total)
+            first = stop
+
+    def _start(self, class_id: int) -> int:
+        return int(self._index.ends[class_id - 1]) if class_id else 0
+
+    def _bytes_of(self, block: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The folded names of a block, and where in them each ends."""
+        start = self._start(block[0])
+        ends = self._index.ends[block[0] : block[1]] - start
+        return self._index.folded[start : start + int(ends[-1])], ends
+
+    def _containing(
+        self, text: bytes, block: tuple[int, int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Ids of a block's names that contain `text`, ascending, and whether each begins so."""
+        names, ends = self._bytes_of(block)
+        found = np.flatnonzero(names[: max(0, len(names) - len(text) + 1)] == text[0])
+        for place, byte in enumerate(text[1:], start=1):
+            found = found[names[found + place] == byte]
+        ids = np.searchsorted(ends, found, side="right")
+        inside = found + len(text) <= ends[ids]
+        ids, found = ids[inside], found[inside]
+        new = np.diff(ids, prepend=-1) != 0  # a name may contain it twice
+        ids, found = ids[new], found[new]
+        starts = np.concatenate([[0], ends[:-1]])
+        return ids + block[0], found == starts[ids]
+
+    def _share_most_pairs(self, text: bytes) -> list[int]:
+        """Ids of the names with the largest share of byte pairs in common with `text`."""
+        if not text:
+            return []
+        is_wanted = np.zeros(1 << 16, np.bool_)
+        is_wanted[_pairs(np.frombuffer(text, np.uint8))] = True
+        best: list[tuple[float, int]] = []
+        for block in self._blocks():
+            likeness = self._likeness(text, is_wanted, block)
+            least = -best[-1][0] if len(best) == _CANDIDATES else 0.0
+            found = np.flatnonzero(likeness > least)
+            top = found[np.argsort(-likeness[found], kind="stable")[:_CANDIDATES]]
+            best += [(-float(likeness[place]), block[0] + int(place)) for place in top]
+            best = sorted(best)[:_CANDIDATES]
+        return [class_id for _, class_id in best]
+
+    def _likeness(
+        self, text: bytes, is_wanted: NDArray[np.bool_], block: tuple[int, int]
+    ) -> NDArray[np.float32]:
+        names, ends = self._bytes_of(block)
+        starts = np.concatenate([[0], ends[:-1]])
+        common = np.zeros(len(names), np.uint8)
+        common[:-1] = is_wanted[_pairs(names)]
+        # No pair begins at a name's last byte; both ends count as if they were pairs, too.
+        common[ends - 1] = names[ends - 1] == text[-1]
+        common[starts] += names[starts] == text[0]
+        shared = np.add.reduceat(common, starts, dtype=np.int32)
+        return (shared / (ends - starts + len(text) + 2 - shared)).astype(np.float32)
 
     def _unknown(self, name: str) -> str:
         shown = name if len(name) <= 80 else name[:80] + "…"
@@ -90,11 +179,29 @@ class ClassNames:
         return f"there is no class {shown!r}; {hint}"
 
 
-def _signature(folded: str) -> NDArray[np.uint64]:
-    """A set of letter pairs as bits [4] of 64: equal pairs set equal bits in every process."""
-    bits = [0] * _SIGNATURE_WORDS
-    padded = f"\x02{folded}\x03"
-    for pair in itertools.pairwise(padded):
-        place = zlib.crc32("".join(pair).encode("utf-8", "surrogatepass")) % (64 * _SIGNATURE_WORDS)
-        bits[place // 64] |= 1 << (place % 64)
-    return np.array(bits, dtype=np.uint64)
+def _hash(name: str) -> int:
+    """64 bits, equal in every process."""
+    digest = hashlib.blake2b(_encoded(name), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _encoded(text: str) -> bytes:
+    """UTF-8; what a client sends may hold halves of characters, which no name does."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _pairs(text: NDArray[np.uint8]) -> NDArray[np.uint16]:
+    first = text[:-1].astype(np.uint16) << np.uint16(8)
+    return first | text[1:].astype(np.uint16)
+
+
+def _check_distinct(
+    names: Sequence[str], hashes: NDArray[np.int64], by_hash: NDArray[np.int32]
+) -> None:
+    same = hashes[1:] == hashes[:-1]
+    if same.any():  # names of equal hashes, very rarely different ones
+        seen: set[str] = set()
+        for place in by_hash[np.flatnonzero(np.append(same, False) | np.append(False, same))]:
+            if names[place] in seen:
+                raise ValueError(f"the class name {names[place]!r} stands twice")
+            seen.add(names[place])

@@ -1,62 +1,95 @@
 """From a run to a bundle: the model, its class rows, its thresholds and a model card."""
 
-import math
-from collections.abc import Iterator
+import json
+import shlex
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from data.config import DataConfig, TextConfig
 from data.tokens.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead
-from trainer.bundle import write_bundle
-from trainer.bundle_spec import (
-    BundleSpec,
-    ClassEntry,
-    LossSpec,
-    RecallThresholds,
-    TextSpec,
-    Thresholds,
-)
+from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
+from trainer.bundle_writing import write_bundle
+from trainer.class_thresholds import ClassThresholds, least_positives
 from trainer.evaluation import Evaluation, load_evaluation
+from trainer.evaluation.of_run import Wanted
+from trainer.onnx_backbone import write_onnx
 from trainer.trained import TrainedRun, open_trained
 from trainer.world import World
 
 _ROWS_AT_ONCE = 65_536
 
 
-def export_run(run: Path, out: Path, world: World, *, force: bool = False) -> None:
+def export_run(
+    run: Path,
+    out: Path,
+    world: World,
+    *,
+    recalls: Sequence[float] = (),
+    min_positives: int | None = None,
+    onnx: bool = False,
+    force: bool = False,
+) -> None:
     """Write the newest model of a run as the bundle `out`; one process.
 
-    Raises what `open_trained` raises, FileNotFoundError where the model was not evaluated yet, and
-    ValueError where `out` exists and `force` is off.
+    The bundle holds thresholds for the recipe's `evaluation.recalls` and for `recalls`. A class
+    with fewer than `min_positives` samples in validation takes the pooled one; by default that
+    depends on the recall (`least_positives`). With `onnx` the backbone is written for onnxruntime,
+    too. Raises what `open_trained` and `write_onnx` raise, FileNotFoundError with the command to
+    run where the model was not evaluated so yet, and ValueError where `out` exists and `force` is
+    off.
     """
     assert world.size == 1, "a bundle is written by one process"
     trained = open_trained(run, world)
-    evaluation = load_evaluation(trained.folder.evaluations, step=trained.step)
+    evaluation = _evaluation(run, trained, recalls)
+    thresholds = _thresholds(evaluation, min_positives)
+    backbone, image = trained.task.backbone, trained.recipe.data.image
     write_bundle(
         out,
-        backbone=trained.task.backbone,
-        spec=_spec(trained, evaluation),
+        backbone=backbone,
+        spec=_spec(trained, thresholds),
+        classes=(
+            ClassEntry(name=info.name, attributes=info.attributes)
+            for info in trained.manifest.classes
+        ),
+        thresholds=thresholds,
         weight_blocks=_rows_in_class_order(trained.task.head),
-        model_card=_model_card(trained, evaluation),
+        model_card=_model_card(trained, evaluation, thresholds),
         tokenizer=_tokenizer(trained.recipe.data.text),
+        write_onnx=(lambda file: write_onnx(backbone, image, file)) if onnx else None,
         force=force,
     )
 
 
-def _spec(trained: TrainedRun, evaluation: Evaluation) -> BundleSpec:
+def _evaluation(run: Path, trained: TrainedRun, recalls: Sequence[float]) -> Evaluation:
+    """The saved one that has all recalls. It may have taken many ranks, so it is not made here."""
+    own = trained.recipe.evaluation.recalls
+    wanted = sorted({*own, *recalls})
+    if set(wanted) == set(own):
+        return load_evaluation(trained.folder.evaluations, step=trained.step)
+    setting = f"evaluation.recalls={json.dumps(wanted)}"
+    try:
+        folder = Wanted(run, settings=(setting,)).folder()
+        return load_evaluation(folder, step=trained.step)
+    except FileNotFoundError as error:
+        command = ["kway", "eval", str(run), "--checkpoint", str(trained.step), "--set", setting]
+        raise FileNotFoundError(
+            f"{run} was not evaluated at these recalls: run `{shlex.join(command)}`, then export"
+        ) from error
+
+
+def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
     head, data = trained.task.head, trained.recipe.data
     return BundleSpec(
         pooling=trained.recipe.backbone.pooling,
         image=data.image if data.text is None else None,
         text=None if data.text is None else TextSpec(max_length=data.text.max_length),
-        classes=tuple(
-            ClassEntry(name=info.name, attributes=info.attributes)
-            for info in trained.manifest.classes
-        ),
+        num_classes=head.num_classes,
         loss=LossSpec(
             kind=head.loss.kind,
             aligned=head.loss.aligned,
@@ -65,7 +98,7 @@ def _spec(trained: TrainedRun, evaluation: Evaluation) -> BundleSpec:
         ),
         bias=head.bias,
         dim=head.dim,
-        thresholds=_thresholds(evaluation),
+        recalls=tuple(thresholds.recalls),
     )
 
 
@@ -75,21 +108,19 @@ def _tokenizer(text: TextConfig | None) -> Tokenizer | None:
     return open_tokenizer(text.tokenizer, max_length=text.max_length)
 
 
-def _thresholds(evaluation: Evaluation) -> Thresholds:
+def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThresholds:
     classes = evaluation.classes
-    return Thresholds(
-        positives=tuple(classes.positives.tolist()),
-        recalls=tuple(
-            RecallThresholds(
+    return ClassThresholds(
+        tuple(
+            RecallSpec(
                 recall=recall,
-                pooled=float(evaluation.pooled[column]),
-                per_class=tuple(
-                    None if math.isnan(value) else value
-                    for value in classes.threshold[:, column].tolist()
-                ),
+                pooled=pooled,
+                min_positives=min_positives or least_positives(recall),
             )
-            for column, recall in enumerate(classes.recalls)
+            for recall, pooled in zip(classes.recalls, evaluation.pooled.tolist(), strict=True)
         ),
+        classes.positives.numpy().astype(np.int32),
+        classes.threshold.numpy().astype(np.float32),
     )
 
 
@@ -105,7 +136,7 @@ def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
     yield from rows.split(_ROWS_AT_ONCE)
 
 
-def _model_card(trained: TrainedRun, evaluation: Evaluation) -> str:
+def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassThresholds) -> str:
     recipe, head = trained.recipe, trained.task.head
     measures = "\n".join(f"| {name} | {value:.4f} |" for name, value in evaluation.metrics.items())
     alignment = (
@@ -115,7 +146,11 @@ def _model_card(trained: TrainedRun, evaluation: Evaluation) -> str:
         "prefer a model trained with `batch_ce` or `bce` for one-class questions"
     )
     asked = "PICTURE" if recipe.data.text is None else '--text "TEXT"'
-    without = int((evaluation.classes.positives == 0).sum())
+    pooled = "\n".join(
+        f"| {entry.recall:g} | {entry.min_positives} | "
+        f"{int((thresholds.positives < entry.min_positives).sum())} |"
+        for entry in thresholds.recalls
+    )
     return f"""# {recipe.run.name}
 
 A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UTC):%Y-%m-%d} at step
@@ -136,9 +171,12 @@ A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UT
 {measures}
 
 The measures named auprc and precision are means over classes of how well a class's logit alone
-tells its samples from all others. The thresholds in `bundle.json` were chosen on this same split:
-expect somewhat less on new data. {without} classes had no sample in it and use the pooled
-threshold.
+tells its samples from all others. The thresholds were chosen on this same split: expect somewhat
+less on new data. A class with too few samples in it takes the pooled threshold of all classes:
+
+| recall | samples needed | classes with fewer |
+|---|---|---|
+{pooled}
 
 ## Use
 

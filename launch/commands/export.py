@@ -12,9 +12,27 @@ from launch.wording import printable
 def export(
     run: Annotated[Path, typer.Argument(help="a run's folder")],
     out: Annotated[Path, typer.Option("--out", "-o", help="the bundle's folder")],
+    recall: Annotated[
+        list[float] | None,
+        typer.Option(help="also hold thresholds for this recall, above 0 and at most 1; repeat"),
+    ] = None,
+    min_positives: Annotated[
+        int | None,
+        typer.Option(
+            help="a class with fewer validation samples takes the pooled threshold; default: what "
+            "the recall needs, 9 for 0.9 and 99 for 0.99",
+            min=1,
+        ),
+    ] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="also write the backbone for onnxruntime")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
 ) -> None:
     """Write a run's newest model as a bundle."""
+    for one in recall or ():
+        if not 0 < one <= 1:
+            raise ValueError(f"--recall {one:g}: give one above 0 and at most 1")
     if out.exists() and not force:
         raise ValueError(
             f"{out} exists already: remove it, name another with --out, or replace it with --force"
@@ -23,5 +41,13 @@ def export(
     from trainer.world import open_world
 
     with open_world("cpu") as world, written_to(out, "--out"):
-        export_run(run, out, world, force=force)
+        export_run(
+            run,
+            out,
+            world,
+            recalls=recall or (),
+            min_positives=min_positives,
+            onnx=onnx,
+            force=force,
+        )
     print(printable(f"{out} is ready: kway serve {out}"))

@@ -5,9 +5,10 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -15,8 +16,10 @@ from tests.tiny_bundle import (
     DIM,
     MAX_LENGTH,
     NAMES,
+    classes,
     rows,
     spec,
+    thresholds,
     tiny_backbone,
     tiny_text_backbone,
     tiny_tokenizer,
@@ -24,8 +27,8 @@ from tests.tiny_bundle import (
     write_of_texts,
 )
 from trainer.bundle import Bundle, logits_of
-from trainer.bundle_spec import BundleSpec
-from trainer.class_names import ClassNames
+from trainer.bundle_spec import BundleSpec, ClassEntry
+from trainer.class_thresholds import ClassThresholds, least_positives
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +78,10 @@ def test_every_file_is_readable_by_others_and_none_is_a_pickle(written: Path) ->
         "backbone.safetensors",
         "bundle.json",
         "class_weights.safetensors",
+        "classes.jsonl",
+        "classes.safetensors",
         "encoder/config.json",
+        "thresholds.safetensors",
     ]
     assert all(file.stat().st_mode & 0o777 == 0o644 for file in files)
     assert all(folder.stat().st_mode & 0o005 for folder in (written, written / "encoder"))
@@ -120,17 +126,60 @@ def test_a_model_reads_exactly_one_of_pictures_and_texts(changes: dict) -> None:
         BundleSpec.model_validate({**spec().model_dump(), **changes})
 
 
-def test_the_specification_comes_back_whole(written: Path) -> None:
-    assert Bundle.open(written).spec == spec()
+def test_the_specification_and_the_classes_come_back_whole(written: Path) -> None:
+    bundle = Bundle.open(written)
+    assert bundle.spec == spec()
+    assert [bundle.classes[j] for j in range(len(bundle.classes))] == classes()
+    assert tuple(bundle.names.names) == NAMES
+    for outside in (-1, len(NAMES)):
+        with pytest.raises(IndexError, match=r"not within 0 … 6"):
+            bundle.classes[outside]
 
 
 def test_a_class_without_positives_gets_the_pooled_threshold_and_says_so(written: Path) -> None:
     bundle = Bundle.open(written)
+    assert (bundle.positives(2), bundle.positives(6)) == (5, 0)
     assert bundle.threshold(2, 0.9) == (2.0, "class")
     assert bundle.threshold(6, 0.9) == (0.5, "pooled")
     assert bundle.threshold(6, 0.99) == (None, None)
     with pytest.raises(ValueError, match=r"no thresholds for recall 0.5; .*holds: 0.9, 0.99"):
         bundle.threshold(0, 0.5)
+
+
+def test_a_class_of_fewer_positives_than_the_recall_needs_gets_the_pooled_threshold(
+    tmp_path: Path,
+) -> None:
+    recalls = [
+        {"recall": 0.9, "pooled": 0.5, "min_positives": 5},
+        {"recall": 0.99, "pooled": -1.5, "min_positives": 6},
+    ]
+    of_class = thresholds()
+    path = write(tmp_path / "b", changes={"recalls": recalls})
+    assert of_class.positives[2] == 5
+    with Bundle.open(path) as bundle:
+        assert bundle.threshold(2, 0.9) == (2.0, "class")
+        assert bundle.threshold(2, 0.99) == (-1.5, "pooled")
+    assert json.loads((path / "bundle.json").read_text())["model"]["recalls"] == recalls
+
+
+@pytest.mark.parametrize(
+    ("recall", "wanted"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99), (1.0, 999)]
+)
+def test_the_lowest_of_so_many_scores_is_expected_to_reach_the_recall(
+    recall: float, wanted: int
+) -> None:
+    assert least_positives(recall) == wanted
+    # Of n scores and one more, all in random order, the last is at or above the least by n/(n+1).
+    assert wanted / (wanted + 1) >= min(recall, 0.999) - 1e-9
+    assert (wanted - 1) / wanted < recall
+
+
+def test_a_bundle_of_a_run_that_was_not_evaluated_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "b", changes={"recalls": ()}, measured=None)
+    with Bundle.open(path) as bundle:
+        assert bundle.positives(0) is None
+        with pytest.raises(ValueError, match=r"no thresholds, .* not evaluated: give a threshold"):
+            bundle.threshold(0, 0.9)
 
 
 def test_classes_are_found_by_exact_name_first_then_by_id(written: Path) -> None:
@@ -146,19 +195,6 @@ def test_an_unknown_class_is_refused_with_the_nearest_names(written: Path) -> No
         Bundle.open(written).class_id("Huskey")
     with pytest.raises(ValueError, match="no name is like it"):
         Bundle.open(written).class_id("ξψω")
-
-
-def test_the_nearest_of_a_hundred_thousand_names_is_the_one_with_a_slip() -> None:
-    names = ClassNames([f"species {place * 7919 % 1_000_003}" for place in range(100_000)])
-    wanted = names.names[54_321]
-    slip = wanted.replace("species", "speices")
-    assert names.nearest(slip)[0] == wanted
-
-
-def test_search_puts_names_that_begin_with_the_text_first_and_counts_all() -> None:
-    names = ClassNames(["a cat", "Cat", "dog", "catfish", "bobcat"])
-    assert names.search("CAT", limit=10) == ([1, 3, 0, 4], 4)
-    assert names.search("cat", limit=2, offset=1) == ([3, 0], 4)
 
 
 # ---------------------------------------------------------------------------- writing
@@ -199,9 +235,23 @@ def test_a_failed_forced_write_keeps_the_old_bundle(copy: Path) -> None:
     assert os.listdir(copy.parent) == [copy.name]
 
 
-def test_class_names_must_differ() -> None:
-    with pytest.raises(ValueError, match="'cat' stands twice"):
-        BundleSpec.model_validate({**spec().model_dump(), "classes": [{"name": "cat"}] * 7})
+def test_class_names_must_differ_and_be_as_many_as_said(tmp_path: Path) -> None:
+    cat = ClassEntry(name="cat")
+    for entries, message in (
+        ([cat] * 7, "'cat' stands twice"),
+        ([cat], "1 classes came for 7"),
+        ([], "the class list is empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write(tmp_path / "b", entries=entries)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_thresholds_of_another_number_of_classes_are_refused(tmp_path: Path) -> None:
+    fewer = ClassThresholds(spec().recalls, np.zeros(6, np.int32), np.zeros((6, 2), np.float32))
+    with pytest.raises(ValueError, match=r"thresholds of shape \[6, 2\] .* 7 classes and 2"):
+        write(tmp_path / "b", measured=fewer)
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------------- damage
@@ -212,9 +262,23 @@ def edit(path: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def test_a_newer_format_asks_for_an_update(copy: Path) -> None:
-    edit(copy, format_version=2, from_the_future=True)
-    with pytest.raises(ValueError, match=r"bundle of format 2 .* update kway"):
+def restate(path: Path, name: str) -> None:
+    """Let bundle.json tell the size that a file has now."""
+    files = json.loads((path / "bundle.json").read_text())["files"]
+    files[name]["bytes"] = (path / name).stat().st_size
+    edit(path, files=files)
+
+
+def flip_last_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(("version", "remedy"), [(1, "export the run again"), (3, "update kway")])
+def test_another_format_is_refused_with_its_remedy(copy: Path, version: int, remedy: str) -> None:
+    edit(copy, format_version=version, surprise=True)
+    with pytest.raises(ValueError, match=rf"of format {version} and this kway reads 2: {remedy}"):
         Bundle.open(copy)
 
 
@@ -254,12 +318,48 @@ def test_missing_files_are_named(copy: Path, tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_is_found_by_verify(copy: Path) -> None:
-    file = copy / "class_weights.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    flip_last_bit(copy / "class_weights.safetensors")
     with pytest.raises(ValueError, match=r"class_weights\.safetensors does not match"):
         Bundle.open(copy).verify()
+
+
+def test_class_weights_are_left_out_of_the_check_where_that_is_asked(copy: Path) -> None:
+    flip_last_bit(copy / "class_weights.safetensors")
+    Bundle.open(copy).verify(class_weights=False)
+    flip_last_bit(copy / "thresholds.safetensors")
+    with pytest.raises(ValueError, match=r"thresholds\.safetensors does not match"):
+        Bundle.open(copy).verify(class_weights=False)
+
+
+@pytest.mark.parametrize("name", ["classes.safetensors", "thresholds.safetensors"])
+def test_tables_of_another_number_of_classes_are_refused(copy: Path, name: str) -> None:
+    file = copy / name
+    tables = {key: value[:-1].clone() for key, value in load_file(file).items()}
+    save_file(tables, file)
+    restate(copy, name)
+    with pytest.raises(ValueError, match=rf"{name} does not fit bundle\.json: it holds "):
+        Bundle.open(copy)
+    file.write_bytes(b"\xff" * 100)
+    restate(copy, name)
+    with pytest.raises(ValueError, match=rf"{name} is damaged"):
+        Bundle.open(copy)
+
+
+def test_a_damaged_class_list_is_named(copy: Path) -> None:
+    file = copy / "classes.jsonl"
+    file.write_bytes(file.read_bytes().replace(b'"husky"', b'"husky,'))
+    with pytest.raises(ValueError, match=r"classes\.jsonl: line 1 is no class"):
+        Bundle.open(copy).classes[0]
+    tables = load_file(copy / "classes.safetensors")
+    tables["line_ends"][1] = 2**60
+    save_file(tables, copy / "classes.safetensors")
+    for class_id in (1, 2):
+        with pytest.raises(ValueError, match=rf"line {class_id + 1} is no class"):
+            Bundle.open(copy).classes[class_id]
+    file.write_bytes(file.read_bytes() + b"\n")
+    restate(copy, "classes.jsonl")
+    with pytest.raises(ValueError, match=r"classes\.jsonl and .* do not fit together"):
+        Bundle.open(copy)
 
 
 @pytest.mark.parametrize("length", [0, 2**63, 60])

@@ -1,6 +1,7 @@
 """Export: the bundle answers as the trained task did, for every weighting and world size."""
 
 import math
+import shlex
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.shards import glyph_recipe
 from trainer.bundle import Bundle, logits_of
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation, save_evaluation
+from trainer.evaluation.of_run import Wanted, evaluate_run
 from trainer.export import export_run
 from trainer.run import RunFolder
 from trainer.train import train
@@ -81,20 +83,19 @@ def test_a_bundle_has_the_logits_of_the_task_and_the_thresholds_of_its_evaluatio
     with Bundle.open(tmp_path / "bundle") as bundle:
         bundle.verify()
         logits = bundle_logits(bundle, inputs)
-        spec = bundle.spec
+        spec, of_classes = bundle.spec, bundle.thresholds
     np.testing.assert_allclose(logits, task_logits(recipe.run, inputs), rtol=1e-5, atol=1e-5)
     assert logits.std(axis=1).min() > 1e-3
 
     assert spec.loss.kind == loss
-    assert spec.thresholds is not None
-    assert spec.thresholds.positives == tuple(np.bincount(labels, minlength=13).tolist())
+    assert of_classes.positives.tolist() == np.bincount(labels, minlength=13).tolist()
     true = logits[np.arange(len(labels)), labels]
-    for entry in spec.thresholds.recalls:
+    for column, entry in enumerate(spec.recalls):
         assert entry.pooled == pytest.approx(threshold(true, entry.recall), abs=1e-5)
         want = [threshold(true[labels == j], entry.recall) for j in range(13)]
-        assert entry.per_class == pytest.approx(want, abs=1e-5)
+        assert of_classes.thresholds[:, column].tolist() == pytest.approx(want, abs=1e-5)
     evaluation = load_evaluation(RunFolder(recipe.run).evaluations, step=4)
-    assert [entry.pooled for entry in spec.thresholds.recalls] == evaluation.pooled.tolist()
+    assert [entry.pooled for entry in spec.recalls] == evaluation.pooled.tolist()
 
 
 @pytest.fixture(scope="module")
@@ -136,19 +137,56 @@ def test_the_model_card_has_the_measures_and_says_whether_one_logit_can_be_trust
         assert f'--class "{bundle.names.names[0]}"' in card
 
 
-def test_a_class_that_the_evaluation_did_not_see_uses_the_pooled_threshold(run, tmp_path):
+def test_a_class_of_few_samples_takes_the_pooled_threshold_by_a_minimum_that_is_stated(
+    run, tmp_path
+):
     folder = RunFolder(run).evaluations
     evaluation = load_evaluation(folder, step=4)
-    classes = evaluation.classes
-    classes.positives[0] = 0
-    classes.threshold[0] = math.nan
+    positives = evaluation.classes.positives
+    positives[0], positives[1], positives[2] = 0, 8, 9
+    evaluation.classes.threshold[0] = math.nan
     save_evaluation(folder, evaluation, step=4)
     export_run(run, tmp_path / "bundle", rank_world())
+    pooled = (pytest.approx(float(evaluation.pooled[0])), "pooled")
     with Bundle.open(tmp_path / "bundle") as bundle:
-        pooled = pytest.approx(float(evaluation.pooled[0]))
-        assert bundle.threshold(0, 0.9) == (pooled, "pooled")
-        assert bundle.threshold(1, 0.9)[1] == "class"
-    assert "1 classes had no sample in it" in (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
+        assert [entry.min_positives for entry in bundle.spec.recalls] == [9, 99]
+        assert [bundle.threshold(j, 0.9) == pooled for j in range(3)] == [True, True, False]
+        assert bundle.threshold(2, 0.9)[1] == "class"
+        assert bundle.threshold(2, 0.99)[1] == "pooled"
+    card = (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
+    assert f"| 0.9 | 9 | {int((positives < 9).sum())} |" in card
+    export_run(run, tmp_path / "bundle", rank_world(), min_positives=8, force=True)
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        assert [bundle.threshold(j, 0.9)[1] for j in range(3)] == ["pooled", "class", "class"]
+
+
+def test_thresholds_for_another_recall_are_asked_of_an_evaluation_and_then_exported(run, tmp_path):
+    wanted = {"recalls": [0.95, 0.9, 0.8]}
+    with pytest.raises(FileNotFoundError, match="was not evaluated at these recalls") as caught:
+        export_run(run, tmp_path / "bundle", rank_world(), **wanted)
+    assert not (tmp_path / "bundle").exists()
+    command = shlex.split(str(caught.value).split("`")[1])
+    setting = "evaluation.recalls=[0.8, 0.9, 0.95, 0.99]"
+    assert command == ["kway", "eval", str(run), "--checkpoint", "4", "--set", setting]
+    evaluate_run(Wanted(run, checkpoint=4, settings=(setting,)), rank_world())
+    export_run(run, tmp_path / "bundle", rank_world(), **wanted)
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        bars = [bundle.threshold(0, recall)[0] for recall in (0.8, 0.9, 0.95, 0.99)]
+    assert bars == sorted(bars, reverse=True)
+    assert bars[0] > bars[-1]
+    assert "precision_at_recall_0.95" in (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
+    export_run(run, tmp_path / "other", rank_world(), recalls=[0.9])  # the recipe's own
+
+
+def test_the_onnx_backbone_of_a_run_gives_the_features_of_the_bundle(glyphs, run, tmp_path):
+    export_run(run, tmp_path / "bundle", rank_world(), onnx=True)
+    recipe = RunFolder(run).load_recipe()
+    inputs, _ = held_out(glyphs, recipe)
+    with Bundle.open(tmp_path / "bundle") as bundle, torch.no_grad():
+        bundle.verify()
+        assert bundle.has_onnx
+        found, wanted = bundle.load_onnx_backbone(threads=1)(inputs), bundle.load_backbone()(inputs)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def names(folder: Path) -> set[str]:

@@ -66,7 +66,7 @@ def test_a_stream_trains_and_its_run_is_evaluated_and_exported(
     evaluate(recipe.run)
     assert load_evaluation(recipe.run / "evaluations", step=step).metrics == measured.metrics
     export_run(recipe.run, tmp_path / "bundle", rank_world())
-    assert len(Bundle.open(tmp_path / "bundle").spec.classes) == 13
+    assert len(Bundle.open(tmp_path / "bundle").classes) == 13
 
 
 def test_a_resume_goes_on_and_says_what_it_cannot_promise(

@@ -1,0 +1,114 @@
+"""Class names: found exactly, by a part of them, and when misspelt, the same for any number."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from trainer import class_names
+from trainer.bundle_spec import ClassEntry
+from trainer.class_list import ClassList, write_classes
+from trainer.class_names import ClassNames, index_names
+
+ODD = ["Straße", "STRASSE 2", "猫", "two\nlines", "#3", "ǅungla", "İstanbul", "a" * 300, "e\u0301"]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are looked through 64 bytes at a time, so that a few have many blocks."""
+    monkeypatch.setattr(class_names, "_CHUNK", 64)
+
+
+def random_names(num: int) -> list[str]:
+    draw = random.Random(0)
+    made = {"".join(draw.choices("abcAB é猫", k=draw.randint(1, 9))) for _ in range(num)}
+    return [*sorted(made - {*ODD}), *ODD]
+
+
+def plain_search(names: list[str], text: str) -> list[int]:
+    folded = text.casefold()
+    found = [place for place, name in enumerate(names) if folded in name.casefold()]
+    return sorted(found, key=lambda place: not names[place].casefold().startswith(folded))
+
+
+@pytest.mark.parametrize("text", ["a", "AB", "aa", "é", "猫", "strasse", "\n", "b a", "zzz", "i̇"])
+def test_search_finds_what_a_comparison_of_all_names_finds(small_blocks, text: str) -> None:
+    listed = random_names(500)
+    wanted = plain_search(listed, text)
+    names = ClassNames(listed)
+    assert names.search(text, limit=10_000) == (wanted, len(wanted))
+    assert names.search(text, limit=3, offset=2) == (wanted[2:5], len(wanted))
+
+
+def test_search_puts_names_that_begin_with_the_text_first_and_counts_all() -> None:
+    names = ClassNames(["a cat", "Cat", "dog", "catfish", "bobcat"])
+    assert names.search("CAT", limit=10) == ([1, 3, 0, 4], 4)
+    assert names.search("cat", limit=2, offset=1) == ([3, 0], 4)
+    assert names.search("", limit=2, offset=3) == ([3, 4], 5)
+    assert names.search("\udcff", limit=2) == ([], 0)
+
+
+def test_every_name_is_found_again_and_no_other() -> None:
+    listed = random_names(500)
+    names = ClassNames(listed)
+    assert [names.id_of(name) for name in listed] == list(range(len(listed)))
+    for unknown in ("", "aa\x00", "STRAẞE", "\udcff"):
+        with pytest.raises(ValueError, match="there is no class"):
+            names.id_of(unknown)
+
+
+def test_names_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_names, "_hash", lambda name: len(name) % 2)
+    names = ClassNames(["a", "b", "cc", "dd", "e"])
+    assert [names.id_of(name) for name in "ab"] == [0, 1]
+    assert names.id_of("dd") == 3
+    with pytest.raises(ValueError, match="no class 'x'"):
+        names.id_of("x")
+    with pytest.raises(ValueError, match="'dd' stands twice"):
+        index_names(["cc", "dd", "ee", "dd"])
+
+
+@pytest.mark.parametrize(
+    "name", ["species 431947", "Siberian husky", "LATIN CAPITAL LETTER E", "猫と犬"]
+)
+def test_the_nearest_of_a_hundred_thousand_names_is_the_one_with_a_slip(name: str) -> None:
+    listed = [f"species {place * 7919 % 1_000_003}" for place in range(100_000)]
+    names = ClassNames([*{*listed, name}])
+    middle = len(name) // 2
+    slip = name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :]
+    assert slip != name
+    assert names.nearest(slip)[0] == name
+    assert names.nearest(slip.upper())[0] == name
+
+
+def test_names_too_short_for_a_pair_of_letters_are_near_by_their_ends() -> None:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    names = ClassNames([*letters, *(first + second for first in letters for second in letters)])
+    assert names.nearest("Z")[0] == "z"
+    assert names.nearest("?z") == ["z", "az", "bz"]
+    assert names.nearest("z?") == ["z", "za", "zb"]
+
+
+def test_nearest_works_through_many_blocks_and_on_any_text(small_blocks) -> None:
+    names = ClassNames(random_names(200))
+    assert names.nearest("strase")[0] == "Straße"
+    for text in ("", "x", "\udcff", "ξψω" * 1000):
+        assert names.nearest(text) == []
+
+
+def test_a_class_list_on_disk_says_what_was_written(tmp_path: Path) -> None:
+    entries = [
+        ClassEntry(name=name, attributes={"at": str(place)} if place % 2 else {})
+        for place, name in enumerate(random_names(50))
+    ]
+    assert write_classes(tmp_path, entries) == len(entries)
+    opened = ClassList(tmp_path, len(entries))
+    assert [opened[place] for place in range(len(opened))] == entries
+    listed = [entry.name for entry in entries]
+    assert opened.names.names[3:9:2] == listed[3:9:2]
+    assert [opened.names.id_of(name) for name in listed] == list(range(len(listed)))
+    assert opened.names.search("a", limit=99) == ClassNames(listed).search("a", limit=99)
+    assert opened.names.nearest("strase") == ClassNames(listed).nearest("strase")
+    opened.close()
+    with pytest.raises(AssertionError, match="is closed"):
+        opened[0]

@@ -1,0 +1,44 @@
+"""Arrays of a safetensors file as read-only memory maps: opened at once, paged in where looked at.
+
+For tables that are looked up at few places. Replicas on one machine share the pages. Rows of class
+weights are read otherwise (`trainer/row_file.py`).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+# By name: type, and shape with None where any length will do.
+Shapes = Mapping[str, tuple[type[np.generic], tuple[int | None, ...]]]
+
+
+def mapped_arrays(path: Path, expected: Shapes) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays that are `expected` in the file `path`, and must be all that it holds.
+
+    Raises ValueError where they are others, or the file is damaged.
+    """
+    try:
+        # torch's loader maps the file and copies nothing, which numpy's does.
+        with safe_open(path, framework="pt") as file:
+            arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): copy the bundle again") from error
+    found = {name: (array.dtype.type, array.shape) for name, array in arrays.items()}
+    if found.keys() != expected.keys() or not all(
+        kind is found[name][0] and _fits(found[name][1], shape)
+        for name, (kind, shape) in expected.items()
+    ):
+        said = ", ".join(f"{name} {list(shape)}" for name, (_, shape) in sorted(found.items()))
+        raise ValueError(f"{path} does not fit bundle.json: it holds {said}; copy the bundle again")
+    for array in arrays.values():
+        array.setflags(write=False)
+    return arrays
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        size is None or size == has for has, size in zip(shape, wanted, strict=True)
+    )
