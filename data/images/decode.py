@@ -22,7 +22,7 @@ from PIL import (
 )
 
 from data.config import ImageConfig
-from data.images.jpeg_header import jpeg_size
+from data.images.jpeg_header import has_more_scans, jpeg_size
 
 # Loader processes are the parallelism here; OpenCV's own threads would fight them, and hang a fork.
 cv2.setNumThreads(0)
@@ -36,6 +36,8 @@ warnings.simplefilter("error", Image.DecompressionBombWarning)
 MAX_PIXELS = 50_000_000
 # The short side is scaled to a fixed length: a thin strip would become gigabytes.
 MAX_ASPECT = 100
+# Of a JPEG; each costs a pass over all its pixels, so that a few kilobytes could take minutes.
+MAX_SCANS = 100
 
 # The first bytes decide, never a file's name. Plugins are called by class: Image.open would warn
 # about, or refuse, large pictures by a limit that is global to the process.
@@ -121,6 +123,8 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
         picture = _on_white(data)
         return picture if channels == 3 else cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)[:, :, None]
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
+    if extension == "jpg" and has_more_scans(data, MAX_SCANS):
+        raise ValueError(f"a picture of over {MAX_SCANS} JPEG scans: save it again")
     decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     if decoded is None:
         raise ValueError(f"a picture that cannot be decoded: its {extension} data is damaged")

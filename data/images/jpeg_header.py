@@ -4,10 +4,14 @@ Only the plain sequence of segments is followed, as libjpeg follows it; for all 
 (`data/images/decode.py`), which takes as long as a twentieth of decoding.
 """
 
+import re
 import struct
 
 # SOF0 to SOF15, without DHT, JPG and DAC, which share their range.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# A marker that has a length, or ends the image: no zero, TEM, restart or fill byte follows 0xFF.
+_MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
+_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 # DHT, DQT, DRI, APP0 to APP15, COM: skipped by their length.
 _SKIPPED = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
 
@@ -26,3 +30,21 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
             return None
         at += 2 + length
     return None
+
+
+def has_more_scans(data: bytes, most: int) -> bool:
+    """Whether a JPEG has more than `most` scans: its decoder passes over the whole picture in each.
+
+    A progressive one of a camera has about ten; a hundred bytes are enough for one that says
+    nothing (libjpeg-turbo's report LJT-01-004). What follows the picture's end is not counted.
+    """
+    if data.count(b"\xff\xda") <= most:  # false ones, of a thumbnail or in a film behind it, too
+        return False
+    scans, at = 0, 2
+    while (found := _MARKER.search(data, at)) is not None and found[1] != _END_OF_IMAGE:
+        at = found.end()
+        scans += found[1] == _START_OF_SCAN
+        if scans > most:
+            return True
+        at += int.from_bytes(data[at : at + 2], "big")
+    return False

@@ -1,0 +1,61 @@
+"""A class over all of a gallery beside `numpy.dot` on the same mapped features: what scores, order
+and page cost on top of the one product that must be made."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.timing import Row, ratio_row, take_turns
+from serving.galleries.matrix import map_matrix, matrix_header
+from serving.galleries.ranking import Ranking, class_scores
+from trainer.bundle_spec import LossSpec
+
+_ITEMS, _DIM, _PAGE = 1_000_000, 256, 20
+_LOSS = LossSpec(kind="batch_ce", aligned=True)
+
+
+def rows() -> Iterator[Row]:
+    """The ratio of a first search to the product, and of its next page."""
+    with tempfile.TemporaryDirectory() as folder:
+        features = _mapped_features(Path(folder) / "features.safetensors")
+        classes = torch.randn(64, _DIM + 1)
+        weights = classes[:, :_DIM].contiguous().numpy()
+        turn = iter(range(10**9))
+
+        def first_page() -> None:
+            row = classes[next(turn) % len(classes)]
+            Ranking(class_scores(features, row, _LOSS)).page(0, _PAGE)
+
+        def product() -> None:
+            np.dot(features, weights[next(turn) % len(weights)])
+
+        known = Ranking(class_scores(features, classes[0], _LOSS))
+
+        def next_page() -> None:
+            known.reaching(1.0)
+            known.page(_PAGE, _PAGE)
+
+        found = take_turns(
+            {"search": first_page, "dot": product, "next": next_page},
+            title="gallery search",
+            rounds=25,
+            seconds=120,
+        )
+    case = f"{_ITEMS:,} features x {_DIM}, page cache warm"
+    yield ratio_row("gallery search / numpy.dot", case, found["search"], found["dot"], 1.3)
+    yield ratio_row("next page, by threshold / numpy.dot", case, found["next"], found["dot"])
+
+
+def _mapped_features(path: Path) -> np.ndarray:
+    """Random features in a file, float32 [_ITEMS, _DIM], read once."""
+    generator = np.random.default_rng(0)
+    with path.open("wb") as file:
+        file.write(matrix_header("<f4", (_ITEMS, _DIM)))
+        for _ in range(0, _ITEMS, 10_000):
+            file.write(generator.standard_normal((10_000, _DIM), np.float32).tobytes())
+    features = map_matrix(path, "<f4", (_ITEMS, _DIM))
+    features.sum()
+    return features

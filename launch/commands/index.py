@@ -1,0 +1,84 @@
+"""`kway index`: features of a collection, computed once, as a gallery to be searched."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from launch.commands.place import written_to
+from launch.progress import progress
+from launch.wording import counted, printable, seconds_since
+
+if TYPE_CHECKING:
+    from serving.galleries.building import Indexed
+
+
+def index(
+    bundle: Annotated[Path, typer.Argument(help="bundle folder, made by `kway export`")],
+    collection: Annotated[
+        Path, typer.Argument(help="folder of pictures; for a model of texts: a file, one a line")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="the gallery's folder")],
+    batch_size: Annotated[
+        int, typer.Option(help="texts, or crops of pictures, in one forward pass", min=1)
+    ] = 32,
+    workers: Annotated[
+        int | None, typer.Option(help="threads that decode; default: one a core", min=1)
+    ] = None,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="what computes")] = "cpu",
+    thumbnails: Annotated[
+        bool, typer.Option("--thumbnails/--no-thumbnails", help="keep small pictures to show")
+    ] = True,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="fail where a file cannot be read")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="also where the gallery was made of another folder")
+    ] = False,
+) -> None:
+    """Make a gallery, or bring it up to date: only what is new or changed is computed."""
+    # Heavy imports wait for the command that needs them.
+    from serving.galleries.building import Indexing, index_collection
+    from serving.galleries.collection import open_collection
+    from serving.model import Model
+    from trainer.bundle import Bundle
+
+    started = time.monotonic()
+    how = Indexing(batch_size=batch_size, thumbnails=thumbnails, strict=strict, force=force)
+    if workers is not None:
+        how = Indexing(**{**vars(how), "threads": workers})
+    with Bundle.open(bundle) as opened:
+        listed = open_collection(collection, opened.spec.reads)
+        opened.verify(class_weights=False)
+        model = Model(opened, device=device)
+        model.self_check()
+        with (
+            written_to(out, "--out"),
+            progress("indexing", model.reads) as computing,
+            progress("writing", model.reads) as writing,
+        ):
+            done = index_collection(model, listed, out, how, computing=computing, writing=writing)
+    _tell(out, done, model.reads, started)
+
+
+def _tell(out: Path, done: "Indexed", reads: str, started: float) -> None:
+    item = reads.removesuffix("s")
+    if done.ignored:
+        others = counted(done.ignored, "other file")
+        print(f"note: ignoring {others}, by the name no picture", file=sys.stderr)
+    for name, reason in done.unreadable:
+        print(printable(f"left out: {name}: {reason}"), file=sys.stderr)
+    if done.info.unreadable:
+        bad = counted(done.info.unreadable, f"unreadable {item}")
+        where = out / "unreadable.jsonl"
+        print(printable(f"warning: left out {bad}, listed in {where}"), file=sys.stderr)
+    size = sum(file.bytes for file in done.info.files.values()) / 1e6
+    print(
+        printable(
+            f"{out}: {counted(done.info.num_items, item)}, {done.computed:,} computed, "
+            f"{done.kept:,} kept, {done.dropped:,} dropped, {size:,.1f} MB, "
+            f"{seconds_since(started)}"
+        )
+    )

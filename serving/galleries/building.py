@@ -1,0 +1,236 @@
+"""A collection becomes a gallery: listed, computed where it is new, put together, put in place.
+
+A kill at any point costs seconds of work, and leaves the gallery that stood before as it was.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from data.pool import in_order
+from serving.galleries.assembling import assemble
+from serving.galleries.collection import Collection
+from serving.galleries.items import Item, item_line, order_of, read_items, shown_name
+from serving.galleries.joining import joined
+from serving.galleries.manifest import UNREADABLE, GalleryInfo, features_identity, read_info
+from serving.galleries.rows import RowReader, RowWriter
+from serving.galleries.thumbnails import thumbnail
+from serving.galleries.unreadable import Unreadable, UnreadableFile
+from serving.galleries.workplace import About, Workplace, workplace
+from serving.model import Model
+
+Report = Callable[[int, int], None]
+
+_SECONDS_BETWEEN_COMMITS = 10.0
+
+
+@dataclass(frozen=True)
+class Indexing:
+    """How a gallery is made. batch_size: pictures or texts in one forward pass; threads: those
+    that read and decode; strict: what cannot be read fails it; force: also where the gallery was
+    made of another folder."""
+
+    batch_size: int = 32
+    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    thumbnails: bool = True
+    strict: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """What a run did. `kept` items were computed before; `dropped` ones of the gallery before are
+    gone or changed; `unreadable` are the first few of those that `info` counts."""
+
+    info: GalleryInfo
+    computed: int
+    kept: int
+    dropped: int
+    ignored: int
+    unreadable: Sequence[Unreadable]
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """Items that were computed before, those of them that the gallery holds, those to compute."""
+
+    kept: int
+    in_gallery: int
+    missing: int
+
+
+@dataclass(frozen=True)
+class _Ready:
+    item: Item
+    prepared: Any
+    thumbnail: bytes
+
+
+def index_collection(
+    model: Model,
+    collection: Collection,
+    path: Path,
+    how: Indexing,
+    *,
+    computing: Report = lambda done, total: None,
+    writing: Report = lambda done, total: None,
+) -> Indexed:
+    """Make, or bring up to date, the gallery `path` of `collection`.
+
+    Raises ValueError where there is nothing to index, where `path` holds something else, and for
+    what cannot be read where `how.strict`; OSError for a full disk. Then the same call goes on.
+    """
+    about = _about(model, collection, how)
+    with workplace(path, about, force=how.force) as work, ExitStack() as opened:
+        before = read_info(path) if path.exists() else None
+        rows = [_open(opened, folder, about) for folder in work.indexed()]
+        unreadable = opened.enter_context(UnreadableFile(work.unreadable))
+        listed = _list(collection, work, rows, unreadable)
+        with RowWriter(work.new_part(), dim=about.dim) as part:
+            prepare = partial(_prepare, model, collection, with_thumbnail=about.thumbnails)
+            with closing(_prepared(prepare, read_items(work.missing), how)) as prepared:
+                _compute(model, prepared, listed.missing, part, unreadable, how, computing)
+        unreadable.flush()
+        _check(collection, listed.kept + part.count, unreadable, strict=how.strict)
+        if before is None or not _is_current(before, listed, part.count, work, about):
+            rows.append(_open(opened, part.path, about))
+            info = assemble(work, about, rows, listed.kept + part.count, unreadable.count, writing)
+            work.put_in_place()
+        else:
+            info = before
+    dropped = before.num_items - listed.in_gallery if before is not None else 0
+    return Indexed(
+        info, part.count, listed.kept, dropped, collection.ignored, tuple(unreadable.first)
+    )
+
+
+def _about(model: Model, collection: Collection, how: Indexing) -> About:
+    return About(
+        reads=model.reads,
+        backbone=features_identity(model.bundle),
+        dim=model.bundle.spec.dim,
+        thumbnails=how.thumbnails and model.reads == "pictures",
+        source=shown_name(str(collection.path.resolve())),
+    )
+
+
+def _open(opened: ExitStack, folder: Path, about: About) -> RowReader:
+    return opened.enter_context(closing(RowReader(folder, dim=about.dim)))
+
+
+def _list(
+    collection: Collection, work: Workplace, rows: Sequence[RowReader], unreadable: UnreadableFile
+) -> _Listed:
+    """Write down all items, and those that no row holds unchanged."""
+    kept = in_gallery = missing = 0
+
+    def items() -> Iterator[Item]:
+        for one in collection.items():
+            if isinstance(one, Unreadable):
+                unreadable.add(one)
+            else:
+                yield one
+
+    with work.listing.open("wb") as listing, work.missing.open("wb") as new:
+        for item, found in joined(items(), rows, order_of(collection.reads)):
+            listing.write(item_line(item))
+            if found is None:
+                new.write(item_line(item))
+                missing += 1
+            else:
+                kept += 1
+                in_gallery += found.rows.path == work.gallery
+    return _Listed(kept, in_gallery, missing)
+
+
+def _prepared(
+    prepare: Callable[[Item], _Ready | Unreadable], items: Iterator[Item], how: Indexing
+) -> Generator[_Ready | Unreadable, None, None]:
+    """Read and decoded by threads, in order, no further ahead than the model needs."""
+    pool = ThreadPoolExecutor(how.threads, "decode")
+    try:
+        yield from in_order(pool, prepare, items, ahead=2 * how.batch_size + how.threads)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _prepare(
+    model: Model, collection: Collection, item: Item, *, with_thumbnail: bool
+) -> _Ready | Unreadable:
+    try:
+        raw = collection.read(item)
+        prepared = model.prepare(raw)
+        small = thumbnail(raw) if with_thumbnail and isinstance(raw, bytes) else b""
+    except OSError as error:
+        return Unreadable(item.name, error.strerror or str(error))
+    except ValueError as error:
+        return Unreadable(item.name, str(error))
+    return _Ready(collection.shown(item, raw), prepared, small)
+
+
+def _compute(
+    model: Model,
+    prepared: Iterator[_Ready | Unreadable],
+    missing: int,
+    part: RowWriter,
+    unreadable: UnreadableFile,
+    how: Indexing,
+    report: Report,
+) -> None:
+    """Features of what is prepared, appended to `part` in its order."""
+    size = max(1, how.batch_size // model.crops)
+    done, committed = 0, time.monotonic()
+    while batch := list(islice(prepared, size)):
+        for one in batch:
+            if isinstance(one, Unreadable):
+                unreadable.add(one)
+        _append(model, [one for one in batch if isinstance(one, _Ready)], part, unreadable)
+        done += len(batch)
+        if time.monotonic() - committed >= _SECONDS_BETWEEN_COMMITS:
+            part.commit()
+            committed = time.monotonic()
+        report(done, missing)
+
+
+def _append(
+    model: Model, ready: Sequence[_Ready], part: RowWriter, unreadable: UnreadableFile
+) -> None:
+    if not ready:
+        return
+    features = model.features([one.prepared for one in ready])
+    finite = features.isfinite().all(1).tolist()
+    for one, row, is_finite in zip(ready, features.numpy(), finite, strict=True):
+        if is_finite:
+            part.append(one.item, row, one.thumbnail)
+        else:
+            unreadable.add(Unreadable(one.item.name, "the model gives it no finite features"))
+
+
+def _check(
+    collection: Collection, readable: int, unreadable: UnreadableFile, *, strict: bool
+) -> None:
+    if unreadable.count and (strict or not readable):
+        name, reason = unreadable.first[0]
+        more = f" and {unreadable.count - 1:,} more" if unreadable.count > 1 else ""
+        remedy = "mend or remove it" + (", or leave out --strict" if readable else "")
+        raise ValueError(f"{collection.path}: {name} cannot be read ({reason}){more}: {remedy}")
+    if not readable:
+        what = "pictures" if collection.reads == "pictures" else "texts"
+        raise ValueError(f"{collection.path} holds no {what}: there is nothing to index")
+
+
+def _is_current(
+    before: GalleryInfo, listed: _Listed, computed: int, work: Workplace, about: About
+) -> bool:
+    """Nothing is new, gone or changed, so that the gallery may stay as it stands."""
+    same_items = computed == 0 and listed.in_gallery == listed.kept == before.num_items
+    sha256 = hashlib.sha256(work.unreadable.read_bytes()).hexdigest()
+    return same_items and sha256 == before.files[UNREADABLE].sha256 and About.of(before) == about

@@ -1,0 +1,191 @@
+"""What is indexed: a folder of pictures, or a file of texts; its items in a fixed order, streamed.
+
+Nothing is decoded here. Memory is that of the names of the largest single folder.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+from data.sources.listing import ENDINGS
+from serving.galleries.items import Item
+from serving.galleries.unreadable import Unreadable
+from trainer.bundle_spec import Reads
+
+# A file that is larger is no picture that anybody looks at, and would be read into memory.
+_MAX_FILE_BYTES = 256 * 2**20
+_MAX_LINE_BYTES = 2**20
+# Characters of a text that are kept, to be shown with its score.
+_SHOWN = 500
+
+
+class Collection(Protocol):
+    """`ignored` counts what `items` passed over because it does not look like an item."""
+
+    reads: Reads
+    path: Path
+    ignored: int
+
+    def items(self) -> Iterator[Item | Unreadable]:
+        """All items in the order of `order_of(reads)`."""
+        ...
+
+    def read(self, item: Item) -> bytes | str:
+        """What the model's `prepare` takes. Raises OSError or ValueError with the reason."""
+        ...
+
+    def shown(self, item: Item, raw: bytes | str) -> Item:
+        """The item with what a gallery shows of it."""
+        ...
+
+
+def open_collection(path: Path, reads: Reads) -> Collection:
+    """What a model that `reads` can index; raises FileNotFoundError where `path` is not that."""
+    if reads == "pictures":
+        if not path.is_dir():
+            raise FileNotFoundError(
+                f"{path} is no folder: the model reads pictures, name a folder of them"
+            )
+        return PictureFolder(path)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is no file: the model reads texts, name a file of texts, one a line"
+        )
+    return TextFile(path)
+
+
+class PictureFolder:
+    """Files with a picture's ending in a folder and all folders in it, hidden ones apart.
+
+    Links to folders are not followed; a link to a file that lies outside is unreadable.
+    """
+
+    reads: Reads = "pictures"
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.ignored = path, 0
+        self._root = os.path.realpath(path)
+
+    def items(self) -> Iterator[Item | Unreadable]:
+        self.ignored = 0
+        waiting = [self._names("")]  # not by recursion: folders may be nested deeper than a stack
+        while waiting:
+            for name in waiting[-1]:
+                if isinstance(name, Unreadable):
+                    yield name
+                elif (found := self._look_at(name)) is None:
+                    waiting.append(self._names(f"{name}/"))
+                    break
+                elif isinstance(found, Item | Unreadable):
+                    yield found
+            else:
+                waiting.pop()
+
+    def read(self, item: Item) -> bytes:
+        if item.size > _MAX_FILE_BYTES:
+            raise ValueError(f"{item.size} bytes are over the limit of {_MAX_FILE_BYTES}")
+        with open(self._place(item.name), "rb") as file:
+            return file.read(_MAX_FILE_BYTES)
+
+    def shown(self, item: Item, raw: bytes | str) -> Item:
+        return item
+
+    def _place(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _names(self, prefix: str) -> Iterator[str | Unreadable]:
+        try:
+            names = sorted(os.listdir(self._place(prefix)))
+        except OSError as error:
+            yield Unreadable(prefix or ".", f"a folder that cannot be listed ({error.strerror})")
+            return
+        for name in names:
+            yield prefix + name
+
+    def _look_at(self, name: str) -> Item | Unreadable | bool | None:
+        """An item or why it is none; None for a folder, and True for what is ignored, counted."""
+        file = name.rpartition("/")[2]
+        is_picture = os.path.splitext(file)[1].lower() in ENDINGS and not file.startswith(".")
+        try:
+            about = os.lstat(self._place(name))
+            if stat.S_ISDIR(about.st_mode) and not file.startswith("."):
+                return None
+            if not is_picture:
+                self.ignored += 1
+                return True
+            if stat.S_ISLNK(about.st_mode):
+                if not os.path.realpath(self._place(name)).startswith(f"{self._root}/"):
+                    return Unreadable(name, "a link out of the folder")
+                about = os.stat(self._place(name))
+        except OSError as error:
+            return Unreadable(name, _reason(error))
+        if not stat.S_ISREG(about.st_mode):  # to read a pipe would wait for ever
+            return Unreadable(name, "no regular file")
+        return Item(name, about.st_size, about.st_mtime_ns)
+
+
+class TextFile:
+    """Lines of a UTF-8 file, each a text; those added at its end leave the others as they are."""
+
+    reads: Reads = "texts"
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.ignored = path, 0
+
+    def items(self) -> Iterator[Item | Unreadable]:
+        start = 0
+        with self.path.open("rb") as file:
+            if file.read(3) == b"\xef\xbb\xbf":
+                start = 3
+            file.seek(start)
+            number = 0
+            while line := file.readline(_MAX_LINE_BYTES):
+                number += 1
+                size = len(line)
+                if size == _MAX_LINE_BYTES and not line.endswith(b"\n"):
+                    size += _rest_of_line(file)
+                    yield Unreadable(str(number), f"{size} bytes, at most {_MAX_LINE_BYTES}")
+                else:
+                    text = _without_end(line)
+                    yield Item(str(number), len(text), _fingerprint(text), start)
+                start += size
+
+    def read(self, item: Item) -> str:
+        with self.path.open("rb") as file:
+            file.seek(item.start)
+            line = file.read(item.size)
+        if _fingerprint(line) != item.stamp:
+            raise ValueError("changed while it was read")
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"not UTF-8 from its byte {error.start} on") from error
+
+    def shown(self, item: Item, raw: bytes | str) -> Item:
+        assert isinstance(raw, str)
+        return item._replace(text=raw if len(raw) <= _SHOWN else raw[: _SHOWN - 1] + "…")
+
+
+def _rest_of_line(file: IO[bytes]) -> int:
+    size = 0
+    while part := file.readline(_MAX_LINE_BYTES):
+        size += len(part)
+        if part.endswith(b"\n"):
+            break
+    return size
+
+
+def _without_end(line: bytes) -> bytes:
+    return line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _fingerprint(line: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(line, digest_size=8).digest()) >> 1
+
+
+def _reason(error: OSError) -> str:
+    """Without the path, which stands beside it."""
+    return error.strerror or str(error)

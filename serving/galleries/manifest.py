@@ -1,0 +1,128 @@
+"""What a gallery is: the files of its folder, what `gallery.json` says, whose features it holds.
+
+gallery.json           this description, with the size and SHA-256 of every other file
+features.safetensors   float32 [items, dim]
+items.jsonl            an item a line, see `serving/galleries/items.py`
+offsets.safetensors    uint64 [items + 1, 2]: where each item's line, and its thumbnail, begins
+thumbnails.bin         JPEG after JPEG, of a gallery of pictures
+unreadable.jsonl       what could not be read, with the reason
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from trainer.bundle import Bundle
+from trainer.bundle_files import BACKBONE, ENCODER, TOKENIZER, read_manifest
+from trainer.bundle_spec import Reads, Spec
+
+FORMAT_VERSION = 1
+GALLERY = "gallery.json"
+FEATURES, ITEMS, OFFSETS = "features.safetensors", "items.jsonl", "offsets.safetensors"
+THUMBNAILS, UNREADABLE = "thumbnails.bin", "unreadable.jsonl"
+# The remedy for what is damaged.
+AGAIN = "copy the gallery again, or remove it and index again"
+DATA_FILES = (FEATURES, ITEMS, OFFSETS, THUMBNAILS, UNREADABLE)
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class FileInfo(Spec):
+    bytes: int = Field(ge=0)
+    sha256: Sha256
+
+
+class GalleryInfo(Spec):
+    """`gallery.json` as it lies on disk."""
+
+    format_version: Literal[1] = 1
+    reads: Reads
+    backbone: Sha256 = Field(description="`features_identity` of the bundle that made it")
+    source: str = Field(description="the folder, or the file of texts, that was indexed")
+    num_items: int = Field(gt=0)
+    dim: int = Field(gt=0)
+    thumbnails: bool
+    unreadable: int = Field(ge=0, description="files, or lines, that could not be read")
+    files: dict[str, FileInfo]
+
+    @model_validator(mode="after")
+    def _complete(self) -> "GalleryInfo":
+        if set(self.files) != set(DATA_FILES):
+            raise ValueError(f"files has to name {', '.join(DATA_FILES)}")
+        return self
+
+
+def read_info(path: Path) -> GalleryInfo:
+    """What the gallery `path` says of itself, its files being there in their sizes.
+
+    Raises FileNotFoundError where it, or a file of it, is missing, and ValueError where it is
+    damaged or of a newer format.
+    """
+    file = path / GALLERY
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{path} is no gallery: it has no {GALLERY}; make one by kway index"
+        )
+    text = file.read_bytes()
+    try:
+        version = json.loads(text).get("format_version")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged ({error}): {AGAIN}") from error
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise ValueError(
+            f"{path} is a gallery of format {version} and this kway reads up to {FORMAT_VERSION}: "
+            "update kway"
+        )
+    try:
+        info = GalleryInfo.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise ValueError(f"{file}: {where}: {first['msg']}") from error
+    _check_sizes(path, info)
+    return info
+
+
+def _check_sizes(path: Path, info: GalleryInfo) -> None:
+    for name, expected in info.files.items():
+        file = path / name
+        if not file.is_file():
+            raise FileNotFoundError(f"{path} lacks {name}: {AGAIN}")
+        if (size := file.stat().st_size) != expected.bytes:
+            raise ValueError(f"{file} has {size} bytes instead of {expected.bytes}: {AGAIN}")
+
+
+def features_identity(bundle: Bundle) -> str:
+    """SHA-256 over all that decides what features a bundle computes.
+
+    Class weights, thresholds and names are not among it: a gallery outlives a new head.
+    """
+    checksums = {name: file.sha256 for name, file in read_manifest(bundle.path).files.items()}
+    encoder = json.loads((bundle.path / ENCODER / "config.json").read_bytes())
+    encoder.pop("transformers_version", None)  # of the export, and decides nothing
+    tokenizer = {
+        name: digest for name, digest in checksums.items() if name.startswith(f"{TOKENIZER}/")
+    }
+    spec = bundle.spec
+    said = {
+        "weights": checksums[BACKBONE],
+        "encoder": encoder,
+        "tokenizer": tokenizer,
+        "pooling": spec.pooling,
+        # Without defaults: a setting that a later kway adds leaves the identity as it was.
+        "image": spec.image and spec.image.model_dump(mode="json", exclude_defaults=True),
+        "text": spec.text and spec.text.model_dump(mode="json", exclude_defaults=True),
+    }
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
+    """Raise ValueError where the gallery's features are not of `bundle`'s backbone."""
+    if (info.backbone, info.dim) != (features_identity(bundle), bundle.spec.dim):
+        raise ValueError(
+            f"{path} holds features of another backbone, or of other preprocessing, than "
+            f"{bundle.path}: make another gallery with kway index {bundle.path} {info.source} -o …"
+        )

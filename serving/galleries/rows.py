@@ -1,0 +1,112 @@
+"""Indexed items as they lie on disk, one after the other: lines, features, places, thumbnails.
+
+A finished gallery and a part of an unfinished one are read alike; only the first has headers.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from data.aside import commit, flush
+from serving.galleries.items import Item, item_line, parse_item
+from serving.galleries.manifest import FEATURES, GALLERY, ITEMS, OFFSETS, THUMBNAILS, read_info
+from serving.galleries.matrix import matrix_start
+
+_NAMES = (ITEMS, FEATURES, OFFSETS, THUMBNAILS)
+# Holds the number of items that are on the disk; without it there are none.
+COMMITTED = "committed"
+_PAIR = 16  # bytes of two places: of a line and of a thumbnail
+
+
+class RowReader:
+    """Items in order, each with its features and thumbnail as bytes, without a memory map."""
+
+    def __init__(self, path: Path, *, dim: int) -> None:
+        """A part that `RowWriter` wrote, or a gallery. Raises ValueError for what is damaged."""
+        self.path, self._stride = path, 4 * dim
+        self._starts = {FEATURES: 0, OFFSETS: 0}
+        if (path / GALLERY).is_file():
+            info = read_info(path)
+            self.count = info.num_items
+            self._starts[FEATURES] = matrix_start(path / FEATURES, "<f4", (self.count, dim))
+            self._starts[OFFSETS] = matrix_start(path / OFFSETS, "<u8", (self.count + 1, 2))
+        else:
+            self.count = int((path / COMMITTED).read_bytes())
+        self._files = {name: (path / name).open("rb") for name in _NAMES}
+
+    def __iter__(self) -> Iterator[tuple[int, Item]]:
+        with (self.path / ITEMS).open("rb") as lines:
+            for position in range(self.count):
+                try:
+                    yield position, parse_item(lines.readline())
+                except ValueError as error:
+                    raise ValueError(
+                        f"{self.path / ITEMS}, line {position + 1}: {error}: remove {self.path}"
+                    ) from error
+
+    def features(self, position: int) -> bytes:
+        """Little-endian float32 of an item."""
+        start = self._starts[FEATURES] + position * self._stride
+        return self._read(FEATURES, start, self._stride)
+
+    def thumbnail(self, position: int) -> bytes:
+        start = self._starts[OFFSETS] + position * _PAIR
+        _, begin, _, end = struct.unpack("<4Q", self._read(OFFSETS, start, 2 * _PAIR))
+        return self._read(THUMBNAILS, begin, end - begin)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _read(self, name: str, start: int, size: int) -> bytes:
+        data = os.pread(self._files[name].fileno(), size, start) if size >= 0 else b""
+        if len(data) != size:
+            raise ValueError(f"{self.path / name} ends too early: remove {self.path}")
+        return data
+
+
+class RowWriter:
+    """Appends items to a new part; what was written up to the last `commit` outlives a kill."""
+
+    def __init__(self, path: Path, *, dim: int) -> None:
+        path.mkdir()
+        self.path, self.count, self._dim = path, 0, dim
+        self._files = {name: (path / name).open("wb") for name in _NAMES}
+        self._ends = np.zeros(2, "<u8")
+        self._files[OFFSETS].write(self._ends.tobytes())
+        self.commit()
+
+    def append(self, item: Item, features: np.ndarray, thumbnail: bytes) -> None:
+        """`features`: float32 [dim]."""
+        assert features.shape == (self._dim,)
+        line = item_line(item)
+        self._ends += np.array([len(line), len(thumbnail)], "<u8")
+        self._files[THUMBNAILS].write(thumbnail)
+        self._files[FEATURES].write(features.astype("<f4", copy=False).tobytes())
+        self._files[OFFSETS].write(self._ends.tobytes())
+        self._files[ITEMS].write(line)
+        self.count += 1
+
+    def commit(self) -> None:
+        """Bring all of it to the disk, and only then say so."""
+        for file in self._files.values():
+            flush(file)
+        commit(self.path / COMMITTED, str(self.count).encode())
+
+    def __enter__(self) -> "RowWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """An interrupt loses nothing; a full disk keeps what was committed before."""
+        try:
+            if not isinstance(error, OSError):
+                self.commit()
+        finally:
+            for file in self._files.values():
+                file.close()

@@ -1,0 +1,617 @@
+"""Galleries: made by the command, searched over HTTP; equal to the bundle's own answers.
+
+The routes and the service are real and run in this process; no server and no Ray is started.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cv2
+import httpx
+import numpy as np
+import pytest
+import torch
+import typer
+from safetensors.numpy import load_file
+from torch import Tensor
+from typer.testing import CliRunner
+
+from launch.commands import index
+from serving.config import ServingConfig
+from serving.galleries.building import Indexed, Indexing, index_collection
+from serving.galleries.collection import open_collection
+from serving.galleries.gallery import Gallery
+from serving.galleries.ranking import Ranking, best, class_scores
+from serving.galleries.search import Galleries
+from serving.model import Model
+from tests.serving import in_process
+from tests.serving.in_process import application, refusal
+from tests.tiny_bundle import DIM, NAMES, tiny_backbone, write, write_of_texts
+from trainer.bundle import Bundle
+from trainer.bundle_spec import LossSpec
+
+NUM = 23
+ODD = ("new\nline.png", "tab\t'quote\".png", "猫 🐶.png", "[markup].png", os.fsdecode(b"\xff.png"))
+
+
+def picture(seed: int, height: int = 20, width: int = 30, ending: str = ".png") -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return cv2.imencode(ending, pixels)[1].tobytes()
+
+
+def fill(folder: Path, num: int = NUM) -> Path:
+    """Pictures at three depths, of odd names, and twice the same picture, which makes ties."""
+    for place in range(num):
+        inside = folder / ("", "cats", "cats/deep")[place % 3]
+        inside.mkdir(parents=True, exist_ok=True)
+        (inside / f"{place}.png").write_bytes(picture(place % (num - 5)))
+    for place, name in enumerate(ODD):
+        (folder / name).write_bytes(picture(100 + place))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("bundles") / "pets")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fill(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="module")
+def gallery(bundle: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("galleries") / "pets"
+    command(bundle, folder, "-o", path, "--batch-size", "4")
+    return path
+
+
+def command(*arguments: object) -> str:
+    """What `kway index` prints, its last line being the summary."""
+    app = typer.Typer()
+    app.command()(index.index)
+    ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if ran.exception is not None:
+        raise ran.exception
+    return ran.stderr + ran.stdout
+
+
+def summary(output: str) -> list[int]:
+    """Items, computed, kept, dropped: of the last line."""
+    words = output.splitlines()[-1].rpartition(": ")[2].split(", ")
+    return [int(word.split()[0].replace(",", "")) for word in words[:4]]
+
+
+def names(path: Path) -> list[str]:
+    return [json.loads(line)[0] for line in (path / "items.jsonl").read_bytes().splitlines()]
+
+
+def unreadable(path: Path) -> dict[str, str]:
+    lines = map(json.loads, (path / "unreadable.jsonl").read_text().splitlines())
+    return {line["name"]: line["reason"] for line in lines}
+
+
+Ask = Callable[..., httpx.Response]
+
+
+def served(bundle: Path, **galleries: Path) -> Ask:
+    """Sends one request to the routes of a server of `bundle`."""
+    return partial(in_process.ask, application(bundle, galleries=galleries))
+
+
+@pytest.fixture(scope="module")
+def ask(bundle: Path, gallery: Path) -> Ask:
+    return served(bundle, pets=gallery)
+
+
+def search(ask: Ask, **body: object) -> dict:
+    answer = ask("POST", "/v1/galleries/pets/search", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+# ---------------------------------------------------------------------------- making
+
+
+def test_every_readable_picture_is_in_the_gallery_in_one_order(gallery: Path, folder: Path) -> None:
+    wanted = [path.relative_to(folder) for path in folder.rglob("*.png")]
+    assert names(gallery) == [str(path) for path in sorted(wanted, key=lambda path: path.parts)]
+    assert len(names(gallery)) == NUM + len(ODD)
+    assert not gallery.with_name("pets.partial").exists()
+
+
+def test_features_are_those_of_each_picture_alone(
+    gallery: Path, folder: Path, bundle: Path
+) -> None:
+    model = Model.open(bundle)
+    found = load_file(gallery / "features.safetensors")["matrix"]
+    assert found.shape == (NUM + len(ODD), DIM)
+    for name, row in zip(names(gallery), found, strict=True):
+        alone = model.features([model.prepare((folder / name).read_bytes())])[0]
+        torch.testing.assert_close(torch.from_numpy(row), alone)
+
+
+def test_only_what_is_new_or_changed_is_computed(bundle: Path, tmp_path: Path) -> None:
+    folder, path = fill(tmp_path / "in", 9), tmp_path / "out"
+    assert summary(command(bundle, folder, "-o", path)) == [14, 14, 0, 0]
+    before = (path / "gallery.json").stat().st_ino
+    assert summary(command(bundle, folder, "-o", path)) == [14, 0, 14, 0]
+    assert (path / "gallery.json").stat().st_ino == before  # nothing was written again
+
+    (folder / "cats" / "1.png").write_bytes(picture(200, 21))  # of another size
+    os.utime(folder / "3.png", ns=(0, 0))  # of another time
+    (folder / "0.png").unlink()
+    (folder / "cats" / "deep" / "new.jpg").write_bytes(picture(201, ending=".jpg"))
+    (folder / "a.webp").write_bytes(picture(202, ending=".webp"))
+    assert summary(command(bundle, folder, "-o", path)) == [15, 4, 11, 3]
+    fresh = tmp_path / "fresh"
+    command(bundle, folder, "-o", fresh)
+    for name in ("items.jsonl", "offsets.safetensors", "thumbnails.bin"):
+        assert (path / name).read_bytes() == (fresh / name).read_bytes(), name
+    features = [load_file(one / "features.safetensors")["matrix"] for one in (path, fresh)]
+    np.testing.assert_allclose(*features, rtol=1e-5, atol=1e-6)
+    Gallery(path, Bundle.open(bundle)).verify()
+
+
+_INTERRUPTED = """
+import sys, time
+from pathlib import Path
+from serving.galleries import building
+from serving.galleries.building import Indexing, index_collection
+from serving.galleries.collection import open_collection
+from serving.model import Model
+
+building._SECONDS_BETWEEN_COMMITS = 0
+bundle, folder, out = map(Path, sys.argv[1:])
+
+def wait(done, total):
+    if done >= 8:
+        print(done, flush=True)
+        time.sleep(60)
+
+index_collection(
+    Model.open(bundle), open_collection(folder, "pictures"), out, Indexing(batch_size=4),
+    computing=wait,
+)
+"""
+
+
+def test_a_killed_run_is_gone_on_with(
+    bundle: Path, folder: Path, gallery: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "out"
+    arguments = [str(one) for one in (bundle, folder, path)]
+    running = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED, *arguments],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    with running:
+        try:
+            assert running.stdout is not None
+            assert running.stdout.readline() == b"8\n"
+            busy = "is being written by another kway index: wait for it"
+            with pytest.raises(ValueError, match=busy):
+                command(bundle, folder, "-o", path)
+        finally:
+            running.kill()
+    assert not path.exists()
+
+    (folder / "first.png").write_bytes(picture(7))  # stands before all that was computed
+    total = NUM + len(ODD)
+    try:
+        assert summary(command(bundle, folder, "-o", path)) == [total + 1, total - 7, 8, 0]
+    finally:
+        (folder / "first.png").unlink()
+    assert not path.with_name("out.partial").exists()
+    assert summary(command(bundle, folder, "-o", path)) == [total, 0, total, 1]
+    assert (path / "items.jsonl").read_bytes() == (gallery / "items.jsonl").read_bytes()
+
+
+def test_an_interrupted_run_loses_nothing_and_leaves_no_half_gallery(
+    bundle: Path, folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "out"
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 12:
+            raise KeyboardInterrupt
+
+    def run(report: Callable[[int, int], None]) -> Indexed:
+        opened = open_collection(folder, "pictures")
+        how = Indexing(batch_size=4)
+        return index_collection(Model.open(bundle), opened, path, how, computing=report)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupt)
+    assert not path.exists()
+    done: list[tuple[int, int]] = []
+    assert run(lambda *so_far: done.append(so_far)).kept == 12
+    assert done[-1] == (NUM + len(ODD) - 12,) * 2
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(bundle: Path, tmp_path: Path) -> None:
+    folder, path = fill(tmp_path / "in", 6), tmp_path / "out"
+    command(bundle, folder, "-o", path)
+    work = path.with_name("out.partial")
+    work.mkdir()
+    path.rename(work / "old")
+    assert summary(command(bundle, folder, "-o", path)) == [11, 0, 11, 0]
+    assert not work.exists()
+
+
+def test_what_cannot_be_read_is_counted_and_listed(bundle: Path, tmp_path: Path) -> None:
+    folder, path = fill(tmp_path / "in", 6), tmp_path / "out"
+    (tmp_path / "secret.png").write_bytes(picture(1))
+    (folder / "cut.png").write_bytes(picture(0)[:60])
+    (folder / "text.jpg").write_bytes(b"no picture")
+    (folder / "notes.txt").write_bytes(b"")
+    (folder / ".hidden").mkdir()
+    (folder / ".hidden" / "1.png").write_bytes(picture(1))
+    os.mkfifo(folder / "pipe.png")
+    (folder / "out.png").symlink_to(tmp_path / "secret.png")
+    (folder / "in.png").symlink_to(folder / "0.png")
+    (folder / "nowhere.png").symlink_to(folder / "absent.png")
+    (folder / "around").symlink_to(folder)
+    output = command(bundle, folder, "-o", path)
+    assert summary(output)[0] == len(names(path)) == 12
+    assert "in.png" in names(path)
+    reasons = unreadable(path)
+    assert set(reasons) == {"cut.png", "text.jpg", "pipe.png", "out.png", "nowhere.png"}
+    assert reasons["out.png"] == "a link out of the folder"
+    assert reasons["pipe.png"] == "no regular file"
+    assert "left out: text.jpg: not a picture" in output
+    assert "warning: left out 5 unreadable pictures, listed in" in output
+    assert "note: ignoring 3 other files" in output
+
+    with pytest.raises(ValueError, match=r"in: .* cannot be read .* and 4 more: .*--strict"):
+        command(bundle, folder, "-o", tmp_path / "strict", "--strict")
+    assert not (tmp_path / "strict").exists()
+    (folder / "text.jpg").write_bytes(picture(3, ending=".jpg"))
+    assert summary(command(bundle, folder, "-o", path)) == [13, 1, 12, 0]
+
+
+class _Overflowing(Model):
+    """Gives the first input of each batch features that are no numbers."""
+
+    def features(self, prepared: Sequence[Any]) -> Tensor:
+        return super().features(prepared).index_fill(0, torch.tensor(0), float("inf"))
+
+
+def test_features_that_are_not_finite_do_not_enter_a_gallery(bundle: Path, tmp_path: Path) -> None:
+    pictures = open_collection(fill(tmp_path / "in", 6), "pictures")
+    how = Indexing(batch_size=4)
+    done = index_collection(_Overflowing.open(bundle), pictures, tmp_path / "out", how)
+    assert (done.computed, done.info.num_items, done.info.unreadable) == (8, 8, 3)
+    assert set(unreadable(tmp_path / "out").values()) == {"the model gives it no finite features"}
+    assert np.isfinite(load_file(tmp_path / "out" / "features.safetensors")["matrix"]).all()
+
+
+def test_nothing_to_index_is_an_error(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty holds no pictures: there is nothing to index"):
+        command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
+    (tmp_path / "empty" / "a.png").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"a\.png cannot be read \(not a picture"):
+        command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match="is no folder: the model reads pictures"):
+        command(bundle, tmp_path / "empty" / "a.png", "-o", tmp_path / "out")
+    with pytest.raises(ValueError, match="is no gallery: name another place"):
+        command(bundle, tmp_path / "empty", "-o", tmp_path / "empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_a_gallery_of_another_folder_is_not_overwritten(
+    bundle: Path, folder: Path, tmp_path: Path
+) -> None:
+    moved = fill(tmp_path / "moved", 6)
+    path = tmp_path / "out"
+    command(bundle, moved, "-o", path)
+    with pytest.raises(ValueError, match=r"out was made of .*moved, not of .*--force"):
+        command(bundle, folder, "-o", path)
+    with pytest.raises(ValueError, match="was made with thumbnails"):
+        command(bundle, moved, "-o", path, "--no-thumbnails")
+    moved.rename(tmp_path / "again")
+    assert summary(command(bundle, tmp_path / "again", "-o", path, "--force"))[1:] == [0, 11, 0]
+    assert json.loads((path / "gallery.json").read_text())["source"] == str(tmp_path / "again")
+
+
+# ---------------------------------------------------------------------------- opening
+
+
+def another_backbone(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def other():  # type: ignore[no-untyped-def]
+        backbone = tiny_backbone()
+        with torch.no_grad():
+            next(backbone.parameters()).add_(1.0)
+        return backbone
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tests.tiny_bundle.tiny_backbone", other)
+        return write(path)
+
+
+def test_features_of_another_backbone_are_refused(
+    bundle: Path, folder: Path, gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = another_backbone(tmp_path / "other", monkeypatch)
+    with pytest.raises(ValueError, match="pets holds features of another backbone"):
+        Gallery(gallery, Bundle.open(other))
+    with pytest.raises(ValueError, match="pets holds features of another backbone"):
+        command(other, folder, "-o", gallery)
+    changed = write(tmp_path / "size", changes={"image": {**_image(bundle), "resize": 24}})
+    with pytest.raises(ValueError, match="or of other preprocessing"):
+        Gallery(gallery, Bundle.open(changed))
+
+
+def _image(bundle: Path) -> dict:
+    return json.loads((bundle / "bundle.json").read_text())["model"]["image"]
+
+
+def test_another_head_on_the_same_backbone_is_welcome(gallery: Path, tmp_path: Path) -> None:
+    head = write(tmp_path / "head", blocks=[torch.zeros(len(NAMES), DIM + 1)])
+    Gallery(gallery, Bundle.open(head)).verify()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("features.safetensors", lambda data: data[:-1], "features.safetensors has .* bytes inst"),
+        ("thumbnails.bin", lambda data: data + b"x", "thumbnails.bin has .* bytes instead of"),
+        ("items.jsonl", lambda data: b"X" + data[1:], "items.jsonl does not match its checksum"),
+        ("features.safetensors", lambda data: data[:-1] + b"!", "features.safetensors does not m"),
+        ("gallery.json", lambda data: data[:-40], "gallery.json is damaged"),
+        ("gallery.json", lambda data: data.replace(b'"dim": 16', b'"dim": 17'), "other backbone"),
+        ("gallery.json", lambda data: data.replace(b'_items": 28', b'_items": 29'), "not hold F32"),
+        ("gallery.json", lambda data: data.replace(b'"dim"', b'"dims"'), "gallery.json: dim: Fie"),
+        ("gallery.json", lambda data: data.replace(b'ion": 1', b'ion": 2'), "gallery of format 2"),
+        (
+            "gallery.json",
+            lambda data: data.replace(b'"items.jsonl"', b'"../x"'),
+            "files has to nam",
+        ),
+        ("offsets.safetensors", lambda data: None, "lacks offsets.safetensors"),
+        ("gallery.json", lambda data: None, "is no gallery: it has no gallery.json"),
+    ],
+)
+def test_a_damaged_gallery_is_refused_by_name(
+    gallery: Path,
+    bundle: Path,
+    tmp_path: Path,
+    file: str,
+    change: Callable[[bytes], bytes | None],
+    message: str,
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for one in gallery.iterdir():
+        (copy / one.name).write_bytes(one.read_bytes())
+    changed = change((copy / file).read_bytes())
+    assert changed != (copy / file).read_bytes()
+    if changed is None:
+        (copy / file).unlink()
+    else:
+        (copy / file).write_bytes(changed)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        Gallery(copy, Bundle.open(bundle)).verify()
+
+
+# ---------------------------------------------------------------------------- searching
+
+
+def test_scores_and_matches_are_those_of_a_query_for_every_item(
+    ask: Ask, gallery: Path, folder: Path
+) -> None:
+    asked = {"classes": list(NAMES), "recall": 0.9}
+    everything = search(ask, classes=list(NAMES), limit=1000)
+    matching = search(ask, **asked, limit=1000)
+    assert everything["num_items"] == NUM + len(ODD)
+    for place, file in enumerate(names(gallery)):
+        sent = {"data": asked, "files": [("images", ("a", (folder / file).read_bytes()))]}
+        verdicts = ask("POST", "/v1/query", **sent).json()["results"][0]["verdicts"]
+        for verdict, every, some in zip(
+            verdicts, everything["results"], matching["results"], strict=True
+        ):
+            (hit,) = [hit for hit in every["hits"] if hit["item"] == place]
+            assert hit["score"] == pytest.approx(verdict["score"], rel=1e-5, abs=1e-5)
+            assert hit["match"] is None
+            found = [hit for hit in some["hits"] if hit["item"] == place]
+            assert [hit["match"] for hit in found] == [True] * verdict["match"]
+            for hit in found:
+                same = ("class", "class_id", "threshold", "threshold_source")
+                assert [hit[key] for key in same] == [verdict[key] for key in same]
+    assert 0 < sum(result["matches"] for result in matching["results"]) < 7 * NUM
+
+
+def test_pages_join_to_the_whole_and_equal_scores_stand_in_the_order_of_items(ask: Ask) -> None:
+    (whole,) = search(ask, classes=["husky"], limit=1000)["results"]
+    order = [(-hit["score"], hit["item"]) for hit in whole["hits"]]
+    assert order == sorted(order)
+    assert len({score for score, _ in order}) == len(order) - 5  # the pictures that stand twice
+    pages = [
+        search(ask, classes=["husky"], limit=4, offset=offset)["results"][0]
+        for offset in range(0, len(order) + 4, 4)
+    ]
+    assert [hit for page in pages for hit in page["hits"]] == whole["hits"]
+    assert {page["total"] for page in pages} == {len(order)}
+    assert pages[-1]["hits"] == []
+
+    bar = whole["hits"][9]["score"]
+    (some,) = search(ask, classes=["husky"], threshold=bar, limit=7, offset=5)["results"]
+    reach = sum(hit["score"] >= bar for hit in whole["hits"])
+    assert (some["matches"], some["total"]) == (reach, reach)
+    assert [hit["item"] for hit in some["hits"]] == [item for _, item in order[5:reach]]
+    (none,) = search(ask, classes=[0], threshold=1e9)["results"]
+    assert none == {
+        "class": "husky",
+        "class_id": 0,
+        "threshold": 1e9,
+        "total": 0,
+        "matches": 0,
+        "hits": [],
+    }
+
+
+def test_names_are_told_whatever_they_hold(ask: Ask, gallery: Path) -> None:
+    (found,) = search(ask, classes=[0], limit=1000)["results"]
+    told = {hit["item"]: hit["name"] for hit in found["hits"]}
+    assert [told[place] for place in range(len(told))] == [
+        name.replace("\udcff", "\\xff") for name in names(gallery)
+    ]
+
+
+def test_a_thumbnail_is_a_small_picture_of_its_item(ask: Ask, bundle: Path, tmp_path: Path) -> None:
+    pixels = np.zeros((400, 1000, 3), np.uint8)
+    pixels[:, :500] = (0, 0, 255)  # red, on the left
+    for name in ("a.jpg", "b.png", "c.bmp"):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(cv2.imencode(name[1:], pixels)[1].tobytes())
+    (tmp_path / "in" / "d.png").write_bytes(picture(1))
+    command(bundle, tmp_path / "in", "-o", tmp_path / "out")
+    command(bundle, tmp_path / "in", "-o", tmp_path / "bare", "--no-thumbnails")
+    ask = served(bundle, big=tmp_path / "out", bare=tmp_path / "bare")
+    for place, size in enumerate([(64, 160), (64, 160), (64, 160), (20, 30)]):
+        answer = ask("GET", f"/v1/galleries/big/items/{place}/thumbnail")
+        assert answer.headers["content-type"] == "image/jpeg"
+        small = cv2.imdecode(np.frombuffer(answer.content, np.uint8), cv2.IMREAD_COLOR)
+        assert small.shape[:2] == size
+        if place < 3:
+            assert abs(small[30, 20].astype(int) - (0, 0, 255)).max() < 20
+            assert small[30, 140].max() < 20
+    refused = ask("GET", "/v1/galleries/bare/items/0/thumbnail")
+    assert refusal(refused) == (404, "no_thumbnail")
+
+
+def test_the_galleries_of_a_server_are_listed(ask: Ask) -> None:
+    assert ask("GET", "/v1/galleries").json() == {
+        "galleries": [
+            {"name": "pets", "num_items": 28, "reads": "pictures", "thumbnails": True},
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("pets/search", b"", 400, "empty_body"),
+        ("pets/search", b"{", 400, "invalid_json"),
+        ("pets/search", b'{"classes": ["\xff"]}', 400, "invalid_json"),
+        ("pets/search", b'{"classes": []}', 422, "invalid_query"),
+        ("pets/search", b'{"classes": [0], "limit": 1001}', 422, "invalid_query"),
+        ("pets/search", b'{"classes": [0], "limit": 0}', 422, "invalid_query"),
+        ("pets/search", b'{"classes": [0], "offset": -1}', 422, "invalid_query"),
+        ("pets/search", b'{"classes": [0], "offset": 99999999999999999999}', 422, "invalid_query"),
+        ("pets/search", b'{"classes": [0], "gallery": 1}', 422, "invalid_query"),
+        ("pets/search", b'{"classes": [0], "recall": 0.5}', 422, "invalid_query"),
+        ("pets/search", b'{"classes": [0], "recall": 0.9, "threshold": 1}', 422, "invalid_query"),
+        ("pets/search", json.dumps({"classes": [0] * 11, "limit": 1000}), 422, "invalid_query"),
+        ("pets/search", json.dumps({"classes": [0] * 101}), 413, "too_many_classes"),
+        ("pets/search", b'{"classes": ["hsky"]}', 404, "unknown_class"),
+        ("cats/search", b'{"classes": [0]}', 404, "unknown_gallery"),
+        ("..%2fpets/search", b'{"classes": [0]}', 404, "no_such_path"),
+        ("..%00/search", b'{"classes": [0]}', 404, "unknown_gallery"),
+        ("pets/items/28/thumbnail", None, 404, "unknown_item"),
+        ("pets/items/-1/thumbnail", None, 422, "invalid_parameter"),
+        ("pets/items/99999999999999999999999/thumbnail", None, 404, "unknown_item"),
+        ("cats/items/0/thumbnail", None, 404, "unknown_gallery"),
+    ],
+)
+def test_bad_requests_are_refused_with_a_reason(
+    ask: Ask, path: str, body: bytes | None, status: int, code: str
+) -> None:
+    method = "GET" if body is None else "POST"
+    answer = ask(method, f"/v1/galleries/{path}", content=body)
+    assert refusal(answer) == (status, code), answer.text
+    if code == "unknown_gallery":
+        assert answer.json()["error"]["message"].endswith("; this server has: pets")
+
+
+@pytest.mark.parametrize("kind", ["logit", "taylor", "spherical"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_read_only_features_score_as_the_bundle_does(tmp_path: Path, kind: str, bias: bool) -> None:
+    loss = LossSpec(kind="x", aligned=False, score=kind, eps=0.5)
+    opened = Bundle.open(write(tmp_path / "b", bias=bias, changes={"loss": loss.model_dump()}))
+    features = torch.randn(1000, DIM)
+    mapped = features.numpy()
+    mapped.flags.writeable = False
+    for class_id in range(len(NAMES)):
+        found = class_scores(mapped, opened.rows([class_id])[0], loss)
+        expected = opened.scores(features, [class_id])[:, 0]
+        torch.testing.assert_close(torch.from_numpy(found), expected)
+
+
+def test_the_best_are_found_whatever_ties_there_are() -> None:
+    for seed in range(30):
+        scores = np.random.default_rng(seed).integers(0, 1 + seed, 200).astype(np.float32)
+        order = sorted(range(200), key=lambda place: (-scores[place], place))
+        for count in (1, 17, 199, 200, 500):
+            assert best(scores, count).tolist() == order[:count]
+        ranking = Ranking(scores)
+        assert ranking.page(190, 50) == order[190:]
+        assert ranking.reaching(3.0) == (scores >= 3).sum()
+
+
+def test_a_page_beyond_those_that_were_sorted_at_first_is_right() -> None:
+    scores = np.random.default_rng(0).normal(size=5000).astype(np.float32)
+    order = np.argsort(-scores, kind="stable").tolist()
+    ranking = Ranking(scores)
+    for offset in (0, 1020, 2000, 4990, 6000):
+        assert ranking.page(offset, 30) == order[offset : offset + 30]
+
+
+def test_scores_of_recent_classes_are_kept_within_a_bound(bundle: Path, gallery: Path) -> None:
+    from serving.answer import ask as question
+
+    opened = Bundle.open(bundle)
+    room = 3 * (28 * 4 + 28 * 8)  # scores and order of three classes
+    galleries = Galleries({"pets": gallery}, opened, cache_bytes=room)
+    for asked in ([0], [1], [2], [0], [3]):
+        galleries.search("pets", question(opened, asked), offset=0, limit=1)
+    assert list(galleries._rankings._held) == [("pets", 2), ("pets", 0), ("pets", 3)]
+
+
+# ---------------------------------------------------------------------------- texts
+
+
+def test_a_file_of_texts_is_indexed_and_grows(tmp_path: Path) -> None:
+    bundle = write_of_texts(tmp_path / "texts")
+    file, path = tmp_path / "lines.txt", tmp_path / "out"
+    file.write_bytes("\ufeffa cat\r\nand a dog\n\n猫 🐶\n".encode() + b"\xff\n" + b"hund")
+    output = command(bundle, file, "-o", path)
+    assert summary(output) == [5, 5, 0, 0]
+    assert unreadable(path) == {"5": "not UTF-8 from its byte 0 on"}
+    with file.open("ab") as more:
+        more.write(b"\n" + b"a cat and a dog " * 100)
+    assert summary(command(bundle, file, "-o", path)) == [6, 1, 5, 0]
+
+    ask = served(bundle, pets=path)
+    (found,) = search(ask, classes=["samoyed"])["results"]
+    hits = {hit["name"]: hit for hit in found["hits"]}
+    texts = {"1": "a cat", "2": "and a dog", "3": "", "4": "猫 🐶", "6": "hund"}
+    assert {name: hits[name]["text"] for name in texts} == texts
+    assert hits["7"]["text"] == ("a cat and a dog " * 100)[:499] + "…"
+    for name, text in texts.items():
+        asked = {"classes": ["samoyed"], "texts": [text]}
+        verdict = ask("POST", "/v1/query", json=asked).json()["results"][0]["verdicts"][0]
+        assert hits[name]["score"] == pytest.approx(verdict["score"], rel=1e-4, abs=1e-5)
+    refused = ask("GET", "/v1/galleries/pets/items/0/thumbnail")
+    assert refusal(refused) == (404, "no_thumbnail")
+
+    file.write_bytes(b"a dog\n" + file.read_bytes()[3:])  # what follows an inserted line moves
+    assert summary(command(bundle, file, "-o", path))[0] == 7
+    with pytest.raises(FileNotFoundError, match="is no file: the model reads texts"):
+        command(bundle, tmp_path, "-o", path)
+
+
+@pytest.mark.parametrize("name", ["../a", "", "a/b", "a b", ".", "a" * 65, "a\n"])
+def test_a_gallery_is_named_by_what_can_stand_in_a_url(name: str) -> None:
+    assert ServingConfig(galleries={"b-2.x_Y": Path("a")}).galleries == {"b-2.x_Y": Path("a")}
+    with pytest.raises(ValueError, match="galleries"):
+        ServingConfig(galleries={name: Path("a")})
