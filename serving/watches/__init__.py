@@ -1,0 +1,1 @@
+"""Standing queries: questions that stay, asked of every frame of the feeds they look at."""

@@ -1,0 +1,114 @@
+"""The board in one Ray actor for all replicas, found by its name; and how replicas reach it.
+
+A restart of the actor keeps the watches: they lie in Ray's own key-value store. Listeners are
+told and listen anew. Importing this module imports Ray.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.experimental import internal_kv
+
+from serving.config import ServingConfig
+from serving.watches.board import Board
+from serving.watches.watch import Changes, Letters, Terms, Watch, WatchError, WatchesDownError
+
+NAME, NAMESPACE = "kway-watches", "kway"
+# Listeners and replicas each hold a call while they wait for news.
+_MAX_CALLS = 10_000
+_ANSWER_SECONDS = 5.0
+
+
+class Kept(MutableMapping[str, bytes]):
+    """Ray's key-value store, in the head node's memory, as a mapping."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+
+    def __getitem__(self, key: str) -> bytes:
+        found = internal_kv._internal_kv_get(key, namespace=self._namespace)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: str, value: bytes) -> None:
+        internal_kv._internal_kv_put(key, value, overwrite=True, namespace=self._namespace)
+
+    def __delitem__(self, key: str) -> None:
+        if not internal_kv._internal_kv_del(key, namespace=self._namespace):
+            raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        for key in internal_kv._internal_kv_list("", namespace=self._namespace):
+            yield key.decode()
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+class WatchActor(Board):
+    """The board, with what outlives it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(ServingConfig.model_validate(config), kept=Kept(NAMESPACE))
+
+
+class RayWatches:
+    """`Watches` in the actor, which the first replica starts."""
+
+    def __init__(self, config: ServingConfig, *, name: str = NAME) -> None:
+        remote: Any = ray.remote(WatchActor)
+        self._actor: Any = remote.options(
+            name=name,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",  # not the replica's own: replicas come and go
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=_MAX_CALLS,
+        ).remote(config.model_dump(mode="json"))
+        self._actor.configure.remote(config)  # one that was there already has older limits
+
+    async def create(self, client: str, terms: Terms) -> Watch:
+        return await self._call("create", client, terms)
+
+    async def owned(self, client: str) -> list[Watch]:
+        return await self._call("owned", client)
+
+    async def get(self, client: str, watch_id: str) -> Watch:
+        return await self._call("get", client, watch_id)
+
+    async def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
+        return await self._call("change", client, watch_id, dict(fields))
+
+    async def remove(self, client: str, watch_id: str) -> None:
+        await self._call("remove", client, watch_id)
+
+    async def changed_since(self, epoch: str, version: int, wait_seconds: float) -> Changes:
+        return await self._call("changed_since", epoch, version, wait_seconds, wait=wait_seconds)
+
+    async def publish(self, hits: Sequence[tuple[str, str]], lost: Mapping[str, int]) -> None:
+        await self._call("publish", hits, lost)
+
+    async def listen(self, client: str, watch_id: str) -> str:
+        return await self._call("listen", client, watch_id)
+
+    async def take(self, listener: str, wait_seconds: float) -> Letters:
+        return await self._call("take", listener, wait_seconds, wait=wait_seconds)
+
+    async def leave(self, listener: str) -> None:
+        await self._call("leave", listener)
+
+    async def _call(self, method: str, *arguments: object, wait: float = 0.0) -> Any:
+        try:
+            async with asyncio.timeout(wait + _ANSWER_SECONDS):
+                return await getattr(self._actor, method).remote(*arguments)
+        except RayTaskError as error:
+            if isinstance(error.cause, WatchError):
+                raise error.cause from None
+            raise
+        except (RayActorError, TimeoutError) as error:
+            raise WatchesDownError("the watches do not answer now: try again") from error

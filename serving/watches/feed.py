@@ -1,0 +1,201 @@
+"""One feed on its way through a replica: frames in, lines out, one forward pass a frame.
+
+However many watches look at the feed. A frame that no watch looks at costs none.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import BaseModel
+from torch import Tensor
+
+from serving.batching import QueueFullError
+from serving.errors import ApiError, ErrorDetail
+from serving.service import Service
+from serving.watches.frame import Frame
+from serving.watches.lines import (
+    Acknowledged,
+    Dropped,
+    FeedCounts,
+    FeedDone,
+    FrameError,
+    WatchHit,
+)
+from serving.watches.live import LiveWatches
+from serving.watches.matching import Bars, Match, Plan
+from serving.watches.outbox import Outbox
+from serving.watches.pumping import pump_all, pump_latest
+from serving.watches.watch import Held, Watches
+
+# How long a frame waits before it asks again for a place in the model's queue.
+_QUEUE_SECONDS = 0.02
+# Stands before what `Service.features` says of an input; a frame is alone.
+_PLACE = "frame"
+
+
+class WatchCounts(Protocol):
+    """Where frames, and hits on their way, are counted."""
+
+    def count_frame(self, outcome: str) -> None:
+        """`ok`, `unwatched` where no watch looked, `dropped`, or the error's code."""
+        ...
+
+    def count_hits(self, count: int) -> None: ...
+
+    def count_lost_hits(self, count: int) -> None:
+        """Hits that could not be passed on to listeners."""
+        ...
+
+    def set_watches(self, count: int) -> None:
+        """How many watches this replica knows of."""
+        ...
+
+
+class Feeds:
+    """What all feeds of a replica share: the copy of the watches, and the way to listeners."""
+
+    def __init__(self, service: Service, watches: Watches, counts: WatchCounts) -> None:
+        self.service, self.counts = service, counts
+        self.live = LiveWatches(watches)
+        self.outbox = Outbox(
+            watches, most=service.config.max_listener_hits, on_lost=counts.count_lost_hits
+        )
+
+
+@dataclass
+class _Answered:
+    """A frame's answer; `error` where it was refused."""
+
+    frame: Frame
+    hits: Sequence[WatchHit] = ()
+    error: ApiError | None = None
+
+
+class Feed:
+    """The frames that one connection sends to the feed `name`."""
+
+    def __init__(
+        self,
+        feeds: Feeds,
+        *,
+        name: str,
+        client: str,
+        is_acknowledged: bool,
+        write: Callable[[BaseModel], Awaitable[None]],
+    ) -> None:
+        self._feeds, self._name, self._client = feeds, name, client
+        self._service, self._limits = feeds.service, feeds.service.config
+        self._is_acknowledged, self._write_line = is_acknowledged, write
+        self._counts = FeedCounts(frames=0, hits=0, errors=0, dropped=0)
+        self._bars = Bars(self._service.model.bundle)
+        self._plan: Plan | None = None
+        self._planned_for: tuple[str, int] | None = None
+        self._planning = asyncio.Lock()
+
+    async def run(self, frames: AsyncIterator[Frame], *, latest: bool) -> None:
+        """Answer the frames, all of them or always the `latest`, and say at the end how many."""
+        if latest:
+            await pump_latest(frames, self._answer, self._write, on_dropped=self._drop)
+        else:
+            most = self._limits.max_frames_in_flight
+            await pump_all(frames, self._answer, self._write, limit=most)
+        await self._write_line(FeedDone(done=self._counts))
+
+    async def _answer(self, frame: Frame) -> _Answered:
+        try:
+            if isinstance(frame.content, ApiError):
+                raise frame.content
+            plan = await self._current_plan()
+            if plan is None:
+                self._feeds.counts.count_frame("unwatched")
+                return _Answered(frame)
+            hits = await self._hits(frame, frame.content, plan)
+        except ApiError as error:
+            self._feeds.counts.count_frame(error.code)
+            return _Answered(frame, error=error)
+        self._feeds.counts.count_frame("ok")
+        return _Answered(frame, hits)
+
+    async def _current_plan(self) -> Plan | None:
+        """The questions of now; None where there is none."""
+        live = self._feeds.live
+        async with self._planning:
+            if self._planned_for != live.version:
+                version, held = live.version, live.of(self._name, self._client)
+                self._plan = await self._service.in_thread(self._make_plan, held)
+                self._planned_for = version
+                self._feeds.counts.set_watches(len(live))
+            return self._plan
+
+    def _make_plan(self, held: Sequence[Held]) -> Plan | None:
+        pairs = self._bars.of(held)
+        return Plan(self._service.model.bundle, pairs) if pairs else None
+
+    async def _hits(self, frame: Frame, content: bytes | str, plan: Plan) -> list[WatchHit]:
+        """Pass all hits on to those who listen; the sender's own come back."""
+        features = await self._in_turn(content)
+        matches = await self._service.in_thread(plan.matches, features, time.time())
+        self._feeds.counts.count_hits(len(matches))
+        own = []
+        for match in matches:
+            hit = self._hit(frame, match)
+            if match.held.is_listened:
+                self._feeds.outbox.put(hit.watch, hit.model_dump_json())
+            if match.held.watch.client == self._client:
+                own.append(hit)
+        return own
+
+    async def _in_turn(self, content: bytes | str) -> Tensor:
+        """Features [1, dim] of a frame, which waits where the queue for the model is full."""
+        seconds = self._limits.request_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        return await self._service.features([content], _PLACE)
+                    except QueueFullError:
+                        await asyncio.sleep(_QUEUE_SECONDS)
+        except TimeoutError as error:
+            raise ApiError(503, "timeout", f"no answer within {seconds:g} s") from error
+
+    def _hit(self, frame: Frame, match: Match) -> WatchHit:
+        watch = match.held.watch
+        return WatchHit(
+            watch=watch.id,
+            label=watch.label,
+            feed=self._name,
+            frame=frame.id,
+            time=frame.time,
+            class_name=self._service.model.bundle.names.names[match.class_id],
+            class_id=match.class_id,
+            score=match.score,
+            threshold=match.threshold,
+        )
+
+    async def _write(self, answered: _Answered) -> None:
+        self._counts.frames += 1
+        self._counts.hits += len(answered.hits)
+        if answered.error is not None:
+            self._counts.errors += 1
+            await self._write_line(_frame_error(answered.error, answered.frame.id))
+        for hit in answered.hits:
+            await self._write_line(hit)
+        if self._is_acknowledged and answered.error is None:
+            await self._write_line(
+                Acknowledged(answered=answered.frame.id, hits=len(answered.hits))
+            )
+
+    async def _drop(self, count: int) -> None:
+        self._counts.frames += count
+        self._counts.dropped += count
+        for _ in range(count):
+            self._feeds.counts.count_frame("dropped")
+        await self._write_line(Dropped(dropped=count))
+
+
+def _frame_error(error: ApiError, frame: str | int) -> FrameError:
+    message = str(error).removeprefix(f"{_PLACE}[0]: ")
+    return FrameError(frame=frame, error=ErrorDetail(code=error.code, message=message))

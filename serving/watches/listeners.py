@@ -1,0 +1,97 @@
+"""Who listens to which watch, and the hits that wait for each: a bounded number, the newest.
+
+Plain: the clock is passed in; nothing here waits.
+"""
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable
+
+from serving.watches.watch import Letters, UnknownListenerError, WatchLimitError
+
+# A listener takes its hits every few seconds; the replica of one that does not has died.
+_LEASE_SECONDS = 60.0
+
+
+class Listener:
+    """One that listens; `news` is set while something waits for it."""
+
+    def __init__(self, watch_id: str, most: int, now: float) -> None:
+        self.watch_id, self.taken_at = watch_id, now
+        self.news = asyncio.Event()
+        self._lines: deque[str] = deque(maxlen=most)
+        self._dropped = 0
+        self.ended: str | None = None
+
+    def put(self, line: str) -> None:
+        self.drop(len(self._lines) == self._lines.maxlen)
+        self._lines.append(line)
+        self.news.set()
+
+    def drop(self, count: int) -> None:
+        self._dropped += count
+        self.news.set()
+
+    def end(self, reason: str) -> None:
+        self.ended = reason
+        self.news.set()
+
+    def take(self) -> Letters:
+        letters = Letters(tuple(self._lines), self._dropped, self.ended)
+        self._lines.clear()
+        self._dropped = 0
+        self.news.clear()
+        return letters
+
+
+class Listeners:
+    """All that listen."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._listeners: dict[str, Listener] = {}
+        self._by_watch: dict[str, set[str]] = {}
+
+    def join(self, watch_id: str, *, most: int, most_hits: int) -> str:
+        """A new listener of a watch, which may have `most`; WatchLimitError beyond it."""
+        others = self._by_watch.setdefault(watch_id, set())
+        if len(others) >= most:
+            raise WatchLimitError(f"{most} listen to this watch, and no more may: end one of them")
+        listener = secrets.token_hex(8)
+        others.add(listener)
+        self._listeners[listener] = Listener(watch_id, most_hits, self._clock())
+        return listener
+
+    def get(self, listener: str) -> Listener:
+        """Raises UnknownListenerError; its lease is renewed."""
+        found = self._listeners.get(listener)
+        if found is None:
+            raise UnknownListenerError("hits for it are no longer kept: some may be lost")
+        found.taken_at = self._clock()
+        return found
+
+    def of(self, watch_id: str) -> list[Listener]:
+        """Those of one watch."""
+        return [self._listeners[one] for one in self._by_watch.get(watch_id, ())]
+
+    def leave(self, listener: str) -> None:
+        """Forget a listener, if it is known."""
+        found = self._listeners.pop(listener, None)
+        if found is None:
+            return
+        others = self._by_watch[found.watch_id]
+        others.discard(listener)
+        if not others:
+            del self._by_watch[found.watch_id]
+
+    def sweep(self) -> None:
+        """Forget those that have not taken their hits for long."""
+        before = self._clock() - _LEASE_SECONDS
+        late = [key for key, one in self._listeners.items() if one.taken_at < before]
+        for listener in late:
+            self.leave(listener)
+
+    def listened(self) -> set[str]:
+        """The watches that somebody listens to."""
+        return set(self._by_watch)

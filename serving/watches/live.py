@@ -1,0 +1,83 @@
+"""A replica's copy of the watches, kept fresh by a long poll while frames come in.
+
+Where the watches do not answer, the copy goes on without news; it still lets watches expire.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from serving.watches.watch import Changes, Held, Watches, WatchesDownError
+
+_POLL_SECONDS = 10.0
+_RETRY_SECONDS = 0.5
+_log = logging.getLogger("kway.serving")
+
+
+class LiveWatches:
+    """The copy; used from one event loop. `version` changes whenever it does."""
+
+    def __init__(self, watches: Watches) -> None:
+        self._watches = watches
+        self._held: dict[str, Held] = {}
+        self.version: tuple[str, int] = ("", 0)
+        self._followers = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[None]:
+        """Keep the copy fresh while inside; it holds every watch made before.
+
+        Raises WatchesDownError where that cannot be had.
+        """
+        await self._refresh(0)
+        self._followers += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._follow())
+        try:
+            yield
+        finally:
+            self._followers -= 1
+            if not self._followers:
+                self._task.cancel()
+                self._task = None
+
+    def of(self, feed: str, client: str) -> list[Held]:
+        """The watches that look at a feed and whose hits somebody gets: `client`, who sends the
+        frames, its own ones; listeners, those that are listened to."""
+        return [
+            one
+            for one in self._held.values()
+            if one.watch.looks_at(feed) and (one.is_listened or one.watch.client == client)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def _follow(self) -> None:
+        is_down = False
+        while True:
+            try:
+                await self._refresh(_POLL_SECONDS)
+                is_down = False
+            except WatchesDownError as error:
+                if not is_down:
+                    _log.warning("frames are asked what was last known of the watches: %s", error)
+                is_down = True
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _refresh(self, wait_seconds: float) -> None:
+        epoch, version = self.version
+        self._apply(await self._watches.changed_since(epoch, version, wait_seconds))
+
+    def _apply(self, changes: Changes) -> None:
+        epoch, version = self.version
+        if changes.epoch == epoch and changes.version <= version:
+            return  # another poll was faster
+        if changes.is_whole:
+            self._held = {}
+        for watch_id in changes.gone:
+            self._held.pop(watch_id, None)
+        self._held.update((one.watch.id, one) for one in changes.held)
+        self.version = (changes.epoch, changes.version)
