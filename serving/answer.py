@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from serving.verdicts import Answer, InputVerdicts, Verdict
 from trainer.bundle import Bundle
 
 NOT_ALIGNED = (
@@ -26,38 +26,6 @@ class Question:
     class_ids: tuple[int, ...]
     recall: float | None = None
     threshold: float | None = None
-
-
-class Verdict(BaseModel):
-    """One class for one input."""
-
-    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
-
-    class_name: str = Field(alias="class")
-    class_id: int
-    score: float = Field(
-        description="the logit; where `loss.score` of /v1/model is another, that of the logit"
-    )
-    threshold: float | None
-    threshold_source: Literal["class", "pooled", "request"] | None = Field(
-        description="the class's own threshold, the pooled one of all classes, or the request's"
-    )
-    match: bool | None = Field(description="score >= threshold; null without a threshold")
-
-
-class InputVerdicts(BaseModel):
-    """What the model says of one input, in the order of the classes asked for."""
-
-    input: int = Field(description="position of the input in the request")
-    verdicts: list[Verdict]
-
-
-class Answer(BaseModel):
-    """`aligned`: the loss follows the Principle of Logit Separation, so one logit says enough."""
-
-    aligned: bool
-    notice: str | None
-    results: list[InputVerdicts]
 
 
 def ask(
@@ -85,7 +53,10 @@ def ask(
 def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
     """Features [B, dim] -> verdicts for B inputs, reading only the rows of the classes asked."""
     scores = bundle.scores(features, question.class_ids).tolist()
-    bars = [_threshold(bundle, class_id, question) for class_id in question.class_ids]
+    asked = [
+        (class_id, bundle.names.names[class_id], *threshold_of(bundle, class_id, question))
+        for class_id in question.class_ids
+    ]
     loss = bundle.spec.loss
     return Answer(
         aligned=loss.aligned,
@@ -95,16 +66,14 @@ def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
                 input=place,
                 verdicts=[
                     Verdict(
-                        class_name=bundle.names.names[class_id],
+                        class_name=name,
                         class_id=class_id,
                         score=score,
                         threshold=bar,
                         threshold_source=source,
                         match=None if bar is None else score >= bar,
                     )
-                    for class_id, score, (bar, source) in zip(
-                        question.class_ids, row, bars, strict=True
-                    )
+                    for (class_id, name, bar, source), score in zip(asked, row, strict=True)
                 ],
             )
             for place, row in enumerate(scores)
@@ -112,9 +81,10 @@ def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
     )
 
 
-def _threshold(
+def threshold_of(
     bundle: Bundle, class_id: int, question: Question
 ) -> tuple[float | None, Literal["class", "pooled", "request"] | None]:
+    """What decides a class in this question, and where it is from; nothing where nothing does."""
     if question.threshold is not None:
         return question.threshold, "request"
     if question.recall is not None:

@@ -1,6 +1,12 @@
 """What a server is told: where it listens, and its limits. Free of torch and Ray."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+# Stands in URLs as it is.
+GalleryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class ServingConfig(BaseModel):
@@ -28,3 +34,47 @@ class ServingConfig(BaseModel):
     max_queued_inputs: int = Field(256, gt=0, description="inputs that wait for the model")
     max_requests: int = Field(128, gt=0, description="requests in progress; beyond it: 429")
     request_timeout_seconds: float = Field(30.0, gt=0)
+    token_file: Path | None = Field(None, description="tokens, one a line; none: all are let in")
+    max_streams: int = Field(8, gt=0, description="streams of lines at once; beyond it: 429")
+    max_lines_in_flight: int = Field(16, gt=0, description="of one stream, with the model")
+    stream_idle_seconds: float = Field(
+        60.0, gt=0, description="a stream without a line for so long is ended"
+    )
+    galleries: dict[GalleryName, Path] = Field(
+        {}, description="folders made by kway index, under the names that requests use"
+    )
+    max_watches: int = Field(1000, gt=0, description="watches of all clients together")
+    max_watches_per_client: int = Field(100, gt=0)
+    min_watch_ttl_seconds: float = Field(10.0, gt=0)
+    max_watch_ttl_seconds: float = Field(7 * 86400.0, gt=0)
+    max_watch_listeners: int = Field(10, gt=0, description="that listen to one watch")
+    max_listener_hits: int = Field(1000, gt=0, description="that wait for one listener")
+    max_feeds: int = Field(32, gt=0, description="feeds that send to one replica; beyond it: 429")
+    max_frames_in_flight: int = Field(4, gt=0, description="of one feed, with the model")
+    max_frame_bytes: int = Field(
+        4 * 2**20,
+        gt=0,
+        le=12 * 2**20,  # a WebSocket message may have 16 MiB, in base64 and with its braces
+        description="of one frame's picture or text",
+    )
+    feed_idle_seconds: float = Field(
+        60.0, gt=0, description="a feed without a frame for so long is ended"
+    )
+    max_replicas: int | None = Field(
+        None, gt=0, description="as many while there is work; none: always `replicas`"
+    )
+    target_requests: int = Field(
+        16, gt=0, description="in progress a replica, that the number of replicas is scaled for"
+    )
+    device: Literal["cpu", "cuda"] = Field("cpu", description="cuda: a GPU for each replica")
+
+    @model_validator(mode="after")
+    def _scales_up(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError(f"max_replicas {self.max_replicas} is under replicas {self.replicas}")
+        return self
+
+    @property
+    def most_replicas(self) -> int:
+        """As many replicas as there can be."""
+        return self.replicas if self.max_replicas is None else self.max_replicas

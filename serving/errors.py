@@ -44,14 +44,16 @@ class ApiError(Exception):
 def error_response(
     status: int, code: str, message: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    body = ErrorBody(error=ErrorDetail(code=code, message=message))
+    # What a client sent may be quoted in it, and need not be Unicode.
+    plain = message.encode("utf-8", "backslashreplace").decode("utf-8")
+    body = ErrorBody(error=ErrorDetail(code=code, message=plain))
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
 
 
 def describe_invalid(errors: list) -> str:
     """The first of pydantic's errors, as one line."""
     first = errors[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("query", "body"))
+    where = ".".join(str(part)[:80] for part in first["loc"] if part not in ("query", "body"))
     return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 

@@ -14,13 +14,15 @@ from typing import Any, Protocol
 
 import torch
 from starlette.requests import ClientDisconnect
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from serving.answer import Answer, Question, answer, ask
+from serving.answer import Question, answer, ask
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
 from serving.errors import ApiError
 from serving.model import Model
+from serving.verdicts import Answer
 
 _RETRY = {"Retry-After": "1"}
 # A forward pass that runs this long has hung, for example in a broken driver.
@@ -47,7 +49,9 @@ class Service:
     def __init__(self, model: Model, config: ServingConfig, counts: Counts) -> None:
         """Raises ValueError when the model fails its self-check: it is ready once this returns."""
         cores = os.cpu_count() or 1
-        torch.set_num_threads(config.threads or max(1, cores // config.replicas))
+        threads = config.threads or max(1, cores // config.replicas)
+        torch.set_num_threads(threads)
+        threadpool_limits(threads)  # numpy's, that searches galleries
         self.model, self.config = model, config
         self._counts = counts
         self._in_progress = 0

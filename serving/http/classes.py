@@ -1,14 +1,15 @@
 """`GET /v1/classes` and `GET /v1/model`: what is served."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
+from data.config import ImageConfig
 from serving.errors import ErrorBody
 from serving.service import Service
-from trainer.bundle_spec import ClassEntry, LossSpec, Reads, TextSpec
+from trainer.bundle_spec import LossSpec, Reads, TextSpec
 
 
 class ClassFound(BaseModel):
@@ -25,13 +26,27 @@ class ClassPage(BaseModel):
     classes: list[ClassFound]
 
 
+class ClassSearch(BaseModel):
+    """Which classes; a parameter that is none of these is an error, not ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    search: str = Field("", max_length=200, description="what names contain, whatever the case")
+    limit: int = Field(20, ge=1, le=1000)
+    offset: int = Field(0, ge=0)
+
+
 class Limits(BaseModel):
-    """What one request may hold."""
+    """What one request, or one stream, may hold."""
 
     max_inputs: int
     max_classes: int
     max_text_chars: int
     max_body_bytes: int
+    max_pixels: int
+    max_streams: int
+    max_lines_in_flight: int
+    stream_idle_seconds: float
 
 
 class ModelInfo(BaseModel):
@@ -41,10 +56,12 @@ class ModelInfo(BaseModel):
     num_classes: int
     dim: int
     reads: Reads
-    image: dict[str, Any] | None
+    image: ImageConfig | None
     text: TextSpec | None
     loss: LossSpec
     recalls: list[float]
+    engine: Literal["torch", "onnxruntime"] = Field(description="what runs the backbone")
+    device: str
     limits: Limits
 
 
@@ -53,13 +70,11 @@ def class_routes(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/v1/classes", responses={422: {"model": ErrorBody}})
-    async def classes(
-        search: Annotated[str, Query(max_length=200)] = "",
-        limit: Annotated[int, Query(ge=1, le=1000)] = 20,
-        offset: Annotated[int, Query(ge=0)] = 0,
-    ) -> ClassPage:
+    async def classes(asked: Annotated[ClassSearch, Query()]) -> ClassPage:
         """Classes whose names contain `search`; those that begin with it first."""
-        found, total = await asyncio.to_thread(service.search, search, limit=limit, offset=offset)
+        found, total = await asyncio.to_thread(
+            service.search, asked.search, limit=asked.limit, offset=asked.offset
+        )
         return ClassPage(total=total, classes=[_describe(service, place) for place in found])
 
     @routes.get("/v1/model")
@@ -71,9 +86,9 @@ def class_routes(service: Service) -> APIRouter:
 
 
 def _describe(service: Service, class_id: int) -> ClassFound:
-    spec = service.model.bundle.spec
-    entry: ClassEntry = spec.classes[class_id]
-    positives = spec.thresholds.positives[class_id] if spec.thresholds is not None else None
+    bundle = service.model.bundle
+    entry = bundle.classes[class_id]
+    positives = bundle.positives(class_id)
     return ClassFound(
         id=class_id, name=entry.name, attributes=entry.attributes, positives=positives
     )
@@ -84,17 +99,14 @@ def _model_info(service: Service) -> ModelInfo:
     spec = bundle.spec
     return ModelInfo(
         bundle=bundle.path.name,
-        num_classes=len(spec.classes),
+        num_classes=spec.num_classes,
         dim=spec.dim,
         reads=spec.reads,
-        image=spec.image.model_dump() if spec.image is not None else None,
+        image=spec.image,
         text=spec.text,
         loss=spec.loss,
-        recalls=[entry.recall for entry in spec.thresholds.recalls] if spec.thresholds else [],
-        limits=Limits(
-            max_inputs=service.config.max_inputs,
-            max_classes=service.config.max_classes,
-            max_text_chars=service.config.max_text_chars,
-            max_body_bytes=service.config.max_body_bytes,
-        ),
+        recalls=[entry.recall for entry in spec.recalls],
+        engine=service.model.engine,
+        device=str(service.model.device),
+        limits=Limits.model_validate(service.config, from_attributes=True),
     )

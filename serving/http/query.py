@@ -1,11 +1,14 @@
-"""`POST /v1/query`: is each picture, or text, of these classes?"""
+"""`POST /v1/query`: is each picture, or text, of these classes? By JSON, a form or a raw body."""
 
-from fastapi import APIRouter, Request
+from typing import Annotated, Any
 
-from serving.answer import Answer
+from fastapi import APIRouter, Query, Request
+
 from serving.errors import REFUSALS
 from serving.http.bodies import QueryBody, read_query
+from serving.http.parameters import QuestionParameters
 from serving.service import Service
+from serving.verdicts import Answer
 
 _FORM = {
     "type": "object",
@@ -18,12 +21,21 @@ _FORM = {
         "threshold": {"type": "number"},
     },
 }
-_BODY = {
+_FILE = {
+    "type": "string",
+    "format": "binary",
+    "description": "one picture; the question is in the URL",
+}
+_TEXT = {"type": "string", "description": "one text; the question is in the URL"}
+_PICTURES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
+_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
             "application/json": {"schema": QueryBody.model_json_schema()},
             "multipart/form-data": {"schema": _FORM},
+            **{kind: {"schema": _FILE} for kind in (*_PICTURES, "application/octet-stream")},
+            "text/plain": {"schema": _TEXT},
         },
     }
 }
@@ -34,14 +46,18 @@ def query_routes(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/query", responses=REFUSALS, openapi_extra=_BODY)
-    async def query(request: Request) -> Answer:
-        """Is each picture, or text, of these classes? JSON with pictures in base64, or a form."""
+    async def query(request: Request, asked: Annotated[QuestionParameters, Query()]) -> Answer:
+        """Is each picture, or text, of these classes?
+
+        JSON with pictures in base64, a form with files, or one picture or text as the body and the
+        question in the URL.
+        """
         async with service.admitted() as progress:
-            asked = await read_query(request, service.config, service.model.reads)
+            found = await read_query(request, asked, service.config, service.model.reads)
             progress.arrived = True
-            question = await service.question(asked.classes, asked.recall, asked.threshold)
-            found = await service.answer(asked.inputs, question)
-            progress.inputs = len(found.results)
-            return found
+            question = await service.question(found.classes, found.recall, found.threshold)
+            answer = await service.answer(found.inputs, question)
+            progress.inputs = len(answer.results)
+            return answer
 
     return routes

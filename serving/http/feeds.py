@@ -1,0 +1,182 @@
+"""Frames in, hits out: `POST /v1/feeds/{feed}` as lines, `/v1/feeds/{feed}/frames` as WebSocket."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Path, Query, Request, WebSocket
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
+
+from serving.config import ServingConfig
+from serving.errors import REFUSALS, ApiError, describe_invalid
+from serving.http.bodies import content_type
+from serving.http.frames import FrameIn, frame_of_bytes, frame_of_json
+from serving.http.lines import split_lines
+from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
+from serving.http.places import Places
+from serving.http.sockets import opened
+from serving.watches.feed import Feed, Feeds
+from serving.watches.frame import Frame
+from serving.watches.lines import Acknowledged, Dropped, FeedDone, FrameError, WatchHit
+from serving.watches.watch import FeedName, WatchesDownError
+from trainer.bundle_spec import Reads
+
+T = TypeVar("T")
+_NAME: TypeAdapter[str] = TypeAdapter(FeedName)
+
+
+class FeedParameters(BaseModel):
+    """How a feed's frames are to be treated."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    latest: bool = Field(
+        False, description="drop frames that a newer one has overtaken, and say how many"
+    )
+    acknowledge: bool = Field(False, description="a line for every frame, after its hits")
+
+
+class FeedLine(RootModel[WatchHit | FrameError | Acknowledged | Dropped | FeedDone]):
+    """One line of the answer."""
+
+
+def feed_routes(feeds: Feeds) -> APIRouter:
+    """The routes that frames come in by; feeds are limited in number apart from requests."""
+    routes, config = APIRouter(), feeds.service.config
+    reads, places = feeds.service.model.reads, Places(config.max_feeds, "feeds")
+    refused: dict[int | str, dict[str, Any]] = {
+        code: {"description": "Refused", **REFUSALS[code]} for code in (400, 415, 422, 429)
+    }
+
+    @routes.post(
+        "/v1/feeds/{feed}",
+        response_class=Response,
+        responses={
+            200: {
+                "description": "a line for each hit, the last one with counts",
+                "content": {NDJSON: {"schema": FeedLine.model_json_schema()}},
+            },
+            **refused,
+        },
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {NDJSON: {"schema": FrameIn.model_json_schema()}},
+            }
+        },
+    )
+    async def send(
+        request: Request,
+        feed: Annotated[FeedName, Path()],
+        asked: Annotated[FeedParameters, Query()],
+    ) -> Response:
+        """Frames as lines; hits of your watches come back while more are sent.
+
+        Read the answer while you send: who does not read is not read either.
+        """
+        kind, _ = content_type(request.headers)
+        if kind not in NDJSON_KINDS:
+            message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
+            raise ApiError(415, "unknown_content_type", message)
+
+        async def work(request: Request, out: LinesOut) -> None:
+            async with _followed(feeds, places):
+                await out.start()
+                run = _feed(feeds, feed, request.state.client, asked, out.line)
+                await run(frames_of_lines(request.stream(), reads, config), latest=asked.latest)
+
+        return NdjsonAnswer(work, idle_seconds=config.feed_idle_seconds)
+
+    @routes.websocket("/v1/feeds/{feed}/frames")
+    async def connect(socket: WebSocket, feed: str) -> None:
+        """A frame a message: a picture's bytes, or the JSON of a line as text."""
+        async with opened(socket, config, config.feed_idle_seconds) as out:
+            name = _checked(lambda: _NAME.validate_python(feed))
+            asked = _checked(lambda: FeedParameters.model_validate(dict(socket.query_params)))
+            async with _followed(feeds, places):
+                run = _feed(feeds, name, socket.state.client, asked, out.line)
+                await run(frames_of_messages(socket, reads, config), latest=asked.latest)
+
+    return routes
+
+
+async def frames_of_lines(
+    body: AsyncIterator[bytes], reads: Reads, config: ServingConfig
+) -> AsyncIterator[Frame]:
+    """A body -> its frames; empty lines are none, and keep the feed alive.
+
+    Raises ApiError where none comes for too long.
+    """
+    # In base64, with room for the rest of the JSON; a text may be all escapes.
+    limit = max(config.max_frame_bytes * 4 // 3, config.max_text_chars * 12) + 2000
+    lines, place = split_lines(body, limit), 0
+    while True:
+        try:
+            raw = await _before_idle(anext(lines), config.feed_idle_seconds)
+        except StopAsyncIteration:
+            return
+        if raw is None or raw.strip():
+            yield frame_of_json(raw, place, reads, config)
+            place += 1
+
+
+async def frames_of_messages(
+    socket: WebSocket, reads: Reads, config: ServingConfig
+) -> AsyncIterator[Frame]:
+    """Messages -> frames; empty ones are none. ApiError where none comes for too long."""
+    place = 0
+    while True:
+        message = await _before_idle(socket.receive(), config.feed_idle_seconds)
+        if message["type"] == "websocket.disconnect":
+            raise ClientDisconnect
+        if raw := message.get("bytes"):
+            yield frame_of_bytes(raw, place, reads, config)
+        elif text := message.get("text"):
+            yield frame_of_json(text.encode(), place, reads, config)
+        else:
+            continue
+        place += 1
+
+
+def _feed(
+    feeds: Feeds,
+    name: str,
+    client: str,
+    asked: FeedParameters,
+    line: Callable[[str], Awaitable[None]],
+) -> Callable[..., Awaitable[None]]:
+    async def write(said: BaseModel) -> None:
+        await line(said.model_dump_json(by_alias=True))
+
+    return Feed(feeds, name=name, client=client, is_acknowledged=asked.acknowledge, write=write).run
+
+
+async def _before_idle(coming: Awaitable[T], seconds: float) -> T:
+    try:
+        async with asyncio.timeout(seconds):
+            return await coming
+    except TimeoutError as error:
+        message = f"no frame came for {seconds:g} s: an empty line now and then is enough"
+        raise ApiError(408, "idle", message) from error
+
+
+def _checked(validate: Callable[[], T]) -> T:
+    try:
+        return validate()
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        raise ApiError(422, "invalid_parameter", describe_invalid(errors)) from error
+
+
+@asynccontextmanager
+async def _followed(feeds: Feeds, places: Places) -> AsyncIterator[None]:
+    """A place among the feeds, and a fresh copy of the watches; ApiError where there is none."""
+    with places.one():
+        try:
+            async with feeds.live.followed():
+                yield
+        except WatchesDownError as error:
+            raise ApiError(503, "watches_down", str(error), {"Retry-After": "1"}) from error

@@ -1,0 +1,114 @@
+"""A multipart form of `POST /v1/query` -> its fields, within limits and without guesses."""
+
+import codecs
+from collections.abc import AsyncGenerator
+
+from fastapi import Request
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from serving.config import ServingConfig
+from serving.errors import ApiError
+
+_FIELDS = ("classes", "images", "texts", "recall", "threshold")
+# Some of Python's other codecs take quadratic time, or decode to what is no text.
+_CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
+
+
+def known_charset(name: str) -> str:
+    """The codec of a `charset` that a client states, UTF-8 where it states none.
+
+    Raises ApiError 415 for one that is not read here.
+    """
+    try:
+        codec = codecs.lookup(name or "utf-8").name
+    except (LookupError, ValueError):
+        codec = ""
+    if codec not in _CHARSETS:
+        raise ApiError(415, "unknown_charset", f"send UTF-8, not charset {name[:40]!r}")
+    return codec
+
+
+class _Parser(MultiPartParser):
+    """Refuses text that is not in its encoding, UTF-8 unless stated, and a form that is cut off:
+    starlette's own parser takes the one for Latin-1, and drops the last part of the other."""
+
+    is_begun = is_ended = False
+
+    def on_part_begin(self) -> None:
+        self.is_begun = True
+        super().on_part_begin()
+
+    def on_end(self) -> None:
+        self.is_ended = True
+
+    def on_part_end(self) -> None:
+        part = self._current_part
+        if part.file is None:
+            try:
+                part.data.decode(self._charset)
+            except UnicodeDecodeError as error:
+                name = part.field_name[:80]
+                raise MultiPartException(f"{name!r} is no {self._charset}") from error
+        super().on_part_end()
+
+
+async def parse_form(
+    request: Request, body: AsyncGenerator[bytes, None], charset: str, limits: ServingConfig
+) -> FormData:
+    """Read the form, whose files stay in memory; close it after use. ApiError 400, 415."""
+    known_charset(charset)
+    parser = _Parser(
+        request.headers,
+        body,
+        # A little over the limits is counted, and refused, by name by the caller.
+        max_files=limits.max_inputs + 1000,
+        max_fields=limits.max_classes + limits.max_inputs + 1000,
+    )
+    parser.spool_max_size = limits.max_body_bytes  # no request writes to the disk
+    try:
+        form = await parser.parse()
+        if parser.is_begun and not parser.is_ended:
+            for file in parser._files_to_close_on_error:  # one of them is not in the form
+                file.close()
+            raise MultiPartException("it ends before its last boundary")
+        return form
+    except (MultiPartException, LookupError, UnicodeError) as error:
+        reason = getattr(error, "message", None) or "damaged"
+        message = f"the multipart form cannot be read: {reason}"
+        raise ApiError(400, "invalid_form", message) from error
+
+
+def text_fields(form: FormData) -> dict[str, list[str]]:
+    """The fields that hold text, and no file; ApiError 422 for a wrong or unknown one."""
+    unknown = sorted(set(form) - set(_FIELDS))
+    if unknown:
+        raise ApiError(
+            422,
+            "invalid_query",
+            f"unknown field {unknown[0][:80]!r}: send classes, images or texts, recall or "
+            "threshold",
+        )
+    fields = {
+        name: [value for value in form.getlist(name) if isinstance(value, str)]
+        for name in _FIELDS
+        if name != "images"
+    }
+    for name, what in (("classes", "names or ids as text"), ("texts", "them as text")):
+        if len(fields[name]) != len(form.getlist(name)):
+            raise ApiError(422, "invalid_query", f"{name} holds a file: send {what}")
+    for name in ("recall", "threshold"):
+        if len(form.getlist(name)) > 1 or len(fields[name]) != len(form.getlist(name)):
+            raise ApiError(
+                422, "invalid_query", f"{name} is a file or stands twice: send it once, as a number"
+            )
+    return fields
+
+
+async def pictures(form: FormData) -> list[bytes]:
+    """The bytes of the files of `images`; ApiError 400 for one that is no file."""
+    files = form.getlist("images")
+    for place, file in enumerate(files):
+        if not isinstance(file, UploadFile):
+            raise ApiError(400, "invalid_form", f"images[{place}] is no file: send its bytes")
+    return [await file.read() for file in files if isinstance(file, UploadFile)]

@@ -1,0 +1,138 @@
+"""`/v1/galleries`: collections that were indexed, searched for any class; and small pictures."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+
+from serving.errors import REFUSALS, ApiError, ErrorBody, describe_invalid
+from serving.galleries.gallery import Gallery
+from serving.galleries.hits import Hits
+from serving.galleries.search import Galleries
+from serving.http.bodies import bounded
+from serving.http.parameters import check_class_count
+from serving.http.strict_json import parse_json
+from serving.service import Service
+from trainer.bundle_spec import Reads
+
+_MAX_LIMIT = 1000
+# Hits in one answer, over all its classes: some 2 MB.
+_MAX_HITS = 10_000
+
+
+class SearchBody(BaseModel):
+    """Which items of a gallery are of these classes?"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    classes: list[StrictStr | StrictInt] = Field(min_length=1, description="class names, or ids")
+    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="only items that reach the threshold of this recall in validation"
+    )
+    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        None, description="only items that reach this score; not together with recall"
+    )
+    limit: int = Field(20, ge=1, le=_MAX_LIMIT, description="hits of each class")
+    offset: int = Field(0, ge=0, le=2**62, description="hits before the first of this page")
+
+
+class GalleryFound(BaseModel):
+    name: str
+    num_items: int
+    reads: Reads
+    thumbnails: bool
+
+
+class GalleryList(BaseModel):
+    galleries: list[GalleryFound]
+
+
+def gallery_routes(service: Service, galleries: Galleries) -> APIRouter:
+    """The routes of galleries; without galleries each of them says that there are none."""
+    routes = APIRouter()
+    body = {
+        "required": True,
+        "content": {"application/json": {"schema": SearchBody.model_json_schema()}},
+    }
+
+    @routes.get("/v1/galleries")
+    async def listed() -> GalleryList:
+        """The galleries of this server."""
+        return GalleryList(
+            galleries=[_describe(name, galleries[name]) for name in galleries.names()]
+        )
+
+    @routes.post(
+        "/v1/galleries/{name}/search", responses=REFUSALS, openapi_extra={"requestBody": body}
+    )
+    async def search(name: str, request: Request) -> Hits:
+        """The items that each class scores highest, by pages, from the highest score on."""
+        async with service.admitted() as progress:
+            _named(galleries, name)
+            asked = await _read(request, service)
+            progress.arrived = True
+            question = await service.question(asked.classes, asked.recall, asked.threshold)
+            return await service.in_thread(
+                lambda: galleries.search(name, question, offset=asked.offset, limit=asked.limit)
+            )
+
+    @routes.get(
+        "/v1/galleries/{name}/items/{index}/thumbnail",
+        response_class=Response,
+        responses={
+            200: {"content": {"image/jpeg": {}}, "description": "a small JPEG"},
+            **{status: {"model": ErrorBody} for status in (404, 422)},
+        },
+    )
+    async def thumbnail(name: str, index: Annotated[int, Path(ge=0)]) -> Response:
+        """A small picture of an item, out of the gallery's own file."""
+        gallery = _named(galleries, name)
+        try:
+            small = await service.in_thread(gallery.thumbnail, index)
+        except IndexError as error:
+            raise ApiError(404, "unknown_item", str(error)) from error
+        if not small:
+            raise ApiError(404, "no_thumbnail", f"gallery {name} was indexed without thumbnails")
+        return Response(
+            small, media_type="image/jpeg", headers={"X-Content-Type-Options": "nosniff"}
+        )
+
+    return routes
+
+
+def _describe(name: str, gallery: Gallery) -> GalleryFound:
+    info = gallery.info
+    return GalleryFound(
+        name=name, num_items=info.num_items, reads=info.reads, thumbnails=info.thumbnails
+    )
+
+
+def _named(galleries: Galleries, name: str) -> Gallery:
+    """By a look into the names that the server was started with, never into a file system."""
+    try:
+        return galleries[name]
+    except KeyError as error:
+        known = ", ".join(galleries.names()) or "none; give kway serve --gallery NAME=FOLDER"
+        raise ApiError(
+            404, "unknown_gallery", f"no gallery {name[:80]!r}; this server has: {known}"
+        ) from error
+
+
+async def _read(request: Request, service: Service) -> SearchBody:
+    raw = b"".join([part async for part in bounded(request, service.config.max_body_bytes)])
+    if not raw.strip():
+        raise ApiError(400, "empty_body", 'the body is empty: send {"classes": […]}')
+    try:
+        asked = SearchBody.model_validate(parse_json(raw))
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        raise ApiError(422, "invalid_query", describe_invalid(errors)) from error
+    check_class_count(len(asked.classes), service.config.max_classes)
+    if len(asked.classes) * asked.limit > _MAX_HITS:
+        raise ApiError(
+            422,
+            "invalid_query",
+            f"{len(asked.classes)} classes with a limit of {asked.limit} may give over {_MAX_HITS} "
+            "hits: ask for fewer of either",
+        )
+    return asked

@@ -1,0 +1,256 @@
+"""`/v1/watches`: standing queries of a client, made, seen, renewed, deleted and listened to."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, WebSocket
+from fastapi.responses import Response
+from pydantic import (
+    BaseModel,
+    ValidationError,
+)
+
+from serving.answer import Question, threshold_of
+from serving.errors import REFUSALS, ApiError, describe_invalid
+from serving.http.bodies import bounded, content_type
+from serving.http.ndjson import NDJSON, LinesOut, NdjsonAnswer, while_there
+from serving.http.parameters import check_class_count
+from serving.http.sockets import opened, until_left
+from serving.http.strict_json import parse_json
+from serving.http.watch_bodies import (
+    ListenLine,
+    WatchBody,
+    WatchChanges,
+    WatchedClass,
+    WatchInfo,
+    WatchList,
+)
+from serving.service import Service
+from serving.watches.listening import listen_to
+from serving.watches.watch import (
+    Terms,
+    UnknownListenerError,
+    UnknownWatchError,
+    Watch,
+    Watches,
+    WatchesDownError,
+    WatchLimitError,
+)
+
+T = TypeVar("T", bound=BaseModel)
+_MAX_BODY_BYTES = 2**18
+_SEND_SECONDS = 60.0
+
+
+def watch_routes(service: Service, watches: Watches) -> APIRouter:
+    """The routes of standing queries. A client sees its own alone."""
+    routes = APIRouter()
+
+    async def described(watch: Watch) -> WatchInfo:
+        return await service.in_thread(_describe, service, watch)
+
+    @routes.post("/v1/watches", status_code=201, responses=REFUSALS, openapi_extra=_body(WatchBody))
+    async def create(request: Request) -> WatchInfo:
+        """Ask a question of every frame that comes, until its time is over."""
+        body = await _read(request, WatchBody, service.config.request_timeout_seconds)
+        terms = Terms(
+            classes=await _checked_names(service, body.classes, body.recall, body.threshold),
+            recall=body.recall,
+            threshold=body.threshold,
+            ttl_seconds=_checked_ttl(service, body.ttl_seconds),
+            feeds=tuple(body.feeds or ()),
+            label=body.label,
+        )
+        with _as_api_errors():
+            return await described(await watches.create(request.state.client, terms))
+
+    @routes.get("/v1/watches", responses=_some(503))
+    async def owned(request: Request) -> WatchList:
+        """Your watches, oldest first."""
+        with _as_api_errors():
+            found = await watches.owned(request.state.client)
+        return WatchList(watches=[await described(watch) for watch in found])
+
+    @routes.get("/v1/watches/{watch_id}", responses=_some(404, 422, 503))
+    async def get(request: Request, watch_id: str) -> WatchInfo:
+        """One of your watches."""
+        with _as_api_errors():
+            return await described(await watches.get(request.state.client, watch_id))
+
+    @routes.patch("/v1/watches/{watch_id}", responses=REFUSALS, openapi_extra=_body(WatchChanges))
+    async def change(request: Request, watch_id: str) -> WatchInfo:
+        """Renew a watch; `{}` changes nothing else."""
+        body = await _read(request, WatchChanges, service.config.request_timeout_seconds)
+        with _as_api_errors():
+            before = await watches.get(request.state.client, watch_id)
+            fields = await _changed_fields(service, before, body)
+            return await described(await watches.change(request.state.client, watch_id, fields))
+
+    @routes.delete("/v1/watches/{watch_id}", status_code=204, responses=_some(404, 422, 503))
+    async def remove(request: Request, watch_id: str) -> None:
+        """End a watch."""
+        with _as_api_errors():
+            await watches.remove(request.state.client, watch_id)
+
+    @routes.get(
+        "/v1/watches/{watch_id}/hits",
+        response_class=Response,
+        responses={
+            200: {
+                "description": "a line for each hit",
+                "content": {NDJSON: {"schema": ListenLine.model_json_schema()}},
+            },
+            **_some(404, 422, 429, 503),
+        },
+    )
+    async def hits(request: Request, watch_id: str) -> Response:
+        """Hits of a watch as they come, whoever sends the frames."""
+
+        async def work(request: Request, out: LinesOut) -> None:
+            async def left() -> None:
+                while (await request.receive())["type"] != "http.disconnect":
+                    pass
+
+            async def write(line: str) -> None:
+                if not out.is_started:
+                    await out.start()
+                await out.line(line)
+
+            with _as_api_errors():
+                heard = listen_to(watches, request.state.client, watch_id, write)
+                await while_there(left, heard)
+
+        return NdjsonAnswer(work, idle_seconds=_SEND_SECONDS)
+
+    @routes.websocket("/v1/watches/{watch_id}/live")
+    async def live(socket: WebSocket, watch_id: str) -> None:
+        """The same as JSON text messages."""
+        async with opened(socket, service.config, _SEND_SECONDS) as out:
+            with _as_api_errors():
+                heard = listen_to(watches, socket.state.client, watch_id, out.line)
+                await while_there(lambda: until_left(socket), heard)
+
+    return routes
+
+
+def _body(model: type[BaseModel]) -> dict[str, Any]:
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _some(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: REFUSALS[status] for status in statuses}
+
+
+async def _read(request: Request, model: type[T], seconds: float) -> T:
+    """The JSON of a body. Raises ApiError; JSON has to be said, for a foreign page cannot."""
+    kind, _ = content_type(request.headers)
+    if kind != "application/json":
+        message = f"send application/json, not {kind[:80]!r}"
+        raise ApiError(415, "unknown_content_type", message)
+    try:
+        async with asyncio.timeout(seconds):
+            raw = b"".join([part async for part in bounded(request, _MAX_BODY_BYTES)])
+    except TimeoutError as error:
+        message = f"the body did not arrive within {seconds:g} s: send it faster"
+        raise ApiError(408, "slow_body", message) from error
+    try:
+        return model.model_validate(parse_json(raw))
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        raise ApiError(422, "invalid_watch", describe_invalid(errors)) from error
+
+
+async def _checked_names(
+    service: Service,
+    classes: Sequence[str | int],
+    recall: float | None,
+    threshold: float | None,
+) -> tuple[str, ...]:
+    """Classes -> their names, each once. ApiError for what cannot be asked or decided."""
+    check_class_count(len(classes), service.config.max_classes)
+    question = await service.question(classes, recall, threshold)
+    return await service.in_thread(_decided_names, service, question)
+
+
+def _decided_names(service: Service, question: Question) -> tuple[str, ...]:
+    bundle, names = service.model.bundle, dict[str, None]()
+    for class_id in question.class_ids:
+        name = bundle.names.names[class_id]
+        if threshold_of(bundle, class_id, question)[0] is None:
+            message = f"the model has no threshold for {name!r} at this recall: give a threshold"
+            raise ApiError(422, "no_threshold", message)
+        names[name] = None
+    return tuple(names)
+
+
+def _checked_ttl(service: Service, seconds: float) -> float:
+    least, most = service.config.min_watch_ttl_seconds, service.config.max_watch_ttl_seconds
+    if not least <= seconds <= most:
+        message = f"ttl_seconds: {seconds:g} is not within {least:g} … {most:g}"
+        raise ApiError(422, "invalid_watch", message)
+    return seconds
+
+
+async def _changed_fields(service: Service, before: Watch, body: WatchChanges) -> dict[str, object]:
+    """The terms to replace. What decides is replaced as a whole: a recall drops the threshold."""
+    sent = body.model_fields_set
+    fields: dict[str, object] = {}
+    recall, threshold = before.recall, before.threshold
+    if body.recall is not None or body.threshold is not None:
+        recall, threshold = body.recall, body.threshold
+        fields |= {"recall": recall, "threshold": threshold}
+    if body.classes is not None or fields:
+        classes = before.classes if body.classes is None else body.classes
+        fields["classes"] = await _checked_names(service, classes, recall, threshold)
+    if body.ttl_seconds is not None:
+        fields["ttl_seconds"] = _checked_ttl(service, body.ttl_seconds)
+    if "feeds" in sent:
+        fields["feeds"] = tuple(body.feeds or ())
+    if "label" in sent:
+        fields["label"] = body.label
+    return fields
+
+
+def _describe(service: Service, watch: Watch) -> WatchInfo:
+    return WatchInfo(
+        **watch.model_dump(include={"id", "label", "recall", "threshold", "ttl_seconds"}),
+        classes=[_describe_class(service, watch, name) for name in watch.classes],
+        feeds=list(watch.feeds),
+        created_at=datetime.fromtimestamp(watch.created_at, UTC),
+        expires_at=datetime.fromtimestamp(watch.expires_at, UTC),
+    )
+
+
+def _describe_class(service: Service, watch: Watch, name: str) -> WatchedClass:
+    bundle = service.model.bundle
+    try:
+        class_id = bundle.class_id(name)
+        question = Question((class_id,), watch.recall, watch.threshold)
+        threshold, source = threshold_of(bundle, class_id, question)
+    except ValueError as error:
+        raise ApiError(
+            409, "other_model", f"watch {watch.id} was made for another model: delete it ({error})"
+        ) from error
+    return WatchedClass(
+        class_name=name, class_id=class_id, threshold=threshold, threshold_source=source
+    )
+
+
+@contextmanager
+def _as_api_errors() -> Iterator[None]:
+    """What is wrong with watches, as a refusal."""
+    try:
+        yield
+    except UnknownWatchError as error:
+        raise ApiError(404, "unknown_watch", str(error)) from error
+    except WatchLimitError as error:
+        raise ApiError(429, "too_many_watches", str(error), {"Retry-After": "10"}) from error
+    except UnknownListenerError as error:
+        message = f"listen again: {error}"
+        raise ApiError(503, "listener_lost", message, {"Retry-After": "1"}) from error
+    except WatchesDownError as error:
+        raise ApiError(503, "watches_down", str(error), {"Retry-After": "1"}) from error

@@ -1,0 +1,96 @@
+"""The tokens that a server accepts, from a file that may change while it runs.
+
+One token a line; blank lines and lines that begin with # are skipped. Replace the file by `mv`: it
+is read again at the next request, and a token that it no longer holds is refused from then on.
+"""
+
+import hmac
+import os
+import stat
+import time
+from hashlib import sha256
+from pathlib import Path
+
+MIN_CHARS, _MAX_CHARS = 24, 512
+_MAX_FILE_BYTES = 2**20
+# A file system's clock ticks in milliseconds: a younger file may change again and look the same.
+_SETTLED_SECONDS = 1.0
+
+
+class Tokens:
+    """The tokens of the file `path`, of which only SHA-256 digests are kept."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError or ValueError for a file that cannot be read or trusted."""
+        self._path = path
+        self._seen: tuple[int, ...] | None = None
+        self._digests: list[bytes] = []
+        self._refresh()
+
+    def client_of(self, token: str) -> str | None:
+        """Who sends `token`: the first 8 hex digits of its SHA-256; None for an unknown one.
+
+        Takes the same time wherever, and whether, it is found. Raises OSError or ValueError when
+        the file has changed and can no longer be read: nobody is let in by what it once held.
+        """
+        self._refresh()
+        sent = sha256(token.encode("utf-8", "surrogatepass")).digest()
+        matches = [hmac.compare_digest(sent, digest) for digest in self._digests]
+        return sent.hex()[:8] if any(matches) else None
+
+    def _refresh(self) -> None:
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            state = os.fstat(descriptor)
+            seen = (
+                state.st_ino,
+                state.st_mtime_ns,
+                state.st_ctime_ns,
+                state.st_size,
+                state.st_mode,
+            )
+            if seen == self._seen:
+                return
+            self._seen = None
+            _check_file(self._path, state)
+            self._digests = _digests(self._path, os.read(descriptor, _MAX_FILE_BYTES + 1))
+            if time.time() - state.st_ctime > _SETTLED_SECONDS:
+                self._seen = seen
+        finally:
+            os.close(descriptor)
+
+
+def _check_file(path: Path, state: os.stat_result) -> None:
+    if not stat.S_ISREG(state.st_mode):
+        raise ValueError(f"token file {path} is no regular file: name one")
+    # Another owner's file, as a mounted secret is, can be read through the group alone.
+    own = state.st_uid == os.geteuid()
+    if state.st_mode & (0o077 if own else 0o027):
+        raise ValueError(
+            f"token file {path} can be read or written by others (mode "
+            f"{stat.S_IMODE(state.st_mode):04o}): chmod {'600' if own else '440'} {path}"
+        )
+
+
+def _digests(path: Path, content: bytes) -> list[bytes]:
+    """SHA-256 of each token; what an error says must not show any."""
+    if len(content) > _MAX_FILE_BYTES:
+        raise ValueError(f"token file {path} is over {_MAX_FILE_BYTES} bytes: is it the right one?")
+    digests = []
+    for number, line in enumerate(content.splitlines(), 1):
+        token = line.strip()
+        if not token or token.startswith(b"#"):
+            continue
+        if not all(0x21 <= byte <= 0x7E for byte in token):
+            raise ValueError(f"token file {path} line {number}: only letters, digits and signs")
+        if not MIN_CHARS <= len(token) <= _MAX_CHARS:
+            raise ValueError(
+                f"token file {path} line {number}: a token has {MIN_CHARS} to {_MAX_CHARS} "
+                f"characters, this one {len(token)}; make one by: openssl rand -hex 32"
+            )
+        digests.append(sha256(token).digest())
+    if not digests:
+        raise ValueError(
+            f"token file {path} holds no token: write one a line; openssl rand -hex 32 makes one"
+        )
+    return digests

@@ -1,0 +1,85 @@
+"""A real server for a real browser: the application on a free port, and a page that is watched.
+
+What a page must never do is looked for at the end of every visit: errors in its console, requests
+that leave its origin.
+"""
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from playwright.sync_api import Browser, Page, sync_playwright
+
+# What Chromium itself says of a request that was refused, or that a test has cut off; the page
+# shows what came of it.
+_REFUSED = (
+    "Failed to load resource: the server responded with a status of 4",
+    "Failed to load resource: net::ERR_INTERNET_DISCONNECTED",
+)
+
+
+class _Server(uvicorn.Server):
+    def install_signal_handlers(self) -> None:
+        """Those of this process stay."""
+
+
+@contextmanager
+def listening(api: FastAPI) -> Iterator[str]:
+    """The application on a free port of this machine; its URL."""
+    server = _Server(uvicorn.Config(api, port=0, log_level="error"))
+    thread = Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The machine's own Chromium, without a window; skips where there is none."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    # A picture that moves stands in for a camera.
+    camera = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=camera)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def visit(
+    browser: Browser, url: str, *, is_started: bool = True, **options: object
+) -> Iterator[Page]:
+    """The page at `url` in a profile of its own, ready unless it asks for a token first."""
+    context = browser.new_context(**{"viewport": {"width": 1100, "height": 900}, **options})
+    context.set_default_timeout(10_000)
+    page = context.new_page()
+    errors: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    try:
+        page.goto(url)
+        if is_started:
+            page.locator("#rooms:not([hidden])").wait_for()
+        yield page
+        assert [error for error in errors if not error.startswith(_REFUSED)] == []
+        own = (url, url.replace("http", "ws", 1), f"blob:{url}")
+        assert [address for address in asked if not address.startswith(own)] == []
+    finally:
+        context.close()

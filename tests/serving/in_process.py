@@ -1,0 +1,70 @@
+"""The HTTP application in this process: real routes, service and model; only Ray is not there.
+
+A fault of the server (500) is raised here as what it is, so that no test can overlook it.
+"""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import torch
+from fastapi import FastAPI
+
+from serving.config import ServingConfig
+from serving.http.app import build_api
+from serving.model import Model
+from serving.service import Service
+from serving.watches.board import Board
+
+
+class NoCounts:
+    def count(self, *, outcome: str, inputs: int, seconds: float) -> None:
+        pass
+
+    def count_frame(self, outcome: str) -> None:
+        pass
+
+    def count_hits(self, count: int) -> None:
+        pass
+
+    def count_lost_hits(self, count: int) -> None:
+        pass
+
+    def set_watches(self, count: int) -> None:
+        pass
+
+
+def application(bundle: Path, **limits: object) -> FastAPI:
+    config = ServingConfig.model_validate({"threads": torch.get_num_threads(), **limits})
+    model = Model.open(bundle, max_pixels=config.max_pixels)
+
+    async def metrics() -> bytes:
+        return b"kway_up 1\n"
+
+    counts = NoCounts()
+    return build_api(Service(model, config, counts), metrics, Board(config), counts)
+
+
+def ask(api: FastAPI, method: str, url: str, **options: object) -> httpx.Response:
+    """One request and its answer."""
+
+    async def asked() -> httpx.Response:
+        transport = httpx.ASGITransport(app=api)
+        async with httpx.AsyncClient(transport=transport, base_url="http://kway") as client:
+            return await client.request(method, url, **options)  # type: ignore[arg-type]
+
+    return asyncio.run(asked())
+
+
+def post(api: FastAPI, url: str, body: bytes, kind: str) -> httpx.Response:
+    return ask(api, "POST", url, content=body, headers={"content-type": kind})
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    """The status and code of an error, whose shape is the one that is documented."""
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message"}
+    assert body["error"]["message"]
+    return answer.status_code, body["error"]["code"]

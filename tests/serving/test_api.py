@@ -1,0 +1,381 @@
+"""`POST /v1/query` with each kind of body, `GET /v1/classes` and `/v1/model`, and odd input."""
+
+import base64
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from PIL import Image
+
+from tests.serving.bad_pictures import encoded
+from tests.serving.in_process import application, ask, post, refusal
+from tests.tiny_bundle import NAMES, write, write_of_texts
+
+MAX_BODY = 100_000
+
+
+def picture(kind: str) -> bytes:
+    return encoded(Image.radial_gradient("L").resize((40, 30)), kind)
+
+
+PNG = picture("png")
+BASE64 = base64.b64encode(PNG).decode()
+RIGHT = json.dumps({"classes": [0], "images": [BASE64]}).encode()
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    bundle = write(tmp_path_factory.mktemp("bundles") / "pictures")
+    return application(bundle, max_body_bytes=MAX_BODY, max_inputs=4, max_classes=5)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    bundle = write_of_texts(tmp_path_factory.mktemp("bundles") / "texts")
+    return application(bundle, max_body_bytes=MAX_BODY, max_text_chars=300)
+
+
+def verdicts(api: FastAPI, body: dict) -> dict:
+    answer = ask(api, "POST", "/v1/query", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+# ---------------------------------------------------------------------------- kinds of bodies
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "bmp", "gif"])
+@pytest.mark.parametrize("stated", ["image/{}", "application/octet-stream", "IMAGE/x-any; q=1"])
+def test_a_picture_as_the_body_gives_the_answer_of_the_same_one_in_json(
+    api: FastAPI, kind: str, stated: str
+) -> None:
+    file = picture(kind)
+    url = "/v1/query?classes=tabby%20cat&classes=%233&recall=0.9"
+    found = post(api, url, file, stated.format(kind))
+    body = {"images": [base64.b64encode(file).decode()], "classes": ["tabby cat", "#3"]}
+    assert found.json() == verdicts(api, {**body, "recall": 0.9})
+    assert [one["class_id"] for one in found.json()["results"][0]["verdicts"]] == [3, 5]
+
+
+def test_a_data_url_is_read_as_the_base64_in_it(api: FastAPI) -> None:
+    plain = verdicts(api, {"classes": [0], "images": [BASE64]})
+    for start in ("data:image/png;base64,", "data:;base64,", "DATA:Image/svg+xml;Base64,"):
+        assert verdicts(api, {"classes": [0], "images": [start + BASE64]}) == plain
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoding"),
+    [
+        ("text/plain", "utf-8"),
+        ("text/plain; charset=utf-8", "utf-8"),
+        ('Text/Plain;charset="ISO-8859-1"', "latin-1"),
+    ],
+)
+def test_a_text_as_the_body_gives_the_answer_of_the_same_one_in_json(
+    texts: FastAPI, kind: str, encoding: str
+) -> None:
+    text = "a dog and a cät"
+    found = post(texts, "/v1/query?classes=husky&threshold=0.5", text.encode(encoding), kind)
+    wanted = verdicts(texts, {"classes": ["husky"], "texts": [text], "threshold": 0.5})
+    assert found.json() == wanted
+    assert wanted != verdicts(texts, {"classes": ["husky"], "texts": ["a"], "threshold": 0.5})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a.b/c.png",
+        "HTTPS://a.b/c",
+        "file:///etc/passwd",
+        "ftp://a",
+        "s3://b/c",
+        " http://a",
+        "//a.b/c.png",
+        "data:image/png,AAAA",
+        "data:text/html;base64,AAAA",
+    ],
+)
+def test_a_picture_by_its_url_is_refused_with_what_to_send_instead(api: FastAPI, url: str) -> None:
+    body = {"classes": [0], "images": [BASE64, url]}
+    answer = ask(api, "POST", "/v1/query", json=body)
+    assert refusal(answer) in ((422, "urls_refused"), (400, "invalid_base64"))
+    assert answer.json()["error"]["message"].startswith("images[1] is ")
+    if "://" in url:
+        assert refusal(answer)[1] == "urls_refused"
+        assert "fetches nothing: send the picture itself, in base64" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "body", "status", "code"),
+    [
+        ("", "image/png", PNG, 422, "invalid_query"),
+        ("?classes=husky", "image/png", b"", 400, "empty_body"),
+        ("?classes=husky", "image/png", b"<svg/>", 400, "not_a_picture"),
+        ("?classes=husky", "image/svg+xml", b"<svg/>", 400, "not_a_picture"),
+        ("?classes=hsky", "image/png", PNG, 404, "unknown_class"),
+        ("?classes=%23" + "9" * 5000, "image/png", PNG, 404, "unknown_class"),
+        ("?classes=%ff%ed%a0%80", "image/png", PNG, 404, "unknown_class"),
+        ("?classes=a%00b", "image/png", PNG, 404, "unknown_class"),
+        ("?classes=husky" * 6, "image/png", PNG, 404, "unknown_class"),
+        ("?" + "classes=husky&" * 6, "image/png", PNG, 413, "too_many_classes"),
+        ("?classes=husky&recall=0.5", "image/png", PNG, 422, "invalid_query"),
+        ("?classes=husky&recall=0.9&threshold=1", "image/png", PNG, 422, "invalid_query"),
+        ("?classes=husky&recall=nan", "image/png", PNG, 422, "invalid_parameter"),
+        ("?classes=husky&threshold=inf", "image/png", PNG, 422, "invalid_parameter"),
+        ("?classes=husky&threshold=1&threshold=", "image/png", PNG, 422, "invalid_parameter"),
+        ("?classes=husky&recal=0.9", "image/png", PNG, 422, "invalid_parameter"),
+        ("?classes=husky", "text/plain", b"a", 422, "not_a_text_model"),
+        ("?classes=husky", "text/html", b"a", 415, "unknown_content_type"),
+        ("?classes=husky", "image/png", b"x" * (MAX_BODY + 1), 413, "body_too_large"),
+        ("?classes=husky", "application/json", RIGHT, 422, "invalid_query"),
+    ],
+)
+def test_bad_raw_bodies_are_refused_with_a_reason(
+    api: FastAPI, url: str, kind: str, body: bytes, status: int, code: str
+) -> None:
+    assert refusal(post(api, "/v1/query" + url, body, kind)) == (status, code)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status", "code"),
+    [
+        ("text/plain", b"", 400, "empty_body"),
+        ("text/plain", b"caf\xe9", 400, "not_a_text"),
+        ("text/plain", b"\xed\xa0\x80", 400, "not_a_text"),
+        ("text/plain", b"x" * 301, 413, "text_too_long"),
+        ("text/plain; charset=punycode", b"a", 415, "unknown_charset"),
+        ("text/plain; charset=\xff", b"a", 415, "unknown_charset"),
+        ("image/png", PNG, 422, "not_a_picture_model"),
+        ("application/octet-stream", b"a", 422, "not_a_picture_model"),
+        ("multipart/form-data; boundary=b; charset=punycode", b"--b--", 415, "unknown_charset"),
+    ],
+)
+def test_bad_bodies_of_texts_are_refused_with_a_reason(
+    texts: FastAPI, kind: str, body: bytes, status: int, code: str
+) -> None:
+    url = "/v1/query" if kind.startswith("multipart") else "/v1/query?classes=husky"
+    assert refusal(
+        ask(texts, "POST", url, content=body, headers={"content-type": kind.encode("latin-1")})
+    ) == (status, code)
+
+
+# ---------------------------------------------------------------------------- JSON
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b'{"classes": ["husky"], "classes": ["samoyed"], "images": []}', 400, "invalid_json"),
+        (b'{"classes": [0], "images": [], "\\u0069mages": ["AAAA"]}', 400, "invalid_json"),
+        (b'{"classes": ["\\ud800"], "images": ["AAAA"]}', 400, "invalid_json"),
+        (b'{"\\udc00": 1}', 400, "invalid_json"),
+        (b'{"classes": ["\xff"]}', 400, "invalid_json"),
+        (b'{"classes": ["\xed\xa0\x80"]}', 400, "invalid_json"),
+        (b'\xef\xbb\xbf{"classes": []}', 400, "invalid_json"),
+        (b"\xff\xfe{\x00}\x00", 400, "invalid_json"),
+        (b"[" * 50_000, 400, "invalid_json"),
+        (b'{"a":' * 15_000, 400, "invalid_json"),
+        (b"[" * 600 + b"]" * 600, 422, "invalid_query"),
+        (b'{"classes": [' + b"9" * 5000 + b"]}", 400, "invalid_json"),
+        (b'{"classes": [-1], "images": ["AAAA"]}', 404, "unknown_class"),
+        (b'{"classes": [1e400], "images": ["AAAA"]}', 422, "invalid_query"),
+        (b'{"classes": [NaN], "images": ["AAAA"]}', 422, "invalid_query"),
+        (b'{"classes": [0], "images": ["AAAA"], "threshold": Infinity}', 422, "invalid_query"),
+        (b'{"classes": [0], "images": ["AAAA"], "threshold": -1e999}', 422, "invalid_query"),
+        (b'{"classes": [0], "images": ["AAAA"], "recall": -0.0}', 422, "invalid_query"),
+        (b'{"classes": [0], "images": [null]}', 422, "invalid_query"),
+        (b'{"classes": [0], "images": ["\\u0000"]}', 400, "invalid_base64"),
+        (b'{"classes": [0], "images": ["\xc3\xa9AAA"]}', 400, "invalid_base64"),
+        (b'{"classes": [0], "images": [""]}', 400, "not_a_picture"),
+        (b'{"' + b"k" * 90_000 + b'": 1}', 422, "invalid_query"),
+        (b"null", 422, "invalid_query"),
+        (b'{"classes": [0]} x', 400, "invalid_json"),
+    ],
+)
+def test_bad_json_is_refused_with_a_reason(
+    api: FastAPI, body: bytes, status: int, code: str
+) -> None:
+    answer = post(api, "/v1/query", body, "application/json")
+    assert refusal(answer) == (status, code)
+    assert len(answer.text) < 1000
+
+
+def test_escaped_pairs_of_surrogates_are_text_like_any_other(texts: FastAPI) -> None:
+    escaped = json.dumps({"classes": [0], "texts": ["hund 🐶"]})
+    assert "\\ud83d" in escaped
+    found = post(texts, "/v1/query", escaped.encode(), "application/json").json()
+    assert found == verdicts(texts, {"classes": [0], "texts": ["hund 🐶"]})
+
+
+# ---------------------------------------------------------------------------- forms and lengths
+
+
+def form(*parts: tuple[str, bytes], boundary: str = "b") -> bytes:
+    head = "Content-Disposition: form-data; name="
+    made = [f"--{boundary}\r\n{head}{name}\r\n\r\n".encode() + body for name, body in parts]
+    return b"\r\n".join(made) + f"\r\n--{boundary}--\r\n".encode()
+
+
+HUSKY = ('"classes"', b"husky")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (form(*[HUSKY] * 10_000)[:MAX_BODY], 400, "invalid_form"),
+        (form(*[('"images"; filename="a"', b"")] * 1_100), 400, "invalid_form"),
+        (form(HUSKY, ('"images"; filename="../../etc/passwd"', b"x")), 400, "not_a_picture"),
+        (form(HUSKY, ('"images"', b"x")), 400, "invalid_form"),
+        (form(HUSKY, ('"images"; filename="a"', PNG))[:-40], 400, "invalid_form"),
+        (form(HUSKY, *[('"images"; filename="a"', PNG)] * 2)[:-40], 400, "invalid_form"),
+        (form(HUSKY, ('"images"; filename="a"', PNG))[:-5], 400, "invalid_form"),
+        (form(HUSKY, ('"\xff\xfe"', b"x")), 422, "invalid_query"),
+        (form(HUSKY, ('"' + "n" * 90_000 + '"', b"x")), 400, "invalid_form"),
+        (form(('"classes"' + "\r\nX-A: b" * 9_000, b"x")), 400, "invalid_form"),
+        (b"--b\r\n\r\n\r\n--b--\r\n", 400, "invalid_form"),
+        (b"--b\r\n" * 15_000, 400, "invalid_form"),
+        (form(HUSKY, ('"recall"', b"nan"), ('"images"; filename="a"', PNG)), 422, "invalid_query"),
+    ],
+)
+def test_bad_forms_are_refused_with_a_reason(
+    api: FastAPI, body: bytes, status: int, code: str
+) -> None:
+    assert refusal(post(api, "/v1/query", body, "multipart/form-data; boundary=b")) == (
+        status,
+        code,
+    )
+
+
+def test_a_forms_files_are_not_written_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = application(write(tmp_path / "b"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "there is no such folder"))
+    body = form(HUSKY, ('"images"; filename="a"', PNG + b"\0" * 2**21))
+    assert post(large, "/v1/query", body, "multipart/form-data; boundary=b").status_code == 200
+
+
+@pytest.mark.parametrize("length", ["-1", "1e9", "9" * 5000, "²", "0x10", "", "1, 2"])
+def test_a_length_that_is_no_number_of_bytes_is_refused(api: FastAPI, length: str) -> None:
+    headers = {"content-type": "image/png", "content-length": length.encode("utf-8")}
+    answer = ask(api, "POST", "/v1/query?classes=husky", content=PNG, headers=headers)
+    assert refusal(answer) == (413, "body_too_large")
+
+
+def test_a_body_without_a_length_is_refused_where_it_gets_too_long(api: FastAPI) -> None:
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        while True:
+            sent += 10_000
+            yield b" " * 10_000
+
+    for kind in ("application/json", "image/png", "multipart/form-data; boundary=b"):
+        sent = 0
+        answer = ask(
+            api,
+            "POST",
+            "/v1/query?classes=husky" * (kind == "image/png") or "/v1/query",
+            content=endless(),
+            headers={"content-type": kind},
+        )
+        assert answer.status_code in (400, 413)
+        assert sent <= MAX_BODY + 10_000
+    assert refusal(answer)[0] == 400  # spaces are no form, which shows before they are too many
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "",
+        ";",
+        'application/json; charset="',
+        "multipart/form-data",
+        "a" * 50_000,
+        "multipart/form-data; boundary=" + "b" * 50_000,
+        "multipart/form-data; boundary=\xff",
+        "image/png; charset*=utf-8''%ff",
+        "multipart/form-data; boundary=b; charset=\x01",
+    ],
+)
+def test_odd_content_types_are_refused_in_our_shape(api: FastAPI, kind: str) -> None:
+    headers = {"content-type": kind.encode("latin-1"), "x-odd": b"\xff" * 100_000}
+    answer = ask(api, "POST", "/v1/query", content=b"--b", headers=headers)
+    assert refusal(answer)[0] in (400, 415, 422)
+    assert len(answer.text) < 1000
+
+
+# ---------------------------------------------------------------------------- classes and model
+
+
+def test_classes_are_found_by_part_of_their_name_and_paged(api: FastAPI) -> None:
+    found = ask(api, "GET", "/v1/classes?search=CAT&limit=1&offset=1").json()
+    assert found["total"] == 2
+    assert [one["name"] for one in found["classes"]] == ["siamese cat"]
+    everything = ask(api, "GET", "/v1/classes").json()
+    assert [one["name"] for one in everything["classes"]] == list(NAMES)
+    assert everything["classes"][6] == {
+        "id": 6,
+        "name": "7",
+        "attributes": {"kind": "pet"},
+        "positives": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("url", "status"),
+    [
+        ("?search=%00", 200),
+        ("?search=%ff", 200),
+        ("?search=%ed%a0%80", 200),
+        ("?search=", 200),
+        ("?search=%E2%80%AE", 200),
+        ("?search=" + "x" * 200, 200),
+        ("?offset=999999999999", 200),
+        ("?search=" + "x" * 201, 422),
+        ("?limit=0", 422),
+        ("?limit=1001", 422),
+        ("?limit=", 422),
+        ("?limit=1.5", 422),
+        ("?limit=" + "9" * 5000, 422),
+        ("?offset=-1", 422),
+        ("?offset=" + "9" * 5000, 422),
+        ("?offset=1e3", 422),
+        ("?seach=a", 422),
+        ("?offset=99999999999999999999999", 200),
+    ],
+)
+def test_odd_searches_find_nothing_or_are_refused(api: FastAPI, url: str, status: int) -> None:
+    answer = ask(api, "GET", "/v1/classes" + url)
+    assert answer.status_code == status, answer.text
+    if status == 422:
+        assert refusal(answer) == (422, "invalid_parameter")
+    else:
+        assert len(answer.json()["classes"]) in (0, len(NAMES))
+
+
+def test_the_model_states_its_limits(api: FastAPI, texts: FastAPI) -> None:
+    limits = ask(api, "GET", "/v1/model").json()["limits"]
+    assert (limits["max_body_bytes"], limits["max_inputs"]) == (MAX_BODY, 4)
+    assert limits["max_lines_in_flight"] > 0
+    assert ask(texts, "GET", "/v1/model").json()["image"] is None
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "status", "code"),
+    [
+        ("GET", "/v1/query", 405, "wrong_method"),
+        ("GET", "/v1/../etc/passwd", 404, "no_such_path"),
+        ("GET", "/%2e%2e/%00", 404, "no_such_path"),
+        ("PUT", "/v1/query:stream", 405, "wrong_method"),
+        ("DELETE", "/health", 405, "wrong_method"),
+        ("QUERY", "/v1/nothing?x=" + "x" * 50_000, 404, "no_such_path"),
+    ],
+)
+def test_wrong_paths_and_methods_have_the_one_shape_of_errors(
+    api: FastAPI, method: str, url: str, status: int, code: str
+) -> None:
+    assert refusal(ask(api, method, url)) == (status, code)

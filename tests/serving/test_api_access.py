@@ -1,0 +1,317 @@
+"""Bearer tokens: who is let in, who is not, and a token file that changes while the server runs."""
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request, WebSocket
+
+from serving.http.access import Access
+from serving.tokens import Tokens
+from tests.serving.in_process import application, ask, refusal
+from tests.tiny_bundle import write
+
+OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
+WRONG = "wrong-" + "w" * 28
+
+
+def save(path: Path, text: str, mode: int = 0o600) -> None:
+    """As an operator replaces it: a new file takes the old one's place."""
+    aside = path.with_suffix(".new")
+    aside.write_text(text)
+    aside.chmod(mode)
+    aside.replace(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    save(tmp_path / "tokens", f"# the cameras\n{OLD}\n\n  {'b' * 24}  \r\n")
+    return tmp_path / "tokens"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("bundles") / "b")
+
+
+@pytest.fixture
+def api(bundle: Path, file: Path) -> FastAPI:
+    built = application(bundle, token_file=file)
+
+    @built.get("/who")
+    async def who(request: Request) -> str:
+        return request.state.client
+
+    return built
+
+
+def get(api: FastAPI, url: str, *tokens: str, scheme: str = "Bearer ") -> httpx.Response:
+    headers = [("Authorization", (scheme + token).encode("latin-1")) for token in tokens]
+    return ask(api, "GET", url, headers=headers)
+
+
+# ---------------------------------------------------------------------------- who is let in
+
+
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER   "])
+@pytest.mark.parametrize("token", [OLD, "b" * 24])
+def test_a_token_of_the_file_is_let_in_and_names_its_client(
+    api: FastAPI, token: str, scheme: str
+) -> None:
+    answer = get(api, "/who", token, scheme=scheme)
+    assert (answer.status_code, answer.json()) == (200, sha256(token.encode()).hexdigest()[:8])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/v1/query",
+        "/v1/query:stream",
+        "/v1/classes",
+        "/v1/model",
+        "/metrics",
+        "/docs",
+        "/openapi.json",
+        "/nothing",
+        "/health/",
+        "/HEALTH",
+        "/health/../v1/model",
+    ],
+)
+def test_without_a_token_nothing_but_health_is_answered(api: FastAPI, url: str) -> None:
+    answer = get(api, url)
+    assert refusal(answer) == (401, "no_token")
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert get(api, "/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        WRONG,
+        "",
+        OLD[:-1],
+        OLD + "x",
+        OLD.upper(),
+        f"{OLD} {OLD}",
+        f"{OLD},x",
+        "# the cameras",
+        "\xe9" * 30,
+        "x" * 100_000,
+        sha256(OLD.encode()).hexdigest(),
+    ],
+)
+def test_another_token_is_refused(api: FastAPI, token: str) -> None:
+    answer = get(api, "/v1/model", token)
+    assert refusal(answer) == (401, "wrong_token")
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert token[:20] not in answer.text or not token
+
+
+def test_another_scheme_or_two_tokens_are_refused(api: FastAPI) -> None:
+    assert refusal(get(api, "/v1/model", OLD, scheme="Basic "))[0] == 401
+    assert refusal(get(api, "/v1/model", OLD, scheme=""))[0] == 401
+    assert refusal(get(api, "/v1/model", OLD, OLD))[0] == 401
+    assert refusal(ask(api, "GET", f"/v1/model?token={OLD}&access_token={OLD}"))[0] == 401
+
+
+def test_a_request_without_a_token_is_refused_before_its_body_is_read(api: FastAPI) -> None:
+    async def body():
+        raise AssertionError("it was read")
+        yield b""
+
+    assert refusal(ask(api, "POST", "/v1/query", content=body())) == (401, "no_token")
+
+
+def test_without_a_token_file_everybody_is_anonymous(bundle: Path) -> None:
+    built = application(bundle)
+
+    @built.get("/who")
+    async def who(request: Request) -> str:
+        return request.state.client
+
+    assert get(built, "/who").json() == "anonymous"
+    assert get(built, "/who", WRONG).json() == "anonymous"
+    assert "securitySchemes" not in ask(built, "GET", "/openapi.json").text
+
+
+def test_the_documentation_names_the_token(api: FastAPI) -> None:
+    document = get(api, "/openapi.json", OLD).json()
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    query = document["paths"]["/v1/query"]["post"]
+    assert query["security"] == [{"token": []}]
+    assert "401" in query["responses"]
+    assert "security" not in document["paths"]["/health"]["get"]
+
+
+# ---------------------------------------------------------------------------- the file changes
+
+
+def in_place(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("change", [save, in_place])
+def test_tokens_change_with_their_file_at_the_next_request(
+    api: FastAPI, file: Path, change: Callable[[Path, str], None]
+) -> None:
+    for _ in range(3):  # of the same length, within one tick of the file system's clock
+        assert get(api, "/who", OLD).status_code == 200
+        change(file, NEW)
+        assert refusal(get(api, "/who", OLD)) == (401, "wrong_token")
+        assert get(api, "/who", NEW).status_code == 200
+        change(file, OLD)
+        assert get(api, "/who", OLD).status_code == 200
+
+
+def test_changes_within_one_tick_of_the_clock_are_seen(file: Path) -> None:
+    tokens = Tokens(file)
+    for token in (NEW, OLD) * 100:  # of the same length, and in the same file
+        file.write_text(token)
+        assert tokens.client_of(token)
+
+
+def test_a_file_that_has_not_changed_is_not_read_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = Tokens(file)
+    monkeypatch.setattr("serving.tokens._SETTLED_SECONDS", 0.0)
+    assert tokens.client_of(OLD)
+    monkeypatch.setattr("serving.tokens._digests", None)
+    assert tokens.client_of(OLD)
+    assert tokens.client_of(NEW) is None
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda file: file.unlink(), "No such file"),
+        (lambda file: save(file, ""), "holds no token: write one a line"),
+        (lambda file: save(file, f"{NEW}\nshort"), "line 2: a token has 24 to 512"),
+        (lambda file: save(file, NEW, mode=0o640), r"mode 0640\): chmod 600"),
+        (lambda file: file.chmod(0o604), r"mode 0604\): chmod 600"),
+        (lambda file: (file.unlink(), file.mkdir()), "no regular file"),
+        (lambda file: (file.unlink(), os.mkfifo(file)), "no regular file"),
+    ],
+)
+def test_while_the_file_cannot_be_read_nobody_is_let_in_and_the_log_says_so_once(
+    api: FastAPI,
+    file: Path,
+    caplog: pytest.LogCaptureFixture,
+    harm: Callable[[Path], None],
+    reason: str,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    harm(file)
+    for token in (OLD, NEW, OLD):
+        answer = get(api, "/v1/model", token)
+        assert refusal(answer) == (503, "no_tokens")
+        assert answer.headers["retry-after"] == "1"
+    assert refusal(get(api, "/v1/model")) == (503, "no_tokens")
+    assert get(api, "/health").status_code == 200
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("kway")]
+    assert len(told) == 1
+    assert re.search(f"all requests are refused: .*{reason}", told[0])
+    if file.is_dir():
+        file.rmdir()
+    save(file, NEW)
+    assert get(api, "/v1/model", NEW).status_code == 200
+    assert OLD not in caplog.text
+    assert NEW not in caplog.text
+
+
+# ---------------------------------------------------------------------------- files at the start
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "reason"),
+    [
+        (OLD, 0o644, "can be read or written by others (mode 0644): chmod 600"),
+        (OLD, 0o620, "chmod 600"),
+        ("", 0o600, "holds no token: write one a line; openssl rand -hex 32"),
+        ("# only\n\n", 0o600, "holds no token"),
+        (f"{OLD}\n{'s' * 23}", 0o600, "line 2: a token has 24 to 512 characters, this one 23"),
+        ("l" * 513, 0o600, "this one 513"),
+        ("two words, in one line of tokens", 0o600, "line 1: only letters, digits and signs"),
+        ("ünïcödé-" * 5, 0o600, "line 1: only letters"),
+        (f"{OLD}\n" * 40_000, 0o600, "is over 1048576 bytes"),
+    ],
+)
+def test_a_file_that_cannot_be_trusted_is_an_error_with_its_remedy_and_no_token_in_it(
+    tmp_path: Path, text: str, mode: int, reason: str
+) -> None:
+    save(tmp_path / "tokens", text, mode)
+    with pytest.raises(ValueError, match=re.escape(reason)) as caught:
+        Tokens(tmp_path / "tokens")
+    assert "\n" not in str(caught.value)
+    for line in text.split():
+        assert len(line) < 20 or line not in str(caught.value)
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Tokens(tmp_path / "tokens")
+
+
+# ---------------------------------------------------------------------------- websockets
+
+
+async def connect(file: Path, headers: list, subprotocols: list[str], *, answers: bool) -> list:
+    """What a WebSocket's client is sent: over ASGI itself, as httpx speaks HTTP alone."""
+    api = FastAPI()
+    api.add_middleware(Access, tokens=Tokens(file))
+
+    @api.websocket("/live")
+    async def live(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text(socket.state.client)
+        await socket.close()
+
+    sent: list = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    async def receive() -> dict:
+        return {"type": "websocket.connect"}
+
+    scope = {
+        "type": "websocket",
+        "asgi": {"version": "3.0"},
+        "path": "/live",
+        "raw_path": b"/live",
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "ws",
+        "headers": headers,
+        "subprotocols": subprotocols,
+        "extensions": {"websocket.http.response": {}} if answers else {},
+    }
+    await api(scope, receive, send)
+    return sent
+
+
+def test_a_websocket_brings_its_token_in_the_header_or_as_a_subprotocol(file: Path) -> None:
+    client = sha256(OLD.encode()).hexdigest()[:8]
+    header = [(b"authorization", b"Bearer " + OLD.encode())]
+    accepted, text, _ = asyncio.run(connect(file, header, [], answers=True))
+    assert (accepted["subprotocol"], text["text"]) == (None, client)
+    accepted, text, _ = asyncio.run(connect(file, [], ["kway", f"bearer.{OLD}"], answers=True))
+    assert (accepted["subprotocol"], text["text"]) == ("kway", client)
+
+
+@pytest.mark.parametrize(
+    "offered", [[], ["kway"], ["kway", f"bearer.{NEW}"], [f"bearer.{OLD}"] * 2]
+)
+def test_a_websocket_without_a_token_is_refused(file: Path, offered: list[str]) -> None:
+    start, body = asyncio.run(connect(file, [], offered, answers=True))
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 401)
+    assert b"_token" in body["body"]
+    (closed,) = asyncio.run(connect(file, [], offered, answers=False))
+    assert (closed["type"], closed["code"]) == ("websocket.close", 1008)

@@ -1,0 +1,207 @@
+"""Pictures made to do harm, or merely odd: each is answered or refused, in little memory."""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from PIL import Image
+
+from tests.serving.bad_pictures import (
+    apng,
+    bmp,
+    chunk,
+    encoded,
+    gif,
+    jpeg_of_scans,
+    jpeg_segment,
+    png,
+    png_text,
+    webp_canvas,
+    with_segment,
+)
+from tests.serving.in_process import application, post, refusal
+from tests.tiny_bundle import write
+
+MAX_PIXELS = 1_500_000
+# A pixel that is not opaque passes through several pictures of four bytes until it has a ground.
+BYTES_A_PIXEL = 26
+SPARE_BYTES = 24 * 2**20
+GREY = Image.radial_gradient("L").resize((64, 48))
+PNG, JPEG = encoded(GREY, "png"), encoded(GREY, "jpeg")
+ICC_PART = jpeg_segment(0xE2, b"ICC_PROFILE\0\x01\xff" + b"x" * 60_000)
+TEXT_CHUNK = chunk(b"zTXt", b"a\0\0" + zlib.compress(b"\0" * 900_000))
+NOISE = np.random.default_rng(0).bytes(5000)
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    bundle = write(tmp_path_factory.mktemp("bundles") / "b")
+    return application(bundle, max_pixels=MAX_PIXELS)
+
+
+def resident(name: str) -> int:
+    """Bytes that this process has ("VmRSS") or has had at most ("VmHWM") in memory."""
+    (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if name in one)
+    return int(line.split()[1]) * 1024
+
+
+def answered(api: FastAPI, file: bytes) -> tuple[int, str]:
+    """The status and code for a picture, none of which may take more than the stated memory."""
+    url = "/v1/query?classes=husky"
+    Path("/proc/self/clear_refs").write_text("5")  # the most so far is what it is now
+    before = resident("VmRSS")
+    answer = post(api, url, file, "application/octet-stream")
+    took = resident("VmHWM") - before
+    assert took < MAX_PIXELS * BYTES_A_PIXEL + SPARE_BYTES + 4 * len(file), took
+    return (200, "") if answer.status_code == 200 else refusal(answer)
+
+
+def animated(kind: str, mode: str = "L", frames: int = 1500) -> bytes:
+    shades = [Image.new(mode, (16, 16), (n % 251,) * len(mode)) for n in range(frames)]
+    return encoded(shades[0], kind, save_all=True, append_images=shades[1:])
+
+
+def zipped() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("page.html", "<script>alert(1)</script>")
+    return buffer.getvalue()
+
+
+def shades(mode: str, size: tuple[int, int] = (64, 48)) -> Image.Image:
+    return Image.radial_gradient("L").resize(size).convert(mode)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: encoded(shades("CMYK"), "jpeg"),
+        lambda: encoded(GREY, "jpeg", progressive=True),
+        lambda: encoded(GREY.convert("I;16"), "png"),
+        lambda: png(64, 48, depth=16, colour=6, rows=48),
+        lambda: png(64, 48, depth=16, colour=4, rows=48),
+        lambda: png(64, 48, depth=1, colour=0, rows=48),
+        lambda: encoded(shades("P"), "png", transparency=3),
+        lambda: encoded(shades("RGBA"), "webp"),
+        lambda: encoded(shades("1"), "bmp"),
+        lambda: apng(16, 3000),
+        lambda: animated("gif"),
+        lambda: animated("png", frames=300),
+        lambda: animated("webp", "RGB", frames=300),
+        lambda: animated("webp", "RGBA", frames=300),
+        lambda: with_segment(JPEG, 0xE1, b"Exif\0\0" + b"\xff" * 65_000),
+        lambda: with_segment(JPEG, 0xE1, b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\x12\x01" * 30_000),
+        lambda: JPEG[:2] + ICC_PART * 255 + JPEG[2:],
+        lambda: JPEG[:2] + jpeg_segment(0xFE, b"") * 100_000 + JPEG[2:],
+        lambda: jpeg_of_scans(64, 64, 50),
+        lambda: png(16, 16, rows=16, extra=chunk(b"tEXt", b"a\0b") * 20_000),
+        lambda: png(1200, 1200, colour=6, rows=1200),
+        lambda: png(1200, 1200, depth=16, colour=6, rows=1200),
+        lambda: encoded(shades("CMYK", (1200, 1200)), "jpeg", progressive=True),
+    ],
+)
+def test_odd_pictures_are_answered(api: FastAPI, make: Callable[[], bytes]) -> None:
+    assert answered(api, make()) == (200, "")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: png(20_000, 20_000),
+        lambda: png(20_000, 20_000, rows=20),
+        lambda: png(2**31 - 1, 2**31 - 1),
+        lambda: png(0, 16),
+        lambda: png(20_000, 75, rows=75),  # a thin strip
+        lambda: encoded(Image.new("L", (1300, 1300)), "png"),
+        lambda: encoded(Image.new("L", (1300, 1300)), "jpeg"),
+        lambda: encoded(Image.new("L", (1300, 1300)), "jpeg", progressive=True),
+        lambda: encoded(Image.new("L", (1300, 1300)), "gif"),
+        lambda: encoded(Image.new("RGB", (1300, 1300)), "webp"),
+        lambda: encoded(Image.new("L", (1300, 1300)), "bmp"),
+        lambda: JPEG.replace(b"\x00\x30\x00\x40", b"\x4e\x20\x4e\x20", 1),  # 20,000 x 20,000
+        lambda: jpeg_of_scans(64, 64, 150),
+        lambda: jpeg_of_scans(64, 64, 150).replace(b"\xff\xda", b"\xff\x01\xff\xda"),
+        lambda: gif((65_535, 65_535), (16, 16)),
+        lambda: gif((16, 16), (65_535, 65_535)),
+        lambda: gif((16, 16), (5_000, 5_000)),
+        lambda: webp_canvas(16_384, 16_384),
+        lambda: webp_canvas(1_300, 1_300),
+        lambda: webp_canvas(17, 17),
+        lambda: bmp(30_000, 30_000),
+        lambda: bmp(20_000, -20_000),
+        lambda: bmp(-16, 16),
+        lambda: bmp(16, -(2**31)),
+        lambda: png_text(50_000_000),
+        lambda: png(16, 16, rows=16, extra=chunk(b"iCCP", b"a\0\0" + zlib.compress(b"\0" * 10**8))),
+        lambda: png(16, 16, rows=16, extra=TEXT_CHUNK * 200),
+    ],
+)
+def test_bombs_are_refused(api: FastAPI, make: Callable[[], bytes]) -> None:
+    assert answered(api, make()) == (400, "not_a_picture")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        b"<svg xmlns='http://www.w3.org/2000/svg'><image href='http://a.b/c'/></svg>",
+        b"<?xml version='1.0'?><!DOCTYPE x [<!ENTITY a SYSTEM 'file:///etc/passwd'>]><svg>&a;</svg>",
+        b"%PDF-1.4\n" + JPEG,
+        b"%!PS-Adobe-3.0 EPSF-3.0\n(/etc/passwd) run",
+        zipped() + PNG,
+        b"<html>" + PNG,
+        b"GIF89a/*" + b"\0" * 20 + b"*/=1;alert(1)",
+        b"II*\0\x08\0\0\0" + b"\0" * 100,
+        b"\0\0\1\0\1\0" + PNG,
+        b"\0\0\0\x1cftypavif" + b"\0" * 100,
+        b"\x1f\x8b" + zlib.compress(PNG),
+        b"RIFF\xff\xff\xff\xffWAVEfmt ",
+        b"RIFF",
+        b"BM",
+        b"\xff\xd8\xff",
+        b"\x89PNG\r\n\x1a\n",
+        b"GIF87a",
+        b"\0",
+        PNG.replace(b"IHDR", b"ihdr"),
+        PNG[:8] + PNG[33:],
+        PNG[:33] + PNG[8:33] + PNG[33:40],
+    ],
+)
+def test_what_is_no_picture_is_refused_whatever_else_it_is(api: FastAPI, file: bytes) -> None:
+    assert answered(api, file) == (400, "not_a_picture")
+
+
+@pytest.mark.parametrize("end", [zipped(), b"<script>", NOISE, PNG])
+def test_what_follows_a_picture_is_not_looked_at(api: FastAPI, end: bytes) -> None:
+    url, kind = "/v1/query?classes=husky", "image/png"
+    for file in (PNG, JPEG):
+        assert post(api, url, file + end, kind).json() == post(api, url, file, kind).json()
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "gif", "webp", "bmp"])
+@pytest.mark.parametrize("mode", ["L", "RGBA"])
+def test_a_picture_that_is_cut_off_anywhere_is_answered_or_refused(
+    api: FastAPI, kind: str, mode: str
+) -> None:
+    noise = Image.frombytes(mode, (24, 20), NOISE[: 480 * len(mode)])
+    file = encoded(noise.convert("RGB") if kind == "jpeg" else noise, kind)
+    for length in {*range(1, 64), *range(64, len(file), max(1, len(file) // 30))}:
+        assert answered(api, file[:length]) in ((200, ""), (400, "not_a_picture"))
+    assert answered(api, file) == (200, "")
+    assert answered(api, file[: len(file) // 3])[0] == 400
+
+
+def test_no_file_is_opened_by_a_name_that_a_client_sends(
+    api: FastAPI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "./a.png", str(tmp_path / "a.png")):
+        assert answered(api, name.encode()) == (400, "not_a_picture")
+        body = b'{"classes": [0], "images": ["%s"]}' % name.encode()
+        answer = post(api, "/v1/query", body, "application/json")
+        assert refusal(answer)[1] in ("invalid_base64", "not_a_picture")

@@ -1,0 +1,145 @@
+"""The OpenAPI document is true: requests made from it get answers that it describes, and no 5xx."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from fastapi import FastAPI
+from hypothesis import HealthCheck, Phase, given, settings
+from PIL import Image
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+from tests.serving.bad_pictures import encoded
+from tests.serving.in_process import application, ask
+from tests.tiny_bundle import write, write_of_texts
+
+CHECKS = (
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+)
+
+
+JSON, NDJSON = "application/json", "application/x-ndjson"
+PNG = encoded(Image.radial_gradient("L"), "png")
+INPUT = {"images": [base64.b64encode(PNG).decode()]}
+BOUNDED = settings(
+    deadline=None,
+    database=None,
+    derandomize=True,  # the same requests at every run
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@schemathesis.serializer(NDJSON)
+def one_line(_: Any, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else json.dumps(value).encode() + b"\n"
+
+
+@schemathesis.deserializer(NDJSON)
+def last_line(_: Any, answer: Any) -> Any:
+    return json.loads(answer.content.splitlines()[-1])
+
+
+def check(api: FastAPI, examples: int) -> set[str]:
+    """Ask each operation `examples` things that fit its description and as many that do not.
+
+    What came of it: "METHOD /path status".
+    """
+    document = schemathesis.openapi.from_asgi("/openapi.json", api)
+    answers: set[str] = set()
+    for operation in (found.ok() for found in document.get_all_operations()):
+        answers |= ask_operation(operation, GenerationMode.POSITIVE, examples)
+        if [*operation.body, *operation.query]:  # nothing else can be wrong
+            answers |= ask_operation(operation, GenerationMode.NEGATIVE, examples)
+    return answers
+
+
+def ask_operation(operation: Any, mode: GenerationMode, examples: int) -> set[str]:
+    answers: set[str] = set()
+
+    @settings(parent=BOUNDED, max_examples=examples)
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def asked(case: schemathesis.Case) -> None:
+        for sent in (case, answerable(case)) if mode.is_positive else (case,):
+            answer = sent.call()
+            sent.validate_response(answer, checks=CHECKS)
+            answers.add(f"{operation.label} {answer.status_code}")
+
+    asked()
+    return answers
+
+
+def answerable(case: schemathesis.Case) -> schemathesis.Case:
+    """The same about a class and an input that there are: what is made up hardly ever is one."""
+    query, body = dict(case.query), case.body
+    if case.path.startswith("/v1/query") and case.media_type != JSON:
+        query["classes"] = ["husky"]
+    if case.path == "/v1/query:stream":
+        body = {"image": INPUT["images"][0]}
+    elif case.path == "/v1/query" and case.media_type == JSON and isinstance(body, dict):
+        body = {**body, **INPUT, "classes": [0]}
+    elif case.path == "/v1/query" and (case.media_type or "").startswith("image/"):
+        body = PNG
+    return case.operation.Case(
+        path_parameters=case.path_parameters, query=query, body=body, media_type=case.media_type
+    )
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    return application(write(tmp_path_factory.mktemp("bundles") / "b"), max_inputs=4)
+
+
+def assert_all_asked(answers: set[str]) -> None:
+    for label in ("POST /v1/query", "POST /v1/query:stream", "GET /v1/classes"):
+        assert {f"{label} 200", f"{label} 422"} <= answers
+    assert "GET /health 200" in answers
+    assert not [answer for answer in answers if answer.split()[-1] >= "500"]
+
+
+def test_answers_are_as_documented(pictures: FastAPI) -> None:
+    assert_all_asked(check(pictures, 5))
+
+
+@pytest.mark.slow
+def test_many_answers_are_as_documented(pictures: FastAPI) -> None:
+    assert_all_asked(check(pictures, 300))
+
+
+@pytest.mark.slow
+def test_many_answers_about_texts_are_as_documented(tmp_path: Path) -> None:
+    answers = check(application(write_of_texts(tmp_path / "b"), max_inputs=4), 300)
+    assert "POST /v1/query 404" in answers
+
+
+def test_every_operation_describes_its_refusals_in_the_one_shape(pictures: FastAPI) -> None:
+    document = ask(pictures, "GET", "/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for status, described in operation["responses"].items():
+                if status >= "400" and path.startswith("/v1/"):
+                    schema = described["content"]["application/json"]["schema"]
+                    assert schema == {"$ref": "#/components/schemas/ErrorBody"}, (path, status)
+
+
+def test_every_kind_of_body_is_documented(pictures: FastAPI) -> None:
+    paths = ask(pictures, "GET", "/openapi.json").json()["paths"]
+    query, stream = (paths[path]["post"] for path in ("/v1/query", "/v1/query:stream"))
+    assert {JSON, "multipart/form-data", "image/jpeg", "application/octet-stream", "text/plain"} < (
+        query["requestBody"]["content"].keys()
+    )
+    assert query["responses"].keys() >= {"400", "404", "408", "413", "415", "422", "429", "503"}
+    assert set(stream["requestBody"]["content"]) == {NDJSON}
+    assert set(stream["responses"]["200"]["content"]) == {NDJSON}
+    assert {one["name"] for one in stream["parameters"]} == {
+        "classes", "recall", "threshold", "all"
+    }  # fmt: skip

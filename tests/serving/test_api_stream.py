@@ -1,0 +1,449 @@
+"""`POST /v1/query:stream`: lines in, hits out while the body still comes, within limits."""
+
+import asyncio
+import base64
+import json
+import threading
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from PIL import Image
+
+from serving.http.lines import split_lines
+from serving.model import Model
+from serving.service import Service
+from tests.serving.bad_pictures import encoded
+from tests.serving.in_process import application, ask, post, refusal
+from tests.tiny_bundle import write, write_of_texts
+
+MAX_BODY, IN_FLIGHT, STREAMS = 20_000, 4, 2
+NDJSON = "application/x-ndjson"
+URL = "/v1/query:stream"
+TEXTS = ["a cat", "a dog", "hund", "猫", "a dog and a cat"]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_of_texts(tmp_path_factory.mktemp("bundles") / "texts")
+
+
+def made(bundle: Path, idle_seconds: float) -> FastAPI:
+    return application(
+        bundle,
+        max_body_bytes=MAX_BODY,
+        max_text_chars=10_000,
+        max_lines_in_flight=IN_FLIGHT,
+        max_streams=STREAMS,
+        stream_idle_seconds=idle_seconds,
+    )
+
+
+@pytest.fixture
+def api(bundle: Path) -> FastAPI:
+    return made(bundle, idle_seconds=30)
+
+
+@pytest.fixture
+def hasty(bundle: Path) -> FastAPI:
+    return made(bundle, idle_seconds=0.3)
+
+
+def lines_of(*lines: object) -> bytes:
+    return b"".join(json.dumps(one, ensure_ascii=False).encode() + b"\n" for one in lines)
+
+
+def asked(api: FastAPI, query: str, body: bytes) -> list[dict]:
+    answer = post(api, URL + query, body, NDJSON)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == NDJSON
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def scores(api: FastAPI, texts: list[str], name: str = "husky") -> list[float]:
+    found = ask(api, "POST", "/v1/query", json={"classes": [name], "texts": texts}).json()
+    return [one["verdicts"][0]["score"] for one in found["results"]]
+
+
+class Conversation:
+    """A client that reads while it sends; `read` waits for the next line, None at the end."""
+
+    def __init__(self, send: Callable[[bytes | None], Awaitable[None]], lines: asyncio.Queue):
+        self.send, self._lines = send, lines
+        self.taken = 0
+
+    async def read(self) -> Any:
+        async with asyncio.timeout(10):
+            return await self._lines.get()
+
+
+@asynccontextmanager
+async def conversation(
+    api: FastAPI, query: str = "?classes=husky", *, reads: bool = True
+) -> AsyncIterator[Conversation]:
+    """A stream over ASGI itself, as a server hands it on; `send(None)` is the client's leaving."""
+    body: asyncio.Queue = asyncio.Queue()
+    lines: asyncio.Queue = asyncio.Queue()
+
+    async def receive() -> dict:
+        message = await body.get()
+        talk.taken += 1
+        return message
+
+    async def send(message: dict) -> None:
+        if not reads and message["type"] == "http.response.body":
+            await asyncio.Event().wait()  # a connection that nobody reads from takes no more
+        for line in message.get("body", b"").splitlines():
+            await lines.put(json.loads(line))
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            await lines.put(None)
+
+    async def give(part: bytes | None) -> None:
+        kind = "http.request" if part is not None else "http.disconnect"
+        await body.put({"type": kind, "body": part or b"", "more_body": True})
+
+    talk = Conversation(give, lines)
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+        "path": URL, "raw_path": URL.encode(), "query_string": query[1:].encode(),
+        "headers": [(b"content-type", NDJSON.encode())], "root_path": "", "scheme": "http",
+    }  # fmt: skip
+    running = asyncio.create_task(api(scope, receive, send))
+    try:
+        yield talk
+    finally:
+        await body.put({"type": "http.request", "body": b"", "more_body": False})
+        async with asyncio.timeout(10):
+            await running
+
+
+# ---------------------------------------------------------------------------- what comes out
+
+
+def test_every_line_is_answered_in_order_with_its_id_and_the_counts_come_last(api: FastAPI) -> None:
+    ids = ["first", 2, None, "", -5]
+    body = lines_of(*({"text": text, "id": id_} for text, id_ in zip(TEXTS, ids, strict=True)))
+    *found, last = asked(api, "?classes=husky", body)
+    assert [one["line"] for one in found] == [0, 1, 2, 3, 4]
+    assert [one.get("id") for one in found] == ids
+    told = [one["verdicts"][0]["score"] for one in found]
+    assert told == pytest.approx(scores(api, TEXTS), rel=1e-4, abs=1e-5)
+    assert len(set(told)) == 5
+    assert last == {"done": {"inputs": 5, "hits": None, "errors": 0}}
+
+
+def test_only_matches_come_unless_all_verdicts_are_asked_for(api: FastAPI) -> None:
+    known = scores(api, TEXTS)
+    bar = sorted(known)[3] - 1e-3  # two of five are above
+    body = lines_of(*({"text": text} for text in TEXTS))
+    *found, last = asked(api, f"?classes=husky&threshold={bar}", body)
+    hits = [place for place, one in enumerate(known) if one > bar]
+    assert [one["line"] for one in found] == hits
+    assert all(one["verdicts"][0]["match"] for one in found)
+    assert last == {"done": {"inputs": 5, "hits": 2, "errors": 0}}
+    *found, last = asked(api, f"?classes=husky&threshold={bar}&all=true", body)
+    assert [one["verdicts"][0]["match"] for one in found] == [one > bar for one in known]
+    assert last["done"]["hits"] == 2
+
+
+def test_of_several_classes_those_that_match_are_in_a_hit(api: FastAPI) -> None:
+    both = {name: scores(api, TEXTS[:1], name)[0] for name in ("husky", "samoyed")}
+    bar = sum(both.values()) / 2
+    higher = max(both, key=lambda name: both[name])
+    found = asked(
+        api, f"?classes=husky&classes=samoyed&threshold={bar}", lines_of({"text": TEXTS[0]})
+    )
+    assert [one["class"] for one in found[0]["verdicts"]] == [higher]
+
+
+def test_a_model_of_pictures_reads_base64_and_data_urls(tmp_path: Path) -> None:
+    api = application(write(tmp_path / "b"))
+    text = base64.b64encode(encoded(Image.radial_gradient("L"), "png")).decode()
+    body = lines_of({"image": text}, {"image": "data:image/png;base64," + text}, {"image": "AAAA"})
+    first, second, third, last = asked(api, "?classes=husky", body)
+    assert first["verdicts"] == second["verdicts"]
+    assert third["error"]["code"] == "not_a_picture"
+    assert third["error"]["message"].startswith("not a picture: JPEG")
+    assert last["done"] == {"inputs": 2, "hits": None, "errors": 1}
+
+
+def test_a_loss_that_is_not_aligned_says_so_in_every_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "b")
+    file = path / "bundle.json"
+    content = json.loads(file.read_text())
+    content["model"]["loss"].update(kind="softmax_ce", aligned=False)
+    file.write_text(json.dumps(content))
+    text = base64.b64encode(encoded(Image.radial_gradient("L"), "png")).decode()
+    first, _ = asked(application(path), "?classes=husky", lines_of({"image": text}))
+    assert "softmax_ce, which is not aligned" in first["notice"]
+
+
+# ---------------------------------------------------------------------------- wrong lines
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"{", "invalid_json"),
+        (b"[" * 15_000, "invalid_json"),
+        (b'{"text": "\xff"}', "invalid_json"),
+        (b'{"text": "\\ud800"}', "invalid_json"),
+        (b'{"text": "a", "text": "b"}', "invalid_json"),
+        (b"[]", "invalid_line"),
+        (b"NaN", "invalid_line"),
+        (b"{}", "invalid_line"),
+        (b'{"text": 7}', "invalid_line"),
+        (b'{"text": "a", "image": "AAAA"}', "invalid_line"),
+        (b'{"text": "a", "path": "/etc/passwd"}', "invalid_line"),
+        (b'{"text": "a", "id": 1.5}', "invalid_line"),
+        (b'{"text": "a", "id": "' + b"x" * 201 + b'"}', "invalid_line"),
+        (b'{"text": "a", "id": ' + b"9" * 100 + b"}", "invalid_line"),
+        (b'{"image": "AAAA"}', "not_a_picture_model"),
+        (b'{"text": "' + b"x" * 10_001 + b'"}', "text_too_long"),
+        (b'{"text": "' + b"x" * MAX_BODY + b'"}', "line_too_long"),
+    ],
+)
+def test_a_wrong_line_is_told_in_its_place_and_the_stream_goes_on(
+    api: FastAPI, line: bytes, code: str
+) -> None:
+    body = b"\r\n".join([lines_of({"text": "a cat"})[:-1], line, b' {"text": "a cat"} '])
+    first, wrong, third, last = asked(api, "?classes=husky", body)
+    assert (first["line"], wrong["line"], third["line"]) == (0, 1, 2)
+    assert first["verdicts"] == third["verdicts"]
+    assert wrong["error"]["code"] == code
+    assert last["done"] == {"inputs": 2, "hits": None, "errors": 1}
+
+
+def test_a_wrong_line_keeps_its_id(api: FastAPI) -> None:
+    wrong, _ = asked(api, "?classes=husky", lines_of({"id": "frame 7", "txt": "a"}))
+    assert (wrong["id"], wrong["error"]["message"]) == (
+        "frame 7",
+        "txt: Extra inputs are not permitted",
+    )
+
+
+def test_of_a_line_that_is_too_long_nothing_is_kept() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(300):
+            yield b"x" * 2**16
+        yield b"\nshort\n"
+        yield b"y" * 2**18
+
+    async def scenario() -> list[bytes | None]:
+        return [line async for line in split_lines(parts(), 2**17)]
+
+    tracemalloc.start()
+    try:
+        assert asyncio.run(scenario()) == [None, b"short", None]
+        assert tracemalloc.get_traced_memory()[1] < 2 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("query", "kind", "status", "code"),
+    [
+        ("", NDJSON, 422, "invalid_query"),
+        ("?classes=hsky", NDJSON, 404, "unknown_class"),
+        ("?classes=husky&recall=0.5", NDJSON, 422, "invalid_query"),
+        ("?classes=husky&al=true", NDJSON, 422, "invalid_parameter"),
+        ("?" + "classes=husky&" * 101, NDJSON, 413, "too_many_classes"),
+        ("?classes=husky", "application/json", 415, "unknown_content_type"),
+    ],
+)
+def test_a_wrong_question_is_refused_before_any_line(
+    api: FastAPI, query: str, kind: str, status: int, code: str
+) -> None:
+    assert refusal(post(api, URL + query, lines_of({"text": "a"}), kind)) == (status, code)
+
+
+@pytest.mark.parametrize("body", [b"", b"\n\n \n"])
+def test_a_stream_without_lines_has_counts_of_nothing(api: FastAPI, body: bytes) -> None:
+    assert asked(api, "?classes=husky", body) == [
+        {"done": {"inputs": 0, "hits": None, "errors": 0}}
+    ]
+
+
+# ---------------------------------------------------------------------------- while it comes
+
+
+def test_a_line_is_answered_while_the_next_is_still_to_come_in_whatever_pieces(
+    api: FastAPI,
+) -> None:
+    async def scenario() -> None:
+        async with conversation(api) as talk:
+            for place, text in enumerate(TEXTS):
+                for byte in lines_of({"text": text}):
+                    await talk.send(bytes([byte]))
+                assert (await talk.read())["line"] == place
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[int]]]:
+    """A model that waits for the event before it answers, and the sizes of its batches."""
+    opened, sizes = threading.Event(), []
+    plain = Model.features
+
+    def features(self: Model, prepared: Any) -> Any:
+        if len(sizes):  # the first is the self-check's
+            assert opened.wait(10)
+        sizes.append(len(prepared))
+        return plain(self, prepared)
+
+    monkeypatch.setattr(Model, "features", features)
+    yield opened, sizes
+    opened.set()
+
+
+def test_lines_form_batches_and_beyond_a_few_nothing_more_is_read(
+    gate: tuple[threading.Event, list[int]], api: FastAPI
+) -> None:
+    opened, sizes = gate
+
+    async def scenario() -> None:
+        async with conversation(api) as talk:
+            for _ in range(30):
+                await talk.send(lines_of({"text": "a cat"}))
+            await asyncio.sleep(0.2)
+            # In flight, the one whose answer is waited for, and the one that finds no room.
+            assert talk.taken <= IN_FLIGHT + 2
+            opened.set()
+            assert [(await talk.read())["line"] for _ in range(30)] == list(range(30))
+
+    asyncio.run(scenario())
+    assert max(sizes[1:]) > 1
+
+
+def test_lines_in_flight_hold_no_more_bytes_than_a_request(
+    gate: tuple[threading.Event, list[int]], api: FastAPI
+) -> None:
+    opened, _ = gate
+    long = "x" * 9_000  # two of them fit 20,000 bytes
+
+    async def scenario() -> None:
+        async with conversation(api) as talk:
+            for _ in range(4):
+                await talk.send(lines_of({"text": long}))
+            await asyncio.sleep(0.2)
+            assert talk.taken == 3  # the third has been read, and waits
+            opened.set()
+            assert [(await talk.read())["line"] for _ in range(4)] == [0, 1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_for_the_model_holds_a_stream_up_and_fails_none_of_its_lines(
+    bundle: Path,
+) -> None:
+    small = application(bundle, max_queued_inputs=1, batch_size=1, max_lines_in_flight=8)
+    *found, last = asked(small, "?classes=husky", lines_of(*[{"text": "a cat"}] * 20))
+    assert [one["line"] for one in found] == list(range(20))
+    assert last["done"]["errors"] == 0
+
+
+def test_a_line_that_gets_no_answer_in_time_is_told_and_the_stream_goes_on(
+    gate: tuple[threading.Event, list[int]], bundle: Path
+) -> None:
+    opened, _ = gate
+    quick = application(bundle, request_timeout_seconds=0.2, stream_idle_seconds=5)
+
+    async def scenario() -> None:
+        async with conversation(quick) as talk:
+            await talk.send(lines_of({"text": "a cat"}))
+            assert (await talk.read())["error"]["code"] == "timeout"
+            opened.set()
+            await talk.send(lines_of({"text": "a cat"}))
+            assert (await talk.read())["verdicts"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("part", [b"", b'{"text'])
+def test_a_client_that_sends_no_line_is_told_so_and_ended(hasty: FastAPI, part: bytes) -> None:
+    async def scenario() -> None:
+        async with conversation(hasty) as talk:
+            await talk.send(lines_of({"text": "a cat"}) + part)
+            assert (await talk.read())["line"] == 0
+            told = await talk.read()
+            assert told["error"]["code"] == "idle"
+            assert "line" not in told
+            assert (await talk.read())["done"]["inputs"] == 1
+            assert await talk.read() is None
+
+    asyncio.run(scenario())
+
+
+def test_empty_lines_keep_a_stream_open(bundle: Path) -> None:
+    async def scenario() -> None:
+        async with conversation(made(bundle, idle_seconds=1)) as talk:
+            for _ in range(4):
+                await asyncio.sleep(0.3)
+                await talk.send(b"\n")
+            await talk.send(lines_of({"text": "a cat"}))
+            assert (await talk.read())["line"] == 4
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_does_not_read_is_given_up_and_its_place_is_free(hasty: FastAPI) -> None:
+    async def scenario() -> None:
+        for _ in range(STREAMS + 1):
+            async with conversation(hasty, reads=False) as talk:
+                await talk.send(lines_of({"text": "a cat"}))
+
+    asyncio.run(scenario())
+    assert asked(hasty, "?classes=husky", b"")
+
+
+def test_a_client_that_leaves_frees_its_place(
+    gate: tuple[threading.Event, list[int]], api: FastAPI
+) -> None:
+    async def scenario() -> None:
+        for _ in range(STREAMS + 1):
+            async with conversation(api) as talk:
+                await talk.send(lines_of({"text": "a cat"}))
+                await talk.send(None)
+
+    asyncio.run(scenario())
+    gate[0].set()
+    assert asked(api, "?classes=husky", b"")
+
+
+def test_more_streams_than_allowed_are_refused_with_a_time_to_come_back(api: FastAPI) -> None:
+    async def scenario() -> httpx.Response:
+        async with conversation(api) as first, conversation(api) as second:
+            for talk in (first, second):
+                await talk.send(lines_of({"text": "a cat"}))
+                assert (await talk.read())["line"] == 0
+            transport = httpx.ASGITransport(app=api)
+            async with httpx.AsyncClient(transport=transport, base_url="http://kway") as client:
+                return await client.post(URL + "?classes=husky", headers={"content-type": NDJSON})
+
+    answer = asyncio.run(scenario())
+    assert refusal(answer) == (429, "too_many_streams")
+    assert answer.headers["retry-after"]
+    assert asked(api, "?classes=husky", b"")
+
+
+def test_a_fault_of_the_server_ends_a_stream_without_counts(
+    api: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(Service, "answer", fails)
+
+    async def scenario() -> None:
+        async with conversation(api) as talk:
+            await talk.send(lines_of({"text": "a cat"}))
+
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(scenario())
+    assert "the device is gone" in str(caught.value.exceptions[0])

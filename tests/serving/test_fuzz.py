@@ -1,0 +1,303 @@
+"""Bodies, parameters and headers that nobody would write: no 5xx, no crash, one shape of errors.
+
+The application raises its own faults here, so a 500 fails these tests by itself.
+"""
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.serving.bad_pictures import encoded
+from tests.serving.in_process import application, refusal
+from tests.tiny_bundle import NAMES, write, write_of_texts
+
+EXAMPLES, MANY_EXAMPLES = 200, 3_000
+LIMITS = {"max_body_bytes": 20_000, "max_pixels": 100_000, "max_inputs": 3, "max_classes": 4}
+FILES = [
+    encoded(Image.radial_gradient("L").resize((24, 20)).convert(mode), kind)
+    for mode, kind in (
+        ("L", "png"),
+        ("RGBA", "png"),
+        ("RGB", "jpeg"),
+        ("P", "gif"),
+        ("RGBA", "webp"),
+        ("RGB", "webp"),
+        ("RGB", "bmp"),
+        ("1", "png"),
+    )
+]
+BASE64 = [base64.b64encode(file).decode() for file in FILES]
+
+
+@pytest.fixture(scope="module")
+def apis(tmp_path_factory: pytest.TempPathFactory) -> list[FastAPI]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return [
+        application(write(folder / "pictures"), **LIMITS),
+        application(write_of_texts(folder / "texts"), **LIMITS),
+    ]
+
+
+# ---------------------------------------------------------------------------- what is sent
+
+any_text = st.text(max_size=30) | st.sampled_from(
+    ["\ud800", "\0", "\u202e", "x" * 5000, "http://a"]
+)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | any_text
+    | st.sampled_from([10**400, -(10**25), 1e308, "9" * 4400, *NAMES, *BASE64, 0, 0.9])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(any_text, inner, max_size=3),
+)
+classes = st.lists(st.sampled_from([*NAMES, 0, "#1"]), min_size=1, max_size=5) | values
+images = (
+    st.lists(st.sampled_from([*BASE64, "data:image/png;base64," + BASE64[0]]), max_size=4) | values
+)
+texts = st.lists(st.sampled_from(["a cat", "", "猫 🐶"]) | any_text, max_size=4) | values
+numbers = st.sampled_from([0.9, 0.99, 1, -1.5]) | values
+bodies = st.fixed_dictionaries(
+    {"classes": classes},
+    optional={
+        "images": images,
+        "texts": texts,
+        "recall": numbers,
+        "threshold": numbers,
+        "x": values,
+    },
+)
+right = st.fixed_dictionaries(
+    {"classes": st.lists(st.sampled_from(NAMES), min_size=1, max_size=4)},
+    optional={"recall": st.sampled_from([0.9, 0.99])},
+) | st.just({"classes": ["husky"], "threshold": 0})
+right_bodies = st.builds(
+    lambda asked, inputs: {**asked, **inputs},
+    right,
+    st.builds(lambda n: {"images": BASE64[n:][:3]}, st.integers(0, len(BASE64) - 1))
+    | st.builds(lambda text: {"texts": [text]}, st.sampled_from(["a cat", "", "猫 🐶"])),
+)
+
+
+def as_json(value: Any) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
+
+
+@st.composite
+def damaged(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> bytes:
+    """Bytes of `whole`, as they are or with some changed, cut out or put in."""
+    body = bytearray(draw(whole))
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(body)))
+        end = draw(st.integers(at, min(len(body), at + 40)))
+        body[at:end] = draw(st.binary(max_size=40))
+    return bytes(body)
+
+
+@st.composite
+def forms(draw: st.DrawFn) -> bytes:
+    parts = []
+    for _ in range(draw(st.integers(0, 6))):
+        name = draw(st.sampled_from(["classes", "images", "texts", "recall", "threshold", "", "é"]))
+        file = draw(
+            st.sampled_from(["", '; filename="a.png"', '; filename=""', "; filename*=x''%ff"])
+        )
+        plain = st.sampled_from([b"husky", b"0.9", b"a cat", b"", b"\xff", b"#2", b"1e400"])
+        content = draw(plain | st.sampled_from(FILES) | st.binary(max_size=60))
+        head = f'--b\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
+        parts.append(head.encode() + content + b"\r\n")
+    return b"".join(parts) + b"--b--\r\n"
+
+
+lines = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "image": st.sampled_from(BASE64) | values,
+            "text": any_text | values,
+            "id": values,
+            "x": values,
+        },
+    ).map(as_json)
+    | st.binary(max_size=40),
+    max_size=6,
+).map(b"\n".join)
+requests = st.one_of(
+    st.tuples(st.just("application/json"), right_bodies.map(as_json)),
+    st.tuples(st.just("application/json"), damaged(right_bodies.map(as_json))),
+    st.tuples(st.just("application/json"), damaged(bodies.map(as_json))),
+    st.tuples(st.just("application/json"), bodies.map(as_json)),
+    st.tuples(st.just("application/json"), st.binary(max_size=200)),
+    st.tuples(st.just("multipart/form-data; boundary=b"), damaged(forms())),
+    st.tuples(st.just("multipart/form-data; boundary=b"), forms()),
+    st.tuples(
+        st.sampled_from(["image/png", "application/octet-stream"]), damaged(st.sampled_from(FILES))
+    ),
+    st.tuples(
+        st.sampled_from(["text/plain", "text/plain; charset=latin-1"]), st.binary(max_size=99)
+    ),
+    st.tuples(
+        st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=40),
+        st.binary(max_size=99),
+    ),
+)
+parameters = st.lists(
+    st.tuples(
+        st.sampled_from(["classes"] * 4 + ["recall", "threshold", "all", "x"]),
+        st.sampled_from([*NAMES, "#0", "0.9", "1e9", "true"]) | any_text,
+    ),
+    max_size=4,
+)
+
+
+def encoded_parameters(pairs: list[tuple[str, str]]) -> str:
+    return str(
+        httpx.QueryParams(
+            [(name, value.encode("utf-8", "replace").decode()) for name, value in pairs]
+        )
+    )
+
+
+# ---------------------------------------------------------------------------- what comes back
+
+
+def send(
+    apis: list[FastAPI], method: str, url: str, body: bytes, kind: str
+) -> list[httpx.Response]:
+    async def sent() -> list[httpx.Response]:
+        answers = []
+        for api in apis:
+            transport = httpx.ASGITransport(app=api)
+            async with httpx.AsyncClient(transport=transport, base_url="http://kway") as client:
+                headers = {"content-type": kind.encode("latin-1")}
+                answers.append(await client.request(method, url, content=body, headers=headers))
+        return answers
+
+    return asyncio.run(sent())
+
+
+def check(answer: httpx.Response) -> None:
+    if answer.status_code == 200:
+        return
+    status, code = refusal(answer)
+    assert status in (400, 404, 413, 415, 422), answer.text
+    assert code != "refused"  # every refusal of ours has a code of its own
+    assert len(answer.content) < 2000
+
+
+def fuzz_queries(apis: list[FastAPI], examples: int) -> None:
+    seen = set()
+
+    @bounded(examples)
+    @given(request=requests, asked=st.just([]) | parameters)
+    def queries(request: tuple[str, bytes], asked: list[tuple[str, str]]) -> None:
+        kind, body = request
+        for answer in send(apis, "POST", f"/v1/query?{encoded_parameters(asked)}", body, kind):
+            check(answer)
+            seen.add(answer.status_code)
+
+    queries()
+    assert {200, 400, 422} <= seen
+
+
+def fuzz_streams(apis: list[FastAPI], examples: int) -> None:
+    answered = 0
+
+    @bounded(examples)
+    @given(body=lines | damaged(lines), asked=st.just([("classes", "husky")]) | parameters)
+    def streams(body: bytes, asked: list[tuple[str, str]]) -> None:
+        nonlocal answered
+        url, kind = f"/v1/query:stream?{encoded_parameters(asked)}", "application/x-ndjson"
+        for answer in send(apis, "POST", url, body, kind):
+            check(answer)
+            if answer.status_code == 200:
+                answered += check_lines(answer, body)
+
+    streams()
+    assert answered
+
+
+def check_lines(answer: httpx.Response, body: bytes) -> int:
+    """Every line of the answer is one of a stream's, and the counts are those of the lines."""
+    *told, last = [json.loads(line) for line in answer.text.split("\n")[:-1]]
+    counts = last["done"]
+    assert [one["line"] for one in told] == sorted(one["line"] for one in told)
+    assert sum("error" in one for one in told) == counts["errors"]
+    assert counts["inputs"] + counts["errors"] == sum(
+        bool(line.strip()) for line in body.split(b"\n")
+    )
+    assert all(one["error"]["code"] and one["error"]["message"] for one in told if "error" in one)
+    return counts["inputs"]
+
+
+def bounded(examples: int) -> settings:
+    # The same bodies at every run in the default suite; others each time in the long one.
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=examples == EXAMPLES,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def test_no_body_is_answered_with_a_fault_of_the_server(apis: list[FastAPI]) -> None:
+    fuzz_queries(apis, EXAMPLES)
+
+
+def test_no_line_of_a_stream_is_a_fault_of_the_server(apis: list[FastAPI]) -> None:
+    fuzz_streams(apis, EXAMPLES)
+
+
+@pytest.mark.slow
+def test_none_of_many_bodies_is_answered_with_a_fault_of_the_server(apis: list[FastAPI]) -> None:
+    fuzz_queries(apis, MANY_EXAMPLES)
+
+
+@pytest.mark.slow
+def test_none_of_many_lines_is_a_fault_of_the_server(apis: list[FastAPI]) -> None:
+    fuzz_streams(apis, MANY_EXAMPLES)
+
+
+@bounded(EXAMPLES)
+@given(
+    search=any_text,
+    limit=st.integers() | any_text,
+    offset=st.integers() | any_text,
+    path=st.sampled_from(["/v1/classes", "/v1/model", "/health", "/v1/query"])
+    | any_text.map("/".__add__),
+)
+def test_no_search_or_path_is_a_fault_of_the_server(
+    apis: list[FastAPI], search: str, limit: object, offset: object, path: str
+) -> None:
+    asked = [("search", search), ("limit", str(limit)), ("offset", str(offset))]
+    url = httpx.URL(
+        "http://kway", raw_path=(base_path(path) + b"?" + encoded_parameters(asked).encode())
+    )
+    for answer in send(apis, "GET", str(url), b"", "text/plain"):
+        assert answer.status_code in (200, 404, 405, 422), answer.text
+        if answer.status_code != 200:
+            refusal(answer)
+
+
+def base_path(path: str) -> bytes:
+    safe = b"/ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._:"
+    return b"".join(
+        bytes([byte]) if byte in safe else b"%%%02X" % byte
+        for byte in path.encode("utf-8", "surrogatepass")
+    )
