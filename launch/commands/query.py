@@ -1,44 +1,26 @@
 """`kway query`: one-class questions to a bundle, in this process, or to a running server."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import BaseModel, PositiveInt
 
 from launch.wording import plain, printable
 
 if TYPE_CHECKING:
-    import httpx
-
-    from serving.answer import Answer, Question
+    from serving.answer import Question
     from serving.model import Model
+    from serving.verdicts import Answer
 
 # Texts, or crops of pictures, in one forward pass.
 _BATCH = 16
-# What a request adds to each of its pictures or texts, generously.
-_EXTRA_BYTES = 1000
 # Characters of a text in the table.
 _SHOWN = 60
 
-Body = TypeVar("Body", bound=BaseModel)
 # Picture files, or texts.
 Inputs = Sequence[Path] | Sequence[str]
-
-
-class _Limits(BaseModel):
-    max_inputs: PositiveInt
-    max_text_chars: PositiveInt
-    max_body_bytes: PositiveInt
-
-
-class _Served(BaseModel):
-    """What is needed of a server's description."""
-
-    reads: Literal["pictures", "texts"]
-    limits: _Limits
 
 
 def query(
@@ -57,12 +39,15 @@ def query(
         float | None, typer.Option(help="decide by the threshold that reached this recall")
     ] = None,
     threshold: Annotated[float | None, typer.Option(help="decide by this logit")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="file with the token that the server asks for")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the raw answer")] = False,
 ) -> None:
     """Ask whether pictures, or texts, are of a class; reads one row of the classifier a class."""
     inputs = _inputs(pictures or [], text or [], texts)
     if source.startswith(("http://", "https://")):
-        found = _ask_server(source, classes, inputs, recall, threshold)
+        found = _ask_server(source, classes, inputs, recall, threshold, token_file)
     else:
         found = _ask_bundle(Path(source), classes, inputs, recall, threshold)
     if as_json:
@@ -108,6 +93,7 @@ def _ask_bundle(
     threshold: float | None,
 ) -> "Answer":
     from serving.answer import ask
+    from serving.client import joined
     from serving.model import Model
     from trainer.bundle import Bundle
 
@@ -118,7 +104,7 @@ def _ask_bundle(
     question = ask(model.bundle, classes, recall=recall, threshold=threshold)
     size = max(1, _BATCH // model.crops)
     parts = [inputs[start : start + size] for start in range(0, len(inputs), size)]
-    return _join([_answer(model, question, part) for part in parts])
+    return joined([_answer(model, question, part) for part in parts])
 
 
 def _answer(model: "Model", question: "Question", inputs: Inputs) -> "Answer":
@@ -137,85 +123,22 @@ def _ask_server(
     inputs: Inputs,
     recall: float | None,
     threshold: float | None,
+    token_file: Path | None,
 ) -> "Answer":
-    import httpx
+    from serving.client import Client
 
-    from serving.answer import Answer
-
-    fields: dict[str, Any] = {"classes": classes}
-    for name, value in (("recall", recall), ("threshold", threshold)):
-        if value is not None:
-            fields[name] = value
-    url = url.rstrip("/")
-    with httpx.Client(timeout=60) as client:
-        try:
-            served = _accepted(client.get(f"{url}/v1/model"), url, _Served)
-            _check_kind(url, served.reads, inputs)
-            _check_lengths(url, inputs, served.limits.max_text_chars)
-            parts = [
-                _accepted(client.post(f"{url}/v1/query", **request), url, Answer)
-                for request in _requests(fields, inputs, served.limits)
-            ]
-        except httpx.InvalidURL as error:
-            raise ValueError(f"{url} is no URL: {error}") from error
-        except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise OSError(
-                f"no answer from {url} ({reason}): is `kway serve` running there?"
-            ) from error
-    return _join(parts)
+    token = None if token_file is None else _token(token_file)
+    with Client(url, token=token) as client:
+        _check_kind(url, client.served().reads, inputs)
+        return client.query(classes, inputs, recall=recall, threshold=threshold)
 
 
-def _check_lengths(url: str, inputs: Inputs, limit: int) -> None:
-    """The server would name the place in one request of several, after it answered others."""
-    for place, one in enumerate(inputs):
-        if isinstance(one, str) and len(one) > limit:
-            raise ValueError(
-                f"texts[{place}] ({one[:_SHOWN].strip()}…) has {len(one)} characters, and {url} "
-                f"takes {limit}: shorten it"
-            )
-
-
-def _requests(fields: dict[str, Any], inputs: Inputs, limits: _Limits) -> Iterator[dict[str, Any]]:
-    """The inputs in requests that the server's limits allow, as httpx sends them, one at a time."""
-    held: list[Any] = []
-    size = 0
-    for one in inputs:
-        content = one.read_bytes() if isinstance(one, Path) else json.dumps(one)
-        added = len(content) + _EXTRA_BYTES
-        if held and (len(held) == limits.max_inputs or size + added > limits.max_body_bytes):
-            yield _request(fields, held)
-            held, size = [], 0
-        held.append((one.name, content) if isinstance(one, Path) else one)
-        size += added
-    yield _request(fields, held)
-
-
-def _request(fields: dict[str, Any], held: list[Any]) -> dict[str, Any]:
-    """Texts go as JSON, pictures as the files of a form."""
-    if isinstance(held[0], str):
-        content = json.dumps({**fields, "texts": held})
-        return {"content": content, "headers": {"Content-Type": "application/json"}}
-    return {"data": fields, "files": [("images", file) for file in held]}
-
-
-def _accepted(answer: "httpx.Response", url: str, kind: type[Body]) -> Body:
-    """The body of an answer; ValueError with the server's own words for a refusal."""
-    try:
-        body = answer.json()
-        if answer.status_code == 200:
-            return kind.model_validate(body)
-        reason = str(body["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        reason = f"status {answer.status_code}, and no JSON of kway's: is it a kway server?"
-    raise ValueError(f"{url} refuses: {reason}")
-
-
-def _join(parts: list["Answer"]) -> "Answer":
-    """One answer about all inputs, whose positions count through the batches."""
-    results = [result for part in parts for result in part.results]
-    numbered = [result.model_copy(update={"input": place}) for place, result in enumerate(results)]
-    return parts[0].model_copy(update={"results": numbered})
+def _token(file: Path) -> str:
+    """The first token of a file such as `kway serve` takes; on a command line all could read it."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.strip() and not line.startswith("#"):
+            return line.strip()
+    raise ValueError(f"{file} holds no token: write one on a line of its own")
 
 
 def _print_table(found: "Answer", inputs: Inputs) -> None:

@@ -1,0 +1,173 @@
+"""What an inference is asked and answers, whichever way it travels.
+
+Inputs: `images` or `texts`, BYTES [n]; `class_ids`, INT64 [m], or `classes`, BYTES [m] (names); the
+parameters `recall` or `threshold` say how to decide. Outputs: `scores`, FP32 [n, m]; where it is
+decided also `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from serving.config import ServingConfig
+from serving.errors import ApiError
+from serving.verdicts import Answer
+from trainer.bundle_spec import Reads
+
+INPUTS: dict[Reads, str] = {"pictures": "images", "texts": "texts"}
+OUTPUTS = ("scores", "thresholds", "matches")
+_CLASS_INPUTS = {"class_ids": "INT64", "classes": "BYTES"}
+_PARAMETERS = ("recall", "threshold")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """`data` is flat, in row-major order: numbers, or bytes where `datatype` is BYTES."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A request as it came."""
+
+    inputs: Sequence[Tensor]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request whose form is right."""
+
+    inputs: Sequence[bytes | str]
+    classes: Sequence[str | int]
+    recall: float | None
+    threshold: float | None
+    outputs: Sequence[str]
+
+
+def asked(inference: Inference, reads: Reads, limits: ServingConfig) -> Asked:
+    """Check a request for a model that `reads`. Raises ApiError (400, 413) with the reason."""
+    tensors = {tensor.name: tensor for tensor in inference.inputs}
+    if len(tensors) != len(inference.inputs):
+        raise _wrong("an input stands twice: send each once")
+    _check_names(tensors, reads)
+    for tensor in tensors.values():
+        _check_shape(tensor)
+    raw = tensors[INPUTS[reads]]
+    _check_datatype(raw, "BYTES")
+    (classes,) = (tensors[name] for name in _CLASS_INPUTS if name in tensors)
+    _check_datatype(classes, _CLASS_INPUTS[classes.name])
+    recall, threshold = (_number(inference.parameters, name) for name in _PARAMETERS)
+    found = Asked(
+        list(raw.data) if reads == "pictures" else [_text(raw, one) for one in raw.data],
+        [_text(classes, one) if isinstance(one, bytes) else one for one in classes.data],
+        recall,
+        threshold,
+        _wanted(inference.outputs, is_decided=recall is not None or threshold is not None),
+    )
+    _check_counts(found, reads, limits)
+    return found
+
+
+def outputs_of(answer: Answer, request: Asked) -> list[Tensor]:
+    """The wanted tensors of an answer. Raises ApiError where a class has no threshold at all."""
+    rows = [result.verdicts for result in answer.results]
+    shape = (len(rows), len(request.classes))
+    tensors = {
+        "scores": Tensor("scores", "FP32", shape, [v.score for row in rows for v in row]),
+    }
+    if "matches" in request.outputs or "thresholds" in request.outputs:
+        bars = [verdict.threshold for verdict in rows[0]]
+        if None in bars:
+            raise ApiError(
+                422, "no_threshold", "validation had no positives: give a threshold, not a recall"
+            )
+        tensors["thresholds"] = Tensor("thresholds", "FP32", shape[1:], bars)
+        matches = [bool(v.match) for row in rows for v in row]
+        tensors["matches"] = Tensor("matches", "BOOL", shape, matches)
+    return [tensors[name] for name in request.outputs]
+
+
+def parameters_of(answer: Answer) -> dict[str, bool | str]:
+    """What goes with the tensors: whether the loss lets one score speak for itself."""
+    said: dict[str, bool | str] = {"aligned": answer.aligned}
+    return said if answer.notice is None else {**said, "notice": answer.notice}
+
+
+def _check_names(tensors: Mapping[str, Tensor], reads: Reads) -> None:
+    known = {INPUTS[reads], *_CLASS_INPUTS}
+    if unknown := tensors.keys() - known:
+        raise _wrong(f"input {min(unknown)[:80]!r} is unknown: send {', '.join(sorted(known))}")
+    if INPUTS[reads] not in tensors:
+        raise _wrong(f"this model reads {reads}: send them as the BYTES input {INPUTS[reads]!r}")
+    if len(tensors.keys() & _CLASS_INPUTS.keys()) != 1:
+        raise _wrong("send exactly one of the inputs class_ids (INT64) and classes (BYTES)")
+
+
+def _check_shape(tensor: Tensor) -> None:
+    if not tensor.shape or math.prod(tensor.shape) != len(tensor.data):
+        raise _wrong(
+            f"{tensor.name} has shape {list(tensor.shape)} and {len(tensor.data)} elements: they "
+            "do not agree"
+        )
+    if max(tensor.shape) != len(tensor.data):
+        raise _wrong(f"{tensor.name} has shape {list(tensor.shape)}: send one dimension")
+
+
+def _check_datatype(tensor: Tensor, datatype: str) -> None:
+    if tensor.datatype != datatype:
+        raise _wrong(f"{tensor.name} is {tensor.datatype[:20]}: send it as {datatype}")
+    kind: type = bytes if datatype == "BYTES" else int
+    if any(not isinstance(one, kind) or isinstance(one, bool) for one in tensor.data):
+        raise _wrong(f"{tensor.name} holds what is no {datatype}")
+
+
+def _text(tensor: Tensor, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _wrong(
+            f"{tensor.name} holds what is not UTF-8 from its byte {error.start} on"
+        ) from error
+
+
+def _number(parameters: Mapping[str, Any], name: str) -> float | None:
+    value = parameters.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _wrong(f"parameter {name} is {str(value)[:40]}: give a finite number")
+    return float(value)
+
+
+def _wanted(outputs: Sequence[str], *, is_decided: bool) -> Sequence[str]:
+    known = OUTPUTS if is_decided else OUTPUTS[:1]
+    for name in outputs:
+        if name not in known:
+            hint = "" if is_decided or name not in OUTPUTS else " without recall or threshold"
+            raise _wrong(f"there is no output {name[:80]!r}{hint}: ask for {', '.join(known)}")
+    return tuple(outputs) or known
+
+
+def _check_counts(request: Asked, reads: Reads, limits: ServingConfig) -> None:
+    counts = ((reads, request.inputs, limits.max_inputs),)
+    for name, held, limit in (*counts, ("classes", request.classes, limits.max_classes)):
+        if not held:
+            raise _wrong(f"there are no {name} in the request")
+        if len(held) > limit:
+            message = f"{len(held)} {name} in one request, at most {limit}: split it"
+            raise ApiError(413, f"too_many_{name}", message)
+    longest = max((len(one) for one in request.inputs if isinstance(one, str)), default=0)
+    if longest > limits.max_text_chars:
+        message = f"a text has {longest} characters, at most {limits.max_text_chars}: shorten it"
+        raise ApiError(413, "text_too_long", message)
+
+
+def _wrong(message: str) -> ApiError:
+    return ApiError(400, "invalid_inference", message)

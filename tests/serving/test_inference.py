@@ -1,0 +1,142 @@
+"""The Open Inference Protocol over REST: the same answers as /v1/query, in the protocol's words."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import cv2
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+
+from tests.serving.in_process import application, ask
+from tests.tiny_bundle import NAMES, write, write_of_texts
+
+MAX_INPUTS, MAX_CLASSES, MAX_CHARS = 4, 5, 300
+
+
+def api_of(bundle: Path) -> FastAPI:
+    return application(
+        bundle, max_inputs=MAX_INPUTS, max_classes=MAX_CLASSES, max_text_chars=MAX_CHARS
+    )
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    return api_of(write(tmp_path_factory.mktemp("bundles") / "pets"))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    return api_of(write_of_texts(tmp_path_factory.mktemp("bundles") / "texts"))
+
+
+def picture(seed: int) -> str:
+    pixels = np.random.default_rng(seed).integers(0, 256, (20, 33, 3), dtype=np.uint8)
+    return base64.b64encode(cv2.imencode(".png", pixels)[1].tobytes()).decode()
+
+
+def tensor(name: str, datatype: str, data: list, shape: list[int] | None = None) -> dict:
+    return {"name": name, "datatype": datatype, "shape": shape or [len(data)], "data": data}
+
+
+PICTURES = [picture(seed) for seed in range(3)]
+IMAGES = tensor("images", "BYTES", PICTURES)
+CLASS_IDS = tensor("class_ids", "INT64", [2, 0])
+
+
+def inferred(api: FastAPI, *inputs: dict, model: str = "pets", **more: Any) -> httpx.Response:
+    body = {"inputs": list(inputs), **more}
+    return ask(api, "POST", f"/v2/models/{model}/infer", json=body)
+
+
+def queried(api: FastAPI, **body: Any) -> list[dict]:
+    found = ask(api, "POST", "/v1/query", json=body).json()
+    return [verdict for result in found["results"] for verdict in result["verdicts"]]
+
+
+def test_scores_thresholds_and_matches_are_those_of_the_query(pets: FastAPI) -> None:
+    expected = queried(pets, classes=[2, 0], images=PICTURES, recall=0.9)
+    answer = inferred(pets, IMAGES, CLASS_IDS, id="seven", parameters={"recall": 0.9})
+    assert answer.status_code == 200
+    found = answer.json()
+    assert (found["model_name"], found["id"]) == ("pets", "seven")
+    assert found["parameters"]["aligned"] in (True, False)
+    outputs = {output["name"]: output for output in found["outputs"]}
+    assert list(outputs) == ["scores", "thresholds", "matches"]
+    assert [outputs[name]["shape"] for name in outputs] == [[3, 2], [2], [3, 2]]
+    assert outputs["scores"]["data"] == pytest.approx([v["score"] for v in expected])
+    assert outputs["thresholds"]["data"] == [v["threshold"] for v in expected[:2]]
+    assert outputs["matches"]["data"] == [v["match"] for v in expected]
+
+
+def test_names_serve_as_well_and_only_the_wanted_outputs_come(pets: FastAPI) -> None:
+    names = tensor("classes", "BYTES", [NAMES[2], NAMES[0]])
+    wanted = {"parameters": {"threshold": 0.1}, "outputs": [{"name": "matches"}]}
+    (matches,) = inferred(pets, IMAGES, names, **wanted).json()["outputs"]
+    expected = queried(pets, classes=[2, 0], images=PICTURES, threshold=0.1)
+    assert matches["data"] == [verdict["match"] for verdict in expected]
+    (scores,) = inferred(pets, IMAGES, names).json()["outputs"]
+    assert scores["name"] == "scores"
+
+
+def test_a_model_of_texts_reads_them_as_they_are(texts: FastAPI) -> None:
+    said = ["a cat", "猫 🐶"]
+    answer = inferred(texts, tensor("texts", "BYTES", said), CLASS_IDS, model="texts")
+    expected = queried(texts, classes=[2, 0], texts=said)
+    found = answer.json()["outputs"][0]["data"]
+    assert found == pytest.approx([verdict["score"] for verdict in expected])
+
+
+def test_server_and_model_say_what_they_are(pets: FastAPI) -> None:
+    assert ask(pets, "GET", "/v2").json()["name"] == "kway"
+    assert ask(pets, "GET", "/v2/health/live").json() == {"live": True}
+    assert ask(pets, "GET", "/v2/health/ready").json() == {"ready": True}
+    assert ask(pets, "GET", "/v2/models/pets/ready").json() == {"name": "pets", "ready": True}
+    model = ask(pets, "GET", "/v2/models/pets").json()
+    assert [one["name"] for one in model["inputs"]] == ["images", "class_ids"]
+    assert [one["shape"] for one in model["outputs"]] == [[-1, -1], [-1], [-1, -1]]
+    assert ask(pets, "GET", "/v2/models/cars").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more", "status", "words"),
+    [
+        ([IMAGES], {}, 400, "exactly one of the inputs class_ids"),
+        ([IMAGES, CLASS_IDS, tensor("classes", "BYTES", ["a"])], {}, 400, "exactly one"),
+        ([CLASS_IDS], {}, 400, "reads pictures"),
+        ([IMAGES, CLASS_IDS, CLASS_IDS], {}, 400, "stands twice"),
+        ([IMAGES, tensor("class_ids", "INT32", [1])], {}, 400, "send it as INT64"),
+        ([IMAGES, tensor("class_ids", "INT64", [True])], {}, 400, "no INT64"),
+        ([IMAGES, tensor("class_ids", "INT64", [99])], {}, 404, "99"),
+        ([IMAGES, tensor("class_ids", "INT64", [1, 2], [3])], {}, 400, "do not agree"),
+        ([IMAGES, tensor("class_ids", "INT64", [1, 2, 3, 4], [2, 2])], {}, 400, "one dimension"),
+        ([IMAGES, tensor("class_ids", "INT64", [0] * 6)], {}, 413, "at most 5"),
+        ([tensor("images", "BYTES", PICTURES[:1] * 5), CLASS_IDS], {}, 413, "at most 4"),
+        ([tensor("images", "BYTES", ["?"]), CLASS_IDS], {}, 400, "not base64"),
+        ([tensor("images", "BYTES", ["aGVsbG8="]), CLASS_IDS], {}, 400, "images[0]"),
+        ([tensor("images", "BYTES", [7]), CLASS_IDS], {}, 400, "no text"),
+        ([tensor("pictures", "BYTES", PICTURES), CLASS_IDS], {}, 400, "is unknown"),
+        ([IMAGES, CLASS_IDS], {"outputs": [{"name": "matches"}]}, 400, "without recall"),
+        ([IMAGES, CLASS_IDS], {"parameters": {"recall": "high"}}, 400, "a finite number"),
+        ([IMAGES, CLASS_IDS], {"parameters": {"recall": 0.123}}, 422, "0.123"),
+        ([], {}, 400, "reads pictures"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_the_protocols_shape(
+    inputs: list[dict], more: dict, status: int, words: str, pets: FastAPI
+) -> None:
+    answer = inferred(pets, *inputs, **more)
+    assert answer.status_code == status, answer.text
+    assert list(answer.json()) == ["error"]
+    assert words in answer.json()["error"]
+
+
+def test_bodies_that_are_no_request_are_refused(pets: FastAPI, texts: FastAPI) -> None:
+    path = "/v2/models/pets/infer"
+    for body in (b"", b"{", b"[]", b"\xff", b'{"inputs": 1}', b"[" * 100_000):
+        answer = ask(pets, "POST", path, content=body)
+        assert (answer.status_code, list(answer.json())) == (400, ["error"])
+    long = tensor("texts", "BYTES", ["x" * (MAX_CHARS + 1)])
+    assert inferred(texts, long, CLASS_IDS, model="texts").status_code == 413
