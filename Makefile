@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow check format bench-data bench-heads bench-trainer bench-tree pictures soak clean
+.PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-tree pictures soak clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -50,6 +50,9 @@ bench-data: $(READY)  ## the speed and memory of the data side, printed as ratio
 
 bench-trainer: $(READY)  ## what training costs beside the model itself: 3 minutes
 	$(BIN)/python -m benchmarks.trainer
+
+bench-serving: $(READY)  ## what serving costs, beside the model itself: 10 minutes, 5 GB of disk
+	$(BIN)/python -m benchmarks.serving
 
 bench-tree: $(READY)  ## the cover tree of a million classes
 	$(BIN)/python -m benchmarks.cover_tree

@@ -14,6 +14,7 @@ from launch.commands import (
     doctor,
     evaluate,
     export,
+    index,
     losses,
     plan,
     query,
@@ -41,6 +42,7 @@ app.command("tokenizer")(tokenizer.tokenizer)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
+app.command("index")(index.index)
 app.command("serve")(serve.serve)
 app.command("query")(query.query)
 app.command("losses")(losses.losses)

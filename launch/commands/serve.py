@@ -1,19 +1,23 @@
 """`kway serve`: a bundle behind HTTP on this machine, until a signal ends it."""
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from launch.wording import printable
 from serving.config import ServingConfig
+from serving.tokens import Tokens
 
 if TYPE_CHECKING:
     from trainer.bundle import Bundle
 
 _DEFAULTS = ServingConfig()
 _MAX_BODY_MIB = 4096
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MAX_SECONDS = 3600
+Device = Literal["cpu", "cuda"]
 
 
 def serve(
@@ -23,8 +27,12 @@ def serve(
         int, typer.Option(help="port to listen on; 0: any free one", min=0, max=65535)
     ] = _DEFAULTS.port,
     replicas: Annotated[
-        int, typer.Option(help="processes that each hold the model", min=1)
-    ] = _DEFAULTS.replicas,
+        str,
+        typer.Option(help="processes that each hold the model; 1:4 for as many as there is work"),
+    ] = str(_DEFAULTS.replicas),
+    device: Annotated[
+        Device, typer.Option(help="cuda: each replica has a GPU of its own")
+    ] = _DEFAULTS.device,
     threads: Annotated[
         int | None, typer.Option(help="torch threads a replica; default: share the cores", min=1)
     ] = None,
@@ -54,16 +62,45 @@ def serve(
         float,
         typer.Option(help="seconds that one request may take", min=0.1, max=_MAX_SECONDS),
     ] = _DEFAULTS.request_timeout_seconds,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="tokens that clients must send, one a line; default: all are let in"),
+    ] = None,
+    no_tokens: Annotated[
+        bool,
+        typer.Option("--no-tokens", help="let others reach a --host without tokens all the same"),
+    ] = False,
+    gallery: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=FOLDER made by `kway index`, to search; may be repeated"),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="compare the class weights with their checksum, too: reads all of them"
+        ),
+    ] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="print a Serve config file for a cluster instead")
+    ] = False,
 ) -> None:
     """Serve a bundle with Ray: POST /v1/query, GET /v1/classes, /v1/model, /health, /metrics."""
     # Heavy imports wait for the command that needs them.
-    from serving.deploy.server import StopSignal, free_port, running
+    from serving.deploy.ports import free_port
+    from serving.deploy.server import running
+    from serving.deploy.stop_signal import StopSignal
+    from serving.galleries.gallery import Gallery
     from trainer.bundle import Bundle
+
+    least, most = _replicas(replicas)
+    _check_access(host, token_file, no_tokens=no_tokens)
 
     config = ServingConfig(
         host=host,
         port=port,
-        replicas=replicas,
+        replicas=least,
+        max_replicas=most,
+        device=device,
         threads=threads,
         batch_size=batch_size,
         batch_wait_seconds=batch_wait,
@@ -72,17 +109,55 @@ def serve(
         max_text_chars=max_text_chars,
         max_body_bytes=int(max_body_mib * 2**20),
         request_timeout_seconds=timeout,
+        token_file=token_file.absolute() if token_file is not None else None,
+        galleries=_galleries(gallery or []),
     )
-    free_port(host, port)
     with Bundle.open(bundle) as opened:  # a bad bundle is an error now, not after Ray's start
         line = _curl_line(opened)
-        opened.verify()
+        opened.verify(class_weights=verify)
+        for folder in config.galleries.values():
+            Gallery(folder, opened).verify()
+    if print_config:
+        from serving.deploy.cluster import config_file
+
+        typer.echo(config_file(str(bundle.resolve()), config), nl=False)
+        return
+    free_port(host, port)
     stop = StopSignal()
     with running(bundle, config) as url:
         typer.echo(f"ready: {url}  (documentation at {url}/docs, Ctrl-C ends it)")
         typer.echo(printable(f"curl {url}/v1/query {line}"))
         stop.hold(url)
         typer.echo("stopping")
+
+
+def _check_access(host: str, token_file: Path | None, *, no_tokens: bool) -> None:
+    """ValueError for a server that others can reach and that asks nobody for a token."""
+    if token_file is not None:
+        Tokens(token_file)  # a bad file is an error now, not after Ray's start
+    elif host not in _LOOPBACK and not no_tokens:
+        raise ValueError(
+            f"--host {host} lets others reach this server, and there is no --token-file: give one, "
+            "or --no-tokens where something in front of it asks who they are"
+        )
+
+
+def _replicas(text: str) -> tuple[int, int | None]:
+    """`2` -> (2, None); `1:4` -> (1, 4)."""
+    found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", text)
+    if found is None:
+        raise ValueError(f"--replicas {text!r}: give a number such as 2, or a range such as 1:4")
+    return int(found[1]), int(found[2]) if found[2] else None
+
+
+def _galleries(given: list[str]) -> dict[str, Path]:
+    galleries: dict[str, Path] = {}
+    for text in given:
+        name, separator, folder = text.partition("=")
+        if not separator or not folder or name in galleries:
+            raise ValueError(f"--gallery {text!r}: give NAME=FOLDER, each name once")
+        galleries[name] = Path(folder).absolute()
+    return galleries
 
 
 def _curl_line(bundle: "Bundle") -> str:

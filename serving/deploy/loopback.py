@@ -1,35 +1,19 @@
-"""Ray on one machine, reachable from that machine only.
+"""Ray's gRPC servers on this machine only: Ray 2.60 has no setting for where they listen."""
 
-Ray's services listen on every network interface by default; code can be run through some.
-"""
-
-import os
-
-ENVIRONMENT = {
-    # Despite its name this is Ray's switch, on every system, for "the node's address is loopback".
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
+from functools import wraps
 
 
-def set_environment() -> None:
-    """Set what Ray reads when it is first imported, and its processes inherit."""
-    os.environ.update(ENVIRONMENT)
+def keep_grpc_servers_on_loopback() -> None:
+    """Bind this process's gRPC servers of Python to loopback, where Ray asks for all addresses.
 
-
-def keep_replica_port_on_loopback() -> None:
-    """Bind this replica's gRPC port, which takes pickles from anybody, to loopback.
-
-    Ray 2.60 binds it to "[::]" with no setting for it. Call it in the replica's constructor: the
-    port opens after that. Raises RuntimeError when Ray has changed and this no longer works.
+    One of them takes pickles. Call it in a replica's constructor: they open after that.
     """
-    from ray.serve._private import replica
+    from grpc.aio._server import Server
 
-    add_port = getattr(replica, "add_port_to_grpc_server", None)
-    if add_port is None:
-        raise RuntimeError("this version of Ray opens its replica port in a way unknown to kway")
+    add_port = Server.add_insecure_port
 
-    def add_loopback_port(server: object, address: str) -> int:
-        return add_port(server, address.replace("[::]", "127.0.0.1"))
+    @wraps(add_port)
+    def add_loopback_port(server: Server, address: str) -> int:
+        return int(add_port(server, address.replace("[::]", "127.0.0.1")))
 
-    replica.add_port_to_grpc_server = add_loopback_port
+    Server.add_insecure_port = add_loopback_port

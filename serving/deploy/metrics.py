@@ -5,7 +5,7 @@ The page that shows the counts is `serving/deploy/metrics_page.py`.
 """
 
 import ray
-from ray.serve.metrics import Counter, Histogram
+from ray.serve.metrics import Counter, Gauge, Histogram
 
 from serving.deploy.metrics_page import EXACT_SECONDS
 
@@ -39,6 +39,38 @@ class QueryMetrics:
         self._seconds.observe(seconds)
         if seconds > 0:
             self._exact_seconds.inc(seconds)
+
+
+class WatchMetrics:
+    """Counters of frames, and of hits on their way, of one replica."""
+
+    def __init__(self) -> None:
+        self._frames = Counter(
+            "kway_feed_frames_total",
+            description="Frames by outcome: ok, unwatched, dropped, or the error's code.",
+            tag_keys=("outcome",),
+        )
+        self._hits = Counter("kway_watch_hits_total", description="Hits of all watches.")
+        self._lost = Counter(
+            "kway_watch_lost_hits_total", description="Hits that were not passed on to listeners."
+        )
+        self._watches = Gauge(
+            "kway_watches", description="Watches that a replica knows of while frames come."
+        )
+
+    def count_frame(self, outcome: str) -> None:
+        self._frames.inc(1, tags={"outcome": outcome})
+
+    def count_hits(self, count: int) -> None:
+        if count:
+            self._hits.inc(count)
+
+    def count_lost_hits(self, count: int) -> None:
+        if count:
+            self._lost.inc(count)
+
+    def set_watches(self, count: int) -> None:
+        self._watches.set(count)
 
 
 def agent_pages() -> list[str]:

@@ -1,48 +1,28 @@
-"""Start the whole server on this machine, wait for its end, and leave nothing running behind."""
+"""Start the whole server on this machine, and leave nothing running behind."""
 
 import functools
 import logging
 import shutil
 import signal
-import socket
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import httpx
 import psutil
 
 from serving.config import ServingConfig
+from serving.deploy.environment import set_environment
 from serving.deploy.guard import guarded
 from serving.deploy.log import shown_errors
-from serving.deploy.loopback import set_environment
+from serving.deploy.ports import free_port
 
 _APPLICATION = "kway"
+_LOOPBACK = "127.0.0.1"
 _PACKAGES = Path(__file__).parents[2]
 _OBJECT_STORE_BYTES = 100 * 2**20
-_POLL_SECONDS = 1.0
-_SILENCE_SECONDS = 60.0
-
-
-def free_port(host: str, port: int) -> int:
-    """`port`, or any free one for 0. Raises OSError when it is taken or `host` is not ours."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise OSError(
-                f"cannot listen on {host} port {port} ({error.strerror or error}): stop what uses "
-                "it, or give another one by --port"
-            ) from error
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -50,26 +30,26 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[str]:
     """Serve the bundle folder on `config.host`; yields the URL when the server is ready.
 
     `config.port` 0 takes any free port. The replicas' errors come out on standard error. On
-    leaving, and when this process is killed, all that was started is stopped and Ray's session
+    leaving, and when this process is killed, all that was started is stopped and the session
     folder is removed. Raises ChildProcessError when the server does not come up.
     """
-    port = free_port(config.host, config.port)
-    set_environment()
+    config = config.model_copy(update={"port": free_port(config.host, config.port)})
     session = Path(tempfile.mkdtemp(prefix="kway-ray-"))
     errors = session / "errors.log"
     with guarded(session):
         before = set(psutil.Process().children(recursive=True))
         try:
+            set_environment(session, config)
             with shown_errors(errors):
-                _start(bundle, config.model_copy(update={"port": port}), session, errors)
-                yield _url(config.host, port)
+                _start(bundle, config, session, errors)
+                yield _url(config.host, config.port)
         finally:
             _stop(before)
             shutil.rmtree(session, ignore_errors=True)
 
 
 def _url(host: str, port: int) -> str:
-    local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    local = {"0.0.0.0": _LOOPBACK, "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{local}:{port}"
 
 
@@ -81,8 +61,8 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
     from serving.deploy.deployment import application
 
     with _quiet_ray():
-        _start_ray(config.replicas, session)
-        if ray.util.get_node_ip_address() != "127.0.0.1":
+        _start_ray(config, session)
+        if ray.util.get_node_ip_address() != _LOOPBACK:
             raise ChildProcessError(
                 "Ray was imported before the server and would listen on every network interface: "
                 "start the server in a process of its own"
@@ -90,25 +70,28 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
         logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
         serve.start(
             proxy_location="HeadOnly",
+            # Of the replicas: HAProxy listens where `serving/deploy/edge.py` says. Requests have
+            # their own limits of time, and streams none.
             http_options={
-                "host": config.host,
+                "host": _LOOPBACK,
                 "port": config.port,
-                # The service answers its own timeout first; this one is for what it cannot see.
-                "request_timeout_s": config.request_timeout_seconds + 10,
+                "request_timeout_s": None,
                 "keep_alive_timeout_s": 30,
             },
             logging_config=logs,
         )
+        deployed = application(str(bundle.resolve()), config, errors)
         try:
-            serve.run(application(bundle, config, errors), name=_APPLICATION, logging_config=logs)
+            serve.run(deployed, name=_APPLICATION, logging_config=logs)
         except RuntimeError as error:
-            reason = _last_line(str(error))
+            reason = _last_line(_told_by_replicas() or str(error))
             raise ChildProcessError(f"the server did not start: {reason}") from error
 
 
-def _start_ray(num_replicas: int, session: Path) -> None:
+def _start_ray(config: ServingConfig, session: Path) -> None:
     import ray
 
+    folder = session / "ray"  # Ray opens its folder to everybody; the session stays closed
     handler = signal.getsignal(signal.SIGTERM)
     try:
         # Ray lets replicas import from its driver's current folder before all others; one with a
@@ -116,14 +99,14 @@ def _start_ray(num_replicas: int, session: Path) -> None:
         with _own_process_groups(), chdir(_PACKAGES):
             ray.init(
                 address="local",  # never a cluster that happens to be there
-                num_cpus=num_replicas,
-                num_gpus=0,
+                num_cpus=config.most_replicas,
+                num_gpus=config.most_replicas if config.device == "cuda" else 0,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 configure_logging=False,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=str(session),
+                _node_ip_address=_LOOPBACK,
+                _temp_dir=str(folder),
                 _system_config={"metrics_report_interval_ms": 1000},
             )
     except SystemExit:
@@ -150,6 +133,14 @@ def _own_process_groups() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = start
+
+
+def _told_by_replicas() -> str:
+    """What Ray knows of the replicas that did not start."""
+    from ray import serve
+
+    found = serve.status().applications[_APPLICATION].deployments.values()
+    return "\n".join(deployment.message for deployment in found)
 
 
 def _last_line(text: str) -> str:
@@ -182,6 +173,8 @@ def _stop(before: set[psutil.Process]) -> None:
             with _quiet_ray():
                 # Not serve.shutdown: it kills its controller, and Ray prints that as an error.
                 serve.delete(_APPLICATION)
+                # HAProxy is another process after each change of the replicas.
+                started |= set(psutil.Process().children(recursive=True)) - before
     finally:
         if ray is not None:
             ray.shutdown()
@@ -189,39 +182,3 @@ def _stop(before: set[psutil.Process]) -> None:
         for process in left:
             process.kill()
         psutil.wait_procs(left, timeout=5)
-
-
-class StopSignal:
-    """SIGINT, SIGTERM and SIGHUP as a flag. Before `hold`, during the start: SystemExit(0)."""
-
-    def __init__(self) -> None:
-        self._set = threading.Event()
-        self._raises = True
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # by nohup
-                signal.signal(number, self._handle)
-
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self._set.set()
-        if self._raises:
-            self._raises = False  # a second signal must not interrupt the clean-up
-            raise SystemExit(0)
-
-    def hold(self, url: str) -> None:
-        """Wait for a signal. Raises ChildProcessError when the server at `url` falls silent."""
-        self._raises = False
-        heard = time.monotonic()
-        while not self._set.wait(_POLL_SECONDS):
-            if _answers(url):
-                heard = time.monotonic()
-            elif time.monotonic() - heard > _SILENCE_SECONDS:
-                raise ChildProcessError(
-                    f"{url} has not answered for {_SILENCE_SECONDS:.0f} s: start it again"
-                )
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=10, trust_env=False).status_code < 500
-    except httpx.HTTPError:
-        return False

@@ -184,6 +184,18 @@ def no_evaluation(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int,
     return kway("export", run, "-o", tmp_path / "bundle"), "does not exist: run `kway eval` on"
 
 
+def export_at_no_recall(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
+    code = kway("export", run, "-o", tmp_path / "bundle", "--recall", "1.5")
+    return code, "--recall 1.5: give one above 0 and at most 1"
+
+
+def export_at_a_recall_not_evaluated(
+    kway: Kway, run: Path, tmp_path: Path, **_: Any
+) -> tuple[int, str]:
+    code = kway("export", run, "-o", tmp_path / "bundle", "--recall", "0.5")
+    return code, f"kway eval {run} --checkpoint 4 --set 'evaluation.recalls=[0.5, 0.9, 0.99]'`"
+
+
 def export_onto_something(kway: Kway, run: Path, tmp_path: Path, **_: Any) -> tuple[int, str]:
     (tmp_path / "mine").mkdir()
     return kway("export", run, "-o", tmp_path / "mine"), "or replace it with --force"
@@ -280,6 +292,8 @@ MISTAKES = [
     no_manifest,
     damaged_manifest,
     no_evaluation,
+    export_at_no_recall,
+    export_at_a_recall_not_evaluated,
     export_onto_something,
     query_of_no_bundle,
     query_of_no_picture,

@@ -50,6 +50,6 @@ def test_thresholds_of_evaluation_are_the_logits_that_the_bundle_gives(
     logits = np.array([[v.score for v in result.verdicts] for result in found.results])
     assert logits.std(axis=1).min() > 1e-3
     true = np.sort(logits[np.arange(len(labels)), labels])
-    for entry in model.bundle.spec.thresholds.recalls:
+    for entry in model.bundle.spec.recalls:
         wanted = true[len(true) - math.ceil(entry.recall * len(true))]
         assert entry.pooled == pytest.approx(wanted, abs=1e-5)

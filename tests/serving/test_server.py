@@ -1,5 +1,6 @@
 """A real server, started by the command, asked over HTTP."""
 
+import asyncio
 import base64
 import json
 import os
@@ -20,6 +21,7 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 
 import cv2
+import grpc
 import httpx
 import numpy as np
 import psutil
@@ -28,7 +30,7 @@ import typer
 from typer.testing import CliRunner
 
 from launch.commands import query
-from serving.answer import Answer
+from serving.verdicts import Answer
 from tests.system.processes import ROOT
 from tests.tiny_bundle import NAMES, write
 
@@ -362,6 +364,8 @@ def raw(server: Server) -> socket.socket:
 
 
 HEAD = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\nContent-Type: application/json\r\n"
+# More than the proxy waits for before it asks a replica.
+UNFINISHED = HEAD + b"Content-Length: 50000\r\n\r\n{" + b" " * 20_000
 
 
 def test_a_large_body_is_refused_by_its_stated_length_before_any_of_it_is_sent(
@@ -387,10 +391,10 @@ def test_beyond_the_limit_of_requests_in_progress_the_answer_is_429_with_a_time_
     body = as_json(pictures[:1], classes=["husky"])
     held: list[socket.socket] = []
     try:
-        for _ in range(8):  # Ray spreads requests unevenly: fill up until every place is taken
+        for _ in range(8):  # requests may be spread unevenly: fill up until every place is taken
             waiting = [raw(server) for _ in range(REPLICAS * MAX_REQUESTS)]
             for connection in waiting:
-                connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+                connection.sendall(UNFINISHED)
             time.sleep(0.3)
             refused_ones = select.select(waiting, [], [], 0)[0]
             for connection in refused_ones:
@@ -410,9 +414,40 @@ def test_beyond_the_limit_of_requests_in_progress_the_answer_is_429_with_a_time_
 
 
 def test_a_body_that_does_not_arrive_is_408(server: Server) -> None:
-    with raw(server) as connection:
-        connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
-        assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
+    with raw(server) as waits_at_the_proxy, raw(server) as waits_at_a_replica:
+        waits_at_the_proxy.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+        waits_at_a_replica.sendall(UNFINISHED)
+        for connection in (waits_at_the_proxy, waits_at_a_replica):
+            assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
+
+
+def test_excess_load_is_shed_as_429_and_the_rest_is_answered_right(
+    server: Server, pictures: list[Path]
+) -> None:
+    body = as_json(pictures[:MAX_INPUTS], classes=["husky", "samoyed"])
+    right = httpx.post(f"{server.url}/v1/query", json=body, timeout=30).json()
+
+    async def ask_at_once() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+            return await asyncio.gather(
+                *(client.post("/v1/query", json=body) for _ in range(300)),
+            )
+
+    answers = asyncio.run(ask_at_once())
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert 0 < len(refused) < len(answers)
+    for answer in refused:
+        assert error_of(answer)[:2] == (429, "too_busy")
+        assert int(answer.headers["retry-after"]) >= 1
+    scores = scores_of(right)
+    for answer in answers:
+        if answer.status_code == 200:
+            assert scores_of(answer.json()) == pytest.approx(scores, rel=1e-4, abs=1e-5)
+
+
+def scores_of(answer: dict) -> list[float]:
+    return [v["score"] for result in answer["results"] for v in result["verdicts"]]
 
 
 # ---------------------------------------------------------------------------- the other routes
@@ -490,6 +525,35 @@ def test_nothing_listens_beyond_loopback(server: Server) -> None:
     ]
     assert len(listening) > 3
     assert set(listening) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def session_of(server: Server) -> Path:
+    (guard,) = [child for child in server.children if "guard.py" in " ".join(child.cmdline())]
+    return Path(guard.cmdline()[-1])
+
+
+def test_rays_services_ask_for_a_token_that_stands_in_one_closed_file(
+    server: Server, client: httpx.Client
+) -> None:
+    session = session_of(server)
+    assert session.stat().st_mode & 0o077 == 0
+    assert (session / "token").stat().st_mode & 0o177 == 0
+    token = (session / "token").read_text()
+    assert len(token) == 64
+    client.post("/v1/query", content=b"")
+    files = [path for path in session.rglob("*") if path.is_file() and path.name != "token"]
+    assert len(files) > 10
+    assert [path for path in files if token.encode() in path.read_bytes()] == []
+    assert [child for child in server.children if token in " ".join(child.cmdline())] == []
+    (gcs,) = [child for child in server.children if child.name() == "gcs_server"]
+    (port,) = {c.laddr.port for c in gcs.net_connections() if c.status == psutil.CONN_LISTEN}
+    method = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert channel.unary_unary(method)(b"", metadata=[("authorization", f"Bearer {token}")])
+        for given in ([], [("authorization", "Bearer " + "0" * 64)]):
+            with pytest.raises(grpc.RpcError) as refused:
+                channel.unary_unary(method)(b"", metadata=given)
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_the_curl_line_works_as_printed(
@@ -626,8 +690,8 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_an_error_of_the_model_shows_on_the_terminal_and_a_killed_server_leaves_nothing(
-    bundle: Path, pictures: list[Path], tmp_path: Path, short_folder: Path
+def test_a_second_server_shows_errors_of_its_model_and_when_killed_leaves_nothing(
+    server: Server, bundle: Path, pictures: list[Path], tmp_path: Path, short_folder: Path
 ) -> None:
     """Started where folders have the names of our packages: they must not hide them."""
     copy = shutil.copytree(bundle, tmp_path / "copy")
@@ -646,9 +710,13 @@ def test_an_error_of_the_model_shows_on_the_terminal_and_a_killed_server_leaves_
     try:
         body = as_json(pictures[:1], classes=["husky"])
         assert httpx.post(f"{other.url}/v1/query", json=body, timeout=30).status_code == 200
+        for running, name in ((server, "pets"), (other, "copy")):
+            named = {httpx.get(f"{running.url}/v1/model").json()["bundle"] for _ in range(10)}
+            assert named == {name}
         weights = copy / "class_weights.safetensors"
         os.truncate(weights, 100)
-        answer = httpx.post(f"{other.url}/v1/query", json=body, timeout=30)
+        not_read_yet = as_json(pictures[:1], classes=["samoyed"])
+        answer = httpx.post(f"{other.url}/v1/query", json=not_read_yet, timeout=30)
         assert error_of(answer)[:2] == (500, "internal")
         deadline = time.monotonic() + 10
         while "Traceback" not in other.errors.read_text() and time.monotonic() < deadline:
@@ -659,6 +727,7 @@ def test_an_error_of_the_model_shows_on_the_terminal_and_a_killed_server_leaves_
         _, left = psutil.wait_procs(other.children, timeout=30)
         assert left == []
         assert list(folder.iterdir()) == []
+        assert httpx.post(f"{server.url}/v1/query", json=body, timeout=30).status_code == 200
     finally:
         end(other)
 

@@ -17,10 +17,10 @@ from data.images.decode import crops_for_evaluation, decode, for_evaluation
 from serving.answer import ask
 from serving.batching import Batcher, QueueFullError
 from serving.deploy.metrics_page import render
-from serving.deploy.server import free_port
+from serving.deploy.ports import free_port
 from serving.model import Model
-from tests.tiny_bundle import NAMES, spec, tiny_backbone, write
-from trainer.bundle import logits_of, write_bundle
+from tests.tiny_bundle import NAMES, tiny_backbone, write
+from trainer.bundle import logits_of
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +66,7 @@ def test_without_a_threshold_there_is_no_verdict(model: Model) -> None:
 
 def test_a_model_that_is_not_aligned_says_so_in_every_answer(tmp_path: Path, model: Model) -> None:
     assert model.answer([model.prepare(picture(9, 9))], ask(model.bundle, [0])).notice is None
-    changed = {**spec().model_dump(), "loss": {"kind": "ce", "aligned": False}}
-    write_bundle(
-        tmp_path / "b",
-        backbone=tiny_backbone(),
-        spec=spec().model_validate(changed),
-        weight_blocks=[model.bundle.rows(range(len(NAMES)))],
-        model_card="",
-    )
+    write(tmp_path / "b", changes={"loss": {"kind": "ce", "aligned": False}})
     other = Model.open(tmp_path / "b")
     found = other.answer([other.prepare(picture(9, 9))], ask(other.bundle, [0]))
     assert not found.aligned

@@ -21,10 +21,8 @@ from typer.testing import CliRunner
 
 from launch.commands import query
 from serving.answer import ask
-from serving.config import ServingConfig
-from serving.http.app import build_api
 from serving.model import Model
-from serving.service import Service
+from tests.serving.in_process import application
 from tests.tiny_bundle import (
     DIM,
     NAMES,
@@ -45,11 +43,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_of_texts(tmp_path_factory.mktemp("bundles") / "texts")
 
 
-class _NoCounts:
-    def count(self, *, outcome: str, inputs: int, seconds: float) -> None:
-        pass
-
-
 class _Server(uvicorn.Server):
     def install_signal_handlers(self) -> None:
         """Those of this process stay."""
@@ -57,14 +50,7 @@ class _Server(uvicorn.Server):
 
 @pytest.fixture(scope="module")
 def url(bundle: Path) -> Iterator[str]:
-    config = ServingConfig(
-        max_inputs=MAX_INPUTS, max_text_chars=MAX_CHARS, threads=torch.get_num_threads()
-    )
-
-    async def metrics() -> bytes:
-        return b""
-
-    api = build_api(Service(Model.open(bundle), config, _NoCounts()), metrics)
+    api = application(bundle, max_inputs=MAX_INPUTS, max_text_chars=MAX_CHARS)
     server = _Server(uvicorn.Config(api, port=0, log_level="error"))
     thread = Thread(target=server.run)
     thread.start()

@@ -1,0 +1,98 @@
+"""Bundles to measure serving on: random networks, and as many classes as one likes.
+
+Their class weights may be sparse files: as long as the true ones, with random rows at the places
+that are asked for and nothing on the disk between them, so that 2^24 classes of ResNet-50, 137 GB,
+fit any disk. `pread` takes the same way through the kernel for both.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.config import ImageConfig
+from trainer.backbone import Backbone, build_backbone
+from trainer.bundle_files import SPEC, TENSOR, WEIGHTS, sha256_of
+from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec, RecallSpec
+from trainer.bundle_writing import write_bundle
+from trainer.class_list import write_classes
+from trainer.class_thresholds import ClassThresholds
+from trainer.config import BackboneConfig
+from trainer.onnx_backbone import write_onnx
+from trainer.row_file import header_of
+
+RESNET_50: dict[str, Any] = {"model_type": "resnet"}  # transformers' default
+_RECALLS = (RecallSpec(recall=0.9, pooled=0.0, min_positives=9),)
+_AT_ONCE = 1 << 14
+
+
+def write_random(
+    path: Path, network: dict[str, Any], num_classes: int, *, size: int = 224, onnx: bool = False
+) -> None:
+    """A bundle of `network`, random all through, with all of its class weights on the disk."""
+    image = ImageConfig(size=size)
+    backbone = build_backbone(BackboneConfig(config=network), image=image).eval()
+    write_bundle(
+        path,
+        backbone=backbone,
+        spec=_spec(backbone, image, num_classes),
+        classes=_classes(num_classes),
+        thresholds=_thresholds(num_classes),
+        weight_blocks=_blocks(num_classes, backbone.dim + 1),
+        model_card="# random\n",
+        write_onnx=(lambda file: write_onnx(backbone, image, file)) if onnx else None,
+    )
+
+
+def stretch(path: Path, num_classes: int, places: np.ndarray) -> None:
+    """Give a bundle `num_classes` classes, and random class weights at `places` alone."""
+    content = json.loads((path / SPEC).read_bytes())
+    write_classes(path, _classes(num_classes))
+    _thresholds(num_classes).write(path, num_classes)
+    width = content["model"]["dim"] + 1
+    header = header_of(TENSOR, num_classes, width)
+    with (path / WEIGHTS).open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + 4 * width * num_classes)
+        for place, row in zip(places.tolist(), torch.randn(len(places), width), strict=True):
+            file.seek(len(header) + 4 * width * place)
+            file.write(row.numpy().tobytes())
+    content["model"]["num_classes"] = num_classes
+    for name, entry in content["files"].items():
+        entry["bytes"] = (path / name).stat().st_size
+        if name != WEIGHTS:  # nobody compares that one's, and it may be 137 GB
+            entry["sha256"] = sha256_of(path / name)
+    (path / SPEC).write_text(json.dumps(content))
+
+
+def name_of(class_id: int) -> str:
+    return f"species {class_id}"
+
+
+def _spec(backbone: Backbone, image: ImageConfig, num_classes: int) -> BundleSpec:
+    return BundleSpec(
+        image=image,
+        num_classes=num_classes,
+        loss=LossSpec(kind="bce", aligned=True),
+        bias=True,
+        dim=backbone.dim,
+        recalls=_RECALLS,
+    )
+
+
+def _classes(num_classes: int) -> Iterator[ClassEntry]:
+    return (ClassEntry(name=name_of(class_id)) for class_id in range(num_classes))
+
+
+def _thresholds(num_classes: int) -> ClassThresholds:
+    positives = np.full(num_classes, 50, np.int32)
+    return ClassThresholds(_RECALLS, positives, np.zeros((num_classes, 1), np.float32))
+
+
+def _blocks(num_classes: int, width: int) -> Iterator[Tensor]:
+    for start in range(0, num_classes, _AT_ONCE):
+        yield torch.randn(min(_AT_ONCE, num_classes - start), width)

@@ -1,0 +1,185 @@
+"""What one class costs, however many there are: the head of a query, the whole query beside all K
+logits, and the start of a replica."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.serving_bundles import RESNET_50, name_of, stretch, write_random
+from benchmarks.timing import CONSOLE, Row, rate_row, take_turns
+from serving.answer import answer, ask
+from serving.model import Engine, Model
+from trainer.bundle import Bundle
+from trainer.bundle_files import WEIGHTS
+
+_HEADS = tuple(1 << power for power in (10, 14, 18, 21, 24))
+# Short turns, and many of them: what else the machine does must not hit one of them alone.
+_QUESTIONS, _ROUNDS, _ROWS_ASKED = 100, 101, 1000
+_MANY = 370_728  # 2^18.5, as in paper 002, table 3
+_START_CLASSES, _START_NETWORK = 1_000_000, {"hidden_sizes": [64, 768], "depths": [1, 1]}
+
+
+def heads() -> Iterator[Row]:
+    """The head's time of a query for ever more classes, and beside the backbone's."""
+    with tempfile.TemporaryDirectory(prefix="kway-") as folder:
+        path = Path(folder) / "small"
+        write_random(path, RESNET_50, _ROWS_ASKED + 24, onnx=True)
+        model = Model.open(path)
+        heads = {str(num_classes): _head(path, num_classes) for num_classes in _HEADS}
+        # The thread's own seconds: it waits for nothing, and shares of a busy machine differ.
+        found = take_turns(
+            heads, title="head of a query", rounds=_ROUNDS, seconds=60, clock=time.thread_time
+        )
+        last = str(_HEADS[-1])
+        beside = take_turns(
+            {"head": heads[last], "backbone": _forward(model)},
+            title="head beside its backbone",
+            rounds=_ROUNDS,
+            seconds=60,
+        )
+    each = {num: found[str(num)] / _QUESTIONS for num in _HEADS}
+    first = each[_HEADS[0]]
+    ratios = {num: float(np.median(seconds / first)) for num, seconds in each.items()}
+    most = max(ratios, key=ratios.__getitem__)
+    times = ", ".join(f"{num:,}: {1e6 * np.median(each[num]):.0f}" for num in _HEADS)
+    case = "by name, at a recall; 2,048 + 1 numbers a row, page cache warm, none held in memory"
+    yield Row(
+        "head of a query, most / K = 1,024", case, f"{ratios[most]:.2f}", "<= 1.20", f"us {times}"
+    )
+    share = float(np.median(beside["head"] / _QUESTIONS / beside["backbone"]))
+    yield Row(
+        "head of a query / its backbone",
+        f"K = {_HEADS[-1]:,}; ResNet-50, batch 1, {model.engine}",
+        f"{share:.2%}",
+        "<= 1%",
+        f"backbone {1e3 * np.median(beside['backbone']):.1f} ms",
+    )
+
+
+def whole_query() -> Iterator[Row]:
+    """A query, from the picture's bytes to the verdict, beside the same with all K logits."""
+    with tempfile.TemporaryDirectory(prefix="kway-") as folder:
+        path = Path(folder) / "many"
+        write_random(path, RESNET_50, _MANY, onnx=True)
+        rows = load_file(path / WEIGHTS)["weight"]
+        classifier = torch.nn.utils.skip_init(torch.nn.Linear, rows.shape[1] - 1, _MANY)
+        classifier.requires_grad_(False)
+        classifier.weight.copy_(rows[:, :-1])
+        classifier.bias.copy_(rows[:, -1])
+        picture = _picture()
+        engines: tuple[Engine, ...] = ("torch", "onnxruntime")
+        for engine in engines:
+            model = Model(Bundle.open(path), engine=engine)
+            found = take_turns(
+                {
+                    "one": _query(model, picture),
+                    "all": _all_logits(model, picture, classifier),
+                },
+                title=f"whole query, {engine}",
+                seconds=60,
+            )
+            yield rate_row(
+                "all K logits / one class, whole query",
+                f"K = {_MANY:,}, ResNet-50, batch 1, {engine}",
+                found["one"],
+                found["all"],
+                at_least=5.0,
+                count=60,
+                unit="queries a minute",
+            )
+
+
+def start() -> Iterator[Row]:
+    """A replica's start with a head of 3 GB, above the start of its backbone."""
+    network = {"model_type": "resnet", "embedding_size": 16, **_START_NETWORK}
+    with tempfile.TemporaryDirectory(prefix="kway-") as folder:
+        path = Path(folder) / "b"
+        write_random(path, network, 1000, size=64)
+        small = Bundle.open(path)
+        large = Path(shutil.copytree(path, Path(folder) / "large"))
+        stretch(large, _START_CLASSES, np.arange(1000))
+        size = (large / WEIGHTS).stat().st_size
+
+        def replica() -> None:
+            opened = Bundle.open(large)
+            Model(opened).self_check()
+            opened.class_id(name_of(_START_CLASSES - 1))
+
+        def backbone() -> None:
+            pixels = torch.zeros((1, 3, 64, 64), dtype=torch.uint8)
+            with torch.inference_mode():
+                small.load_backbone()({"pixel_values": pixels})
+
+        contenders = {
+            "replica": replica,
+            "check": lambda: Bundle.open(large).verify(class_weights=False),
+            "backbone": backbone,
+        }
+        found = take_turns(contenders, title="start", seconds=60)
+    above = found["replica"] - found["backbone"]
+    parts = ", ".join(f"{name} {np.median(seconds):.3f}" for name, seconds in found.items())
+    yield Row(
+        "start of a replica above its backbone's",
+        f"K = {_START_CLASSES:,}, class weights of {size / 1e9:.2f} GB (sparse)",
+        f"{np.median(above):.3f} s",
+        "< 1 s",
+        f"s {parts}; check: checksums of all but the class weights, once by kway serve",
+    )
+
+
+def _head(small: Path, num_classes: int) -> Callable[[], None]:
+    """`_QUESTIONS` about one input each, all after its features."""
+    path = Path(shutil.copytree(small, small.with_name(str(num_classes))))
+    draw = np.random.default_rng(0)
+    places = np.sort(draw.choice(num_classes, min(_ROWS_ASKED, num_classes), replace=False))
+    CONSOLE.print(f"writing {num_classes:,} classes")
+    stretch(path, num_classes, places)
+    bundle = Bundle.open(path, cache_bytes=0)
+    features = torch.randn(1, bundle.spec.dim)
+    names = [name_of(place) for place in draw.choice(places, _QUESTIONS).tolist()]
+
+    def questions() -> None:
+        for name in names:
+            answer(bundle, features, ask(bundle, [name], recall=0.9))
+
+    return questions
+
+
+def _forward(model: Model) -> Callable[[], None]:
+    prepared = [model.prepare(_picture())]
+
+    def forward() -> None:
+        model.features(prepared)
+
+    return forward
+
+
+def _query(model: Model, picture: bytes) -> Callable[[], None]:
+    def query() -> None:
+        question = ask(model.bundle, [name_of(_MANY // 2)], recall=0.9)
+        model.answer([model.prepare(picture)], question)
+
+    return query
+
+
+def _all_logits(model: Model, picture: bytes, classifier: torch.nn.Linear) -> Callable[[], None]:
+    @torch.inference_mode()
+    def query() -> None:
+        logits = classifier(model.features([model.prepare(picture)]))
+        float(logits[0, _MANY // 2])
+
+    return query
+
+
+def _picture() -> bytes:
+    """A JPEG as large as ImageNet's."""
+    pixels = np.random.default_rng(0).integers(0, 256, (47, 63, 3), dtype=np.uint8)
+    large = cv2.resize(pixels, (500, 375), interpolation=cv2.INTER_CUBIC)
+    return cv2.imencode(".jpg", large)[1].tobytes()

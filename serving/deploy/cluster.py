@@ -1,0 +1,63 @@
+"""The same application on a Ray cluster: a Serve config file, and the function that it names.
+
+`serve deploy`, `serve run` and a RayService of KubeRay take the file; the nodes have kway and the
+bundle's folder at the same path.
+"""
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+from ray.serve import Application
+
+from serving.config import ServingConfig
+from serving.deploy.deployment import application
+from serving.deploy.environment import SERVING
+
+# What a cluster decides for itself.
+_NOT_OURS = {"host", "port"}
+
+
+class ClusterArguments(BaseModel):
+    """`args` of the application in the config file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    bundle: str = Field(description="folder of the bundle, at the same path on every node")
+    config: ServingConfig = ServingConfig()
+
+
+def build(arguments: ClusterArguments) -> Application:
+    """The application; Serve calls this with the file's `args`."""
+    return application(arguments.bundle, arguments.config, errors=None)
+
+
+def config_file(bundle: str, config: ServingConfig) -> str:
+    """A Serve config file (YAML) of the bundle folder `bundle`, every limit stated."""
+    arguments = ClusterArguments(bundle=bundle, config=config).model_dump(mode="json")
+    arguments["config"] = {
+        name: value for name, value in arguments["config"].items() if name not in _NOT_OURS
+    }
+    tree = {
+        "proxy_location": "EveryNode",
+        # Requests have their own limits of time, and streams none.
+        "http_options": {"host": config.host, "port": config.port, "request_timeout_s": None},
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+        "applications": [
+            {
+                "name": "kway",
+                "route_prefix": "/",
+                "import_path": f"{build.__module__}:{build.__name__}",
+                "args": arguments,
+            }
+        ],
+    }
+    return _heading() + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+
+def _heading() -> str:
+    variables = " ".join(f"{name}={value}" for name, value in SERVING.items())
+    return (
+        "# For `serve deploy`, or serveConfigV2 of a RayService. Set on every node, before Ray\n"
+        f"# starts: {variables}\n"
+        "# Ray's ports then listen on all addresses, without TLS: keep the cluster in a network\n"
+        "# of its own, with RAY_AUTH_MODE=token, behind an ingress that limits bodies and time.\n"
+    )

@@ -1,0 +1,197 @@
+"""HAProxy in front of the replicas, by kway's rules: a program that Ray starts in HAProxy's place.
+
+Ray writes HAProxy's configuration at each change of the replicas and starts the program named by
+RAY_SERVE_HAPROXY_BINARY_PATH. This one puts kway's addresses, time limits and refusals into that
+file, and becomes the real HAProxy. It refuses what it does not know: a port opened to others by a
+new version of Ray is an error, not a surprise. Standard library only: it runs at each change.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# Bodies that may arrive, or answers that may be awaited, for as long as both sides like.
+_STREAM = "{ path_end :stream } || { path_beg /v1/watches } || { path_beg /v1/feeds }"
+# What Ray would decode without a check, or take as an order, from a client.
+_RAY_HEADERS = (
+    "x-request-timeout-seconds",
+    "x-request-disconnect-disabled",
+    "x-session-id",
+    "^serve[-_]multiplexed[-_]model[-_]id$ -m reg",
+)
+_RETRY_SECONDS = 1
+_REFUSALS = {
+    400: ("bad_request", "this is no request of HTTP"),
+    403: ("refused", "this is not allowed"),
+    404: ("no_such_path", "there is nothing at this path"),
+    405: ("wrong_method", "this path does not take this method"),
+    408: ("slow_request", "the request did not arrive in time: send it faster"),
+    429: ("too_busy", "too many requests wait for the model: try again"),
+    500: ("internal", "the server failed; its log says why"),
+    501: ("wrong_method", "this server does not know such requests"),
+    502: ("replica_lost", "the replica that worked on the request was lost: try again"),
+    503: ("not_ready", "no replica is ready: try again"),
+    504: ("timeout", "no answer in time: try again"),
+}
+_SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
+# Logs to a port on this machine where nobody may listen; and pages about the proxy itself.
+_DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
+_DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where HAProxy listens, as its `bind` lines name it, and what it lets through.
+
+    `http_bind` and `grpc_bind`: address:port. Times are in seconds.
+    """
+
+    haproxy: str
+    http_bind: str
+    grpc_bind: str | None
+    max_body_bytes: int
+    head_seconds: float
+    idle_seconds: float
+    answer_seconds: float
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "Edge":
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def rewrite(text: str, edge: Edge) -> str:
+    """Ray's configuration of HAProxy with the addresses and rules of `edge`.
+
+    Raises ValueError where the text is not what Ray 2.60 writes.
+    """
+    lines = [line for section in _sections(text) for line in _rewrite_section(section, edge)]
+    found = sorted(line.split()[1] for line in lines if line.split()[:1] == ["bind"])
+    wanted = sorted(bind for bind in (edge.http_bind, edge.grpc_bind) if bind is not None)
+    if found != wanted:
+        raise ValueError(f"HAProxy would listen on {found}, not {wanted}: another version of Ray?")
+    return "\n".join([*lines, ""])
+
+
+def _sections(text: str) -> Iterator[list[str]]:
+    """The sections of a configuration, each with its title first; comments and blanks left out."""
+    section: list[str] = []
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if not line[0].isspace():
+            if section:
+                yield section
+            section = []
+        section.append(line.rstrip())
+    if section:
+        yield section
+
+
+def _rewrite_section(section: list[str], edge: Edge) -> list[str]:
+    title, *lines = section
+    if _SECTION.fullmatch(title) is None:
+        raise ValueError(f"HAProxy's configuration has {title!r}: another version of Ray?")
+    if title in _DROPPED_SECTIONS:
+        return []
+    kept = [line for line in lines if not _DROPPED_LINES.match(line.strip())]
+    match title:
+        case "global":
+            return [title, *(line.replace(" mode 666 ", " mode 600 ") for line in kept)]
+        case "defaults":
+            kept = [line for line in kept if not _is_ours_to_time(line)]
+            return [title, *kept, *_defaults(edge)]
+        case "frontend http_frontend":
+            return [title, f"    bind {edge.http_bind}", *_rules(edge), *_without_bind(kept)]
+        case "frontend grpc_frontend":
+            return [title, f"    bind {edge.grpc_bind} proto h2", *_without_bind(kept)]
+        case "backend default_backend":  # nothing is deployed, or no longer
+            return [title, "    http-request return " + _refusal(503)]
+    if title.startswith("backend http-"):
+        kept.append(
+            f"    http-request set-timeout server {_time(edge.answer_seconds)} unless {_STREAM}"
+        )
+    return [title, *kept]
+
+
+def _is_ours_to_time(line: str) -> bool:
+    return line.split()[:2] in (
+        ["timeout", "client"],
+        ["timeout", "server"],
+        ["timeout", "http-request"],
+    )
+
+
+def _without_bind(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.split()[0] != "bind"]
+
+
+def _defaults(edge: Edge) -> list[str]:
+    return [
+        f"    timeout http-request {_time(edge.head_seconds)}",
+        f"    timeout client {_time(edge.idle_seconds)}",
+        "    timeout server 1h",  # of streams; the others' is set by request
+        "    timeout tunnel 1h",
+        *(f"    http-error {_refusal(status)}" for status in sorted(_REFUSALS)),
+    ]
+
+
+def _rules(edge: Edge) -> list[str]:
+    too_large = f"the body is over {edge.max_body_bytes} bytes: send less at once"
+    body = _body("body_too_large", too_large)
+    rules = [
+        f"return status 413 content-type application/json string '{body}' "
+        f"if {{ req.hdr_val(content-length) gt {edge.max_body_bytes} }}",
+        *(f"del-header {name}" for name in _RAY_HEADERS),
+        "del-header x-request-id unless { req.hdr(x-request-id) -m reg ^[A-Za-z0-9._-]{1,100}$ }",
+        # What asks twice changes nothing; a watch made twice is two.
+        "disable-l7-retry unless METH_GET || { path /v1/query }",
+        # A body that trickles in holds no replica. One over a buffer's size is passed on as it
+        # comes, under the limit of time of the replica.
+        f"wait-for-body time {_time(edge.head_seconds)} unless {_STREAM}",
+    ]
+    # Ray's own refusals are plain text; kway's are JSON already.
+    answers = [
+        f"return {_refusal(status)} "
+        f"if {{ status {status} }} {{ res.hdr(content-type) -m beg text/plain }}"
+        for status in sorted(_REFUSALS)
+    ]
+    return [
+        *(f"    http-request {rule}" for rule in rules),
+        *(f"    http-response {answer}" for answer in answers),
+    ]
+
+
+def _refusal(status: int) -> str:
+    retry = f" hdr Retry-After {_RETRY_SECONDS}" if status in (429, 502, 503, 504) else ""
+    body = _body(*_REFUSALS[status])
+    return f"status {status} content-type application/json{retry} string '{body}'"
+
+
+def _body(code: str, message: str) -> str:
+    """An `ErrorBody` (`serving/errors.py`) in single quotes' reach."""
+    body = json.dumps({"error": {"code": code, "message": message}})
+    assert "'" not in body
+    return body
+
+
+def _time(seconds: float) -> str:
+    return f"{max(1, round(1000 * seconds))}ms"
+
+
+def main(settings: str, *arguments: str) -> None:
+    """Rewrite the file after `-f` in place, and become HAProxy with the same arguments."""
+    edge = Edge.load(Path(settings))
+    path = Path(arguments[arguments.index("-f") + 1])
+    path.write_text(rewrite(path.read_text(encoding="utf-8"), edge), encoding="utf-8")
+    os.execv(edge.haproxy, [edge.haproxy, *arguments])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

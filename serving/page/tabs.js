@@ -1,0 +1,44 @@
+// The rooms as tabs, by the ARIA pattern: arrows move, Home and End go to the ends.
+import { byId } from "./elements.js";
+
+export class Tabs {
+  #names;
+  open;
+
+  // Of the rooms that there are; with one room alone there is nothing to choose.
+  constructor(names) {
+    this.#names = names;
+    byId("tabs").hidden = names.length < 2;
+    for (const name of names) {
+      const tab = byId(`tab-${name}`);
+      tab.hidden = false;
+      tab.addEventListener("click", () => this.show(name));
+      tab.addEventListener("keydown", (event) => this.#key(event));
+    }
+    this.show(names[0]);
+  }
+
+  show(name) {
+    this.open = name;
+    for (const one of this.#names) {
+      byId(`tab-${one}`).setAttribute("aria-selected", String(one === name));
+      byId(`tab-${one}`).tabIndex = one === name ? 0 : -1;
+      byId(`room-${one}`).hidden = one !== name;
+      byId(`room-${one}`).dispatchEvent(new Event(one === name ? "shown" : "left"));
+    }
+  }
+
+  #key(event) {
+    const [place, last] = [this.#names.indexOf(this.open), this.#names.length - 1];
+    const moves = {
+      ArrowRight: place === last ? 0 : place + 1,
+      ArrowLeft: place === 0 ? last : place - 1,
+      Home: 0,
+      End: last,
+    };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    this.show(this.#names[moves[event.key]]);
+    byId(`tab-${this.open}`).focus();
+  }
+}

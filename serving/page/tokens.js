@@ -1,0 +1,40 @@
+// The token of this tab: asked for when the server refuses, kept until the tab is closed.
+import { byId } from "./elements.js";
+
+const KEY = "kway-token";
+
+export class Tokens {
+  #asking = null;
+
+  get current() {
+    return sessionStorage.getItem(KEY);
+  }
+
+  // Another token than `refused`, as soon as there is one. All who wait get the one answer.
+  other(refused) {
+    if (this.current !== refused) return Promise.resolve(this.current);
+    this.#asking ??= this.#ask(refused !== null).finally(() => (this.#asking = null));
+    return this.#asking;
+  }
+
+  #ask(wasWrong) {
+    const [dialog, form, input] = ["token-dialog", "token-form", "token-input"].map(byId);
+    byId("token-reason").textContent = wasWrong
+      ? "The server does not know the last one, or no longer."
+      : "Its owner has made one for you.";
+    input.value = "";
+    dialog.showModal();
+    return new Promise((resolve) => {
+      dialog.oncancel = (event) => event.preventDefault(); // there is nothing to see without it
+      form.onsubmit = (event) => {
+        event.preventDefault();
+        const token = input.value.trim();
+        if (!token) return;
+        sessionStorage.setItem(KEY, token);
+        input.value = "";
+        dialog.close();
+        resolve(token);
+      };
+    });
+  }
+}

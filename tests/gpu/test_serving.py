@@ -1,0 +1,28 @@
+"""A replica on a GPU: the verdicts of one on the CPU."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from serving.answer import ask
+from serving.model import Model
+from tests.tiny_bundle import NAMES, write, write_of_texts
+
+
+@pytest.mark.parametrize("make", [write, write_of_texts])
+def test_a_model_on_a_gpu_gives_the_verdicts_of_one_on_the_cpu(make, device, tmp_path: Path):
+    path = make(tmp_path / "bundle")
+    model, other = Model.open(path, device=device.type), Model.open(path)
+    model.self_check()
+    draw = np.random.default_rng(0)
+    drawn = [draw.integers(0, 256, (20, 33, 3), dtype=np.uint8) for _ in range(3)]
+    files = [cv2.imencode(".png", one)[1].tobytes() for one in drawn]
+    raw = files if make is write else ["a cat", "猫 und a dog " * 9, "x"]
+    prepared, question = [model.prepare(one) for one in raw], ask(model.bundle, list(NAMES))
+    assert model.features(prepared).device.type == "cpu"
+    found, wanted = (one.answer(prepared, question) for one in (model, other))
+    for ours, theirs in zip(found.results, wanted.results, strict=True):
+        scores = [[verdict.score for verdict in result.verdicts] for result in (ours, theirs)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-3)

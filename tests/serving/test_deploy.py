@@ -1,0 +1,219 @@
+"""How a server is run beyond one start of it: on a cluster, with replicas that come and go."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+import psutil
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from launch.commands import serve
+from serving.deploy.ports import free_block, free_port
+from tests.serving.test_server import (
+    Server,
+    as_json,
+    bundle,
+    end,
+    error_of,
+    pictures,
+    run,
+    scores_of,
+    start,
+)
+from tests.tiny_bundle import NAMES
+
+__all__ = ["bundle", "pictures"]  # fixtures
+
+_BUILD = """
+import importlib, json, sys, yaml
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call
+from ray.serve.schema import ServeDeploySchema
+(application,) = ServeDeploySchema.model_validate(yaml.safe_load(sys.stdin)).applications
+module, name = application.import_path.split(":")
+built = call(getattr(importlib.import_module(module), name), application.args)
+deployment = built._bound_deployment
+config = deployment._deployment_config
+print(json.dumps({
+    "name": deployment.name,
+    "bundle": deployment.init_args[0],
+    "served": deployment.init_args[1],
+    "replicas": [config.autoscaling_config.min_replicas, config.autoscaling_config.max_replicas],
+    "ongoing": config.max_ongoing_requests,
+    "queued": config.max_queued_requests,
+    "actor": deployment.ray_actor_options,
+}))
+"""
+
+
+def test_the_printed_config_file_is_one_of_serve_and_builds_the_application(bundle: Path) -> None:
+    options = ("--replicas", "1:4", "--max-requests", 9, "--max-inputs", 3, "--device", "cuda")
+    printed = run("serve", bundle, "--print-config", *options)
+    assert printed.returncode == 0, printed.stderr
+    built = subprocess.run(
+        [sys.executable, "-c", _BUILD], input=printed.stdout, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stderr
+    found = json.loads(built.stdout)
+    assert (found["name"], found["bundle"]) == ("Kway", str(bundle))
+    assert found["replicas"] == [1, 4]
+    assert found["actor"]["num_gpus"] == 1
+    assert found["ongoing"] >= 9
+    assert found["queued"] == 9
+    assert (found["served"]["max_requests"], found["served"]["max_inputs"]) == (9, 3)
+    assert "RAY_SERVE_ENABLE_HA_PROXY=1" in printed.stdout
+
+
+@pytest.mark.parametrize("given", ["0", "4:1", "1:0", "two", "1:", "-1"])
+def test_a_wrong_number_of_replicas_is_refused(bundle: Path, given: str) -> None:
+    app = typer.Typer()
+    app.command()(serve.serve)
+    ran = CliRunner().invoke(app, [str(bundle), f"--replicas={given}"])
+    assert isinstance(ran.exception, ValueError)
+    assert "replicas" in str(ran.exception)
+
+
+def test_blocks_of_ports_are_free_and_not_the_same() -> None:
+    blocks = {free_block(1000) for _ in range(20)}
+    assert len(blocks) > 10
+    for first in blocks:
+        assert free_port("127.0.0.1", first) == first
+
+
+# ------------------------------------------------------------------------------------ minutes long
+
+
+def wait_for(url: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_the_printed_config_file_deploys(bundle: Path, pictures: list[Path]) -> None:
+    port = free_port("127.0.0.1", 0)
+    printed = run("serve", bundle, "--print-config", "--port", port)
+    with TemporaryDirectory() as name:
+        (Path(name) / "kway.yaml").write_text(printed.stdout)
+        environment = os.environ | {
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TMPDIR": f"{name}/ray",
+        }
+        program = str(Path(sys.executable).parent / "serve")
+        process = subprocess.Popen(
+            [program, "run", "kway.yaml"],
+            cwd=name,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(url, 120)
+            answer = httpx.post(f"{url}/v1/query", json=as_json(pictures[:1], classes=[1, 2]))
+            assert [v["class_id"] for v in answer.json()["results"][0]["verdicts"]] == [1, 2]
+        finally:
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)
+            _, left = psutil.wait_procs(children, timeout=20)
+            for child in left:
+                child.kill()
+
+
+def replicas_of(server: Server) -> dict[int, psutil.Process]:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return {child.pid: child for child in children if "ServeReplica" in child.name()}
+
+
+@pytest.fixture
+def server(bundle: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    running = start(bundle, tmp_path / "stderr", *request.param)
+    yield running
+    end(running)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [("--replicas", 2)], indirect=True)
+def test_of_2000_questions_with_a_replica_killed_in_the_middle_none_is_lost(
+    server: Server, pictures: list[Path]
+) -> None:
+    bodies = [as_json(pictures[:1], classes=[place]) for place in range(len(NAMES))]
+    right = [scores_of(httpx.post(f"{server.url}/v1/query", json=b).json()) for b in bodies]
+    before = replicas_of(server)
+    assert len(before) == 2
+    statuses: Counter[int] = Counter()
+
+    async def ask(client: httpx.AsyncClient, question: int) -> None:
+        if question == 1000:
+            next(iter(before.values())).kill()
+        for _ in range(50):
+            try:
+                answer = await client.post("/v1/query", json=bodies[question % len(bodies)])
+            except httpx.TransportError:
+                statuses[0] += 1
+                await asyncio.sleep(0.2)
+                continue
+            statuses[answer.status_code] += 1
+            if answer.status_code == 200:
+                wanted = right[question % len(bodies)]
+                assert scores_of(answer.json()) == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+                return
+            assert error_of(answer)[0] in (429, 502, 503)
+            await asyncio.sleep(0.2)
+        raise AssertionError(f"question {question} was not answered")
+
+    async def ask_all() -> None:
+        places = asyncio.Semaphore(32)
+
+        async def ask_in_turn(question: int) -> None:
+            async with places:
+                await ask(client, question)
+
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            await asyncio.gather(*(ask_in_turn(question) for question in range(2000)))
+
+    asyncio.run(ask_all())
+    assert statuses[200] == 2000
+    deadline = time.monotonic() + 60
+    while len(replicas_of(server)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert len(replicas_of(server)) == 2
+    assert set(replicas_of(server)) != set(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [("--replicas", "1:2", "--max-requests", 64)], indirect=True)
+def test_a_second_replica_comes_when_there_is_work(server: Server, pictures: list[Path]) -> None:
+    assert len(replicas_of(server)) == 1
+    body = as_json(pictures[:2], classes=["husky"])
+
+    async def ask_until(deadline: float) -> set[int]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            statuses = set()
+            while time.monotonic() < deadline and len(replicas_of(server)) < 2:
+                answers = await asyncio.gather(
+                    *(client.post("/v1/query", json=body) for _ in range(60))
+                )
+                statuses |= {answer.status_code for answer in answers}
+        return statuses
+
+    assert asyncio.run(ask_until(time.monotonic() + 90)) == {200}
+    assert len(replicas_of(server)) == 2

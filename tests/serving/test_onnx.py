@@ -1,0 +1,153 @@
+"""The backbone as ONNX: the same verdicts as torch's, and only where it may be used."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from serving.answer import ask
+from serving.model import Model
+from tests.tiny_bundle import (
+    IMAGE,
+    NAMES,
+    tiny_backbone,
+    tiny_text_backbone,
+    write,
+    write_of_texts,
+)
+from trainer import onnx_backbone
+from trainer.backbone import Backbone
+from trainer.bundle import Bundle
+from trainer.onnx_backbone import OnnxBackbone, write_onnx
+
+
+def of_pictures(path: Path) -> Path:
+    return write(path, write_onnx=lambda file: write_onnx(tiny_backbone(), IMAGE, file))
+
+
+def of_crops(path: Path, pictures: Path) -> Path:
+    """The same network, over ten crops of each picture."""
+    shutil.copytree(pictures, path)
+    content = json.loads((path / "bundle.json").read_text())
+    content["model"]["image"].update(resize=20, crops=10)
+    (path / "bundle.json").write_text(json.dumps(content))
+    return path
+
+
+def of_texts(path: Path) -> Path:
+    return write_of_texts(
+        path, write_onnx=lambda file: write_onnx(tiny_text_backbone(), None, file)
+    )
+
+
+def pictures() -> list[bytes]:
+    draw = np.random.default_rng(0)
+    sizes = [(20, 33), (16, 16), (40, 21)]
+    drawn = [draw.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+    return [cv2.imencode(".png", one)[1].tobytes() for one in drawn]
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return {
+        "pictures": of_pictures(folder / "pictures"),
+        "crops": of_crops(folder / "crops", folder / "pictures"),
+        "texts": of_texts(folder / "texts"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["pictures", "crops", "texts"])
+def test_onnxruntime_gives_the_verdicts_of_torch_in_batches_of_any_size(
+    kind: str, bundles: dict[str, Path]
+) -> None:
+    model = Model.open(bundles[kind])
+    other = Model(model.bundle, engine="torch")
+    assert (model.engine, other.engine) == ("onnxruntime", "torch")
+    model.bundle.verify()
+    model.self_check()
+    raw = ["a cat", "猫 und a dog " * 20, "x"] if kind == "texts" else pictures()
+    question = ask(model.bundle, list(NAMES), threshold=0.1)
+    for inputs in (raw, raw[:1], raw * 3):
+        prepared = [model.prepare(one) for one in inputs]
+        found = model.answer(prepared, question).model_dump()["results"]
+        wanted = other.answer(prepared, question).model_dump()["results"]
+        for ours, theirs in zip(found, wanted, strict=True):
+            for verdict, expected in zip(ours["verdicts"], theirs["verdicts"], strict=True):
+                assert verdict.pop("score") == pytest.approx(expected.pop("score"), abs=1e-4)
+                assert verdict == expected
+
+
+def test_a_bundle_whose_onnx_backbone_cannot_be_used_says_so(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("serving.model.onnx_is_installed", lambda: False)
+    with caplog.at_level(logging.WARNING, "kway.serving"):
+        assert Model.open(bundles["pictures"]).engine == "torch"
+    assert "onnxruntime is not installed: torch computes instead" in caplog.text
+
+
+def test_a_backbone_that_computes_otherwise_is_refused_and_leaves_no_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Off(OnnxBackbone):
+        def __call__(self, inputs: dict[str, Tensor]) -> Tensor:
+            return super().__call__(inputs) * 1.001
+
+    monkeypatch.setattr(onnx_backbone, "OnnxBackbone", Off)
+    with pytest.raises(ValueError, match=r"differ from torch's by 1\.0e-03 of the largest"):
+        of_pictures(tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_exported_is_the_model_as_it_is_served_whatever_its_training_used(
+    tmp_path: Path,
+) -> None:
+    backbone = tiny_backbone().train()
+    backbone.precision, backbone.channels_last = torch.bfloat16, True
+    write_onnx(backbone, IMAGE, tmp_path / "b.onnx")
+    assert backbone.training
+    assert backbone.precision is torch.bfloat16
+    inputs = {"pixel_values": torch.randint(0, 256, (3, 1, 16, 16), dtype=torch.uint8)}
+    with torch.no_grad():
+        wanted = tiny_backbone()(inputs)
+    found = OnnxBackbone(tmp_path / "b.onnx", threads=1)(inputs)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_that_cannot_be_exported_is_answered_in_one_line(tmp_path: Path) -> None:
+    class Branching(Backbone):
+        def _pooled(self, output: object, mask: Tensor | None) -> Tensor:
+            pooled = super()._pooled(output, mask)
+            return pooled if float(pooled.sum()) > 0 else -pooled
+
+    backbone = Branching(tiny_backbone().encoder, pooling="auto", image=IMAGE)
+    with pytest.raises(ValueError, match="cannot write this backbone as ONNX: ") as caught:
+        write_onnx(backbone, IMAGE, tmp_path / "b.onnx")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_onnx_backbone_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "backbone.onnx"
+    for content in (b"", b"no protobuf" * 9):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"backbone\.onnx is damaged"):
+            OnnxBackbone(file, threads=1)
+
+
+def test_an_engine_that_the_bundle_has_nothing_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs the CPU, and a bundle of kway export --onnx"):
+        Model(Bundle.open(write(tmp_path / "b")), engine="onnxruntime")
+
+
+def test_a_gpu_that_is_not_there_is_refused(bundles: dict[str, Path]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(ValueError, match="device is cuda and torch finds no GPU here"):
+        Model.open(bundles["pictures"], device="cuda")
