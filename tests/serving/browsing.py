@@ -83,3 +83,12 @@ def visit(
         assert [address for address in asked if not address.startswith(own)] == []
     finally:
         context.close()
+
+
+def until(page: Page, expression: str) -> None:
+    """Wait until a JavaScript expression is true. `Page.wait_for_function` would evaluate it inside
+    the page, whose policy forbids that."""
+    deadline = time.monotonic() + 10
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"never true: {expression}"
+        time.sleep(0.02)

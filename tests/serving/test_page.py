@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from launch.commands import index
 from serving.http.page import PAGE_PATHS
-from tests.serving.browsing import chromium, listening, visit
+from tests.serving.browsing import chromium, listening, until, visit
 from tests.serving.in_process import application
 from tests.tiny_bundle import write, write_of_texts
 from trainer.bundle_spec import ClassEntry
@@ -221,7 +221,7 @@ def test_pictures_that_are_dropped_or_pasted_are_asked_about(page: Page, url: st
     expect(page.locator(".verdict")).to_have_count(2)
     assert_same(shown(page), answered(url, [picture(1), picture(2)], classes=[0], recall=0.9))
     drawn = "[...document.querySelectorAll('.card img')].map((one) => one.naturalWidth)"
-    page.wait_for_function(f"({drawn}).every(Boolean)")
+    until(page, f"({drawn}).every(Boolean)")
     assert page.evaluate(drawn) == [30, 30]
 
 
@@ -532,7 +532,7 @@ def test_a_gallery_shows_the_apis_hits_page_by_page_and_where_yes_ends(
     assert hits.locator(".file").all_inner_texts() == [hit["name"] for hit in wanted]
     kinds = page.evaluate("[...document.querySelectorAll('.hits li')].map((one) => one.className)")
     assert kinds == ["hit yes"] * matches + ["boundary"] + ["hit no"] * (NUM_ITEMS - matches)
-    page.wait_for_function("document.querySelectorAll('.hit img').length === 40")
+    until(page, "document.querySelectorAll('.hit img').length === 40")
 
 
 # -- a live watch ------------------------------------------------------------------------------
@@ -597,7 +597,7 @@ def test_the_camera_feeds_a_watch_behind_a_token(browser: Browser, guarded_url: 
         expect(page.locator(".watch").get_by_role("status")).to_have_text("listening")
         page.get_by_role("button", name="Use the camera").click()
         expect(page.locator(".heard").first).to_contain_text(NAMES[0])
-        page.wait_for_function("document.querySelector('.heard img').naturalWidth > 100")
+        until(page, "document.querySelector('.heard img').naturalWidth > 100")
         page.get_by_role("button", name="Stop the camera").click()
         expect(page.locator("video")).to_be_hidden()
         assert page.evaluate("document.querySelector('video').srcObject") is None
