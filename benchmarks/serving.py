@@ -1,6 +1,6 @@
 """What serving costs: `python -m benchmarks.serving [SECTION ...]`."""
 
-from benchmarks import gallery_search, serving_rows
+from benchmarks import gallery_search, serving_requests, serving_rows
 from benchmarks.report import Sections, command_line, report
 
 SECTIONS: Sections = {
@@ -8,6 +8,8 @@ SECTIONS: Sections = {
     "query": serving_rows.whole_query,
     "start": serving_rows.start,
     "gallery": gallery_search.rows,
+    "requests": serving_requests.requests,
+    "batches": serving_requests.batches,
 }
 
 
