@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-tree pictures soak clean
+.PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-tree pictures screenshots soak clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -59,6 +59,9 @@ bench-tree: $(READY)  ## the cover tree of a million classes
 
 pictures: $(READY) ## draw the pictures of docs/heads.md and docs/data.md
 	$(BIN)/python -B -m docs.pictures
+
+screenshots: $(READY)  ## photograph the page over the model of `make demo`, in Chromium
+	$(BIN)/python -B -m docs.screenshots demo
 
 clean:           ## remove the virtual environment and what the demo made
 	rm -rf $(VENV) demo

@@ -111,8 +111,8 @@ def watch(page: Page, asked: list[Path]) -> None:
 
 
 def shot(page: Page, path: Path) -> Path:
-    """All of the page, and not its window alone, but no more than three windows high."""
-    height = page.evaluate("Math.min(document.documentElement.scrollHeight, 3 * innerHeight)")
+    """All of the page, and not its window alone, but no more than two windows high."""
+    height = page.evaluate("Math.min(document.documentElement.scrollHeight, 2 * innerHeight)")
     width = page.evaluate("innerWidth")
     page.mouse.move(0, 0)
     clip = {"x": 0, "y": 0, "width": width, "height": height}

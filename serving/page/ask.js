@@ -115,7 +115,7 @@ export class AskRoom {
     if (decides && done.length) {
       for (const [place, { name }] of classes.entries()) {
         const yes = done.filter((one) => one[place].match).length;
-        parts.push(`${classes.length > 1 ? `${name}: ` : ""}yes for ${yes} of ${done.length}`);
+        parts.push(`${classes.length > 1 ? `${name}: yes` : "Yes"} for ${yes} of ${done.length}`);
       }
     } else if (done.length) {
       parts.push(`${done.length} scored`);

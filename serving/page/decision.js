@@ -61,10 +61,10 @@ export class Decision extends EventTarget {
 
   #explain() {
     const { recall, threshold } = this.fields;
-    const what = this.#isLogit ? "the logit" : "what the model's loss makes of its logit";
+    const what = this.#isLogit ? "the logit" : "what the model’s loss makes of its logit";
     let meaning = `Every score is shown, ${what} of the class, and nothing is decided.`;
     if (recall !== undefined) {
-      meaning = `Yes from the threshold on that let ${percent(recall)} of the class's samples pass in validation.`;
+      meaning = `Yes from the threshold on that let ${percent(recall)} of the class’s samples pass in validation.`;
     } else if (threshold !== undefined) {
       meaning = threshold === null ? "Type the score from which on the answer is yes." : `Yes from a score of ${threshold} on; it is ${what} of the class.`;
     }

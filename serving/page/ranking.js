@@ -132,6 +132,7 @@ export class Ranking {
     }
     this.#status.className = "";
     this.#more.hidden = shown >= all;
-    this.#more.textContent = this.#isBelow ? "Show what comes below" : `Show more (${shown.toLocaleString("en")} shown)`;
+    const isAtBoundary = this.#isBelow && shown === this.#matches;
+    this.#more.textContent = isAtBoundary ? "Show what comes below" : `Show more (${shown.toLocaleString("en")} shown)`;
   }
 }

@@ -28,9 +28,11 @@ export function line(verdict) {
   made.style.setProperty("--score", score);
   if (threshold !== null) {
     made.style.setProperty("--threshold", threshold);
-    made.append(element("span", { class: "above" }), element("span", { class: "threshold" }));
+    made.append(element("span", { class: "above" }));
   }
   made.append(element("span", { class: "dot" }));
+  // Last, for a dot that nearly reaches it must not hide it.
+  if (threshold !== null) made.append(element("span", { class: "threshold" }));
   return made;
 }
 

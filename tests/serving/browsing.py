@@ -47,7 +47,8 @@ def listening(api: FastAPI) -> Iterator[str]:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """The machine's own Chromium, without a window; skips where there is none."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
         pytest.skip("no chromium on this machine: apt-get install chromium")
     # A picture that moves stands in for a camera.

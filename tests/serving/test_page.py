@@ -307,7 +307,7 @@ def test_a_class_that_was_asked_before_costs_no_request(page: Page) -> None:
     assert queries == []
 
 
-def test_texts_are_asked_one_a_line(browser: Browser, tmp_path: Path) -> None:
+def test_texts_are_asked_one_a_line_and_fed_to_a_watch(browser: Browser, tmp_path: Path) -> None:
     texts = ["a cat", "hund <b>& 猫</b> 🐶", "a dog", "and a cat", "x" * 301]
     api = application(write_of_texts(tmp_path / "texts"), max_inputs=2, max_text_chars=300)
     with listening(api) as url, visit(browser, url) as page:
@@ -322,6 +322,13 @@ def test_texts_are_asked_one_a_line(browser: Browser, tmp_path: Path) -> None:
         expect(page.locator(".card:nth-child(5) .problem")).to_contain_text(
             "has 301 characters, and the server takes 300"
         )
+        page.get_by_label("Score that decides").fill("-1000")
+        page.get_by_role("tab", name="Live watch").click()
+        page.get_by_role("button", name="Watch for these classes").click()
+        expect(page.locator(".watch").get_by_role("status")).to_have_text("listening")
+        page.get_by_label("Text", exact=True).fill(texts[1])
+        page.get_by_label("Text", exact=True).press("Enter")
+        expect(page.locator(".heard .text")).to_have_text(texts[1])
 
 
 # -- names, looks, widths ----------------------------------------------------------------------
@@ -359,6 +366,9 @@ def test_at_360_pixels_nothing_is_wider_than_the_window(browser: Browser, url: s
         expect(page.locator(".ranking")).to_have_count(3)
         page.locator(".ranking .button:visible").first.click()
         expect(page.locator(".hit").first).to_be_visible()
+        assert fits(page)
+        page.locator("#tab-watch").click()
+        expect(page.locator("#room-watch")).to_be_visible()
         assert fits(page)
 
 
