@@ -10,7 +10,12 @@ from torch.distributed.elastic.agent.server.api import WorkerState as State
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-from launch.ranks.codes import code_that_counts, is_mended_by_another_try, reason
+from launch.ranks.codes import (
+    code_that_counts,
+    codes_of_their_own,
+    is_mended_by_another_try,
+    reason,
+)
 from launch.ranks.ending import Processes, end, wait_for_end
 from launch.ranks.meeting import waiting
 from launch.ranks.placement import Placement
@@ -68,7 +73,13 @@ class Agent(LocalElasticAgent):
             seconds = 0 if was_killed else _LAST_WORDS_SECONDS
             end(self._processes(), signal.SIGTERM, seconds, again=True)
         result = super()._monitor_workers(worker_group)
-        return self._judged(result) if result.state is State.FAILED else result
+        if result.state is not State.FAILED:
+            return result
+        if not any(self._codes.values()):
+            # A rank ended between our look and torch's, who has ended the others meanwhile.
+            codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
+            self._codes |= codes_of_their_own(codes)
+        return self._judged(result)
 
     def _judged(self, failed: RunResult) -> RunResult:
         """Decides on another try, and says why a rank ended that could not say so itself."""

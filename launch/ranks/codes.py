@@ -31,6 +31,12 @@ def _meaning(code: int) -> int:
     return KILLED - code if code < 0 else code
 
 
+def codes_of_their_own(codes: dict[int, int]) -> dict[int, int]:
+    """Those of the ranks that were not ended by SIGTERM because another one had ended; by rank."""
+    own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
+    return own or codes
+
+
 def is_mended_by_another_try(code: int) -> bool:
     return code not in (DONE, *_NOT_MENDED)
 

@@ -12,7 +12,12 @@ import pytest
 from torch.distributed.elastic import rendezvous
 
 from launch.ranks import meeting
-from launch.ranks.codes import code_that_counts, is_mended_by_another_try, reason
+from launch.ranks.codes import (
+    code_that_counts,
+    codes_of_their_own,
+    is_mended_by_another_try,
+    reason,
+)
 from launch.ranks.ending import end
 from launch.ranks.placement import Placement, parse_conf, parse_nodes
 from launch.ranks.stop import SignalException, StopRequest
@@ -37,6 +42,11 @@ from tests.system.processes import kway
 def test_the_code_that_tells_most_counts(codes, counts):
     assert code_that_counts(codes) == counts
     assert code_that_counts(reversed(codes)) == counts
+
+
+def test_ranks_that_were_ended_for_another_ones_sake_do_not_count():
+    assert codes_of_their_own({0: -15, 1: 1, 2: -15}) == {1: 1}
+    assert codes_of_their_own({0: -15, 1: -15}) == {0: -15, 1: -15}
 
 
 def test_only_what_another_try_may_mend_is_tried_again():

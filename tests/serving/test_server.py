@@ -650,7 +650,7 @@ def flip(file: Path) -> None:
 def test_a_damaged_bundle_is_not_served(bundle: Path, tmp_path: Path, name: str) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy")
     flip(copy / name)
-    ran = run("serve", copy, "--port", 0)
+    ran = run("serve", copy, "--port", 0, "--verify")
     assert (ran.returncode, ran.stdout) == (2, "")
     assert re.fullmatch(rf"error: .*{name} does not match its checksum.*\n", ran.stderr), ran.stderr
 
