@@ -12,13 +12,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
+from typing import Any
 
 import cv2
 import grpc
@@ -516,11 +518,20 @@ def test_the_metrics_agree_with_the_requests_sent(
 # ---------------------------------------------------------------------------- the process
 
 
+def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:
+    """What can be read of the server's processes; Ray's come and go."""
+    found = []
+    for process in [psutil.Process(server.process.pid), *server.children]:
+        with suppress(psutil.NoSuchProcess):
+            found.append(read(process))
+    return found
+
+
 def test_nothing_listens_beyond_loopback(server: Server) -> None:
     listening = [
         connection.laddr.ip
-        for process in [*server.children, psutil.Process(server.process.pid)]
-        for connection in process.net_connections()
+        for connections in of_each(server, psutil.Process.net_connections)
+        for connection in connections
         if connection.status == psutil.CONN_LISTEN
     ]
     assert len(listening) > 3
@@ -528,8 +539,9 @@ def test_nothing_listens_beyond_loopback(server: Server) -> None:
 
 
 def session_of(server: Server) -> Path:
-    (guard,) = [child for child in server.children if "guard.py" in " ".join(child.cmdline())]
-    return Path(guard.cmdline()[-1])
+    lines = of_each(server, psutil.Process.cmdline)
+    (guard,) = [line for line in lines if "guard.py" in " ".join(line)]
+    return Path(guard[-1])
 
 
 def test_rays_services_ask_for_a_token_that_stands_in_one_closed_file(
@@ -544,8 +556,10 @@ def test_rays_services_ask_for_a_token_that_stands_in_one_closed_file(
     files = [path for path in session.rglob("*") if path.is_file() and path.name != "token"]
     assert len(files) > 10
     assert [path for path in files if token.encode() in path.read_bytes()] == []
-    assert [child for child in server.children if token in " ".join(child.cmdline())] == []
-    (gcs,) = [child for child in server.children if child.name() == "gcs_server"]
+    lines = of_each(server, lambda process: " ".join(process.cmdline()))
+    assert [line for line in lines if token in line] == []
+    named = of_each(server, lambda process: (process, process.name()))
+    (gcs,) = [process for process, name in named if name == "gcs_server"]
     (port,) = {c.laddr.port for c in gcs.net_connections() if c.status == psutil.CONN_LISTEN}
     method = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
