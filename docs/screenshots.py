@@ -16,8 +16,8 @@ from playwright.sync_api import Page, expect
 
 from data import load_label_vectors, open_split
 from data.shards.manifest import Manifest
-from tests.serving.browsing import chromium, listening, until, visit
-from tests.serving.in_process import application
+from tests.serving.browsing import chromium, until, visit
+from tests.serving.in_process import application, listening
 
 CLASS = "LATIN SMALL LETTER E"
 _GALLERY_SIZE = 3000

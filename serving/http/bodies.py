@@ -204,6 +204,26 @@ def _check_counts(query: Query, limits: ServingConfig, reads: Reads) -> None:
         check_text_length(one, limits.max_text_chars, f"texts[{place}]")
 
 
+def one_input(
+    image: str | None, text: str | None, code: str, reads: Reads, limits: ServingConfig
+) -> bytes | str:
+    """The picture or text of a line of JSON, which has one of them.
+
+    Raises ApiError: `code` where it has none or both, else what the model does not read, what is
+    no base64 or too long.
+    """
+    if (image is None) == (text is None):
+        raise ApiError(422, code, "give image or text, one of them")
+    if reads == "texts":
+        if text is None:
+            raise ApiError(422, "not_a_picture_model", "this model reads texts: send text")
+        check_text_length(text, limits.max_text_chars, "text")
+        return text
+    if image is None:
+        raise ApiError(422, "not_a_text_model", "this model reads pictures: send image")
+    return picture_bytes(image, "image")
+
+
 def check_text_length(one: bytes | str, limit: int, field: str) -> None:
     """ApiError 413 for a text of more than `limit` characters; pictures pass."""
     if isinstance(one, str) and len(one) > limit:

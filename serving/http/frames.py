@@ -4,8 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 
 from serving.config import ServingConfig
 from serving.errors import ApiError, describe_invalid
-from serving.http.bodies import check_text_length
-from serving.http.encoded import picture_bytes
+from serving.http.bodies import one_input
 from serving.http.strict_json import parse_json
 from serving.watches.frame import Frame
 from serving.watches.lines import FrameId, FrameTime
@@ -65,17 +64,8 @@ def _content(found: object, reads: Reads, limits: ServingConfig) -> bytes | str:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         raise ApiError(422, "invalid_frame", describe_invalid(errors)) from error
-    if (frame.image is None) == (frame.text is None):
-        raise ApiError(422, "invalid_frame", "give image or text, one of them")
-    if frame.image is not None:
-        if reads == "texts":
-            raise ApiError(422, "not_a_picture_model", "this model reads texts: send text")
-        return _bounded(picture_bytes(frame.image, "image"), limits.max_frame_bytes)
-    if reads == "pictures":
-        raise ApiError(422, "not_a_text_model", "this model reads pictures: send image")
-    assert frame.text is not None
-    check_text_length(frame.text, limits.max_text_chars, "text")
-    return frame.text
+    found = one_input(frame.image, frame.text, "invalid_frame", reads, limits)
+    return found if isinstance(found, str) else _bounded(found, limits.max_frame_bytes)
 
 
 def _bounded(raw: bytes, limit: int) -> bytes:

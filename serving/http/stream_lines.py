@@ -6,8 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, Validat
 
 from serving.config import ServingConfig
 from serving.errors import ApiError, ErrorDetail, describe_invalid
-from serving.http.bodies import check_text_length
-from serving.http.encoded import picture_bytes
+from serving.http.bodies import one_input
 from serving.verdicts import Answer, Verdict
 from trainer.bundle_spec import Reads
 
@@ -76,16 +75,7 @@ def input_of(found: object, reads: Reads, limits: ServingConfig) -> bytes | str:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         raise ApiError(422, "invalid_line", describe_invalid(errors)) from error
-    if (line.image is None) == (line.text is None):
-        raise ApiError(422, "invalid_line", "give image or text, one of them")
-    if reads == "texts":
-        if line.text is None:
-            raise ApiError(422, "not_a_picture_model", "this model reads texts: send text")
-        check_text_length(line.text, limits.max_text_chars, "text")
-        return line.text
-    if line.image is None:
-        raise ApiError(422, "not_a_text_model", "this model reads pictures: send image")
-    return picture_bytes(line.image, "image")
+    return one_input(line.image, line.text, "invalid_line", reads, limits)
 
 
 def verdicts_of(answer: Answer, is_short: bool) -> list[Verdict]:

@@ -8,11 +8,8 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Thread
 
 import pytest
-import uvicorn
-from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, sync_playwright
 
 # What Chromium itself says of a request that was refused, or that a test has cut off; the page
@@ -21,27 +18,6 @@ _REFUSED = (
     "Failed to load resource: the server responded with a status of 4",
     "Failed to load resource: net::ERR_INTERNET_DISCONNECTED",
 )
-
-
-class _Server(uvicorn.Server):
-    def install_signal_handlers(self) -> None:
-        """Those of this process stay."""
-
-
-@contextmanager
-def listening(api: FastAPI) -> Iterator[str]:
-    """The application on a free port of this machine; its URL."""
-    server = _Server(uvicorn.Config(api, port=0, log_level="error"))
-    thread = Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @contextmanager

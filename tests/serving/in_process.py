@@ -4,10 +4,16 @@ A fault of the server (500) is raised here as what it is, so that no test can ov
 """
 
 import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import httpx
 import torch
+import uvicorn
 from fastapi import FastAPI
 
 from serving.config import ServingConfig
@@ -43,6 +49,27 @@ def application(bundle: Path, **limits: object) -> FastAPI:
 
     counts = NoCounts()
     return build_api(Service(model, config, counts), metrics, Board(config), counts)
+
+
+class _Server(uvicorn.Server):
+    def install_signal_handlers(self) -> None:
+        """Those of this process stay."""
+
+
+@contextmanager
+def listening(api: FastAPI, **options: Any) -> Iterator[str]:
+    """The application on a free port of this machine; its URL."""
+    server = _Server(uvicorn.Config(api, port=0, log_level="error", **options))
+    thread = Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def ask(api: FastAPI, method: str, url: str, **options: object) -> httpx.Response:

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from launch.commands import index
 from serving.http.page import PAGE_PATHS
-from tests.serving.browsing import chromium, listening, until, visit
-from tests.serving.in_process import application
+from tests.serving.browsing import chromium, until, visit
+from tests.serving.in_process import application, listening
 from tests.tiny_bundle import write, write_of_texts
 from trainer.bundle_spec import ClassEntry
 

@@ -6,23 +6,20 @@ The routes and the service are real and listen on a port; only Ray, which starts
 import asyncio
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
 import torch
 import typer
-import uvicorn
 from torch import nn
 from typer.testing import CliRunner
 
 from launch.commands import query
 from serving.answer import ask
 from serving.model import Model
-from tests.serving.in_process import application
+from tests.serving.in_process import application, listening
 from tests.tiny_bundle import (
     DIM,
     NAMES,
@@ -43,25 +40,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_of_texts(tmp_path_factory.mktemp("bundles") / "texts")
 
 
-class _Server(uvicorn.Server):
-    def install_signal_handlers(self) -> None:
-        """Those of this process stay."""
-
-
 @pytest.fixture(scope="module")
 def url(bundle: Path) -> Iterator[str]:
     api = application(bundle, max_inputs=MAX_INPUTS, max_text_chars=MAX_CHARS)
-    server = _Server(uvicorn.Config(api, port=0, log_level="error"))
-    thread = Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
+    with listening(api) as url:
+        yield url
 
 
 def logits(texts: list[str], class_ids: list[int]) -> list[list[float]]:

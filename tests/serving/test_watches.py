@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
 
 import cv2
 import httpx
 import numpy as np
 import pytest
 import torch
-import uvicorn
 from fastapi import FastAPI
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -43,6 +41,7 @@ from serving.watches.watch import (
     UnknownWatchError,
     WatchLimitError,
 )
+from tests.serving import in_process
 from tests.system.processes import ROOT
 from tests.tiny_bundle import NAMES, write
 
@@ -69,11 +68,6 @@ class _Counts:
     def count_lost_hits(self, count: int) -> None: ...
 
     def set_watches(self, count: int) -> None: ...
-
-
-class _Server(uvicorn.Server):
-    def install_signal_handlers(self) -> None:
-        """Those of this process stay."""
 
 
 class _Counted:
@@ -148,18 +142,9 @@ def kway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kway]:
     tokens.touch(0o600)
     tokens.write_text(f"{ALICE}\n{BOB}\n")
     running = Kway(write(folder / "pets"), tokens)
-    server = _Server(uvicorn.Config(running.api, port=0, log_level="error", ws="websockets-sansio"))
-    thread = Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        running.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    with in_process.listening(running.api, ws="websockets-sansio") as url:
+        running.url = url
         yield running
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture
