@@ -23,6 +23,7 @@ from trainer.trained import TrainedRun, open_trained
 from trainer.world import World
 
 _ROWS_AT_ONCE = 65_536
+_ROUNDING = 1e-4  # of a score
 
 
 def export_run(
@@ -117,11 +118,19 @@ def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThres
                 pooled=pooled,
                 min_positives=min_positives or least_positives(recall),
             )
-            for recall, pooled in zip(classes.recalls, evaluation.pooled.tolist(), strict=True)
+            for recall, pooled in zip(
+                classes.recalls, _for_rounding(evaluation.pooled).tolist(), strict=True
+            )
         ),
         classes.positives.numpy().astype(np.int32),
-        classes.threshold.numpy().astype(np.float32),
+        _for_rounding(classes.threshold).numpy().astype(np.float32),
     )
+
+
+def _for_rounding(thresholds: Tensor) -> Tensor:
+    """A little lower. A threshold is the score of a sample: another batch, engine or device rounds
+    that sample's score otherwise, and the recall would be missed by the last bits."""
+    return thresholds - _ROUNDING * thresholds.abs().clamp(min=1)
 
 
 def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
