@@ -23,7 +23,7 @@ from trainer.trained import TrainedRun, open_trained
 from trainer.world import World
 
 _ROWS_AT_ONCE = 65_536
-_ROUNDING = 1e-4  # of a score
+_ROUNDING = 1e-5  # of the largest threshold
 
 
 def export_run(
@@ -110,27 +110,23 @@ def _tokenizer(text: TextConfig | None) -> Tokenizer | None:
 
 
 def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThresholds:
-    classes = evaluation.classes
+    classes, pooled = evaluation.classes, evaluation.pooled
+    # A threshold is the score of a sample: another batch, engine or device rounds that sample's
+    # score otherwise, and the recall would be missed by the last bits.
+    largest = torch.cat([classes.threshold.flatten(), pooled]).nan_to_num().abs().max()
+    room = _ROUNDING * largest
     return ClassThresholds(
         tuple(
             RecallSpec(
                 recall=recall,
-                pooled=pooled,
+                pooled=bar,
                 min_positives=min_positives or least_positives(recall),
             )
-            for recall, pooled in zip(
-                classes.recalls, _for_rounding(evaluation.pooled).tolist(), strict=True
-            )
+            for recall, bar in zip(classes.recalls, (pooled - room).tolist(), strict=True)
         ),
         classes.positives.numpy().astype(np.int32),
-        _for_rounding(classes.threshold).numpy().astype(np.float32),
+        (classes.threshold - room).numpy().astype(np.float32),
     )
-
-
-def _for_rounding(thresholds: Tensor) -> Tensor:
-    """A little lower. A threshold is the score of a sample: another batch, engine or device rounds
-    that sample's score otherwise, and the recall would be missed by the last bits."""
-    return thresholds - _ROUNDING * thresholds.abs().clamp(min=1)
 
 
 def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
