@@ -16,6 +16,12 @@ class ServingConfig(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on; others can reach 0.0.0.0")
     port: int = Field(8000, ge=0, le=65535, description="0: any free port")
+    grpc_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="of the Open Inference Protocol over gRPC; none: not there",
+    )
     replicas: int = Field(1, gt=0, description="processes that each hold the model")
     threads: int | None = Field(
         None, gt=0, description="torch threads a replica; default: the cores over the replicas"
@@ -48,8 +54,13 @@ class ServingConfig(BaseModel):
     min_watch_ttl_seconds: float = Field(10.0, gt=0)
     max_watch_ttl_seconds: float = Field(7 * 86400.0, gt=0)
     max_watch_listeners: int = Field(10, gt=0, description="that listen to one watch")
+    max_listeners_per_client: int = Field(
+        40, gt=0, description="that listen to all watches of one client"
+    )
+    max_listeners: int = Field(64, gt=0, description="that listen at one replica; beyond it: 429")
     max_listener_hits: int = Field(1000, gt=0, description="that wait for one listener")
     max_feeds: int = Field(32, gt=0, description="feeds that send to one replica; beyond it: 429")
+    max_feeds_per_client: int = Field(16, gt=0, description="of them, one client's")
     max_frames_in_flight: int = Field(4, gt=0, description="of one feed, with the model")
     max_frame_bytes: int = Field(
         4 * 2**20,
@@ -72,6 +83,12 @@ class ServingConfig(BaseModel):
     def _scales_up(self) -> Self:
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(f"max_replicas {self.max_replicas} is under replicas {self.replicas}")
+        return self
+
+    @model_validator(mode="after")
+    def _listens_twice(self) -> Self:
+        if self.grpc_port and self.grpc_port == self.port:
+            raise ValueError(f"port and grpc_port are both {self.port}: give two")
         return self
 
     @property

@@ -26,6 +26,14 @@ def serve(
     port: Annotated[
         int, typer.Option(help="port to listen on; 0: any free one", min=0, max=65535)
     ] = _DEFAULTS.port,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            help="port of the Open Inference Protocol over gRPC, 0: any free one; default: no gRPC",
+            min=0,
+            max=65535,
+        ),
+    ] = _DEFAULTS.grpc_port,
     replicas: Annotated[
         str,
         typer.Option(help="processes that each hold the model; 1:4 for as many as there is work"),
@@ -98,6 +106,7 @@ def serve(
     config = ServingConfig(
         host=host,
         port=port,
+        grpc_port=grpc_port,
         replicas=least,
         max_replicas=most,
         device=device,
@@ -123,10 +132,14 @@ def serve(
         typer.echo(config_file(str(bundle.resolve()), config), nl=False)
         return
     free_port(host, port)
+    if grpc_port is not None:
+        free_port(host, grpc_port, option="--grpc-port")
     stop = StopSignal()
-    with running(bundle, config) as url:
+    with running(bundle, config) as (url, grpc):
         typer.echo(f"ready: {url}  (documentation at {url}/docs, Ctrl-C ends it)")
         typer.echo(printable(f"curl {url}/v1/query {line}"))
+        if grpc is not None:
+            typer.echo(f"Open Inference Protocol over gRPC: {grpc}")
         stop.hold(url)
         typer.echo("stopping")
 

@@ -4,16 +4,18 @@
 bundle's folder at the same path.
 """
 
+from collections.abc import Mapping
+
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 from ray.serve import Application
 
 from serving.config import ServingConfig
-from serving.deploy.deployment import application
-from serving.deploy.environment import SERVING
+from serving.deploy.deployment import application, grpc_options
+from serving.deploy.environment import SERVING, grpc_limits
 
 # What a cluster decides for itself.
-_NOT_OURS = {"host", "port"}
+_NOT_OURS = {"host", "port", "grpc_port"}
 
 
 class ClusterArguments(BaseModel):
@@ -40,6 +42,7 @@ def config_file(bundle: str, config: ServingConfig) -> str:
         "proxy_location": "EveryNode",
         # Requests have their own limits of time, and streams none.
         "http_options": {"host": config.host, "port": config.port, "request_timeout_s": None},
+        **({} if config.grpc_port is None else {"grpc_options": grpc_options(config.grpc_port)}),
         "logging_config": {"log_level": "WARNING", "enable_access_log": False},
         "applications": [
             {
@@ -50,11 +53,12 @@ def config_file(bundle: str, config: ServingConfig) -> str:
             }
         ],
     }
-    return _heading() + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    variables = SERVING if config.grpc_port is None else SERVING | grpc_limits(config)
+    return _heading(variables) + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
-def _heading() -> str:
-    variables = " ".join(f"{name}={value}" for name, value in SERVING.items())
+def _heading(environment: Mapping[str, str]) -> str:
+    variables = " ".join(f"{name}={value}" for name, value in environment.items())
     return (
         "# For `serve deploy`, or serveConfigV2 of a RayService. Set on every node, before Ray\n"
         f"# starts: {variables}\n"

@@ -11,11 +11,14 @@ from typing import Any
 import ray
 import torch
 from fastapi import FastAPI
+from google.protobuf.message import Message
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, BackpressureConfig
+from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.schema import LoggingConfig
 
+from serving.clients import Clients
 from serving.config import ServingConfig
 from serving.deploy.bodies import bound_bodies
 from serving.deploy.log import append_errors
@@ -23,11 +26,13 @@ from serving.deploy.loopback import keep_grpc_servers_on_loopback
 from serving.deploy.metrics import QueryMetrics, WatchMetrics, agent_pages
 from serving.deploy.metrics_page import exposition
 from serving.http.app import build_api
+from serving.inference.methods import InferenceMethods, add_methods_to_server
 from serving.model import Model
 from serving.service import Service
+from serving.tokens import Tokens
 from serving.watches.actor import RayWatches
 
-# Our own limit answers first, with the one shape of errors; Ray's stands behind it.
+# Requests that are counted nowhere and answered at once, refusals among them.
 _SPARE_REQUESTS = 64
 _GRACE_SECONDS = 10
 
@@ -50,12 +55,34 @@ class Kway:
         model = Model.open(Path(bundle), max_pixels=checked.max_pixels, device=checked.device)
         self._service = Service(model, checked, QueryMetrics())
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
+        tokens = None if checked.token_file is None else Tokens(checked.token_file)
+        self._methods = InferenceMethods(self._service, Clients(tokens))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         async def metrics() -> bytes:
             return await exposition(await asyncio.to_thread(agent_pages))
 
         return build_api(self._service, metrics, self._watches, self._watch_counts)
+
+    # Ray calls these by the names that they have in the protocol.
+
+    async def ServerLive(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("ServerLive", raw, grpc_context)
+
+    async def ServerReady(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("ServerReady", raw, grpc_context)
+
+    async def ServerMetadata(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("ServerMetadata", raw, grpc_context)
+
+    async def ModelReady(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("ModelReady", raw, grpc_context)
+
+    async def ModelMetadata(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("ModelMetadata", raw, grpc_context)
+
+    async def ModelInfer(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("ModelInfer", raw, grpc_context)
 
     def check_health(self) -> None:
         """Ray asks this every few seconds and replaces a replica that raises."""
@@ -71,7 +98,7 @@ def application(bundle: str, config: ServingConfig, errors: Path | None) -> Appl
     return Kway.options(  # type: ignore[attr-defined]
         **_replicas(config),
         ray_actor_options={"num_cpus": 1, "num_gpus": int(config.device == "cuda")},
-        max_ongoing_requests=config.max_requests + _SPARE_REQUESTS,
+        max_ongoing_requests=_most_at_once(config),
         max_queued_requests=config.max_requests,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         max_constructor_retry_count=1,
@@ -81,6 +108,22 @@ def application(bundle: str, config: ServingConfig, errors: Path | None) -> Appl
         health_check_timeout_s=30,
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
     ).bind(bundle, config.model_dump(mode="json"), None if errors is None else str(errors))
+
+
+def _most_at_once(config: ServingConfig) -> int:
+    """Our own limits answer first, with the one shape of errors; Ray's stands behind them.
+
+    Feeds and listeners stay as long as they like: a place of Ray's for each, or other requests
+    would wait behind them without an end. Streams are of `max_requests`.
+    """
+    lasting = config.max_feeds + config.max_listeners
+    return config.max_requests + lasting + _SPARE_REQUESTS
+
+
+def grpc_options(port: int) -> dict[str, Any]:
+    """What Ray is told of gRPC; it answers nothing but the protocol's methods."""
+    function = f"{add_methods_to_server.__module__}.{add_methods_to_server.__name__}"
+    return {"port": port, "grpc_servicer_functions": [function], "enable_reflection": False}
 
 
 def _replicas(config: ServingConfig) -> dict[str, Any]:

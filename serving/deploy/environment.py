@@ -12,15 +12,18 @@ from pathlib import Path
 import psutil
 
 from serving.config import ServingConfig
-from serving.deploy import edge
+from serving.deploy import edge, loopback
 from serving.deploy.ports import free_block
 
+_PACKAGES = Path(__file__).parents[2]
 _NUM_PORTS = 1000
 # One replica's last requests, while HAProxy takes notice that it goes.
 _DRAINING_SECONDS = 1
 _HEAD_SECONDS = 7.0
 # Ours answers first; this one is for what it cannot see.
-_SPARE_SECONDS = 10.0
+_SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
+# An answer has some KiB, however little a request may have; gRPC counts both by one limit.
+_LEAST_MESSAGE_BYTES, _MOST_MESSAGE_BYTES = 2**20, 2**31 - 1
 
 # For any Ray that serves a bundle, on a cluster, too.
 SERVING = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
@@ -43,10 +46,34 @@ def set_environment(session: Path, config: ServingConfig) -> None:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(_write_token(session)),
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAINING_SECONDS),
+            **_grpc(config),
             **_ports(free_block(_NUM_PORTS)),
             **_haproxy(session, config),
         }
     )
+
+
+def _grpc(config: ServingConfig) -> dict[str, str]:
+    if config.grpc_port is None:
+        return {}
+    hook = loopback.keep_grpc_servers_on_loopback
+    # Every worker calls it, Ray's fallback proxy among them, which opens a gRPC server, too. By
+    # ray.init(runtime_env=...), which sets this variable, each would wait for an environment.
+    variable = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+    # It is imported before Ray tells a worker where our packages are, and another kway may be
+    # installed.
+    path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
+    return {
+        "PYTHONPATH": path,
+        variable: f"{hook.__module__}.{hook.__name__}",
+        **grpc_limits(config),
+    }
+
+
+def grpc_limits(config: ServingConfig) -> dict[str, str]:
+    """What bounds a message on its way; a replica holds it to `max_body_bytes` itself."""
+    most = min(max(config.max_body_bytes, _LEAST_MESSAGE_BYTES), _MOST_MESSAGE_BYTES)
+    return {"RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(most)}
 
 
 def _write_token(session: Path) -> Path:
@@ -92,11 +119,12 @@ def _write_launcher(session: Path, config: ServingConfig) -> Path:
     edge.Edge(
         haproxy=get_haproxy_binary(),
         http_bind=_bind(config.host, config.port),
-        grpc_bind=None,
+        grpc_bind=None if config.grpc_port is None else _bind(config.host, config.grpc_port),
         max_body_bytes=config.max_body_bytes,
         head_seconds=min(_HEAD_SECONDS, config.request_timeout_seconds),
         idle_seconds=max(config.stream_idle_seconds, config.feed_idle_seconds) + _SPARE_SECONDS,
         answer_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
+        max_grpc_calls=config.max_requests + _SPARE_CALLS,
     ).save(settings)
     command = shlex.join([sys.executable, "-I", "-S", edge.__file__, str(settings)])
     launcher.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")

@@ -6,7 +6,8 @@ from functools import wraps
 def keep_grpc_servers_on_loopback() -> None:
     """Bind this process's gRPC servers of Python to loopback, where Ray asks for all addresses.
 
-    One of them takes pickles. Call it in a replica's constructor: they open after that.
+    One of them takes pickles. Call it before they open: at a worker's start, or in a replica's
+    constructor. Twice does no harm.
     """
     from grpc.aio._server import Server
 

@@ -9,8 +9,11 @@ _LOWEST, _HIGHEST = 10_000, 32_000
 _TRIES = 100
 
 
-def free_port(host: str, port: int) -> int:
-    """`port`, or any free one for 0. Raises OSError when it is taken or `host` is not ours."""
+def free_port(host: str, port: int, *, option: str = "--port") -> int:
+    """`port`, or any free one for 0.
+
+    Raises OSError when it is taken or `host` is not ours; it names the `option` that is to change.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -19,7 +22,7 @@ def free_port(host: str, port: int) -> int:
         except OSError as error:
             raise OSError(
                 f"cannot listen on {host} port {port} ({error.strerror or error}): stop what uses "
-                "it, or give another one by --port"
+                f"it, or give another one by {option}"
             ) from error
         return int(probe.getsockname()[1])
 

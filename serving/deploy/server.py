@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -25,15 +25,22 @@ _PACKAGES = Path(__file__).parents[2]
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 
-@contextmanager
-def running(bundle: Path, config: ServingConfig) -> Iterator[str]:
-    """Serve the bundle folder on `config.host`; yields the URL when the server is ready.
+class Addresses(NamedTuple):
+    """Where a server is reached: its URL, and host:port of gRPC where that is there."""
 
-    `config.port` 0 takes any free port. The replicas' errors come out on standard error. On
+    url: str
+    grpc: str | None
+
+
+@contextmanager
+def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
+    """Serve the bundle folder on `config.host`; yields where, when the server is ready.
+
+    A port of 0 takes any free one. The replicas' errors come out on standard error. On
     leaving, and when this process is killed, all that was started is stopped and the session
     folder is removed. Raises ChildProcessError when the server does not come up.
     """
-    config = config.model_copy(update={"port": free_port(config.host, config.port)})
+    config = _with_ports(config)
     session = Path(tempfile.mkdtemp(prefix="kway-ray-"))
     errors = session / "errors.log"
     with guarded(session):
@@ -42,15 +49,28 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[str]:
             set_environment(session, config)
             with shown_errors(errors):
                 _start(bundle, config, session, errors)
-                yield _url(config.host, config.port)
+                yield _addresses(config)
         finally:
             _stop(before)
             shutil.rmtree(session, ignore_errors=True)
 
 
-def _url(host: str, port: int) -> str:
+def _with_ports(config: ServingConfig) -> ServingConfig:
+    """The same with free ports in the places of 0."""
+    port, grpc_port = free_port(config.host, config.port), config.grpc_port
+    while grpc_port == 0:
+        drawn = free_port(config.host, 0)
+        grpc_port = drawn if drawn != port else 0
+    if grpc_port is not None:
+        free_port(config.host, grpc_port, option="--grpc-port")
+    return config.model_copy(update={"port": port, "grpc_port": grpc_port})
+
+
+def _addresses(config: ServingConfig) -> Addresses:
+    host = config.host
     local = {"0.0.0.0": _LOOPBACK, "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{local}:{port}"
+    grpc = None if config.grpc_port is None else f"{local}:{config.grpc_port}"
+    return Addresses(f"http://{local}:{config.port}", grpc)
 
 
 def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> None:
@@ -58,7 +78,7 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
     from ray import serve
     from ray.serve.schema import LoggingConfig
 
-    from serving.deploy.deployment import application
+    from serving.deploy.deployment import application, grpc_options
 
     with _quiet_ray():
         _start_ray(config, session)
@@ -78,6 +98,7 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
                 "request_timeout_s": None,
                 "keep_alive_timeout_s": 30,
             },
+            grpc_options=None if config.grpc_port is None else grpc_options(config.grpc_port),
             logging_config=logs,
         )
         deployed = application(str(bundle.resolve()), config, errors)

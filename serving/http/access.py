@@ -4,7 +4,6 @@ Open to everybody are only the paths that say nothing of the model. A browser ca
 a WebSocket; there the token may come as a subprotocol, `["kway", "bearer." + token]`.
 """
 
-import logging
 from collections.abc import Collection
 from typing import Any
 
@@ -12,11 +11,10 @@ from fastapi import FastAPI
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.errors import error_response
+from serving.clients import ANONYMOUS, Clients, bearer_token
+from serving.errors import ApiError, error_response
 from serving.tokens import Tokens
 
-_log = logging.getLogger("kway.serving")
-ANONYMOUS = "anonymous"
 _SUBPROTOCOL = "kway"
 
 
@@ -30,46 +28,23 @@ class Access:
     def __init__(
         self, app: ASGIApp, *, tokens: Tokens | None, open_paths: Collection[str] = ()
     ) -> None:
-        self._app, self._tokens, self._open_paths = app, tokens, frozenset(open_paths)
-        self._told: str | None = None
+        self._app, self._clients = app, Clients(tokens)
+        self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        client: str | Response = ANONYMOUS
-        if self._tokens is not None and scope["path"] not in self._open_paths:
-            client = self._client(self._tokens, scope)
-        if isinstance(client, Response):
-            await _refuse(client, scope, receive, send)
-            return
+        client = ANONYMOUS
+        if scope["path"] not in self._open_paths:
+            try:
+                client = self._clients.name_of(_token(scope))
+            except ApiError as error:
+                refusal = error_response(error.status, error.code, str(error), error.headers)
+                await _refuse(refusal, scope, receive, send)
+                return
         scope["state"] = {**scope.get("state", {}), "client": client}
         await self._app(scope, receive, _choosing_subprotocol(scope, send))
-
-    def _client(self, tokens: Tokens, scope: Scope) -> str | Response:
-        """The name of the client, or the refusal."""
-        token = _token(scope)
-        try:
-            client = tokens.client_of(token or "")
-        except (OSError, ValueError) as error:
-            self._tell(str(error))
-            message = "the server cannot read its tokens; its log says why: try again"
-            return error_response(503, "no_tokens", message, {"Retry-After": "1"})
-        self._told = None
-        if client is not None:
-            return client
-        if token is None:
-            message = "this server asks for a token: send the header Authorization: Bearer TOKEN"
-            return error_response(401, "no_token", message, {"WWW-Authenticate": "Bearer"})
-        challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
-        return error_response(
-            401, "wrong_token", "the token is not known to this server", challenge
-        )
-
-    def _tell(self, reason: str) -> None:
-        if reason != self._told:  # once, not at every request
-            self._told = reason
-            _log.error("all requests are refused: %s", reason)
 
 
 def document_tokens(api: FastAPI, open_paths: Collection[str]) -> None:
@@ -98,8 +73,7 @@ def _token(scope: Scope) -> str | None:
     """The bearer token of a request; None where there is none, or more than one."""
     found = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(found) == 1:
-        scheme, _, token = found[0].decode("latin-1").partition(" ")
-        return token.strip() if scheme.lower() == "bearer" else None
+        return bearer_token(found[0].decode("latin-1"))
     offered = scope.get("subprotocols", ()) if not found else ()
     tokens = [one.removeprefix("bearer.") for one in offered if one.startswith("bearer.")]
     return tokens[0] if len(tokens) == 1 else None

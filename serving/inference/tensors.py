@@ -19,6 +19,7 @@ INPUTS: dict[Reads, str] = {"pictures": "images", "texts": "texts"}
 OUTPUTS = ("scores", "thresholds", "matches")
 _CLASS_INPUTS = {"class_ids": "INT64", "classes": "BYTES"}
 _PARAMETERS = ("recall", "threshold")
+_MAX_DIMENSIONS = 8
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ def _check_names(tensors: Mapping[str, Tensor], reads: Reads) -> None:
 
 
 def _check_shape(tensor: Tensor) -> None:
+    if len(tensor.shape) > _MAX_DIMENSIONS:  # whose product might have millions of digits
+        raise _wrong(f"{tensor.name} has {len(tensor.shape)} dimensions: send one")
     if not tensor.shape or math.prod(tensor.shape) != len(tensor.data):
         raise _wrong(
             f"{tensor.name} has shape {list(tensor.shape)} and {len(tensor.data)} elements: they "

@@ -20,13 +20,14 @@ from typer.testing import CliRunner
 
 from launch.commands import serve
 from serving.deploy.ports import free_block, free_port
-from tests.serving.test_server import (
+from tests.serving.started import (
     Server,
     as_json,
     bundle,
     end,
     error_of,
     pictures,
+    replicas_of,
     run,
     scores_of,
     start,
@@ -136,11 +137,6 @@ def test_the_printed_config_file_deploys(bundle: Path, pictures: list[Path]) -> 
             _, left = psutil.wait_procs(children, timeout=20)
             for child in left:
                 child.kill()
-
-
-def replicas_of(server: Server) -> dict[int, psutil.Process]:
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    return {child.pid: child for child in children if "ServeReplica" in child.name()}
 
 
 @pytest.fixture

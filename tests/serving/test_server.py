@@ -12,121 +12,40 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import Any
 
-import cv2
 import grpc
 import httpx
-import numpy as np
 import psutil
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from launch.commands import query
 from serving.verdicts import Answer
-from tests.system.processes import ROOT
-from tests.tiny_bundle import NAMES, write
+from tests.serving.started import (
+    Server,
+    as_json,
+    ask,
+    bundle,
+    command,
+    counts,
+    end,
+    error_of,
+    of_each,
+    pictures,
+    run,
+    scores_of,
+    session_of,
+    start,
+)
+from tests.tiny_bundle import NAMES
 
-COMMAND = """
-import sys, typer
-from launch.commands import query, serve
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command("serve")(serve.serve)
-app.command("query")(query.query)
-try:
-    app()
-except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
-"""
+__all__ = ["bundle", "pictures"]  # fixtures
+
 REPLICAS, MAX_REQUESTS, MAX_INPUTS, MAX_BODY = 2, 8, 4, 2**20
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", COMMAND, *map(str, arguments)]
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
-
-
-def ask(*arguments: object) -> str:
-    """What `kway query` prints, run in this process: a process of its own costs seconds."""
-    app = typer.Typer()
-    app.command()(query.query)
-    ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if ran.exception is not None:
-        raise ran.exception
-    return ran.stdout
-
-
-@dataclass
-class Server:
-    process: subprocess.Popen[str]
-    url: str
-    curl: str
-    children: list[psutil.Process]
-    errors: Path
-
-
-def start(
-    bundle: Path, errors: Path, *options: object, start: list[str] | None = None, cwd: Path = ROOT
-) -> Server:
-    arguments = ["serve", str(bundle), "--port", "0", *map(str, options)]
-    with errors.open("w") as stderr:
-        process = subprocess.Popen(
-            [*start, *arguments] if start else command(*arguments),
-            cwd=cwd,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            process_group=0,
-        )
-    assert process.stdout is not None
-    ready = process.stdout.readline()
-    found = re.match(r"ready: (http://\S+)", ready)
-    assert found, (ready, errors.read_text())
-    children = psutil.Process(process.pid).children(recursive=True)
-    return Server(process, found[1], process.stdout.readline(), children, errors)
-
-
-def end(server: Server) -> int:
-    """Stop the server by SIGTERM, and by force what does not heed it; its exit code."""
-    if server.process.poll() is None:
-        server.process.send_signal(signal.SIGTERM)
-    try:
-        return server.process.wait(timeout=60)
-    finally:
-        for process in server.children:
-            if process.is_running():
-                process.kill()
-        server.process.kill()
-        assert server.process.stdout is not None
-        server.process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundles") / "pets")
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("pictures")
-    random = np.random.default_rng(0)
-    paths = [folder / f"{place}.png" for place in range(6)]
-    for path in paths:
-        cv2.imwrite(str(path), random.integers(0, 256, (20, 31, 3), dtype=np.uint8))
-    return paths
 
 
 @pytest.fixture(scope="module")
@@ -145,18 +64,6 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def client(server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=30) as opened:
         yield opened
-
-
-def as_json(pictures: list[Path], **fields: object) -> dict[str, object]:
-    images = [base64.b64encode(path.read_bytes()).decode() for path in pictures]
-    return {"images": images, **fields}
-
-
-def error_of(answer: httpx.Response) -> tuple[int, str, str]:
-    body = answer.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"code", "message"}
-    return answer.status_code, body["error"]["code"], body["error"]["message"]
 
 
 # ---------------------------------------------------------------------------- answers
@@ -448,10 +355,6 @@ def test_excess_load_is_shed_as_429_and_the_rest_is_answered_right(
             assert scores_of(answer.json()) == pytest.approx(scores, rel=1e-4, abs=1e-5)
 
 
-def scores_of(answer: dict) -> list[float]:
-    return [v["score"] for result in answer["results"] for v in result["verdicts"]]
-
-
 # ---------------------------------------------------------------------------- the other routes
 
 
@@ -481,18 +384,6 @@ def test_health_model_and_documentation_answer(client: httpx.Client) -> None:
     assert error_of(client.get("/v1/query"))[:2] == (405, "wrong_method")
 
 
-def counts(client: httpx.Client) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for line in client.get("/metrics").text.splitlines():
-        if line.startswith("#"):
-            continue
-        name, labels, value = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line).groups()  # type: ignore[union-attr]
-        outcome = re.search(r'outcome="(\w+)"', labels)
-        key = f"{name}:{outcome[1]}" if outcome else name
-        found[key] = found.get(key, 0) + float(value)
-    return found
-
-
 def test_the_metrics_agree_with_the_requests_sent(
     client: httpx.Client, pictures: list[Path]
 ) -> None:
@@ -518,15 +409,6 @@ def test_the_metrics_agree_with_the_requests_sent(
 # ---------------------------------------------------------------------------- the process
 
 
-def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:
-    """What can be read of the server's processes; Ray's come and go."""
-    found = []
-    for process in [psutil.Process(server.process.pid), *server.children]:
-        with suppress(psutil.NoSuchProcess):
-            found.append(read(process))
-    return found
-
-
 def test_nothing_listens_beyond_loopback(server: Server) -> None:
     listening = [
         connection.laddr.ip
@@ -536,12 +418,6 @@ def test_nothing_listens_beyond_loopback(server: Server) -> None:
     ]
     assert len(listening) > 3
     assert set(listening) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-
-
-def session_of(server: Server) -> Path:
-    lines = of_each(server, psutil.Process.cmdline)
-    (guard,) = [line for line in lines if "guard.py" in " ".join(line)]
-    return Path(guard[-1])
 
 
 def test_rays_services_ask_for_a_token_that_stands_in_one_closed_file(

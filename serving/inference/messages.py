@@ -1,0 +1,143 @@
+"""The protocol's gRPC messages <-> tensors. What a message says is checked in `tensors.py`.
+
+Elements travel in one of two ways, for all tensors of a message alike: typed, in each tensor's
+`contents`; or raw, one string of little-endian bytes a tensor, where each element of BYTES has its
+length before it in 4 bytes. An answer travels in the way of its request.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from tritonclient.grpc import service_pb2 as pb
+
+from serving.errors import ApiError
+from serving.inference.tensors import Inference, Tensor
+
+_INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
+_OUTPUT_CONTENTS = {"FP32": "fp32_contents", "BOOL": "bool_contents"}
+_OUTPUT_DTYPES = {"FP32": "<f4", "BOOL": "?"}
+_LENGTH = struct.Struct("<I")
+
+
+def parsed(kind: type[Message], raw: bytes) -> Any:
+    """A message of a `kind`. Raises ApiError (400) for bytes that are none."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise _wrong(f"this is no {kind.DESCRIPTOR.name}") from error
+
+
+def inference_of(request: pb.ModelInferRequest) -> Inference:
+    """What is asked. Raises ApiError (400) where elements are missing, cut off or too many."""
+    typed = [one.name for one in request.inputs if one.HasField("contents")]
+    if request.raw_input_contents:
+        if typed:
+            raise _wrong(f"{typed[0][:80]} has contents beside raw_input_contents: send one")
+        if len(request.raw_input_contents) != len(request.inputs):
+            raise _wrong(
+                f"{len(request.raw_input_contents)} raw_input_contents for "
+                f"{len(request.inputs)} inputs: send one for each"
+            )
+        data = list(map(_raw_elements, request.inputs, request.raw_input_contents))
+    else:
+        data = [_typed_elements(one) for one in request.inputs]
+    return Inference(
+        [
+            Tensor(one.name, one.datatype, _shape(one), elements)
+            for one, elements in zip(request.inputs, data, strict=True)
+        ],
+        {name: _scalar(name, value) for name, value in request.parameters.items()},
+        [output.name for output in request.outputs],
+    )
+
+
+def response_of(
+    request: pb.ModelInferRequest,
+    outputs: Sequence[Tensor],
+    parameters: dict[str, bool | str],
+) -> pb.ModelInferResponse:
+    """The answer to a request, in the way in which that came."""
+    response = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+    for name, value in parameters.items():
+        field = "bool_param" if isinstance(value, bool) else "string_param"
+        setattr(response.parameters[name], field, value)
+    for tensor in outputs:
+        output = response.outputs.add(
+            name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
+        )
+        with np.errstate(over="ignore"):  # a given threshold may be beyond FP32: infinite
+            elements = np.asarray(tensor.data).astype(_OUTPUT_DTYPES[tensor.datatype])
+        if request.raw_input_contents:
+            response.raw_output_contents.append(elements.tobytes())
+        else:
+            field = _OUTPUT_CONTENTS[tensor.datatype]
+            getattr(output.contents, field).extend(elements.tolist())
+    return response
+
+
+def metadata_of(tensors: Sequence[Tensor]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
+    """What a model takes or gives: names, datatypes and shapes."""
+    kind = pb.ModelMetadataResponse.TensorMetadata
+    return [kind(name=one.name, datatype=one.datatype, shape=one.shape) for one in tensors]
+
+
+def _shape(tensor: pb.ModelInferRequest.InferInputTensor) -> tuple[int, ...]:
+    shape = tuple(tensor.shape)
+    if any(size < 0 for size in shape):
+        raise _wrong(f"{tensor.name[:80]} has a negative size in its shape")
+    return shape
+
+
+def _typed_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
+    field = _contents_field(tensor)
+    if any(filled.name != field for filled, _ in tensor.contents.ListFields()):
+        raise _wrong(f"{tensor.name[:80]} is {tensor.datatype}: send its elements as {field}")
+    return list(getattr(tensor.contents, field))
+
+
+def _raw_elements(tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes) -> list[Any]:
+    if _contents_field(tensor) == _INPUT_CONTENTS["BYTES"]:
+        return _with_lengths(tensor.name, raw)
+    if len(raw) % 8:
+        raise _wrong(f"{tensor.name[:80]} has {len(raw)} raw bytes: INT64 takes 8 an element")
+    return np.frombuffer(raw, "<i8").tolist()
+
+
+def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
+    field = _INPUT_CONTENTS.get(tensor.datatype)
+    if field is None:
+        kinds = ", ".join(sorted(_INPUT_CONTENTS))
+        raise _wrong(f"{tensor.name[:80]} is {tensor.datatype[:20]}: inputs are {kinds}")
+    return field
+
+
+def _with_lengths(name: str, raw: bytes) -> list[bytes]:
+    elements: list[bytes] = []
+    place = 0
+    while place < len(raw):
+        start = place + _LENGTH.size
+        if start > len(raw):
+            raise _wrong(f"{name[:80]}[{len(elements)}] is cut off in its 4 bytes of length")
+        (length,) = _LENGTH.unpack_from(raw, place)
+        place = start + length
+        if place > len(raw):
+            raise _wrong(
+                f"{name[:80]}[{len(elements)}] is cut off: {length} bytes are said, "
+                f"{len(raw) - start} there"
+            )
+        elements.append(raw[start:place])
+    return elements
+
+
+def _scalar(name: str, value: pb.InferParameter) -> bool | int | float | str:
+    choice = value.WhichOneof("parameter_choice")
+    if choice is None:
+        raise _wrong(f"parameter {name[:80]} has no value")
+    return getattr(value, choice)
+
+
+def _wrong(message: str) -> ApiError:
+    return ApiError(400, "invalid_inference", message)

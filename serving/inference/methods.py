@@ -1,0 +1,148 @@
+"""The protocol's methods over gRPC: a message's bytes in, a message or a status out.
+
+Requests come as bytes, so that they are parsed only after their token was seen. Methods that are
+not registered here, those of streams among them, are UNIMPLEMENTED.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.message import Message
+from tritonclient.grpc import service_pb2 as pb
+
+from serving.clients import Clients, bearer_token
+from serving.errors import ApiError
+from serving.inference.messages import inference_of, metadata_of, parsed, response_of
+from serving.inference.model import PLATFORM, SERVER_NAME, InferenceModel
+from serving.inference.tensors import Inference, parameters_of
+from serving.service import Service
+
+_log = logging.getLogger("kway.serving")
+SERVICE = "inference.GRPCInferenceService"
+# What says nothing of the model, and may be asked without a token.
+_OPEN = ("ServerLive", "ServerReady")
+_STATUS = grpc.StatusCode
+_CODES = {
+    400: _STATUS.INVALID_ARGUMENT,
+    401: _STATUS.UNAUTHENTICATED,
+    404: _STATUS.NOT_FOUND,
+    413: _STATUS.RESOURCE_EXHAUSTED,
+    422: _STATUS.INVALID_ARGUMENT,
+    429: _STATUS.RESOURCE_EXHAUSTED,
+    503: _STATUS.UNAVAILABLE,
+}
+# They travel as a header, where a character can take nine bytes and all headers 8 KiB.
+_MAX_DETAILS_CHARS = 500
+
+
+class Context(Protocol):
+    """Of one call; Ray's and grpc's own both are such."""
+
+    def invocation_metadata(self) -> Sequence[tuple[str, Any]]: ...
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+    def set_details(self, details: str) -> None: ...
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
+
+
+class InferenceMethods:
+    """The methods around a `Service`, for `clients`."""
+
+    def __init__(self, service: Service, clients: Clients) -> None:
+        self._service, self._clients = service, clients
+        self._model = InferenceModel(service)
+
+    async def call(self, method: str, raw: bytes, context: Context) -> Message:
+        """The answer to `raw`, a request of `method`; or an empty one, and a status in `context`.
+
+        Raises nothing but a cancellation: gRPC would show clients what was raised.
+        """
+        try:
+            if method not in _OPEN:
+                self._clients.name_of(_token(context))
+            return await _METHODS[method](self, raw)
+        except ApiError as error:
+            code = _CODES.get(error.status, _STATUS.UNKNOWN)
+            _refuse(context, code, str(error), error.headers or {})
+        except Exception as error:  # a fault of ours: for the log, not for the client
+            _log.exception("%s failed", method, exc_info=error)
+            _refuse(context, _STATUS.INTERNAL, "the server failed; its log says why", {})
+        return pb.ModelInferResponse()  # of which nothing is sent: there is a status
+
+    async def server_live(self, _: bytes) -> Message:
+        return pb.ServerLiveResponse(live=True)
+
+    async def server_ready(self, _: bytes) -> Message:
+        return pb.ServerReadyResponse(ready=self._model.is_ready())
+
+    async def server_metadata(self, _: bytes) -> Message:
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=self._model.server_version)
+
+    async def model_ready(self, raw: bytes) -> Message:
+        request = parsed(pb.ModelReadyRequest, raw)
+        self._model.check(request.name, request.version)
+        return pb.ModelReadyResponse(ready=self._model.is_ready())
+
+    async def model_metadata(self, raw: bytes) -> Message:
+        request = parsed(pb.ModelMetadataRequest, raw)
+        self._model.check(request.name, request.version)
+        return pb.ModelMetadataResponse(
+            name=self._model.name,
+            platform=PLATFORM,
+            inputs=metadata_of(self._model.inputs),
+            outputs=metadata_of(self._model.outputs),
+        )
+
+    async def model_infer(self, raw: bytes) -> Message:
+        async with self._service.admitted() as progress:
+            progress.arrived = True
+            limit = self._service.config.max_body_bytes
+            if len(raw) > limit:
+                message = f"the message is over {limit} bytes: send less at once"
+                raise ApiError(413, "body_too_large", message)
+            request, inference = await self._service.in_thread(_read, raw)
+            self._model.check(request.model_name, request.model_version)
+            outputs, answer = await self._model.infer(inference)
+            progress.inputs = len(answer.results)
+        return response_of(request, outputs, parameters_of(answer))
+
+
+_METHODS: dict[str, Callable[[InferenceMethods, bytes], Awaitable[Message]]] = {
+    "ServerLive": InferenceMethods.server_live,
+    "ServerReady": InferenceMethods.server_ready,
+    "ServerMetadata": InferenceMethods.server_metadata,
+    "ModelReady": InferenceMethods.model_ready,
+    "ModelMetadata": InferenceMethods.model_metadata,
+    "ModelInfer": InferenceMethods.model_infer,
+}
+
+
+def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
+    """Register the methods, as `add_…Servicer_to_server` of generated code does."""
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in _METHODS
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def _read(raw: bytes) -> tuple[pb.ModelInferRequest, Inference]:
+    request = parsed(pb.ModelInferRequest, raw)
+    return request, inference_of(request)
+
+
+def _token(context: Context) -> str | None:
+    """The bearer token of a call; None where there is none, or more than one."""
+    found = [value for name, value in context.invocation_metadata() if name == "authorization"]
+    return bearer_token(found[0]) if len(found) == 1 else None
+
+
+def _refuse(
+    context: Context, code: grpc.StatusCode, message: str, headers: Mapping[str, str]
+) -> None:
+    context.set_code(code)
+    # What a client sent may be quoted in it, and need not be Unicode.
+    plain = message.encode("utf-8", "backslashreplace").decode("utf-8")
+    context.set_details(plain[:_MAX_DETAILS_CHARS])
+    if "Retry-After" in headers:
+        context.set_trailing_metadata([("retry-after", headers["Retry-After"])])

@@ -1,0 +1,170 @@
+"""A server started by the command, in a process of its own, and what tests ask of it."""
+
+import base64
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import httpx
+import numpy as np
+import psutil
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from launch.commands import query
+from tests.system.processes import ROOT
+from tests.tiny_bundle import write
+
+COMMAND = """
+import sys, typer
+from launch.commands import query, serve
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command("serve")(serve.serve)
+app.command("query")(query.query)
+try:
+    app()
+except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+"""
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", COMMAND, *map(str, arguments)]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
+
+
+def ask(*arguments: object) -> str:
+    """What `kway query` prints, run in this process: a process of its own costs seconds."""
+    app = typer.Typer()
+    app.command()(query.query)
+    ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if ran.exception is not None:
+        raise ran.exception
+    return ran.stdout
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    url: str
+    curl: str
+    grpc: str
+    children: list[psutil.Process]
+    errors: Path
+
+
+def start(
+    bundle: Path, errors: Path, *options: object, start: list[str] | None = None, cwd: Path = ROOT
+) -> Server:
+    arguments = ["serve", str(bundle), "--port", "0", *map(str, options)]
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            [*start, *arguments] if start else command(*arguments),
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            process_group=0,
+        )
+    assert process.stdout is not None
+    shown = [process.stdout.readline() for _ in range(3 if "--grpc-port" in options else 2)]
+    children = psutil.Process(process.pid).children(recursive=True)
+    url, grpc = (
+        found[1] if (found := re.match(said, line)) else ""
+        for said, line in ((r"ready: (http://\S+)", shown[0]), (r".* gRPC: (\S+)", shown[-1]))
+    )
+    server = Server(process, url, shown[1], grpc, children, errors)
+    if not url:
+        end(server)
+        pytest.fail(f"the server did not start: {shown} {errors.read_text()}")
+    return server
+
+
+def end(server: Server) -> int:
+    """Stop the server by SIGTERM, and by force what does not heed it; its exit code."""
+    if server.process.poll() is None:
+        server.process.send_signal(signal.SIGTERM)
+    try:
+        return server.process.wait(timeout=60)
+    finally:
+        for process in server.children:
+            if process.is_running():
+                process.kill()
+        server.process.kill()
+        assert server.process.stdout is not None
+        server.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("bundles") / "pets")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+    paths = [folder / f"{place}.png" for place in range(6)]
+    for path in paths:
+        cv2.imwrite(str(path), random.integers(0, 256, (20, 31, 3), dtype=np.uint8))
+    return paths
+
+
+def as_json(pictures: list[Path], **fields: object) -> dict[str, object]:
+    images = [base64.b64encode(path.read_bytes()).decode() for path in pictures]
+    return {"images": images, **fields}
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str, str]:
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message"}
+    return answer.status_code, body["error"]["code"], body["error"]["message"]
+
+
+def scores_of(answer: dict) -> list[float]:
+    return [v["score"] for result in answer["results"] for v in result["verdicts"]]
+
+
+def counts(client: httpx.Client) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for line in client.get("/metrics").text.splitlines():
+        if line.startswith("#"):
+            continue
+        name, labels, value = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line).groups()  # type: ignore[union-attr]
+        outcome = re.search(r'outcome="(\w+)"', labels)
+        key = f"{name}:{outcome[1]}" if outcome else name
+        found[key] = found.get(key, 0) + float(value)
+    return found
+
+
+def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:
+    """What can be read of the server's processes; Ray's come and go."""
+    found = []
+    for process in [psutil.Process(server.process.pid), *server.children]:
+        with suppress(psutil.NoSuchProcess):
+            found.append(read(process))
+    return found
+
+
+def session_of(server: Server) -> Path:
+    lines = of_each(server, psutil.Process.cmdline)
+    (guard,) = [line for line in lines if "guard.py" in " ".join(line)]
+    return Path(guard[-1])
+
+
+def replicas_of(server: Server) -> dict[int, psutil.Process]:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return {child.pid: child for child in children if "ServeReplica" in child.name()}

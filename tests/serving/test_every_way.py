@@ -1,0 +1,188 @@
+"""A trained model gives the evaluation's logits and decisions, whichever way its server is asked.
+
+All of the validation set goes through a real server: REST, the Open Inference Protocol over REST
+and gRPC, the Python client, and the page in a real Chromium.
+"""
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from playwright.sync_api import expect
+from tritonclient import grpc as triton
+
+from data import open_split
+from data.loading.loader import EvalLoader
+from serving.client import Client
+from tests.ranks import rank_world
+from tests.serving.browsing import chromium, visit
+from tests.serving.started import Server, end, start
+from tests.shards import glyph_recipe
+from trainer.evaluation import load_evaluation
+from trainer.evaluation.features import gathered_rows
+from trainer.evaluation.turns import never
+from trainer.export import export_run
+from trainer.run import RunFolder
+from trainer.train import train
+from trainer.trained import TrainedRun, open_trained
+
+RECALL = 0.9
+
+Scores = NDArray[np.float32]
+Decisions = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The validation set as the trainer saw it: `pictures` (files) [N], `names` [K], `scores`
+    [N, K], and `decisions` [N, K] by the classes' thresholds at the recall."""
+
+    bundle: Path
+    pictures: list[bytes]
+    names: list[str]
+    scores: Scores
+    decisions: Decisions
+
+    def check(self, scores: object, decisions: object) -> None:
+        found = np.asarray(scores, dtype=np.float32)
+        assert found.std(axis=0).min() > 1e-3, "inputs that look the same to the model show nothing"
+        np.testing.assert_allclose(found, self.scores, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(np.asarray(decisions, dtype=bool), self.decisions)
+
+
+@pytest.fixture(scope="module")
+def evaluated(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
+    folder = tmp_path_factory.mktemp("evaluated")
+    recipe = glyph_recipe(glyphs, folder / "run")
+    train(recipe, rank_world())
+    export_run(recipe.run, folder / "glyphs", rank_world(), min_positives=1)
+    trained = open_trained(recipe.run, rank_world())
+    saved = load_evaluation(RunFolder(recipe.run).evaluations, step=trained.step)
+    thresholds = saved.classes.threshold[:, saved.classes.recalls.index(RECALL)]
+    scores = scores_of(trained)
+    with open_split(glyphs, recipe.data.eval_split) as split:
+        pictures = [split.read(place)[0] for place in range(len(split))]
+    decisions = (scores >= thresholds).numpy()
+    assert 0 < decisions.mean() < 1
+    return Evaluated(
+        folder / "glyphs", pictures, list(trained.manifest.class_names), scores.numpy(), decisions
+    )
+
+
+def scores_of(trained: TrainedRun) -> torch.Tensor:
+    """[N, K] by what evaluation itself goes through."""
+    recipe, world, head = trained.recipe, rank_world(), trained.task.head
+    with open_split(recipe.data.shards, recipe.data.eval_split) as split, torch.no_grad():
+        loader = EvalLoader(split, recipe.data, batch=recipe.evaluation.batch)
+        rows = gathered_rows(
+            trained.task,
+            loader,
+            world,
+            views_apart=False,
+            progress=lambda samples: None,
+            should_stop=never,
+        )
+        (block,) = head.score_blocks(rows.features.mean(1), head.num_classes)
+    return block.scores[:, block.class_ids.argsort()]
+
+
+@pytest.fixture(scope="module")
+def server(evaluated: Evaluated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    errors = tmp_path_factory.mktemp("server") / "stderr"
+    running = start(evaluated.bundle, errors, "--grpc-port", 0)
+    yield running
+    end(running)
+
+
+def ids(evaluated: Evaluated) -> list[int]:
+    return list(range(len(evaluated.names)))
+
+
+def in_base64(evaluated: Evaluated) -> list[str]:
+    return [base64.b64encode(picture).decode() for picture in evaluated.pictures]
+
+
+def test_rest_answers_as_evaluated(server: Server, evaluated: Evaluated) -> None:
+    body = {"images": in_base64(evaluated), "classes": ids(evaluated), "recall": RECALL}
+    answer = httpx.post(f"{server.url}/v1/query", json=body).raise_for_status().json()
+    rows = [result["verdicts"] for result in answer["results"]]
+    evaluated.check(*([[v[key] for v in row] for row in rows] for key in ("score", "match")))
+
+
+def test_the_inference_protocol_over_rest_answers_as_evaluated(
+    server: Server, evaluated: Evaluated
+) -> None:
+    shape = len(evaluated.pictures), len(evaluated.names)
+    body = {
+        "parameters": {"recall": RECALL},
+        "inputs": [
+            {
+                "name": "images",
+                "datatype": "BYTES",
+                "shape": shape[:1],
+                "data": in_base64(evaluated),
+            },
+            {"name": "class_ids", "datatype": "INT64", "shape": shape[1:], "data": ids(evaluated)},
+        ],
+    }
+    address = f"{server.url}/v2/models/{evaluated.bundle.name}/infer"
+    answer = httpx.post(address, json=body).raise_for_status().json()
+    outputs = {one["name"]: np.reshape(one["data"], one["shape"]) for one in answer["outputs"]}
+    evaluated.check(outputs["scores"], outputs["matches"])
+
+
+def test_the_inference_protocol_over_grpc_answers_as_evaluated(
+    server: Server, evaluated: Evaluated
+) -> None:
+    pictures = triton.InferInput("images", [len(evaluated.pictures)], "BYTES")
+    pictures.set_data_from_numpy(np.array(evaluated.pictures, dtype=np.object_))
+    classes = triton.InferInput("class_ids", [len(evaluated.names)], "INT64")
+    classes.set_data_from_numpy(np.array(ids(evaluated), dtype=np.int64))
+    with triton.InferenceServerClient(server.grpc) as client:
+        answer = client.infer(
+            evaluated.bundle.name, [pictures, classes], parameters={"recall": RECALL}
+        )
+    evaluated.check(answer.as_numpy("scores"), answer.as_numpy("matches"))
+
+
+def test_the_client_answers_as_evaluated(server: Server, evaluated: Evaluated) -> None:
+    with Client(server.url) as client:
+        answer = client.query(evaluated.names, evaluated.pictures, recall=RECALL)
+    rows = [result.verdicts for result in answer.results]
+    evaluated.check(
+        [[v.score for v in row] for row in rows], [[v.match for v in row] for row in rows]
+    )
+
+
+def test_the_page_shows_what_was_evaluated(server: Server, evaluated: Evaluated) -> None:
+    files = [
+        {"name": f"{place}.png", "mimeType": "image/png", "buffer": picture}
+        for place, picture in enumerate(evaluated.pictures)
+    ]
+    with chromium() as browser, visit(browser, server.url) as page:
+        for number, name in enumerate(evaluated.names, 1):
+            page.locator("#class-input").fill(name)
+            page.locator("#class-input").press("Enter")
+            expect(page.locator(".chip")).to_have_count(number)
+        page.locator("#choose input").set_input_files(files)
+        expect(page.locator(".verdict")).to_have_count(evaluated.scores.size)
+        shown = page.locator(".verdict").evaluate_all(
+            "rows => rows.map(row => [+row.dataset.classId, "
+            "+row.querySelector('.score').value, row.querySelector('.badge').textContent])"
+        )
+    table = [
+        shown[start : start + len(evaluated.names)]
+        for start in range(0, len(shown), len(evaluated.names))
+    ]
+    assert all([class_id for class_id, _, _ in row] == ids(evaluated) for row in table)
+    words = {"Yes": True, "No": False}
+    evaluated.check(
+        [[score for _, score, _ in row] for row in table],
+        [[words[word.split()[-1]] for _, _, word in row] for row in table],
+    )

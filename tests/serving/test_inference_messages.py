@@ -1,0 +1,128 @@
+"""The protocol's gRPC messages, without a server: what goes in comes out, and nothing else does."""
+
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import serialize_byte_tensor
+
+from serving.config import ServingConfig
+from serving.errors import ApiError
+from serving.inference.messages import inference_of, parsed, response_of
+from serving.inference.tensors import Tensor, asked
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+ELEMENTS = st.one_of(
+    st.tuples(st.just("BYTES"), st.lists(st.binary(max_size=40), min_size=1, max_size=8)),
+    st.tuples(st.just("INT64"), st.lists(INT64, min_size=1, max_size=8)),
+)
+
+
+def raw_of(datatype: str, elements: list) -> bytes:
+    """As tritonclient writes them."""
+    if datatype == "INT64":
+        return np.array(elements, np.int64).tobytes()
+    return serialize_byte_tensor(np.array(elements, dtype=object)).item()
+
+
+def request_of(*tensors: tuple[str, list], is_raw: bool) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="pets")
+    for place, (datatype, elements) in enumerate(tensors):
+        one = request.inputs.add(name=f"t{place}", datatype=datatype, shape=[len(elements)])
+        if is_raw:
+            request.raw_input_contents.append(raw_of(datatype, elements))
+        else:
+            field = {"BYTES": "bytes_contents", "INT64": "int64_contents"}[datatype]
+            getattr(one.contents, field).extend(elements)
+    return request
+
+
+@given(st.lists(ELEMENTS, min_size=1, max_size=3), st.booleans())
+def test_elements_come_out_as_they_went_in(tensors: list[tuple[str, list]], is_raw: bool) -> None:
+    sent = request_of(*tensors, is_raw=is_raw).SerializeToString()
+    found = inference_of(parsed(pb.ModelInferRequest, sent)).inputs
+    assert [(one.datatype, one.data) for one in found] == tensors
+    assert [one.shape for one in found] == [(len(elements),) for _, elements in tensors]
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=8), st.data())
+def test_raw_bytes_that_are_cut_off_are_refused_or_end_with_an_element(
+    elements: list[bytes], data: st.DataObject
+) -> None:
+    request = request_of(("BYTES", elements), is_raw=True)
+    whole = request.raw_input_contents[0]
+    kept = data.draw(st.integers(0, len(whole) - 1))
+    request.raw_input_contents[0] = whole[:kept]
+    ends = [sum(4 + len(one) for one in elements[:count]) for count in range(len(elements))]
+    if kept in ends:
+        assert inference_of(request).inputs[0].data == elements[: ends.index(kept)]
+        return
+    with pytest.raises(ApiError, match="cut off"):
+        inference_of(request)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_request_or_a_refusal(raw: bytes) -> None:
+    with suppress(ApiError):  # anything else would be a fault of ours
+        asked(inference_of(parsed(pb.ModelInferRequest, raw)), "pictures", ServingConfig())
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=6), st.booleans())
+def test_an_answer_travels_as_its_request_did(scores: list[float], is_raw: bool) -> None:
+    request = request_of(("INT64", [1]), is_raw=is_raw)
+    request.id = "seven"
+    shape = (len(scores), 1)
+    matches = [score > 0 for score in scores]
+    outputs = [Tensor("scores", "FP32", shape, scores), Tensor("matches", "BOOL", shape, matches)]
+    said = response_of(request, outputs, {"aligned": False, "notice": "mind"})
+    assert (said.model_name, said.id) == ("pets", "seven")
+    assert [(one.name, one.datatype, tuple(one.shape)) for one in said.outputs] == [
+        ("scores", "FP32", shape),
+        ("matches", "BOOL", shape),
+    ]
+    if is_raw:
+        assert not any(one.HasField("contents") for one in said.outputs)
+        values, bits = said.raw_output_contents
+        assert struct.unpack(f"<{len(scores)}f", values) == tuple(scores)
+        assert bits == bytes(matches)
+    else:
+        assert list(said.outputs[0].contents.fp32_contents) == scores
+        assert list(said.outputs[1].contents.bool_contents) == matches
+        assert not said.raw_output_contents
+    assert said.parameters["aligned"].WhichOneof("parameter_choice") == "bool_param"
+    assert said.parameters["notice"].string_param == "mind"
+
+
+def test_a_threshold_beyond_fp32_is_infinite() -> None:
+    bars = [Tensor("thresholds", "FP32", (2,), [1e300, -1e300])]
+    (raw,) = response_of(request_of(("INT64", [1]), is_raw=True), bars, {}).raw_output_contents
+    assert struct.unpack("<2f", raw) == (float("inf"), float("-inf"))
+
+
+def test_parameters_of_all_kinds_are_read() -> None:
+    request = request_of(("INT64", [1]), is_raw=True)
+    given = {"bool_param": True, "int64_param": -3, "double_param": 0.5, "string_param": "x"}
+    for kind, value in given.items():
+        setattr(request.parameters[kind], kind, value)
+    assert dict(inference_of(request).parameters) == given
+    request.parameters["empty"].SetInParent()
+    with pytest.raises(ApiError, match="empty has no value"):
+        inference_of(request)
+
+
+def test_a_shape_whose_size_has_a_million_digits_is_refused_at_once() -> None:
+    request = request_of(("INT64", [1]), is_raw=True)
+    request.inputs[0].name = "class_ids"
+    request.inputs[0].shape.extend([2**62] * 50_000)
+    images = request.inputs.add(name="images", datatype="BYTES", shape=[0])
+    request.raw_input_contents.append(b"")
+    with pytest.raises(ApiError, match="50001 dimensions"):
+        asked(inference_of(request), "pictures", ServingConfig())
+    del request.inputs[0].shape[1:]
+    images.shape[0] = -1
+    with pytest.raises(ApiError, match="negative"):
+        inference_of(request)
