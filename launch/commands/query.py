@@ -25,29 +25,39 @@ Inputs = Sequence[Path] | Sequence[str]
 
 def query(
     source: Annotated[
-        str, typer.Argument(help="bundle folder, or URL of a server", metavar="BUNDLE|URL")
+        str, typer.Argument(help="folder of a bundle, or URL of a server", metavar="BUNDLE|URL")
     ],
     classes: Annotated[
-        list[str], typer.Option("--class", help="class name, or # and its number; repeat for more")
+        list[str], typer.Option("--class", help="name of a class, or # and its number; repeatable")
     ],
-    pictures: Annotated[list[Path] | None, typer.Argument(help="picture files")] = None,
+    pictures: Annotated[
+        list[Path] | None, typer.Argument(help="files of pictures", metavar="PICTURE")
+    ] = None,
     text: Annotated[
-        list[str] | None, typer.Option(help="for a model of texts; repeat for more")
+        list[str] | None, typer.Option(help="a text, where the model reads texts; repeatable")
     ] = None,
-    texts: Annotated[Path | None, typer.Option(help="file of texts, one a line")] = None,
+    texts: Annotated[Path | None, typer.Option(help="file with a text a line")] = None,
     recall: Annotated[
-        float | None, typer.Option(help="decide by the threshold that reached this recall")
+        float | None,
+        typer.Option(help="yes or no by the threshold that had this recall in validation"),
     ] = None,
-    threshold: Annotated[float | None, typer.Option(help="decide by this logit")] = None,
+    threshold: Annotated[float | None, typer.Option(help="yes or no by this score")] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="file with the token that the server asks for")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the raw answer")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the answer as JSON")] = False,
 ) -> None:
-    """Ask whether pictures, or texts, are of a class; reads one row of the classifier a class."""
+    """Ask whether pictures, or texts, are of a class.
+
+    Without --recall and --threshold only scores are shown.
+    """
     inputs = _inputs(pictures or [], text or [], texts)
-    if source.startswith(("http://", "https://")):
+    if "://" in source:
         found = _ask_server(source, classes, inputs, recall, threshold, token_file)
+    elif token_file is not None:
+        raise ValueError(
+            f"{source} is no URL, and only a server asks for a token: drop one of them"
+        )
     else:
         found = _ask_bundle(Path(source), classes, inputs, recall, threshold)
     if as_json:
@@ -129,8 +139,9 @@ def _ask_server(
 
     token = None if token_file is None else _token(token_file)
     with Client(url, token=token) as client:
-        _check_kind(url, client.served().reads, inputs)
-        return client.query(classes, inputs, recall=recall, threshold=threshold)
+        served = client.served()
+        _check_kind(url, served.reads, inputs)
+        return client.query(classes, inputs, recall=recall, threshold=threshold, served=served)
 
 
 def _token(file: Path) -> str:
@@ -147,7 +158,9 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
     from rich.text import Text
 
     table = Table("picture" if isinstance(inputs[0], Path) else "text", "class")
-    for name in ("score", "threshold", "match"):
+    verdicts = [verdict for result in found.results for verdict in result.verdicts]
+    decides = any(verdict.threshold is not None for verdict in verdicts)
+    for name in ("score", "threshold", "match") if decides else ("score",):
         table.add_column(name, justify="right")
     for one, result in zip(inputs, found.results, strict=True):
         shown = Text(printable(str(one))) if isinstance(one, Path) else plain(str(one), _SHOWN)
@@ -155,7 +168,8 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
             bar = "" if verdict.threshold is None else f"{verdict.threshold:.3f}"
             word = {True: "yes", False: "no", None: ""}[verdict.match]
             asked = Text(printable(verdict.class_name))
-            table.add_row(shown, asked, f"{verdict.score:.3f}", bar, word)
+            numbers = (f"{verdict.score:.3f}", bar, word) if decides else (f"{verdict.score:.3f}",)
+            table.add_row(shown, asked, *numbers)
     console = Console()
     console.print(table)
     if found.notice:

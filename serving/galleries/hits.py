@@ -1,5 +1,7 @@
 """What a search of a gallery answers, to servers and clients alike. Free of torch."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.verdicts import Verdict
@@ -20,7 +22,10 @@ class ClassHits(BaseModel):
 
     class_name: str = Field(alias="class")
     class_id: int
-    threshold: float | None
+    threshold: float | None = Field(
+        description="what scores are compared with, whether there are hits or none"
+    )
+    threshold_source: Literal["class", "pooled", "request"] | None
     total: int = Field(description="items to page over: those that match, or all of them")
     matches: int | None = Field(
         description="items whose score reaches the threshold; null without one"

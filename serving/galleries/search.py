@@ -62,6 +62,7 @@ class Galleries:
             "class_name": self._bundle.names.names[class_id],
             "class_id": class_id,
             "threshold": bar,
+            "threshold_source": source,
         }
         hits = []
         for place in ranking.page(offset, min(limit, max(0, total - offset))):
@@ -71,7 +72,6 @@ class Galleries:
             hits.append(
                 Hit(
                     **about,
-                    threshold_source=source,
                     score=score,
                     match=match,
                     item=place,

@@ -37,13 +37,14 @@ class ClassSearch(BaseModel):
 
 
 class Limits(BaseModel):
-    """What one request, or one stream, may hold."""
+    """What one request, one stream or one frame may hold."""
 
     max_inputs: int
     max_classes: int
     max_text_chars: int
     max_body_bytes: int
     max_pixels: int
+    max_frame_bytes: int
     max_streams: int
     max_lines_in_flight: int
     stream_idle_seconds: float

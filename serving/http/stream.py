@@ -21,19 +21,10 @@ from serving.http.lines import split_lines
 from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
 from serving.http.parameters import QuestionParameters
 from serving.http.places import Places
-from serving.http.stream_lines import (
-    Counts,
-    Done,
-    Hit,
-    Id,
-    LineError,
-    LineIn,
-    id_of,
-    input_of,
-    verdicts_of,
-)
+from serving.http.stream_lines import LineIn, id_of, input_of, verdicts_of
 from serving.http.strict_json import parse_json
 from serving.service import InProgress, Service
+from serving.streamed import Counts, Done, Hit, Id, LineError
 from serving.verdicts import Answer
 
 _Waiting = asyncio.Queue[asyncio.Task[Hit | LineError] | None]

@@ -14,7 +14,7 @@ export class Ranking {
   #signal;
   #hits = [];
   #matches = null; // how many reach the threshold; null: not known, or nothing decides
-  #bar = null; // { threshold, threshold_source } as the hits had them
+  #bar = null; // { threshold, threshold_source, score } of the class, score being that of a hit
   #status = element("p", { role: "status" });
   #grid;
   #more = element("button", { type: "button", class: "button", onclick: () => this.#load() });
@@ -46,7 +46,7 @@ export class Ranking {
       // Without a decision the server goes on where the matches end: the order is the same.
       const page = await this.#page(isBelow ? {} : this.#fields);
       if (!isBelow) this.#matches = page.matches;
-      if (!isBelow && page.hits.length) this.#bar = page.hits[0];
+      if (!isBelow) this.#bar = this.#barOf(page);
       if (isBelow && this.#hits.length === this.#matches) this.#drawBoundary();
       const found = isBelow ? page.hits.map((hit) => this.#missed(hit)) : page.hits;
       const focused = document.activeElement === this.#more;
@@ -74,6 +74,10 @@ export class Ranking {
     const path = `v1/galleries/${encodeURIComponent(this.#gallery.name)}/search`;
     const { results } = await this.#api.ask("POST", path, { body, signal: this.#signal });
     return results[0];
+  }
+
+  #barOf({ threshold, threshold_source, hits }) {
+    return threshold === null ? null : { threshold, threshold_source, score: hits[0]?.score ?? threshold };
   }
 
   // A hit below the threshold, which the server was not asked to decide.

@@ -7,9 +7,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from launch.commands import query
 from serving.client import Client, RefusedError
 
 _MODEL = {
@@ -35,12 +39,16 @@ def refusal(status: int, code: str, **headers: str) -> Answer:
 
 
 @contextmanager
-def serving(first: list[Answer | None]) -> Iterator[tuple[str, list[bytes]]]:
+def serving(
+    first: list[Answer | None], gets: list[str] | None = None
+) -> Iterator[tuple[str, list[bytes]]]:
     """A server that gives these answers before it answers in earnest; None: it hangs up."""
     bodies: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if gets is not None:
+                gets.append(self.path)
             self._say((200, {}, json.dumps(_MODEL).encode()))
 
         def do_POST(self) -> None:
@@ -117,6 +125,8 @@ def test_nobody_there_is_said_at_once() -> None:
         client.served()
     with pytest.raises(ValueError, match="is no URL"):
         Client("http://a:b")
+    with pytest.raises(ValueError, match="is no URL of a server"):
+        Client("ftp://a")
 
 
 def test_a_question_is_split_by_the_servers_limits_and_joined_in_order() -> None:
@@ -127,6 +137,23 @@ def test_a_question_is_split_by_the_servers_limits_and_joined_in_order() -> None
     assert [result.input for result in found.results] == [0, 1, 2, 3, 4]
     assert [len(json.loads(body)["texts"]) for body in bodies] == [2, 2, 1]
     assert json.loads(bodies[0])["classes"] == ["a", "#7"]
+
+
+def test_the_command_asks_once_what_is_served() -> None:
+    gets: list[str] = []
+    app = typer.Typer()
+    app.command()(query.query)
+    with serving([], gets) as (url, bodies):
+        ran = CliRunner().invoke(app, [url, "--class", "a", "--text", "one"])
+    assert ran.exit_code == 0, ran.output
+    assert (gets, len(bodies)) == (["/v1/model"], 1)
+    assert "3.000" in ran.output
+    assert "threshold" not in ran.output  # nothing decides
+
+
+def test_a_token_file_for_a_bundle_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="only a server asks for a token"):
+        query.query(str(tmp_path), ["a"], text=["one"], token_file=tmp_path / "tokens")
 
 
 @pytest.mark.parametrize(

@@ -453,6 +453,7 @@ def test_pages_join_to_the_whole_and_equal_scores_stand_in_the_order_of_items(as
         "class": "husky",
         "class_id": 0,
         "threshold": 1e9,
+        "threshold_source": "request",
         "total": 0,
         "matches": 0,
         "hits": [],

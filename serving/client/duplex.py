@@ -1,0 +1,166 @@
+"""An httpx transport that sends the body of a request while it reads the answer.
+
+httpx's own sends all of the body first, and a stream that nobody reads is not read by kway either.
+The body is taken only once the server has accepted the request, so that a refusal costs nothing of
+it, and one part ahead at most. HTTP/1.1, a connection a request, past any proxy of the environment.
+"""
+
+import selectors
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import h11
+import httpx
+
+from serving.client.taking import Taking
+
+T = TypeVar("T")
+_CHUNK_BYTES = 65536
+_PORTS = {"http": 80, "https": 443}
+
+
+class Duplex(httpx.BaseTransport):
+    """`sign_of_life` is sent wherever the body has given nothing for `silence_seconds`.
+
+    Raises httpx.TransportError for what is wrong with the connection, and, while the answer is
+    read, whatever the body raises. The time limits are the request's own, in seconds: to connect,
+    and for a connection on which nothing moves though it should.
+    """
+
+    def __init__(self, *, sign_of_life: bytes, silence_seconds: float) -> None:
+        self._sign_of_life, self._silence_seconds = sign_of_life, silence_seconds
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """The answer as soon as its head is there; reading it sends the body."""
+        limits = request.extensions["timeout"]
+        connection = _connected(request.url, limits["connect"])
+        exchange = _Exchange(connection, self._sign_of_life, self._silence_seconds, limits["read"])
+        try:
+            head = exchange.begin(request)
+        except BaseException:
+            exchange.close()
+            raise
+        return httpx.Response(head.status_code, headers=head.headers.raw_items(), stream=exchange)
+
+
+def _connected(url: httpx.URL, seconds: float) -> socket.socket:
+    """A connection that never blocks. One thread alone uses it: TLS would not bear two."""
+    try:
+        plain = socket.create_connection((url.host, url.port or _PORTS[url.scheme]), seconds)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # lines are short, and wanted
+        if url.scheme == "https":
+            plain = httpx.create_ssl_context().wrap_socket(plain, server_hostname=url.host)
+    except OSError as error:
+        raise httpx.ConnectError(str(error)) from error
+    plain.setblocking(False)
+    return plain
+
+
+class _Exchange(httpx.SyncByteStream):
+    """One request on its way: its iterator gives the body of the answer, and sends that of the
+    request meanwhile."""
+
+    def __init__(
+        self, connection: socket.socket, sign_of_life: bytes, silence: float, timeout: float
+    ) -> None:
+        self._socket, self._http = connection, h11.Connection(h11.CLIENT)
+        self._sign_of_life, self._silence, self._timeout = sign_of_life, silence, timeout
+        self._out = bytearray()
+        self._body: Taking | None = None  # before the request is accepted, and after its end
+
+    def begin(self, request: httpx.Request) -> h11.Response:
+        """Send the head of the request and wait for that of the answer."""
+        self._out += self._http.send(
+            h11.Request(
+                method=request.method, target=request.url.raw_path, headers=request.headers.raw
+            )
+        )
+        while not isinstance(event := self._next_event(), h11.Response):
+            pass  # 100 Continue
+        if event.status_code == 200:
+            assert isinstance(request.stream, httpx.SyncByteStream)
+            self._body = Taking(request.stream)
+        return event
+
+    def __iter__(self) -> Iterator[bytes]:
+        while isinstance(event := self._next_event(), h11.Data):
+            yield bytes(event.data)
+
+    def close(self) -> None:
+        """Hang up; what the body gives from now on is thrown away."""
+        if self._body is not None:
+            self._body.close()
+        self._socket.close()
+
+    def _next_event(self) -> Any:
+        while True:
+            try:
+                event = self._http.next_event()
+            except h11.RemoteProtocolError as error:
+                raise httpx.RemoteProtocolError(str(error)) from error
+            if event is not h11.NEED_DATA:
+                return event
+            self._step()
+
+    def _step(self) -> None:
+        """Receive or, where there is nothing, send or, where that cannot be, wait for either."""
+        received = self._tried(lambda: self._socket.recv(_CHUNK_BYTES))
+        if received is not None:
+            self._http.receive_data(received)
+            return
+        if not self._out:
+            self._fill()
+        if not self._out or not self._send():
+            self._wait()
+
+    def _fill(self) -> None:
+        """Take the next part of the body, or its end, if it is there."""
+        if self._body is None:
+            return
+        part = self._body.take()
+        if part is not None:
+            self._out += self._http.send(h11.Data(data=part))
+        elif self._body.is_over:
+            self._out += self._http.send(h11.EndOfMessage())
+            self._end_body()
+
+    def _end_body(self) -> None:
+        if self._body is not None:
+            self._body.close()
+        self._body = None
+
+    def _send(self) -> bool:
+        try:
+            sent = self._tried(lambda: self._socket.send(self._out))
+        except httpx.ReadError:  # the server takes no more, but may have said why: read on
+            self._out.clear()
+            self._end_body()
+            return True
+        del self._out[: sent or 0]
+        return bool(sent)
+
+    def _tried(self, do: Callable[[], T]) -> T | None:
+        """None where it would have to wait."""
+        try:
+            return do()
+        # TLS has names of its own for it, which are no BlockingIOError.
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        except OSError as error:
+            raise httpx.ReadError(str(error)) from error
+
+    def _wait(self) -> None:
+        awaited = None if self._out else self._body
+        with selectors.DefaultSelector() as selector:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+            selector.register(self._socket, events)
+            if awaited is not None:
+                selector.register(awaited.wake, selectors.EVENT_READ)
+            seconds = self._timeout if awaited is None else self._silence
+            if selector.select(seconds):
+                return
+        if awaited is None:
+            raise httpx.ReadTimeout(f"nothing moved for {seconds:g} s")
+        self._out += self._http.send(h11.Data(data=self._sign_of_life))

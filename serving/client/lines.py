@@ -1,0 +1,91 @@
+"""Lines of JSON: those that a client sends, and those that it is answered with."""
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
+
+from serving.errors import ErrorDetail
+from serving.streamed import Done, Hit, LineError
+from serving.watches.lines import (
+    Acknowledged,
+    Dropped,
+    Ended,
+    FeedDone,
+    FrameError,
+    Listening,
+    Waiting,
+    WatchHit,
+)
+
+NDJSON = "application/x-ndjson"
+# A hundred classes with long names are some 50 kB.
+_MAX_LINE_BYTES = 16 * 2**20
+
+Input = Path | bytes | str
+Streamed = Hit | LineError | Done
+Fed = WatchHit | FrameError | Acknowledged | Dropped | FeedDone
+Heard = WatchHit | Listening | Dropped | Ended
+
+STREAMED: TypeAdapter[Streamed] = TypeAdapter(Streamed)
+FED: TypeAdapter[Fed] = TypeAdapter(Fed)
+HEARD: TypeAdapter[Heard | Waiting | FrameError] = TypeAdapter(Heard | Waiting | FrameError)
+# After these there is nothing more to be said.
+LAST = (Done, FeedDone, Ended)
+
+
+class Item(NamedTuple):
+    """An input of a stream or feed, with what is to come back with whatever is said of it.
+
+    `time` is for feeds alone.
+    """
+
+    content: Input
+    id: str | int | None = None
+    time: str | int | float | None = None
+
+
+def lines_of(items: Iterable[Input | Item]) -> Iterator[bytes]:
+    """A line for each of the items; the id of one that has none is its place, from 0.
+
+    Raises OSError for a file that cannot be read.
+    """
+    for place, one in enumerate(items):
+        item = one if isinstance(one, Item) else Item(one)
+        fields = _content(item.content) | {"id": place if item.id is None else item.id}
+        if item.time is not None:
+            fields["time"] = item.time
+        yield json.dumps(fields).encode() + b"\n"
+
+
+def end_of(said: object) -> ErrorDetail | None:
+    """Why the answer ends here, if `said` is an error of no single line or frame."""
+    match said:
+        case LineError(line=None) | FrameError(frame=None):
+            return said.error
+    return None
+
+
+def _content(one: Input) -> dict[str, str | int | float]:
+    if isinstance(one, str):
+        return {"text": one}
+    return {"image": b64encode(one if isinstance(one, bytes) else one.read_bytes()).decode()}
+
+
+def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines that are whole. httpx's `iter_lines` would also split within one, at U+2028.
+
+    Raises ValueError for one of more than 16 MiB.
+    """
+    held = bytearray()
+    for part in parts:
+        *ended, rest = part.split(b"\n")
+        for piece in ended:
+            yield bytes(held + piece)
+            held.clear()
+        held += rest
+        if len(held) > _MAX_LINE_BYTES:
+            raise ValueError(f"a line is longer than {_MAX_LINE_BYTES} bytes")

@@ -1,0 +1,113 @@
+"""Standing queries as methods: watches, the feeds that they look at, and listening to them."""
+
+import random
+import time
+from collections.abc import Generator, Iterable, Sequence
+from urllib.parse import quote
+
+from serving.client.asking import Asking, RefusedError
+from serving.client.lines import FED, HEARD, NDJSON, Fed, Heard, Input, Item, lines_of
+from serving.client.parts import question
+from serving.http.watch_bodies import WatchInfo, WatchList
+from serving.watches.lines import Ended, FrameError, Waiting
+
+_LISTEN_AGAIN_SECONDS = 1.0
+# A listener hears a sign of life every 10 s.
+_DEAF_SECONDS = 30.0
+_LISTENER_LOST = ("listener_lost", "watches_down")
+
+
+class StandingQueries:
+    """The part of a `Client` that is about watches."""
+
+    def __init__(self, asking: Asking, timeout: float) -> None:
+        self._asking, self._timeout = asking, timeout
+
+    def create_watch(
+        self,
+        classes: Sequence[str | int],
+        *,
+        ttl_seconds: float,
+        recall: float | None = None,
+        threshold: float | None = None,
+        feeds: Sequence[str] = (),
+        label: str | None = None,
+    ) -> WatchInfo:
+        """Ask a question of every frame of these feeds, or of all, for so long.
+
+        Sent once, for a watch made twice is two. Raises RefusedError, and OSError where it may have
+        been made all the same: see `watches`.
+        """
+        body = question(classes, recall, threshold) | {"ttl_seconds": ttl_seconds, "label": label}
+        told = self._asking.tell("POST", "/v1/watches", json=body | {"feeds": list(feeds)})
+        return self._asking.read(told, WatchInfo)
+
+    def watches(self) -> list[WatchInfo]:
+        """Your watches, oldest first. Raises RefusedError and OSError."""
+        return self._asking.ask(WatchList, "GET", "/v1/watches").watches
+
+    def renew_watch(self, watch_id: str, *, ttl_seconds: float | None = None) -> WatchInfo:
+        """Let the time of a watch run anew, the same as before or another. Sent once.
+
+        Raises RefusedError, and OSError where it may have been done all the same.
+        """
+        body = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
+        return self._asking.read(
+            self._asking.tell("PATCH", _of_watch(watch_id), json=body), WatchInfo
+        )
+
+    def delete_watch(self, watch_id: str) -> None:
+        """End a watch. Sent once. Raises RefusedError, 404 where there is none, and OSError where
+        it may have been done all the same."""
+        self._asking.tell("DELETE", _of_watch(watch_id))
+
+    def feed(
+        self,
+        name: str,
+        frames: Iterable[Input | Item],
+        *,
+        latest: bool = False,
+        acknowledge: bool = False,
+    ) -> Generator[Fed, None, None]:
+        """Send frames to a feed. Gives the hits of your own watches, a `FrameError` for each frame
+        that is refused, and `FeedDone` at the end; `latest` and `acknowledge` as in docs/api.md.
+
+        A frame is named by the id of its `Item` or, without one, its place, from 0. All else, and
+        what it raises, is as in `stream`.
+        """
+        flags = {"latest": latest, "acknowledge": acknowledge}
+        return self._asking.converse(
+            FED,
+            "POST",
+            f"/v1/feeds/{quote(name, safe='')}",
+            params={flag: True for flag, is_set in flags.items() if is_set},
+            content=lines_of(frames),
+            headers={"Content-Type": NDJSON},
+        )
+
+    def listen(self, watch_id: str) -> Generator[Heard, None, None]:
+        """Hits of a watch as they come, whoever sends the frames, until it has `Ended`.
+
+        Listens again where the connection or the replica is lost. Hits of that moment are lost with
+        it, and each `Listening` says that hits are kept from here on; `Dropped` counts those that
+        were not read fast enough. Raises RefusedError, and OSError where it cannot listen again
+        within the patience.
+        """
+        path, seconds = f"{_of_watch(watch_id)}/hits", max(self._timeout, _DEAF_SECONDS)
+        while True:
+            try:
+                for said in self._asking.converse(HEARD, "GET", path, timeout=seconds):
+                    if not isinstance(said, Waiting | FrameError):
+                        yield said
+                    if isinstance(said, Ended):
+                        return
+            except ConnectionError:
+                pass  # a listener changes nothing: it comes again
+            except RefusedError as error:
+                if error.status != 200 or error.code not in _LISTENER_LOST:
+                    raise
+            time.sleep(_LISTEN_AGAIN_SECONDS * random.uniform(0.5, 1.0))
+
+
+def _of_watch(watch_id: str) -> str:
+    return f"/v1/watches/{quote(watch_id, safe='')}"

@@ -1,0 +1,277 @@
+"""The client's streams, against the real application on a real port."""
+
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from serving.client import Client, Done, Hit, Item, LineError, RefusedError
+from tests.serving import in_process
+from tests.serving.bad_pictures import encoded
+from tests.serving.in_process import application
+from tests.serving.relay import relayed
+from tests.tiny_bundle import write, write_of_texts
+
+TOKEN = "a" * 32
+TEXTS = ["a cat", "a dog", "hund", "猫", "a dog and a cat"]
+BODY = 20_000
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_of_texts(tmp_path_factory.mktemp("bundles") / "texts")
+
+
+@pytest.fixture(scope="module")
+def url(bundle: Path) -> Iterator[str]:
+    api = application(bundle, max_streams=1, max_body_bytes=BODY, max_text_chars=10_000)
+    with in_process.listening(api) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url, patience=20) as client:
+        yield client
+
+
+def scores(client: Client, texts: list[str]) -> list[float]:
+    return [one.verdicts[0].score for one in client.query(["husky"], texts).results]
+
+
+def read(answers) -> tuple[list[Hit], Done]:
+    *hits, done = answers
+    assert all(isinstance(one, Hit) for one in hits)
+    assert isinstance(done, Done)
+    return hits, done
+
+
+def test_answers_are_those_of_a_query_in_order(client: Client) -> None:
+    hits, done = read(client.stream(["husky", 3], TEXTS))
+    assert [hit.id for hit in hits] == [0, 1, 2, 3, 4]
+    assert [hit.verdicts[0].score for hit in hits] == pytest.approx(scores(client, TEXTS))
+    assert [hit.verdicts[1].class_name for hit in hits] == ["#3"] * 5
+    assert done.done.model_dump() == {"inputs": 5, "hits": None, "errors": 0}
+
+
+def test_only_matches_are_given_unless_all_are_asked_for(client: Client) -> None:
+    bar = sorted(scores(client, TEXTS))[2]
+    hits, done = read(client.stream(["husky"], TEXTS, threshold=bar - 1e-6))
+    assert len(hits) == done.done.hits == 3
+    assert done.done.inputs == 5
+    assert len(read(client.stream(["husky"], TEXTS, threshold=1e6, all=True))[0]) == 5
+
+
+def test_an_answer_comes_before_the_next_input_is_there(client: Client) -> None:
+    answered = threading.Event()
+
+    def inputs() -> Iterator[str]:
+        yield "a cat"
+        assert answered.wait(20)
+        yield "a dog"
+
+    answers = client.stream(["husky"], inputs())
+    first = next(answers)
+    answered.set()
+    assert [first.id, next(answers).id] == [0, 1]
+    assert isinstance(next(answers), Done)
+
+
+def test_ids_come_back_and_what_is_wrong_with_a_line_is_a_value(client: Client) -> None:
+    sent = [Item("a cat", id="猫\u2028\n"), b"a picture", Item("x" * BODY, id="long"), "a dog"]
+    first, picture, long, last, done = client.stream(["husky"], sent)
+    assert (first.id, last.id) == ("猫\u2028\n", 3)
+    assert isinstance(picture, LineError)
+    assert (picture.id, picture.error.code) == (1, "not_a_picture_model")
+    assert (long.id, long.line, long.error.code) == (None, 2, "line_too_long")
+    assert done.done.errors == 2
+
+
+def test_pictures_go_as_files_or_bytes(tmp_path: Path) -> None:
+    picture = encoded(Image.effect_noise((20, 30), 50), "PNG")
+    (tmp_path / "1.png").write_bytes(picture)
+    api = application(write(tmp_path / "pets"))
+    with in_process.listening(api) as url, Client(url) as client:
+        hits, _ = read(client.stream(["husky"], [tmp_path / "1.png", picture]))
+        asked = client.query(["husky"], [picture]).results[0].verdicts[0].score
+        assert [hit.verdicts[0].score for hit in hits] == pytest.approx([asked] * 2)
+        with pytest.raises(FileNotFoundError):
+            list(client.stream(["husky"], [tmp_path / "none.png"]))
+
+
+def test_what_the_inputs_raise_is_raised_where_answers_are_read(client: Client) -> None:
+    def inputs() -> Iterator[str]:
+        yield "a cat"
+        raise RuntimeError("no more")
+
+    answers = client.stream(["husky"], inputs())
+    with pytest.raises(RuntimeError, match="no more"):
+        list(answers)
+    assert len(read(client.stream(["husky"], TEXTS))[0]) == 5  # the one place is free again
+
+
+@pytest.mark.parametrize(
+    ("classes", "token", "status", "code"),
+    [
+        (["huskey"], TOKEN, 404, "unknown_class"),
+        ([], TOKEN, 422, "invalid_query"),
+        (["husky"], None, 401, "no_token"),
+        (["husky"], "b" * 32, 401, "wrong_token"),
+    ],
+)
+def test_a_refused_stream_takes_none_of_its_inputs(
+    bundle: Path, tmp_path: Path, classes: list[str], token: str | None, status: int, code: str
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text(TOKEN)
+    inputs = iter(TEXTS)
+    api = application(bundle, token_file=tokens)
+    with (
+        in_process.listening(api) as url,
+        Client(url, token=token) as client,
+        pytest.raises(RefusedError) as refused,
+    ):
+        list(client.stream(classes, inputs))
+    assert (refused.value.status, refused.value.code) == (status, code)
+    assert list(inputs) == TEXTS
+
+
+def test_a_full_server_is_asked_again_until_the_patience_ends(url: str, client: Client) -> None:
+    first = client.stream(["husky"], endless_texts())
+    next(first)
+    waiting = iter(TEXTS)
+    with Client(url, patience=0) as hasty, pytest.raises(OSError, match="1 streams are open"):
+        next(hasty.stream(["husky"], waiting))
+    answered: list = []
+    second = threading.Thread(target=lambda: answered.extend(client.stream(["husky"], waiting)))
+    second.start()
+    time.sleep(0.5)
+    assert not answered
+    first.close()
+    second.join()
+    assert len(answered) == len(TEXTS) + 1
+
+
+def test_a_generator_closed_early_frees_the_stream_and_its_thread(client: Client) -> None:
+    gave_way = threading.Event()
+
+    def stuck() -> Iterator[str]:
+        yield "a cat"
+        gave_way.wait(20)
+
+    before = threading.active_count()
+    for inputs in (endless_texts(), stuck()):
+        answers = client.stream(["husky"], inputs)
+        next(answers)
+        answers.close()
+        time.sleep(0.2)  # or it is refused at first, and waits for five seconds
+        assert len(read(client.stream(["husky"], TEXTS))[0]) == 5
+    gave_way.set()
+    until = time.monotonic() + 20
+    while threading.active_count() > before:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_connection_cut_in_the_middle_is_said(url: str) -> None:
+    with relayed(url) as relay, Client(relay.url, patience=0) as client:
+        answers = client.stream(["husky"], endless_texts())
+        assert isinstance(next(answers), Hit)
+        relay.cut()
+        with pytest.raises(ConnectionError, match="was lost"):
+            list(answers)
+        assert relay.connections == 1  # what has begun is not sent again
+
+
+def endless_texts() -> Iterator[str]:
+    while True:
+        yield "a cat"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"Content-Type: application/x-ndjson\r\nConnection: close\r\n", b"Content-Length: 9\r\n"],
+)
+def test_an_answer_without_its_last_line_is_never_taken_for_a_whole_one(head: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                body = b'{"line":0,"id":0,"verdicts":[]}\n' if b"Length" not in head else b""
+                connection.sendall(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n" + body)
+                connection.recv(65536)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url) as client, pytest.raises(ConnectionError, match="was lost"):
+            list(client.stream(["husky"], TEXTS))
+        thread.join()
+
+
+def test_a_server_that_ends_a_stream_says_why(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.client.asking._SILENCE_SECONDS", 20.0)
+    api = application(bundle, stream_idle_seconds=0.3)
+    gave_way = threading.Event()
+
+    def inputs() -> Iterator[str]:
+        yield "a cat"
+        gave_way.wait(20)
+
+    with in_process.listening(api) as url, Client(url) as client:
+        answers = client.stream(["husky"], inputs())
+        assert isinstance(next(answers), Hit)
+        with pytest.raises(RefusedError, match="no line came for") as refused:
+            next(answers)
+    gave_way.set()
+    assert (refused.value.status, refused.value.code) == (200, "idle")
+
+
+def test_inputs_that_come_seldom_keep_their_stream(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.client.asking._SILENCE_SECONDS", 0.1)
+    api = application(bundle, stream_idle_seconds=0.5)
+
+    def inputs() -> Iterator[str]:
+        for text in TEXTS[:2]:
+            time.sleep(1.2)
+            yield text
+
+    with in_process.listening(api) as url, Client(url) as client:
+        hits, _ = read(client.stream(["husky"], inputs()))
+    assert [hit.id for hit in hits] == [0, 1]
+
+
+def test_ten_thousand_lines_are_held_a_few_at_a_time(url: str) -> None:
+    picture = bytes(1000)  # 13 MB in all, each refused, for that is quick
+    taken = 0
+
+    def inputs() -> Iterator[bytes]:
+        nonlocal taken
+        for _ in range(10_000):
+            taken += 1
+            yield picture
+
+    with Client(url, patience=20) as client:
+        tracemalloc.start()
+        answers = client.stream(["husky"], inputs())
+        ids = [next(answers).id]
+        time.sleep(0.5)
+        waiting = taken  # nobody reads, and so nothing is taken
+        ids += [one.id for one in answers if isinstance(one, LineError)]
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert waiting < 100
+    assert ids == list(range(10_000))
+    assert most < 4 * 2**20
