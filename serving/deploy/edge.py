@@ -14,8 +14,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Bodies that may arrive, or answers that may be awaited, for as long as both sides like.
-_STREAM = "{ path_end :stream } || { path_beg /v1/watches } || { path_beg /v1/feeds }"
+# Bodies that may arrive, or answers that may be awaited, for as long as both sides like. A replica
+# reads `%3A` in a path as `:`, and so must we.
+_STREAM = (
+    "{ path,url_dec -m end :stream } || "
+    "{ path,url_dec -m beg /v1/watches } || { path,url_dec -m beg /v1/feeds }"
+)
 # What Ray would decode without a check, or take as an order, from a client.
 _RAY_HEADERS = (
     "x-request-timeout-seconds",
@@ -23,6 +27,15 @@ _RAY_HEADERS = (
     "x-session-id",
     "^serve[-_]multiplexed[-_]model[-_]id$ -m reg",
 )
+# Ray's own pages, /-/routes and /-/healthz, answer without a token: they are not for clients.
+# Neither is what is no path at all, such as `*`: no backend would take it.
+_NO_PATH = "{ path,url_dec -m beg /-/ } || !{ path_beg / }"
+# The same of gRPC, which has its own codes: 12 is UNIMPLEMENTED.
+_NO_RAY_SERVICE = (
+    "return status 200 content-type application/grpc hdr grpc-status 12 "
+    'hdr grpc-message "there is no such service" if { path_beg /ray.serve. }'
+)
+_RAY_METADATA = ("application", "multiplexed_model_id")
 _RETRY_SECONDS = 1
 _REFUSALS = {
     400: ("bad_request", "this is no request of HTTP"),
@@ -47,7 +60,8 @@ _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 class Edge:
     """Where HAProxy listens, as its `bind` lines name it, and what it lets through.
 
-    `http_bind` and `grpc_bind`: address:port. Times are in seconds.
+    `http_bind` and `grpc_bind`: address:port. Times are in seconds. `max_grpc_calls` are at one
+    replica at once.
     """
 
     haproxy: str
@@ -57,6 +71,7 @@ class Edge:
     head_seconds: float
     idle_seconds: float
     answer_seconds: float
+    max_grpc_calls: int = 256
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -110,9 +125,14 @@ def _rewrite_section(section: list[str], edge: Edge) -> list[str]:
         case "frontend http_frontend":
             return [title, f"    bind {edge.http_bind}", *_rules(edge), *_without_bind(kept)]
         case "frontend grpc_frontend":
-            return [title, f"    bind {edge.grpc_bind} proto h2", *_without_bind(kept)]
+            bind = f"    bind {edge.grpc_bind} proto h2"
+            return [title, bind, *_grpc_rules(edge), *_without_bind(kept)]
         case "backend default_backend":  # nothing is deployed, or no longer
             return [title, "    http-request return " + _refusal(503)]
+    if title.startswith("backend grpc-"):
+        # Of calls whose messages still arrive, too: a replica holds those before it sees a token.
+        kept = [_with_maxconn(line, edge) for line in kept]
+        kept.append(f"    http-request set-timeout server {_time(edge.answer_seconds)}")
     if title.startswith("backend http-"):
         kept.append(
             f"    http-request set-timeout server {_time(edge.answer_seconds)} unless {_STREAM}"
@@ -146,10 +166,12 @@ def _rules(edge: Edge) -> list[str]:
     too_large = f"the body is over {edge.max_body_bytes} bytes: send less at once"
     body = _body("body_too_large", too_large)
     rules = [
+        f"return {_refusal(404)} if {_NO_PATH}",
+        # As announced, by Content-Length or by the size of a first chunk.
         f"return status 413 content-type application/json string '{body}' "
-        f"if {{ req.hdr_val(content-length) gt {edge.max_body_bytes} }}",
+        f"if {{ req.body_size gt {edge.max_body_bytes} }}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
-        "del-header x-request-id unless { req.hdr(x-request-id) -m reg ^[A-Za-z0-9._-]{1,100}$ }",
+        _unless_a_name("x-request-id"),
         # What asks twice changes nothing; a watch made twice is two.
         "disable-l7-retry unless METH_GET || { path /v1/query }",
         # A body that trickles in holds no replica. One over a buffer's size is passed on as it
@@ -163,9 +185,36 @@ def _rules(edge: Edge) -> list[str]:
         for status in sorted(_REFUSALS)
     ]
     return [
+        "    option disable-h2-upgrade",  # nothing of ours speaks it here
         *(f"    http-request {rule}" for rule in rules),
         *(f"    http-response {answer}" for answer in answers),
     ]
+
+
+def _grpc_rules(edge: Edge) -> list[str]:
+    """The rules of calls; its own codes: 4 is DEADLINE_EXCEEDED."""
+    rules = [
+        _NO_RAY_SERVICE,
+        *(f"del-header {name}" for name in _RAY_METADATA),
+        _unless_a_name("request_id"),
+        # A stream's is open for as long as the client likes; there are none, as a replica says.
+        f"wait-for-body time {_time(edge.head_seconds)} unless {{ path_end StreamInfer }}",
+    ]
+    slow = f'hdr grpc-status 4 hdr grpc-message "{_REFUSALS[408][1]}"'
+    return [
+        f"    http-error status 408 content-type application/grpc {slow}",
+        *(f"    http-request {rule}" for rule in rules),
+    ]
+
+
+def _with_maxconn(line: str, edge: Edge) -> str:
+    return f"{line} maxconn {edge.max_grpc_calls}" if line.split()[0] == "server" else line
+
+
+def _unless_a_name(header: str) -> str:
+    """Drop a header that is not one plain word: `req.hdr` is content with one good part of it."""
+    is_a_name = f"{{ req.fhdr({header}) -m reg ^[A-Za-z0-9._-]{{1,100}}$ }}"
+    return f"del-header {header} unless {{ req.fhdr_cnt({header}) 1 }} {is_a_name}"
 
 
 def _refusal(status: int) -> str:

@@ -1,8 +1,8 @@
 """The page at /metrics: the counts of the whole server, fetched from Ray's agents on its nodes.
 
 Whichever replica is asked, the numbers are those of all. They lag by Ray's report interval
-(`serving/deploy/server.py` sets 1 s). A replica that was replaced takes its counts with it, which
-Prometheus reads as a counter's reset.
+(`serving/deploy/server.py` sets 1 s). Each replica has its own series: sum over them. Those of a
+lost one stay as they were beside its successor's, until Ray's agent drops them.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 EXACT_SECONDS = "kway_query_exact_seconds"
 _PREFIX = "ray_"
-_KEPT_LABELS = ("outcome", "le", "replica", "NodeAddress")
+# Ray's name of a label -> ours.
+_KEPT_LABELS = {"outcome": "outcome", "le": "le", "replica": "replica", "NodeAddress": "node"}
 
 
 async def exposition(pages: Iterable[str]) -> bytes:
@@ -39,7 +40,11 @@ def _collect(text: str, families: dict[str, Metric]) -> None:
         name = family.name.removeprefix(_PREFIX)
         kept = families.setdefault(name, Metric(name, family.documentation, family.type))
         for sample in family.samples:
-            labels = {key: sample.labels[key] for key in _KEPT_LABELS if key in sample.labels}
+            labels = {
+                ours: sample.labels[theirs]
+                for theirs, ours in _KEPT_LABELS.items()
+                if theirs in sample.labels
+            }
             kept.add_sample(sample.name.removeprefix(_PREFIX), labels, sample.value)
 
 

@@ -10,6 +10,7 @@ from serving.errors import ApiError, ErrorBody, install_handlers
 from serving.galleries.search import Galleries
 from serving.http.access import Access, document_tokens
 from serving.http.classes import class_routes
+from serving.http.docs import DOCS_PATHS, docs_routes
 from serving.http.feeds import feed_routes
 from serving.http.galleries import gallery_routes
 from serving.http.inference import inference_routes
@@ -23,7 +24,7 @@ from serving.watches.feed import Feeds, WatchCounts
 from serving.watches.watch import Watches
 
 # What says nothing of the model, and may be asked without a token.
-_OPEN_PATHS = ("/health", *PAGE_PATHS)
+_OPEN_PATHS = ("/health", *PAGE_PATHS, *DOCS_PATHS)
 
 
 class Health(BaseModel):
@@ -38,7 +39,12 @@ def build_api(
 ) -> FastAPI:
     """The application; `metrics` gives the page at /metrics, `watches` are where all replicas have
     theirs."""
-    api = FastAPI(title="kway", description="Is this picture, or text, of class C?", redoc_url=None)
+    api = FastAPI(
+        title="kway",
+        description="Is this picture, or text, of class C?",
+        docs_url=None,  # those of FastAPI load their programs from elsewhere
+        redoc_url=None,
+    )
     install_handlers(api)
     if (token_file := service.config.token_file) is not None:
         document_tokens(api, _OPEN_PATHS)
@@ -53,6 +59,7 @@ def build_api(
     api.include_router(feed_routes(Feeds(service, watches, watch_counts)))
     api.include_router(inference_routes(service))
     api.include_router(page_routes())
+    api.include_router(docs_routes())
 
     @api.get("/health", responses={503: {"model": ErrorBody}})
     async def health() -> Health:

@@ -67,7 +67,7 @@ def page_routes() -> APIRouter:
     routes = APIRouter(include_in_schema=False)
     folder = files("serving").joinpath("page")
     served = {
-        path: _File(folder.joinpath(name).read_bytes(), _kind(name))
+        path: PageFile(folder.joinpath(name).read_bytes(), _kind(name))
         for path, name in _files().items()
     }
 
@@ -85,7 +85,7 @@ def page_routes() -> APIRouter:
     return routes
 
 
-class _File:
+class PageFile:
     """A file in memory; `kind` is its media type."""
 
     def __init__(self, content: bytes, kind: str) -> None:

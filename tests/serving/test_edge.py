@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
 
+import grpc
 import httpx
 import psutil
 import pytest
@@ -129,11 +130,11 @@ def written_by_ray() -> dict[str, str]:
     return json.loads(ran.stdout)
 
 
-def settings(port: int) -> Edge:
+def settings(port: int, grpc_port: int | None = None) -> Edge:
     return Edge(
         haproxy=get_haproxy_binary(),
         http_bind=f"127.0.0.1:{port}",
-        grpc_bind=None,
+        grpc_bind=None if grpc_port is None else f"127.0.0.1:{grpc_port}",
         max_body_bytes=LIMIT,
         head_seconds=HEAD_SECONDS,
         idle_seconds=30,
@@ -142,13 +143,17 @@ def settings(port: int) -> Edge:
 
 
 @contextmanager
-def started(text: str, replicas: list[type[Replica]]) -> Iterator[Proxy]:
+def started(
+    text: str, replicas: list[type[Replica]], *, grpc_port: int | None = None
+) -> Iterator[Proxy]:
     """HAProxy with the configuration `text`, its two servers being `replicas`, or none."""
     with TemporaryDirectory() as name:
-        yield from _started(Path(name), text, replicas)
+        yield from _started(Path(name), text, replicas, grpc_port)
 
 
-def _started(folder: Path, text: str, replicas: list[type[Replica]]) -> Iterator[Proxy]:
+def _started(
+    folder: Path, text: str, replicas: list[type[Replica]], grpc_port: int | None
+) -> Iterator[Proxy]:
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), replica) for replica in replicas]
     threads = [Thread(target=server.serve_forever, args=(0.05,)) for server in servers]
     for thread in threads:
@@ -157,7 +162,7 @@ def _started(folder: Path, text: str, replicas: list[type[Replica]]) -> Iterator
         text = text.replace(f"127.0.0.1:{place} ", f"127.0.0.1:{server.server_port} ")
     (folder / "haproxy.cfg").write_text(text.replace("FOLDER", str(folder)))
     port = free_port("127.0.0.1", 0)
-    settings(port).save(folder / "edge.json")
+    settings(port, grpc_port).save(folder / "edge.json")
     launcher = [sys.executable, "-I", "-S", edge.__file__, str(folder / "edge.json")]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -206,6 +211,13 @@ def refusal(answer: httpx.Response) -> tuple[int, str]:
 
 def raw(proxy: Proxy) -> socket.socket:
     return socket.create_connection(("127.0.0.1", proxy.port), timeout=20)
+
+
+def said(proxy: Proxy, request: bytes) -> bytes:
+    """All that is answered to these bytes, until the proxy closes the connection."""
+    with raw(proxy) as connection:
+        connection.sendall(request)
+        return connection.makefile("rb").read()
 
 
 def test_it_listens_where_it_should_and_nowhere_else(proxy: Proxy) -> None:
@@ -264,11 +276,10 @@ def test_300_half_open_connections_are_closed_while_others_are_served(proxy: Pro
             connection.close()
 
 
-def test_a_stream_may_pause_and_an_answer_may_take_its_time(proxy: Proxy) -> None:
+@pytest.mark.parametrize("path", [b"/v1/query:stream", b"/v1/query%3Astream"])
+def test_a_stream_may_pause_and_an_answer_may_take_its_time(proxy: Proxy, path: bytes) -> None:
     with raw(proxy) as connection:
-        connection.sendall(
-            b"POST /v1/query:stream HTTP/1.1\r\nHost: kway\r\nContent-Length: 2\r\n\r\na"
-        )
+        connection.sendall(b"POST %b HTTP/1.1\r\nHost: kway\r\nContent-Length: 2\r\n\r\na" % path)
         time.sleep(2 * HEAD_SECONDS)
         connection.sendall(b"b")
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
@@ -277,9 +288,13 @@ def test_a_stream_may_pause_and_an_answer_may_take_its_time(proxy: Proxy) -> Non
 
 def test_a_large_body_is_refused_before_any_of_it_is_sent(proxy: Proxy) -> None:
     before = len(proxy.asked)
-    with raw(proxy) as connection:
-        connection.sendall(HEAD + b"Content-Length: 268435456\r\n\r\n")
-        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+    for stated in (
+        b"Content-Length: 268435456\r\n\r\n",
+        b"Content-Length: 4294967297\r\n\r\n",  # one byte, in 32 bits
+        b"Content-Length: 9223372036854775807\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n10000000\r\n",
+    ):
+        assert said(proxy, HEAD + stated).startswith(b"HTTP/1.1 413 ")
     answer = httpx.post(f"{proxy.url}/v1/query", content=b"x" * (LIMIT + 1))
     assert refusal(answer) == (413, "body_too_large")
     assert len(proxy.asked) == before
@@ -305,13 +320,75 @@ def test_what_ray_refuses_in_plain_text_has_the_one_shape_of_errors(
     assert httpx.get(f"{proxy.url}/plain/200").text == "Request dropped"
 
 
-def test_what_is_no_http_is_refused(proxy: Proxy) -> None:
-    """In HAProxy's own words: it has no setting for them before a request is read."""
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"no request\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",  # HTTP/2, which has rules of its own
+        HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        HEAD + b"Content-Length: +1\r\n\r\na",
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        HEAD + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+        HEAD + b"Host: another\r\n\r\n",
+        HEAD + b"X-Bad: a\x00b\r\n\r\n",
+        HEAD + b"X Bad: a\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_or_could_be_read_in_two_ways_is_refused(
+    proxy: Proxy, request_: bytes
+) -> None:
+    """In HAProxy's own words: 2.8 has no setting for them before a request is read, but silence."""
     before = len(proxy.asked)
-    with raw(proxy) as connection:
-        connection.sendall(b"no request\r\n\r\n")
-        assert connection.makefile("rb").read().startswith(b"HTTP/1.1 400 ")
+    assert said(proxy, request_).startswith(b"HTTP/1.1 400 ")
     assert len(proxy.asked) == before
+
+
+def test_no_second_request_hides_in_the_body_of_a_first(proxy: Proxy) -> None:
+    hidden = b"GET /hidden HTTP/1.1\r\nHost: kway\r\n\r\n"
+    length = b"Content-Length: %d\r\n" % (5 + len(hidden))
+    body = b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + hidden
+    answers = said(proxy, b"POST /first HTTP/1.1\r\nHost: kway\r\n" + length + body)
+    assert answers.count(b"HTTP/1.1 ") == 1
+    assert "/first" in proxy.asked
+    assert "/hidden" not in proxy.asked
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/-/routes",
+        b"/-/ROUTES?x=1",
+        b"/-/healthz",
+        b"/-/",
+        b"/%2d/routes",
+        b"/%2D%2Froutes",
+        b"/-%2fhealthz",
+        b"http://kway/-/routes",
+        b"*",
+        b"v1/model",
+    ],
+)
+def test_rays_own_pages_and_what_is_no_path_are_404(proxy: Proxy, path: bytes) -> None:
+    before = len(proxy.asked)
+    answer = said(proxy, b"GET %b HTTP/1.1\r\nHost: kway\r\nConnection: close\r\n\r\n" % path)
+    head, body = answer.split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 404 ")
+    assert json.loads(body)["error"]["code"] == "no_such_path"
+    assert len(proxy.asked) == before
+
+
+def test_rays_own_services_of_grpc_are_unimplemented(written_by_ray: dict[str, str]) -> None:
+    port = free_port("127.0.0.1", 0)
+    with (
+        started(written_by_ray["grpc"], [replica(), replica()], grpc_port=port),
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        for name in ("Healthz", "ListApplications"):
+            with pytest.raises(grpc.RpcError) as refused:
+                channel.unary_unary(f"/ray.serve.RayServeAPIService/{name}")(b"", timeout=20)
+            assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_body_that_does_not_arrive_is_refused_in_the_one_shape_of_errors(proxy: Proxy) -> None:
@@ -333,6 +410,10 @@ def test_headers_that_ray_would_obey_do_not_reach_it(proxy: Proxy) -> None:
     }
     found = httpx.get(f"{proxy.url}/v1/model", headers=sent).json()["headers"]
     assert set(found) & {name.lower() for name in sent} == {"authorization"}
+    for given in (["a-1", b"\xff"], [b"\xff", "a-1"], [b"\xff,a-1"], ["a-1,b-2"]):
+        twice = [("x-request-id", value) for value in given]
+        found = httpx.get(f"{proxy.url}/v1/model", headers=twice).json()["headers"]
+        assert "x-request-id" not in found
     kept = httpx.get(f"{proxy.url}/v1/model", headers={"x-request-id": "a-1"}).json()["headers"]
     assert "x-request-id" in kept
 

@@ -1,0 +1,26 @@
+// Swagger UI over this server's OpenAPI document, with the token of this tab in every request.
+import { Api } from "./api.js";
+import { byId } from "./elements.js";
+import { Tokens } from "./tokens.js";
+
+const tokens = new Tokens();
+
+try {
+  const spec = await new Api(tokens).ask("GET", "openapi.json");
+  spec.servers = [{ url: new URL(".", document.baseURI).href }];
+  globalThis.SwaggerUIBundle({
+    spec,
+    domNode: byId("operations"),
+    deepLinking: true,
+    validatorUrl: null, // the default asks another server
+    requestInterceptor: withToken,
+  });
+} catch (error) {
+  byId("trouble").textContent = `The documentation cannot be shown: ${error.message}`;
+  byId("trouble").hidden = false;
+}
+
+function withToken(request) {
+  if (tokens.current !== null) request.headers.Authorization ??= `Bearer ${tokens.current}`;
+  return request;
+}
