@@ -1,13 +1,13 @@
 """Errors as clients see them: one JSON shape, `{"error": {"code", "message"}}`."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -50,7 +50,13 @@ def error_response(
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
 
 
-def describe_invalid(errors: list) -> str:
+def invalid(code: str, error: ValidationError, *, status: int = 422) -> ApiError:
+    """What is wrong with what a client sent; its value is not repeated."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return ApiError(status, code, _first_of(found))
+
+
+def _first_of(errors: Sequence[Any]) -> str:
     """The first of pydantic's errors, as one line."""
     first = errors[0]
     where = ".".join(str(part)[:80] for part in first["loc"] if part not in ("query", "body"))
@@ -72,7 +78,7 @@ def install_handlers(api: FastAPI) -> None:
 
     @api.exception_handler(RequestValidationError)
     async def invalid_parameters(_: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(422, "invalid_parameter", describe_invalid(list(error.errors())))
+        return error_response(422, "invalid_parameter", _first_of(error.errors()))
 
     @api.exception_handler(ClientDisconnect)
     async def nobody_waits(_: Request, error: Exception) -> JSONResponse:

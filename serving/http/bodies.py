@@ -13,7 +13,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from serving.config import ServingConfig
-from serving.errors import ApiError, describe_invalid
+from serving.errors import ApiError, invalid
 from serving.http.encoded import picture_bytes
 from serving.http.forms import known_charset, parse_form, pictures, text_fields
 from serving.http.parameters import QuestionParameters, check_class_count
@@ -129,8 +129,7 @@ def _validated(values: object) -> QueryBody:
     try:
         return QueryBody.model_validate(values)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False, include_context=False)
-        raise ApiError(422, "invalid_query", describe_invalid(errors)) from error
+        raise invalid("invalid_query", error) from error
 
 
 def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:

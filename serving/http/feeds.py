@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, Valid
 from starlette.requests import ClientDisconnect
 
 from serving.config import ServingConfig
-from serving.errors import REFUSALS, ApiError, describe_invalid
+from serving.errors import REFUSALS, ApiError, invalid
 from serving.http.bodies import content_type
 from serving.http.frames import FrameIn, frame_of_bytes, frame_of_json
 from serving.http.lines import split_lines
@@ -46,7 +46,8 @@ class FeedLine(RootModel[WatchHit | FrameError | Acknowledged | Dropped | FeedDo
 def feed_routes(feeds: Feeds) -> APIRouter:
     """The routes that frames come in by; feeds are limited in number apart from requests."""
     routes, config = APIRouter(), feeds.service.config
-    reads, places = feeds.service.model.reads, Places(config.max_feeds, "feeds")
+    reads = feeds.service.model.reads
+    places = Places(config.max_feeds, "feeds", most_each=config.max_feeds_per_client)
     refused: dict[int | str, dict[str, Any]] = {
         code: {"description": "Refused", **REFUSALS[code]} for code in (400, 415, 422, 429)
     }
@@ -83,7 +84,7 @@ def feed_routes(feeds: Feeds) -> APIRouter:
             raise ApiError(415, "unknown_content_type", message)
 
         async def work(request: Request, out: LinesOut) -> None:
-            async with _followed(feeds, places):
+            async with _followed(feeds, places, request.state.client):
                 await out.start()
                 run = _feed(feeds, feed, request.state.client, asked, out.line)
                 await run(frames_of_lines(request.stream(), reads, config), latest=asked.latest)
@@ -96,7 +97,7 @@ def feed_routes(feeds: Feeds) -> APIRouter:
         async with opened(socket, config, config.feed_idle_seconds) as out:
             name = _checked(lambda: _NAME.validate_python(feed))
             asked = _checked(lambda: FeedParameters.model_validate(dict(socket.query_params)))
-            async with _followed(feeds, places):
+            async with _followed(feeds, places, socket.state.client):
                 run = _feed(feeds, name, socket.state.client, asked, out.line)
                 await run(frames_of_messages(socket, reads, config), latest=asked.latest)
 
@@ -167,14 +168,13 @@ def _checked(validate: Callable[[], T]) -> T:
     try:
         return validate()
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False, include_context=False)
-        raise ApiError(422, "invalid_parameter", describe_invalid(errors)) from error
+        raise invalid("invalid_parameter", error) from error
 
 
 @asynccontextmanager
-async def _followed(feeds: Feeds, places: Places) -> AsyncIterator[None]:
+async def _followed(feeds: Feeds, places: Places, client: str) -> AsyncIterator[None]:
     """A place among the feeds, and a fresh copy of the watches; ApiError where there is none."""
-    with places.one():
+    with places.one(client):
         try:
             async with feeds.live.followed():
                 yield

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 
 from serving.config import ServingConfig
-from serving.errors import ApiError, describe_invalid
+from serving.errors import ApiError, invalid
 from serving.http.bodies import one_input
 from serving.http.strict_json import parse_json
 from serving.watches.frame import Frame
@@ -62,8 +62,7 @@ def _content(found: object, reads: Reads, limits: ServingConfig) -> bytes | str:
     try:
         frame = FrameIn.model_validate(found)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False, include_context=False)
-        raise ApiError(422, "invalid_frame", describe_invalid(errors)) from error
+        raise invalid("invalid_frame", error) from error
     found = one_input(frame.image, frame.text, "invalid_frame", reads, limits)
     return found if isinstance(found, str) else _bounded(found, limits.max_frame_bytes)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
-from serving.errors import REFUSALS, ApiError, ErrorBody, describe_invalid
+from serving.errors import REFUSALS, ApiError, ErrorBody, invalid
 from serving.galleries.gallery import Gallery
 from serving.galleries.hits import Hits
 from serving.galleries.search import Galleries
@@ -125,8 +125,7 @@ async def _read(request: Request, service: Service) -> SearchBody:
     try:
         asked = SearchBody.model_validate(parse_json(raw))
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False, include_context=False)
-        raise ApiError(422, "invalid_query", describe_invalid(errors)) from error
+        raise invalid("invalid_query", error) from error
     check_class_count(len(asked.classes), service.config.max_classes)
     if len(asked.classes) * asked.limit > _MAX_HITS:
         raise ApiError(

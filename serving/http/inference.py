@@ -16,7 +16,7 @@ from pydantic import (
     ValidationError,
 )
 
-from serving.errors import ApiError, describe_invalid
+from serving.errors import ApiError, invalid
 from serving.http.bodies import bounded
 from serving.http.encoded import picture_bytes
 from serving.http.strict_json import parse_json
@@ -199,8 +199,7 @@ def _parsed(raw: bytes) -> InferenceRequest:
     try:
         return InferenceRequest.model_validate(parse_json(raw))
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False, include_context=False)
-        raise ApiError(400, "invalid_inference", describe_invalid(errors)) from error
+        raise invalid("invalid_inference", error, status=400) from error
 
 
 def _inference(body: InferenceRequest) -> Inference:

@@ -14,10 +14,11 @@ from pydantic import (
 )
 
 from serving.answer import Question, threshold_of
-from serving.errors import REFUSALS, ApiError, describe_invalid
+from serving.errors import REFUSALS, ApiError, invalid
 from serving.http.bodies import bounded, content_type
 from serving.http.ndjson import NDJSON, LinesOut, NdjsonAnswer, while_there
 from serving.http.parameters import check_class_count
+from serving.http.places import Places
 from serving.http.sockets import opened, until_left
 from serving.http.strict_json import parse_json
 from serving.http.watch_bodies import (
@@ -31,6 +32,7 @@ from serving.http.watch_bodies import (
 from serving.service import Service
 from serving.watches.listening import listen_to
 from serving.watches.watch import (
+    ListenerLimitError,
     Terms,
     UnknownListenerError,
     UnknownWatchError,
@@ -48,6 +50,7 @@ _SEND_SECONDS = 60.0
 def watch_routes(service: Service, watches: Watches) -> APIRouter:
     """The routes of standing queries. A client sees its own alone."""
     routes = APIRouter()
+    places = Places(service.config.max_listeners, "listeners")
 
     async def described(watch: Watch) -> WatchInfo:
         return await service.in_thread(_describe, service, watch)
@@ -119,7 +122,7 @@ def watch_routes(service: Service, watches: Watches) -> APIRouter:
                     await out.start()
                 await out.line(line)
 
-            with _as_api_errors():
+            with places.one(), _as_api_errors():
                 heard = listen_to(watches, request.state.client, watch_id, write)
                 await while_there(left, heard)
 
@@ -129,7 +132,7 @@ def watch_routes(service: Service, watches: Watches) -> APIRouter:
     async def live(socket: WebSocket, watch_id: str) -> None:
         """The same as JSON text messages."""
         async with opened(socket, service.config, _SEND_SECONDS) as out:
-            with _as_api_errors():
+            with places.one(), _as_api_errors():
                 heard = listen_to(watches, socket.state.client, watch_id, out.line)
                 await while_there(lambda: until_left(socket), heard)
 
@@ -160,8 +163,7 @@ async def _read(request: Request, model: type[T], seconds: float) -> T:
     try:
         return model.model_validate(parse_json(raw))
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False, include_context=False)
-        raise ApiError(422, "invalid_watch", describe_invalid(errors)) from error
+        raise invalid("invalid_watch", error) from error
 
 
 async def _checked_names(
@@ -247,6 +249,8 @@ def _as_api_errors() -> Iterator[None]:
         yield
     except UnknownWatchError as error:
         raise ApiError(404, "unknown_watch", str(error)) from error
+    except ListenerLimitError as error:
+        raise ApiError(429, "too_many_listeners", str(error), {"Retry-After": "10"}) from error
     except WatchLimitError as error:
         raise ApiError(429, "too_many_watches", str(error), {"Retry-After": "10"}) from error
     except UnknownListenerError as error:

@@ -4,10 +4,10 @@ The Ray actor (`serving/watches/actor.py`) is this, in a process of its own.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 from serving.config import ServingConfig
+from serving.watches.clock import SteadyClock
 from serving.watches.listeners import Listeners
 from serving.watches.registry import Registry
 from serving.watches.watch import Changes, Letters, Terms, Watch
@@ -20,9 +20,10 @@ class Board:
         self,
         config: ServingConfig,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         kept: MutableMapping[str, bytes] | None = None,
     ) -> None:
+        clock = SteadyClock() if clock is None else clock
         self._registry = Registry(config, clock=clock, kept={} if kept is None else kept)
         self._listeners = Listeners(clock)
         self._listened: set[str] = set()
@@ -76,7 +77,11 @@ class Board:
         self._registry.get(client, watch_id)
         config = self._registry.config
         listener = self._listeners.join(
-            watch_id, most=config.max_watch_listeners, most_hits=config.max_listener_hits
+            client,
+            watch_id,
+            most=config.max_watch_listeners,
+            most_each=config.max_listeners_per_client,
+            most_hits=config.max_listener_hits,
         )
         self._tell()
         return listener

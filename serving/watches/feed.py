@@ -4,7 +4,6 @@ However many watches look at the feed. A frame that no watch looks at costs none
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -137,7 +136,7 @@ class Feed:
     async def _hits(self, frame: Frame, content: bytes | str, plan: Plan) -> list[WatchHit]:
         """Pass all hits on to those who listen; the sender's own come back."""
         features = await self._in_turn(content)
-        matches = await self._service.in_thread(plan.matches, features, time.time())
+        matches = await self._service.in_thread(plan.matches, features, self._feeds.live.now())
         self._feeds.counts.count_hits(len(matches))
         own = []
         for match in matches:

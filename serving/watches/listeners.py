@@ -8,7 +8,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 
-from serving.watches.watch import Letters, UnknownListenerError, WatchLimitError
+from serving.watches.watch import Letters, ListenerLimitError, UnknownListenerError
 
 # A listener takes its hits every few seconds; the replica of one that does not has died.
 _LEASE_SECONDS = 60.0
@@ -17,15 +17,15 @@ _LEASE_SECONDS = 60.0
 class Listener:
     """One that listens; `news` is set while something waits for it."""
 
-    def __init__(self, watch_id: str, most: int, now: float) -> None:
-        self.watch_id, self.taken_at = watch_id, now
+    def __init__(self, client: str, watch_id: str, most: int, now: float) -> None:
+        self.client, self.watch_id, self.taken_at = client, watch_id, now
         self.news = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=most)
         self._dropped = 0
         self.ended: str | None = None
 
     def put(self, line: str) -> None:
-        self.drop(len(self._lines) == self._lines.maxlen)
+        self._dropped += len(self._lines) == self._lines.maxlen
         self._lines.append(line)
         self.news.set()
 
@@ -53,14 +53,18 @@ class Listeners:
         self._listeners: dict[str, Listener] = {}
         self._by_watch: dict[str, set[str]] = {}
 
-    def join(self, watch_id: str, *, most: int, most_hits: int) -> str:
-        """A new listener of a watch, which may have `most`; WatchLimitError beyond it."""
-        others = self._by_watch.setdefault(watch_id, set())
-        if len(others) >= most:
-            raise WatchLimitError(f"{most} listen to this watch, and no more may: end one of them")
+    def join(self, client: str, watch_id: str, *, most: int, most_each: int, most_hits: int) -> str:
+        """A new listener of a watch, which may have `most`, and a client `most_each`;
+        ListenerLimitError beyond it."""
+        if len(self._by_watch.get(watch_id, ())) >= most:
+            message = f"{most} listen to this watch, and no more may: end one of them"
+            raise ListenerLimitError(message)
+        if sum(one.client == client for one in self._listeners.values()) >= most_each:
+            message = f"{most_each} listen to your watches, and no more may: end one of them"
+            raise ListenerLimitError(message)
         listener = secrets.token_hex(8)
-        others.add(listener)
-        self._listeners[listener] = Listener(watch_id, most_hits, self._clock())
+        self._by_watch.setdefault(watch_id, set()).add(listener)
+        self._listeners[listener] = Listener(client, watch_id, most_hits, self._clock())
         return listener
 
     def get(self, listener: str) -> Listener:

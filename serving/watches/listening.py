@@ -14,7 +14,7 @@ async def listen_to(
 ) -> None:
     """Write the hits of a watch until it ends.
 
-    Raises UnknownWatchError and WatchLimitError before the first line, and UnknownListenerError
+    Raises UnknownWatchError and ListenerLimitError before the first line, and UnknownListenerError
     and WatchesDownError at any time.
     """
     listener = await watches.listen(client, watch_id)

@@ -5,6 +5,7 @@ Where the watches do not answer, the copy goes on without news; it still lets wa
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,6 +23,7 @@ class LiveWatches:
         self._watches = watches
         self._held: dict[str, Held] = {}
         self.version: tuple[str, int] = ("", 0)
+        self._ahead = 0.0
         self._followers = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -52,6 +54,10 @@ class LiveWatches:
             if one.watch.looks_at(feed) and (one.is_listened or one.watch.client == client)
         ]
 
+    def now(self) -> float:
+        """The time by the clock that ends the watches, whatever this machine's own says."""
+        return time.monotonic() + self._ahead
+
     def __len__(self) -> int:
         return len(self._held)
 
@@ -72,6 +78,7 @@ class LiveWatches:
         self._apply(await self._watches.changed_since(epoch, version, wait_seconds))
 
     def _apply(self, changes: Changes) -> None:
+        self._ahead = changes.now - time.monotonic()
         epoch, version = self.version
         if changes.epoch == epoch and changes.version <= version:
             return  # another poll was faster

@@ -36,5 +36,7 @@ class Outbox:
             self._lost.clear()
             try:
                 await self._watches.publish(hits, lost)
-            except WatchesDownError:  # its listeners hear of the restart and listen anew
+            except WatchesDownError:
                 self._on_lost(len(hits))
+                self._lost.update(lost)  # who still listens is told with the next ones
+                self._lost.update(watch_id for watch_id, _ in hits)

@@ -106,7 +106,8 @@ class Registry:
             if is_whole or self._changed_at[watch.id] > version
         ]
         gone = [watch_id for at, watch_id in self._removals if at > version and not is_whole]
-        return Changes(self.epoch, self.version, is_whole, tuple(news), tuple(gone))
+        now = self._clock()
+        return Changes(self.epoch, self.version, now, is_whole, tuple(news), tuple(gone))
 
     def _check_room(self, client: str) -> None:
         own, most = len(self.owned(client)), self.config.max_watches_per_client

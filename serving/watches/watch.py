@@ -50,11 +50,13 @@ class Held:
 class Changes:
     """What is new since a version; `is_whole`: `held` is all there is.
 
-    `epoch` is another after a restart of the place that holds the watches.
+    `epoch` is another after a restart of the place that holds the watches; `now` is the time by the
+    clock that ends them.
     """
 
     epoch: str
     version: int
+    now: float
     is_whole: bool
     held: tuple[Held, ...]
     gone: tuple[str, ...]
@@ -86,7 +88,11 @@ class UnknownListenerError(WatchError):
 
 
 class WatchLimitError(WatchError):
-    """There are too many of something."""
+    """There are too many watches."""
+
+
+class ListenerLimitError(WatchError):
+    """There are too many that listen."""
 
 
 class WatchesDownError(WatchError):
@@ -123,7 +129,7 @@ class Watches(Protocol):
         ...
 
     async def listen(self, client: str, watch_id: str) -> str:
-        """A new listener's id. Raises UnknownWatchError and WatchLimitError."""
+        """A new listener's id. Raises UnknownWatchError and ListenerLimitError."""
         ...
 
     async def take(self, listener: str, wait_seconds: float) -> Letters:

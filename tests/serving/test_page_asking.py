@@ -1,0 +1,214 @@
+"""What a person asks at the page about pictures and texts, and reads there: the API's answers."""
+
+import base64
+import re
+from pathlib import Path
+
+import numpy as np
+from playwright.sync_api import Browser, Page, expect
+
+from tests.serving.at_the_page import (
+    NAMES,
+    answered,
+    assert_same,
+    browser,
+    bundle,
+    choose,
+    file,
+    gallery,
+    give,
+    page,
+    picture,
+    shown,
+    url,
+)
+from tests.serving.browsing import until, visit
+from tests.serving.in_process import application, listening
+from tests.tiny_bundle import write_of_texts
+
+__all__ = ["browser", "bundle", "gallery", "page", "url"]  # fixtures
+
+
+def test_by_keyboard_alone_a_class_is_found_a_picture_chosen_and_the_apis_verdict_read(
+    page: Page, url: str
+) -> None:
+    contents = [picture(seed) for seed in range(7)]  # more than two requests may hold
+    files = [file(f"{place}.png", content) for place, content in enumerate(contents)]
+    page.on("filechooser", lambda opened: opened.set_files(files))  # type: ignore[arg-type]
+    expect(page.locator("#class-input")).to_be_focused()
+    page.keyboard.type("käse")
+    expect(page.get_by_role("option")).to_have_text([re.compile("Käsekuchen, groß")])
+    page.keyboard.press("Enter")
+    page.keyboard.type("never")
+    expect(page.get_by_role("option")).to_have_count(1)
+    page.keyboard.press("Enter")
+    for _ in range(10):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "choose files":
+            break
+    expect(page.get_by_role("button", name="choose files")).to_be_focused()
+    expect(page.locator(".chip")).to_have_count(2)
+    page.keyboard.press("Enter")
+    expect(page.locator(".verdict")).to_have_count(14)
+    wanted = answered(url, contents, classes=[0, 6], recall=0.9)
+    assert_same(shown(page), wanted)
+    words = {word for card in wanted for _, _, word in card}
+    assert words == {"Yes", "No"}
+    yes = sum(card[1][2] == "Yes" for card in wanted)
+    expect(page.locator("#summary")).to_contain_text(f"{NAMES[6]}: yes for {yes} of 7")
+    assert page.locator("#cards .source").first.inner_text().startswith("threshold 0.00, the class")
+
+
+def test_the_combobox_follows_the_arrows_and_escape_and_backspace(page: Page) -> None:
+    field = page.get_by_role("combobox")
+    page.keyboard.type("s")
+    expect(field).to_have_attribute("aria-expanded", "true")
+    options = page.get_by_role("option")
+    assert options.count() > 2
+    for key, place in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1)):
+        page.keyboard.press(key)
+        active = field.get_attribute("aria-activedescendant")
+        expect(options.nth(place)).to_have_id(active or "")
+        expect(options.nth(place)).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("Escape")
+    expect(field).to_have_attribute("aria-expanded", "false")
+    assert field.get_attribute("aria-activedescendant") is None
+    assert field.input_value() == "s"
+    page.keyboard.press("Escape")
+    assert field.input_value() == ""
+    page.keyboard.type("zzz")
+    expect(page.locator("#class-more")).to_have_text("No class has “zzz” in its name.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".chip")).to_have_count(0)
+    field.fill("")
+    choose(page, 3)
+    page.keyboard.press("Backspace")
+    expect(page.locator(".chip")).to_have_count(0)
+
+
+def test_pictures_that_are_dropped_or_pasted_are_asked_about(page: Page, url: str) -> None:
+    choose(page, 0)
+    for event, seed in (("drop", 1), ("paste", 2)):
+        page.evaluate(
+            """([event, content]) => {
+                const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+                const data = new DataTransfer();
+                data.items.add(new File([bytes], "a.png", { type: "image/png" }));
+                const options = { bubbles: true, cancelable: true };
+                document.body.dispatchEvent(event === "drop"
+                    ? new DragEvent("drop", { ...options, dataTransfer: data })
+                    : new ClipboardEvent("paste", { ...options, clipboardData: data }));
+            }""",
+            [event, base64.b64encode(picture(seed)).decode()],
+        )
+    expect(page.locator(".verdict")).to_have_count(2)
+    assert_same(shown(page), answered(url, [picture(1), picture(2)], classes=[0], recall=0.9))
+    drawn = "[...document.querySelectorAll('.card img')].map((one) => one.naturalWidth)"
+    until(page, f"({drawn}).every(Boolean)")
+    assert page.evaluate(drawn) == [30, 30]
+
+
+def test_a_broken_picture_is_refused_where_it_stands_and_the_others_are_answered(
+    page: Page, url: str
+) -> None:
+    good = [picture(seed) for seed in range(4)]
+    give(page, good[0], b"no picture", good[1], b"", *good[2:])
+    expect(page.locator("#summary")).to_contain_text("choose a class")
+    choose(page, 0)
+    expect(page.locator(".verdict")).to_have_count(4)
+    problems = page.locator(".card:nth-child(2) .problem, .card:nth-child(4) .problem")
+    expect(problems).to_have_count(2)
+    expect(page.locator(".problem")).to_have_count(2)
+    assert "images[" not in problems.first.inner_text()
+    found = [card for card in shown(page) if card]
+    assert_same(found, answered(url, good, classes=[0], recall=0.9))
+    expect(page.locator("#summary")).to_contain_text("2 not answered")
+    page.locator(".card:nth-child(2) .remove").click()
+    expect(page.locator(".card")).to_have_count(5)
+    page.locator("#clear").click()
+    expect(page.locator("#answers")).to_be_hidden()
+
+
+def test_what_decides_may_be_a_score_another_recall_or_nothing(page: Page, url: str) -> None:
+    contents = [picture(0)]  # alone in its batch: not a bit of its score changes
+    choose(page, 0, 6)
+    give(page, *contents)
+    expect(page.locator(".verdict")).to_have_count(2)
+    expect(page.locator(".source").nth(1)).to_contain_text("pooled over all classes")
+    wanted = answered(url, contents, classes=[0, 6])
+    bar = wanted[0][0][1]  # exactly the first score: it is reached
+    page.get_by_label("Score that decides").fill(repr(bar))
+    expect(page.locator(".source").first).to_contain_text("your own")
+    assert_same(shown(page), answered(url, contents, classes=[0, 6], threshold=bar))
+    assert shown(page)[0][0][2] == "Yes"
+    page.get_by_label("recall 99 %").check()
+    expect(page.locator(".source").nth(1)).to_contain_text("no threshold")
+    assert_same(shown(page), answered(url, contents, classes=[0, 6], recall=0.99))
+    page.get_by_label("nothing: show scores").check()
+    expect(page.locator(".badge")).to_have_count(0)
+    expect(page.locator(".score")).to_have_count(2)
+    scores = [float(one.get_attribute("value") or 0) for one in page.locator(".score").all()]
+    assert scores == [score for card in wanted for _, score, _ in card]
+
+
+def test_the_dot_and_the_bar_stand_where_the_numbers_are(page: Page) -> None:
+    choose(page, 0)
+    give(page, *(picture(seed) for seed in range(5)))
+    expect(page.locator(".verdict")).to_have_count(5)
+    page.emulate_media(reduced_motion="reduce")
+    places = page.evaluate(
+        """[...document.querySelectorAll(".verdict")].map((row) => {
+            const middle = (one) => {
+                const box = row.querySelector(one).getBoundingClientRect();
+                const line = row.querySelector(".line").getBoundingClientRect();
+                return (box.left + box.right) / 2 - line.left;
+            };
+            return [row.querySelector(".score").value, middle(".dot"), middle(".threshold")];
+        })"""
+    )
+    scores, dots, bars = (np.array([float(one[part]) for one in places]) for part in range(3))
+    slope, zero = np.polyfit(scores, dots, 1)
+    assert slope > 0
+    np.testing.assert_allclose(dots, slope * scores + zero, atol=0.3)
+    np.testing.assert_allclose(bars, zero, atol=0.3)  # the threshold of class 0 is 0
+
+
+def test_a_class_that_was_asked_before_costs_no_request(page: Page) -> None:
+    choose(page, 0)
+    give(page, picture(0))
+    expect(page.locator(".verdict")).to_have_count(1)
+    choose(page, 3)
+    expect(page.locator(".verdict")).to_have_count(2)
+    queries: list[str] = []
+    page.on(
+        "request", lambda request: queries.append(request.url) if "query" in request.url else None
+    )
+    page.get_by_label(f"Remove {NAMES[3]}").click()
+    expect(page.locator(".verdict")).to_have_count(1)
+    choose(page, 3)
+    expect(page.locator(".verdict")).to_have_count(2)
+    assert queries == []
+
+
+def test_texts_are_asked_one_a_line_and_fed_to_a_watch(browser: Browser, tmp_path: Path) -> None:
+    texts = ["a cat", "hund <b>& 猫</b> 🐶", "a dog", "and a cat", "x" * 301]
+    api = application(write_of_texts(tmp_path / "texts"), max_inputs=2, max_text_chars=300)
+    with listening(api) as url, visit(browser, url) as page:
+        expect(page.locator("#tab-gallery")).to_be_hidden()
+        page.keyboard.type("samo")
+        page.keyboard.press("Enter")
+        page.locator("#text-input").fill("\n\n".join(texts) + "\n")
+        page.locator("#text-input").press("Control+Enter")
+        expect(page.locator(".verdict")).to_have_count(4)
+        assert_same(shown(page)[:4], answered(url, texts[:4], classes=[2], recall=0.9))
+        assert page.locator(".card .text").all_inner_texts() == texts
+        expect(page.locator(".card:nth-child(5) .problem")).to_contain_text(
+            "has 301 characters, and the server takes 300"
+        )
+        page.get_by_label("Score that decides").fill("-1000")
+        page.get_by_role("tab", name="Live watch").click()
+        page.get_by_role("button", name="Watch for these classes").click()
+        expect(page.locator(".watch").get_by_role("status")).to_have_text("listening")
+        page.get_by_label("Text", exact=True).fill(texts[1])
+        page.get_by_label("Text", exact=True).press("Enter")
+        expect(page.locator(".heard .text")).to_have_text(texts[1])

@@ -1,0 +1,49 @@
+"""A gallery at the page: the API's hits, page by page."""
+
+import httpx
+from playwright.sync_api import Page, expect
+
+from tests.serving.at_the_page import (
+    NUM_ITEMS,
+    browser,
+    bundle,
+    choose,
+    gallery,
+    page,
+    url,
+)
+from tests.serving.browsing import until
+
+__all__ = ["browser", "bundle", "gallery", "page", "url"]  # fixtures
+
+
+def test_a_gallery_shows_the_apis_hits_page_by_page_and_where_yes_ends(
+    page: Page, url: str
+) -> None:
+    search = f"{url}/v1/galleries/all/search"
+    wanted = httpx.post(search, json={"classes": [0], "limit": 1000}).json()["results"][0]["hits"]
+    matches = 30  # two pages of hits, and then some below
+    bar = wanted[matches - 1]["score"]
+    assert bar > wanted[matches]["score"]
+    choose(page, 0)
+    page.get_by_label("Score that decides").fill(repr(bar))
+    page.get_by_role("tab", name="Ask").press("ArrowRight")
+    hits = page.locator(".hit")
+    expect(hits).to_have_count(24)
+    more = page.locator(".ranking .button")
+    expect(page.locator(".ranking [role=status]")).to_contain_text(
+        f"{matches} of {NUM_ITEMS} pictures reach the threshold"
+    )
+    more.press("Enter")
+    expect(hits).to_have_count(matches)
+    assert page.locator(".hit.no, .boundary").count() == 0
+    expect(more).to_have_text("Show what comes below")
+    more.press("Enter")
+    expect(hits).to_have_count(NUM_ITEMS)
+    expect(more).to_be_hidden()
+    scores = [float(one.get_attribute("value") or 0) for one in hits.locator(".score").all()]
+    assert scores == [hit["score"] for hit in wanted]
+    assert hits.locator(".file").all_inner_texts() == [hit["name"] for hit in wanted]
+    kinds = page.evaluate("[...document.querySelectorAll('.hits li')].map((one) => one.className)")
+    assert kinds == ["hit yes"] * matches + ["boundary"] + ["hit no"] * (NUM_ITEMS - matches)
+    until(page, "document.querySelectorAll('.hit img').length === 40")

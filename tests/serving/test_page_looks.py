@@ -1,0 +1,128 @@
+"""How the page looks: names are text, it fits a phone, its text can be read, notices are shown."""
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.serving.at_the_page import (
+    NAMES,
+    browser,
+    bundle,
+    choose,
+    file,
+    gallery,
+    give,
+    page,
+    picture,
+    url,
+)
+from tests.serving.browsing import visit
+from tests.serving.in_process import application, listening
+from tests.tiny_bundle import write
+
+__all__ = ["browser", "bundle", "gallery", "page", "url"]  # fixtures
+
+
+def fits(page: Page) -> bool:
+    """Whether nothing makes the page wider than its window."""
+    return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_names_of_classes_and_files_are_text_and_never_html(page: Page) -> None:
+    page.locator("#class-input").click()
+    expect(page.get_by_role("option")).to_have_count(len(NAMES))
+    assert page.locator("[role=option] .found").all_inner_texts() == list(NAMES)
+    choose(page, 1, 2, 5)
+    files = [file("<img src=x onerror=alert(1)>.png", picture(0)), file('"><b>.png', b"broken")]
+    page.locator("#choose input").set_input_files(files)  # type: ignore[arg-type]
+    expect(page.locator(".verdict")).to_have_count(3)
+    assert page.locator(".class-name").all_inner_texts() == [NAMES[1], NAMES[2], NAMES[5]]
+    assert page.locator(".file").all_inner_texts() == [one["name"] for one in files]
+    assert page.evaluate("window.broken") is None
+    assert page.locator("main b, main script, img[src=x]").count() == 0
+    page.locator("#tab-gallery").click()
+    expect(page.locator(".ranking h2")).to_have_text([NAMES[1], NAMES[2], NAMES[5]])
+
+
+def test_at_360_pixels_nothing_is_wider_than_the_window(browser: Browser, url: str) -> None:
+    with visit(browser, url, viewport={"width": 360, "height": 720}, has_touch=True) as page:
+        assert fits(page)
+        page.locator("#class-input").click()
+        expect(page.get_by_role("option")).to_have_count(len(NAMES))
+        assert fits(page)
+        choose(page, 4, 0, 2)
+        page.locator("#choose input").set_input_files(
+            [file("w" * 90 + ".png", picture(0)), file("b.png", b"broken")]  # type: ignore[list-item]
+        )
+        expect(page.locator(".verdict")).to_have_count(3)
+        assert fits(page)
+        page.locator("#tab-gallery").click()
+        expect(page.locator(".ranking")).to_have_count(3)
+        page.locator(".ranking .button:visible").first.click()
+        expect(page.locator(".hit").first).to_be_visible()
+        assert fits(page)
+        page.locator("#tab-watch").click()
+        expect(page.locator("#room-watch")).to_be_visible()
+        assert fits(page)
+
+
+_CONTRASTS = """
+() => {
+    const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = (colour) => {
+        const [r, g, b] = parts(colour).slice(0, 3).map((one) => {
+            const c = one / 255;
+            return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+        });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (one) => {
+        for (; one; one = one.parentElement) {
+            const colour = getComputedStyle(one).backgroundColor;
+            if ((parts(colour)[3] ?? 1) === 1) return colour;
+        }
+        return "rgb(255, 255, 255)";
+    };
+    const found = {};
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const holder = walker.currentNode.parentElement;
+        const text = walker.currentNode.data.trim();
+        if (!text || !holder.checkVisibility({ visibilityProperty: true })) continue;
+        const pair = [light(getComputedStyle(holder).color), light(behind(holder))];
+        found[text.slice(0, 40)] = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+    }
+    return found;
+}
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_the_contrast_of_aa_in_light_and_dark(
+    browser: Browser, url: str, scheme: str
+) -> None:
+    with visit(browser, url, color_scheme=scheme) as page:
+        choose(page, 0, 6)
+        give(page, *(picture(seed) for seed in range(6)), b"broken")
+        expect(page.locator(".verdict")).to_have_count(12)
+        expect(page.locator(".badge.yes").first).to_be_visible()
+        expect(page.locator(".badge.no").first).to_be_visible()
+        page.locator("#class-input").click()
+        expect(page.get_by_role("option").first).to_be_visible()
+        contrasts = page.evaluate(_CONTRASTS)
+        assert len(contrasts) > 20
+        assert {text: ratio for text, ratio in contrasts.items() if ratio < 4.5} == {}
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) == (scheme == "dark")
+
+
+def test_a_loss_that_is_not_aligned_is_told_of(
+    browser: Browser, page: Page, tmp_path: Path
+) -> None:
+    expect(page.locator("#notice")).to_be_hidden()
+    changes = {"loss": {"kind": "ce", "aligned": False}}
+    bundle = write(tmp_path / "pets", changes=changes)
+    with listening(application(bundle)) as url, visit(browser, url) as other:
+        expect(other.locator("#notice")).to_contain_text("trained with ce, which is not aligned")

@@ -1,0 +1,92 @@
+"""A live watch at the page: made, fed, heard and deleted; the camera."""
+
+import base64
+import json
+
+import httpx
+from playwright.sync_api import Browser, Page, expect
+
+from tests.serving.at_the_page import (
+    NAMES,
+    TOKEN,
+    answered,
+    browser,
+    bundle,
+    choose,
+    file,
+    gallery,
+    guarded_url,
+    page,
+    picture,
+    url,
+)
+from tests.serving.browsing import until, visit
+
+__all__ = ["browser", "bundle", "gallery", "guarded_url", "page", "url"]  # fixtures
+
+
+def test_a_watch_is_made_fed_with_pictures_heard_from_elsewhere_and_deleted(
+    page: Page, url: str
+) -> None:
+    contents = [picture(seed) for seed in range(7)]
+    words = [card[0][2] for card in answered(url, contents, classes=[6], recall=0.9)]
+    page.get_by_role("tab", name="Live watch").click()
+    make = page.get_by_role("button", name="Watch for these classes")
+    expect(make).to_be_disabled()
+    choose(page, 6)
+    page.get_by_label("nothing: show scores").check()
+    expect(make).to_be_disabled()
+    page.get_by_label("recall 90 %").check()
+    make.click()
+    row = page.locator(".watch")
+    expect(row).to_contain_text(NAMES[6])
+    expect(row.get_by_role("status")).to_have_text("listening")
+    watch = httpx.get(f"{url}/v1/watches").json()["watches"][0]
+    assert (watch["recall"], watch["classes"][0]["class_id"]) == (0.9, 6)
+
+    files = [file(f"{place} <b>.png", content) for place, content in enumerate([*contents, b"x"])]
+    page.locator("#room-watch input[type=file]").set_input_files(files)  # type: ignore[arg-type]
+    expect(page.locator("#room-watch")).to_contain_text("8 frames answered, 1 hit")
+    expect(page.locator("#room-watch")).to_contain_text("7 <b>.png: not a picture")
+    hits = page.locator(".heard")
+    expect(hits).to_have_count(words.count("Yes"))
+    expect(hits.first).to_contain_text(f"{words.index('Yes')} <b>.png")
+    expect(hits.first.locator("img")).to_have_count(1)
+
+    line = json.dumps({"image": base64.b64encode(contents[words.index("Yes")]).decode()})
+    lines = {"content-type": "application/x-ndjson"}
+    httpx.post(f"{url}/v1/feeds/gate-7", content=f"{line}\n", headers=lines).raise_for_status()
+    expect(hits).to_have_count(words.count("Yes") + 1)
+    expect(hits.first).to_contain_text("feed gate-7")
+
+    before = watch["expires_at"]
+    row.get_by_role("button", name="Renew").click()
+    row.get_by_role("button", name="Stop listening").click()
+    expect(row.get_by_role("button", name="Listen", exact=True)).to_be_visible()
+    page.reload()
+    expect(page.locator("#rooms")).to_be_visible()
+    assert httpx.get(f"{url}/v1/watches").json()["watches"][0]["expires_at"] > before
+    page.get_by_role("tab", name="Live watch").click()
+    row.get_by_role("button", name="Delete").click()
+    expect(row).to_have_count(0)
+    assert httpx.get(f"{url}/v1/watches").json() == {"watches": []}
+
+
+def test_the_camera_feeds_a_watch_behind_a_token(browser: Browser, guarded_url: str) -> None:
+    with visit(browser, guarded_url, is_started=False) as page:
+        page.locator("#token-input").fill(TOKEN)
+        page.locator("#token-input").press("Enter")
+        expect(page.locator("#rooms")).to_be_visible()
+        choose(page, 0)
+        page.get_by_label("Score that decides").fill("-1000")
+        page.get_by_role("tab", name="Live watch").click()
+        page.get_by_role("button", name="Watch for these classes").click()
+        expect(page.locator(".watch").get_by_role("status")).to_have_text("listening")
+        page.get_by_role("button", name="Use the camera").click()
+        expect(page.locator(".heard").first).to_contain_text(NAMES[0])
+        until(page, "document.querySelector('.heard img').naturalWidth > 100")
+        page.get_by_role("button", name="Stop the camera").click()
+        expect(page.locator("video")).to_be_hidden()
+        assert page.evaluate("document.querySelector('video').srcObject") is None
+        page.get_by_role("button", name="Delete").click()
+        expect(page.locator(".watch")).to_have_count(0)

@@ -1,0 +1,274 @@
+"""Standing queries through a real server: Ray, its actor, HAProxy and two replicas."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from websockets.asyncio.client import connect as connect_async
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection
+
+from serving.config import ServingConfig
+from tests.serving.started import Server, bundle, end, start
+from tests.serving.watching import Feeding, feeding, frames, listening, pictures, socket_to, watch
+
+__all__ = ["bundle", "pictures"]  # fixtures
+REPLICAS, IDLE_SECONDS, HEAD_SECONDS = 2, 12.0, 7.0
+# More than Ray's places for requests that nobody counts (64): those must not be what is left.
+LISTENERS = 70
+SERVE = """
+import sys
+from pathlib import Path
+from serving.config import ServingConfig
+from serving.deploy.server import running
+from serving.deploy.stop_signal import StopSignal
+stop = StopSignal()
+with running(Path(sys.argv[2]), ServingConfig.model_validate_json(sys.argv[-1])) as found:
+    print("ready:", found.url, flush=True)
+    print(flush=True)
+    stop.hold(found.url)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    config = ServingConfig(
+        port=0,
+        replicas=REPLICAS,
+        max_requests=2,
+        max_streams=1,
+        request_timeout_seconds=20,
+        feed_idle_seconds=IDLE_SECONDS,
+        max_listeners=LISTENERS,
+        max_listeners_per_client=1000,
+        max_watch_listeners=1000,
+    )
+    errors = tmp_path_factory.mktemp("server") / "stderr"
+    command = [sys.executable, "-c", SERVE]
+    running = start(bundle, errors, config.model_dump_json(), start=command)
+    yield running
+    end(running)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    """A client; its watches are gone afterwards."""
+    with httpx.Client(base_url=server.url, timeout=30) as opened:
+        yield opened
+        for one in opened.get("/v1/watches").json()["watches"]:
+            opened.delete(f"/v1/watches/{one['id']}")
+
+
+def processes(server: Server, name: str) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return [child for child in children if name in child.name()]
+
+
+def eventually(happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def said(socket: ClientConnection) -> dict:
+    """The next line that says more than that the server lives."""
+    while (line := json.loads(socket.recv(timeout=30))) == {"waiting": True}:
+        pass
+    return line
+
+
+def assert_hit(line: dict, of: dict) -> None:
+    assert line.get("watch") == of["id"], line
+
+
+def test_hits_come_back_through_haproxy_while_the_body_is_still_sent(
+    server: Server, client: httpx.Client, pictures: list[bytes]
+) -> None:
+    made = watch(client)
+    with feeding(server.url, "/v1/feeds/door?acknowledge=true") as feed:
+        for place, picture in enumerate(pictures):
+            feed.send(frames([picture]))
+            heard = feed.line()
+            assert heard is not None
+            assert (heard["watch"], heard["frame"]) == (made["id"], place)
+            assert feed.line() == {"answered": place, "hits": 1}
+        feed.finish()
+        done = {"frames": len(pictures), "hits": len(pictures), "errors": 0, "dropped": 0}
+        assert feed.line() == {"done": done}
+        assert feed.line() is None
+
+
+@pytest.mark.slow
+def test_a_feed_is_silent_for_longer_than_a_head_may_take_and_goes_on(
+    server: Server, client: httpx.Client, pictures: list[bytes]
+) -> None:
+    made = watch(client)
+    with (
+        feeding(server.url, "/v1/feeds/door") as feed,
+        socket_to(server.url, "/v1/feeds/gate/frames") as socket,
+    ):
+        time.sleep(HEAD_SECONDS + 1)
+        feed.send(frames(pictures[:1]))
+        socket.send(pictures[0])
+        for heard in (feed.line(), said(socket)):
+            assert heard is not None
+            assert heard["watch"] == made["id"]
+        # And then for longer than a feed may be.
+        heard = feed.line()
+        assert heard is not None
+        assert heard["error"]["code"] == said(socket)["error"]["code"] == "idle"
+        assert feed.line() is None
+        with pytest.raises(ConnectionClosed) as caught:
+            socket.recv(timeout=20)
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 4408
+
+
+def test_listeners_over_both_ways_hear_hits_in_order_and_the_end(
+    server: Server, client: httpx.Client, pictures: list[bytes]
+) -> None:
+    made = watch(client)
+    with (
+        listening(client, made["id"]) as lines,
+        socket_to(server.url, f"/v1/watches/{made['id']}/live") as socket,
+        socket_to(server.url, "/v1/feeds/door/frames") as feed,
+        httpx.Client(base_url=server.url) as other,
+    ):
+        assert said(socket) == {"listening": made["id"]}
+        for picture in pictures:
+            feed.send(picture)
+            assert_hit(said(feed), made)
+        for heard in ([next(lines) for _ in pictures], [said(socket) for _ in pictures]):
+            assert [hit["frame"] for hit in heard] == list(range(len(pictures)))
+        other.delete(f"/v1/watches/{made['id']}")
+        assert next(lines) == said(socket) == {"end": "deleted"}
+
+
+def test_listeners_at_both_replicas_hear_a_feed_of_one_and_take_no_place_of_other_requests(
+    server: Server, client: httpx.Client, pictures: list[bytes]
+) -> None:
+    made = watch(client)
+    live = f"{server.url.replace('http', 'ws')}/v1/watches/{made['id']}/live"
+
+    async def run() -> list[dict]:
+        wanted = REPLICAS * LISTENERS + 10
+        async with asyncio.timeout(60):
+            sockets = await asyncio.gather(*(connect_async(live) for _ in range(wanted)))
+            first = [json.loads(await socket.recv()) for socket in sockets]
+            await asyncio.to_thread(ask)
+            heard = [
+                json.loads(await socket.recv())["frame"]
+                for socket, line in zip(sockets, first, strict=True)
+                if "listening" in line
+            ]
+            assert set(heard) == {0}
+            await asyncio.gather(*(socket.close() for socket in sockets))
+        return first
+
+    def ask() -> None:
+        for _ in range(4):
+            assert client.get("/v1/classes").status_code == 200
+        with socket_to(server.url, "/v1/feeds/door/frames") as feed:
+            feed.send(pictures[0])
+            assert_hit(said(feed), made)
+
+    def is_of_both() -> bool:
+        first = asyncio.run(run())
+        refused = [line["error"]["code"] for line in first if "error" in line]
+        assert set(refused) == {"too_many_listeners"}
+        return len(first) - len(refused) > LISTENERS  # more than one replica takes
+
+    eventually(is_of_both)  # HAProxy may not know of the second replica yet
+
+
+def test_the_actor_is_killed_and_watches_live_on_while_a_feed_goes_on(
+    server: Server, client: httpx.Client, pictures: list[bytes]
+) -> None:
+    made = watch(client)
+    (actor,) = processes(server, "WatchActor")
+    with (
+        socket_to(server.url, "/v1/feeds/door/frames") as feed,
+        socket_to(server.url, f"/v1/watches/{made['id']}/live") as listener,
+    ):
+        assert said(listener) == {"listening": made["id"]}
+        feed.send(pictures[0])
+        assert_hit(said(feed), made)
+        assert_hit(said(listener), made)
+        actor.kill()
+        feed.send(pictures[1])
+        assert_hit(said(feed), made)
+        assert said(listener)["error"]["code"] in ("listener_lost", "watches_down")
+
+        def found() -> bool:
+            answer = client.get("/v1/watches")
+            assert answer.status_code in (200, 503), answer.text
+            return answer.status_code == 200
+
+        eventually(found)
+        assert client.get(f"/v1/watches/{made['id']}").json() == made
+        with socket_to(server.url, f"/v1/watches/{made['id']}/live") as again:
+            assert said(again) == {"listening": made["id"]}
+
+            def heard() -> bool:
+                feed.send(pictures[2])
+                assert_hit(said(feed), made)
+                try:
+                    return "watch" in json.loads(again.recv(timeout=0.5))
+                except TimeoutError:  # the replica does not know of the listener yet
+                    return False
+
+            eventually(heard)
+    assert [one.pid for one in processes(server, "WatchActor")] != [actor.pid]
+
+
+def test_a_replica_is_killed_and_its_feeds_end_and_new_ones_work(
+    server: Server, client: httpx.Client, pictures: list[bytes]
+) -> None:
+    made = watch(client)
+    before = {one.pid: one for one in processes(server, "ServeReplica")}
+    assert len(before) == REPLICAS
+    with ExitStack() as opened:
+        feeds = [opened.enter_context(feeding(server.url, "/v1/feeds/door")) for _ in range(4)]
+        for feed in feeds:
+            feed.send(frames(pictures[:1]))
+            heard = feed.line()
+            assert heard is not None
+            assert heard["watch"] == made["id"]
+        next(iter(before.values())).kill()
+        ended = [is_ended(feed, pictures[1]) for feed in feeds]
+        assert any(ended)
+    with feeding(server.url, "/v1/feeds/door") as feed:
+        feed.send(frames(pictures[:1]))
+        heard = feed.line()
+        assert heard is not None
+        assert heard["watch"] == made["id"]
+    assert client.get(f"/v1/watches/{made['id']}").json() == made
+    eventually(lambda: len(set(pids(server)) - {*before}) == 1)
+    with socket_to(server.url, "/v1/feeds/door/frames") as socket:
+        socket.send(pictures[0])
+        assert said(socket)["watch"] == made["id"]
+
+
+def pids(server: Server) -> list[int]:
+    return [one.pid for one in processes(server, "ServeReplica")]
+
+
+def is_ended(feed: Feeding, picture: bytes) -> bool:
+    """Whether a feed has ended without its last line; one that goes on answers."""
+    try:
+        feed.send(frames([picture]))
+        heard = feed.line()
+    except OSError:
+        return True
+    if heard is None:
+        return True
+    assert "watch" in heard
+    return False

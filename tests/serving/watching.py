@@ -1,0 +1,215 @@
+"""What tests of watches share: a server in this process whose work is counted, and two clients."""
+
+import base64
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
+from pathlib import Path
+
+import cv2
+import httpx
+import numpy as np
+import pytest
+import torch
+from fastapi import FastAPI
+from websockets.sync.client import ClientConnection, connect
+
+from serving.config import ServingConfig
+from serving.errors import install_handlers
+from serving.http.access import Access
+from serving.http.feeds import feed_routes
+from serving.http.query import query_routes
+from serving.http.watches import watch_routes
+from serving.model import Model
+from serving.service import Service
+from serving.tokens import Tokens
+from serving.watches.board import Board
+from serving.watches.feed import Feeds
+from tests.serving import in_process
+from tests.tiny_bundle import write
+
+ALICE, BOB = "a" * 32, "b" * 32
+NDJSON = {"content-type": "application/x-ndjson"}
+
+
+def socket_to(url: str, path: str, **headers: str) -> ClientConnection:
+    """A WebSocket; it waits for no message longer than a test may take."""
+    return connect(url.replace("http", "ws") + path, additional_headers=headers, open_timeout=20)
+
+
+class Feeding:
+    """A feed over HTTP whose body is still open: frames go and lines come back, in turn."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket, self.answer = opened, HTTPResponse(opened)
+
+    def send(self, lines: bytes) -> None:
+        self._socket.sendall(f"{len(lines):x}\r\n".encode() + lines + b"\r\n")
+
+    def finish(self) -> None:
+        """The body's end."""
+        self._socket.sendall(b"0\r\n\r\n")
+
+    def line(self) -> dict | None:
+        """The next line of the answer; None at its end."""
+        raw = self.answer.readline()
+        return json.loads(raw) if raw else None
+
+
+@contextmanager
+def feeding(url: str, path: str, token: str = ALICE) -> Iterator[Feeding]:
+    """Open a feed; its answer has begun before any frame is sent."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as opened:
+        head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
+        kind = "Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+        opened.sendall((head + kind).encode())
+        feed = Feeding(opened)
+        feed.answer.begin()
+        yield feed
+
+
+class Tally:
+    """Counts for the service and for feeds."""
+
+    def __init__(self) -> None:
+        self.frames: list[str] = []
+        self.hits = 0
+
+    def count(self, *, outcome: str, inputs: int, seconds: float) -> None: ...
+
+    def count_frame(self, outcome: str) -> None:
+        self.frames.append(outcome)
+
+    def count_hits(self, count: int) -> None:
+        self.hits += count
+
+    def count_lost_hits(self, count: int) -> None: ...
+
+    def set_watches(self, count: int) -> None: ...
+
+
+class _Counted:
+    """A model whose forward passes, and products with class weights, are counted."""
+
+    def __init__(self, model: Model) -> None:
+        self.begun = self.forwards = self.products = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        features, scores = model.features, model.bundle.scores
+
+        def counted_features(prepared):
+            self.begun += 1
+            self.gate.wait(20)
+            self.forwards += 1
+            return features(prepared)
+
+        def counted_scores(*arguments):
+            self.products += 1
+            return scores(*arguments)
+
+        model.features, model.bundle.scores = counted_features, counted_scores
+
+
+class Kway:
+    """A server in this process, and what is counted in it."""
+
+    def __init__(self, bundle: Path, tokens: Path | None, **limits: object) -> None:
+        config = ServingConfig.model_validate(
+            {"threads": torch.get_num_threads(), "token_file": tokens, **limits}
+        )
+        model = Model.open(bundle)
+        self.model, self.counts = _Counted(model), Tally()
+        self.board = Board(config)
+        service = Service(model, config, self.counts)
+        self.feeds = Feeds(service, self.board, self.counts)
+        self.api = FastAPI()
+        install_handlers(self.api)
+        self.api.add_middleware(Access, tokens=None if tokens is None else Tokens(tokens))
+        for routes in (
+            query_routes(service),
+            watch_routes(service, self.board),
+            feed_routes(self.feeds),
+        ):
+            self.api.include_router(routes)
+        self.url = ""
+
+    def client(self, token: str = ALICE) -> httpx.Client:
+        headers = {"authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=20)
+
+    def socket(self, path: str, token: str = ALICE, **headers: str) -> ClientConnection:
+        return socket_to(self.url, path, authorization=f"Bearer {token}", **headers)
+
+
+@contextmanager
+def running(folder: Path, *, has_tokens: bool = True, **limits: object) -> Iterator[Kway]:
+    """A server of a small model, with tokens for Alice and Bob."""
+    tokens = None
+    if has_tokens:
+        tokens = folder / "tokens"
+        tokens.touch(0o600)
+        tokens.write_text(f"{ALICE}\n{BOB}\n")
+    kway = Kway(write(folder / "pets"), tokens, **limits)
+    with in_process.listening(kway.api, ws="websockets-sansio") as url:
+        kway.url = url
+        yield kway
+
+
+@pytest.fixture
+def alice(kway: Kway) -> Iterator[httpx.Client]:
+    """A client; its watches, and Bob's, are gone afterwards."""
+    with kway.client() as client, kway.client(BOB) as bob:
+        yield client
+        for one in (client, bob):
+            for watch in one.get("/v1/watches").json()["watches"]:
+                one.delete(f"/v1/watches/{watch['id']}")
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[bytes]:
+    random = np.random.default_rng(0)
+    made = [random.integers(0, 256, (20, 31), dtype=np.uint8) // (place + 1) for place in range(6)]
+    return [cv2.imencode(".png", picture)[1].tobytes() for picture in made]
+
+
+def encoded(picture: bytes) -> str:
+    return base64.b64encode(picture).decode()
+
+
+def frames(pictures: list[bytes], **fields: object) -> bytes:
+    lines = [json.dumps({"image": encoded(picture), **fields}) for picture in pictures]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def watch(client: httpx.Client, **fields: object) -> dict:
+    body = {"classes": ["husky"], "threshold": -1e6, "ttl_seconds": 60, **fields}
+    answer = client.post("/v1/watches", json=body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def send(client: httpx.Client, content: bytes, feed: str = "door", **asked: object) -> list[dict]:
+    answer = client.post(f"/v1/feeds/{feed}", content=content, headers=NDJSON, params=asked)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def eventually(happened) -> None:
+    until = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@contextmanager
+def listening(client: httpx.Client, watch_id: str) -> Iterator[Iterator[dict]]:
+    with client.stream("GET", f"/v1/watches/{watch_id}/hits") as answer:
+        assert answer.status_code == 200
+        lines = (json.loads(line) for line in answer.iter_lines())
+        assert next(lines) == {"listening": watch_id}
+        yield lines
