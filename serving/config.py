@@ -1,5 +1,6 @@
 """What a server is told: where it listens, and its limits. Free of torch and Ray."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -90,6 +91,11 @@ class ServingConfig(BaseModel):
         if self.grpc_port and self.grpc_port == self.port:
             raise ValueError(f"port and grpc_port are both {self.port}: give two")
         return self
+
+    @property
+    def threads_each(self) -> int:
+        """Threads of a replica."""
+        return self.threads or max(1, (os.cpu_count() or 1) // self.most_replicas)
 
     @property
     def most_replicas(self) -> int:

@@ -4,7 +4,6 @@ It has no HTTP routes (`serving/http/`) and does not know how replicas are run (
 """
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,14 +47,13 @@ class Service:
 
     def __init__(self, model: Model, config: ServingConfig, counts: Counts) -> None:
         """Raises ValueError when the model fails its self-check: it is ready once this returns."""
-        cores = os.cpu_count() or 1
-        threads = config.threads or max(1, cores // config.replicas)
+        threads = config.threads_each
         torch.set_num_threads(threads)
         threadpool_limits(threads)  # numpy's, that searches galleries
         self.model, self.config = model, config
         self._counts = counts
         self._in_progress = 0
-        self._helpers = ThreadPoolExecutor(max(2, cores // config.replicas), "prepare")
+        self._helpers = ThreadPoolExecutor(max(2, threads), "prepare")
         self._batcher = Batcher(
             model.features,
             batch_size=max(1, config.batch_size // model.crops),

@@ -4,7 +4,6 @@ Importing this module imports Ray; `serving/deploy/environment.py` sets Ray's en
 """
 
 import asyncio
-import os
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +48,8 @@ class Kway:
             keep_grpc_servers_on_loopback()
         bound_bodies()
         checked = ServingConfig.model_validate(config)
-        threads = checked.threads or max(1, (os.cpu_count() or 1) // checked.most_replicas)
-        torch.set_num_threads(threads)  # before the model: it may start threads of its own
-        checked = checked.model_copy(update={"threads": threads})
+        # Before the model, which may start threads of its own.
+        torch.set_num_threads(checked.threads_each)
         model = Model.open(Path(bundle), max_pixels=checked.max_pixels, device=checked.device)
         self._service = Service(model, checked, QueryMetrics())
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()

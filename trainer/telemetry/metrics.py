@@ -5,13 +5,13 @@ Counters count what this process has done, so that `rate` and `increase` are rig
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
-from trainer.telemetry.phases import PHASES
+from trainer.telemetry.phases import PHASES, Phases
 from trainer.world import World
 
 # Numbers of a logged step -> name and meaning.
@@ -33,10 +33,20 @@ class Metrics:
     """Everything that one rank's endpoint shows."""
 
     def __init__(
-        self, world: World, *, start_step: int, num_steps: int, global_batch: int, restarts: int
+        self,
+        world: World,
+        *,
+        start_step: int,
+        num_steps: int,
+        global_batch: int,
+        restarts: int,
+        phases: Phases,
+        checkpoint_every: int | None = None,
     ) -> None:
+        """`checkpoint_every` is in steps; None: no checkpoint is due before the last step."""
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
+        self._slow: set[int] = set()
         self._step, self._global_batch = start_step, global_batch
         self._steps = self._counter("steps", "Optimizer steps of this process")
         self._samples = self._counter("samples", "Samples of those steps, over all ranks")
@@ -45,7 +55,13 @@ class Metrics:
         self._phases = self._counter("phase_seconds", "Time of this rank by phase", "phase")
         for phase in PHASES:
             self._phases.labels(phase)
+        self._show_phase(phases)
         self._set("planned_steps", "Steps of the whole run", num_steps)
+        if checkpoint_every is not None:
+            help_text = "Steps from one checkpoint to the next"
+            self._set("checkpoint_every_steps", help_text, checkpoint_every)
+        help_text = "Time when this process began to report"
+        self._gauge("start_timestamp_seconds", help_text).set_to_current_time()
         self._set("restarts", _OF_A_STEP["restarts"][1], restarts)
         info = Info("kway_train_rank", "Which rank this is", registry=self.registry)
         info.info(
@@ -76,11 +92,18 @@ class Metrics:
         for kind, size in numbers["memory"].items():
             self._set("memory_bytes", "Memory of this rank by kind", size, kind=kind)
 
-    def busy(self, seconds: Sequence[float]) -> None:
-        """What each rank works a step, in rank order."""
+    def busy(self, seconds: Sequence[float], slow: Mapping[int, float]) -> None:
+        """What each rank works a step, in rank order, and how many times the others' time the slow
+        ones take."""
         for rank, value in enumerate(seconds):
             help_text = "Time a step that a rank does not wait for others, median of the last steps"
             self._set("rank_busy_seconds", help_text, value, rank=str(rank))
+        for rank, ratio in slow.items():
+            help_text = "How many times the others' time a slow rank takes; others have none"
+            self._set("slow_rank_ratio", help_text, ratio, rank=str(rank))
+        for rank in self._slow - slow.keys():
+            self._gauges["slow_rank_ratio"].remove(str(rank))
+        self._slow = set(slow)
 
     def event(self, name: str, numbers: dict[str, Any]) -> None:
         if name == "checkpoint":
@@ -94,6 +117,12 @@ class Metrics:
             for measure, value in numbers.items():
                 if isinstance(value, int | float):
                     self._set("evaluation", "Last evaluation by measure", value, measure=measure)
+
+    def _show_phase(self, phases: Phases) -> None:
+        """Where this rank is, looked up at each scrape: a long evaluation is no stalled step."""
+        gauge = self._gauge("phase", "1 for the phase that this rank is in", "phase")
+        for phase in PHASES:
+            gauge.labels(phase).set_function(lambda phase=phase: phases.counted == phase)
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"kway_train_{name}", help_text, labels, registry=self.registry)

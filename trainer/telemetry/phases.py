@@ -2,7 +2,7 @@
 
 A phase inside another takes its time out of the outer one's, so that the sums never count twice.
 Evaluations and checkpoints keep what is inside them: they are no part of a step. One thread uses a
-`Phases`; others may read `current` and `operation`.
+`Phases`; others may read `current`, `counted` and `operation`.
 """
 
 import time
@@ -40,7 +40,7 @@ class Phases:
     def __init__(self, device: torch.device) -> None:
         self.current: Phase | None = None
         self.operation: str | None = None  # the collective that this process is in
-        self._counted: Phase | None = None  # the phase that the time goes to
+        self.counted: Phase | None = None  # the phase that the time goes to
         self._line: _Timeline = (
             _StreamTimeline(device) if device.type == "cuda" else _HostTimeline()
         )
@@ -48,7 +48,7 @@ class Phases:
     @contextmanager
     def __call__(self, name: Phase) -> Iterator[None]:
         assert name in PHASES, name
-        outer, counted = self.current, self._counted
+        outer, counted = self.current, self.counted
         self._enter(name, counted if counted in NOT_OF_A_STEP else name)
         try:
             yield
@@ -70,11 +70,11 @@ class Phases:
 
         On CUDA what the stream has not reached yet is left to the next call.
         """
-        self._line.turn(self._counted)
+        self._line.turn(self.counted)
         return self._line.take()
 
     def _enter(self, current: Phase | None, counted: Phase | None) -> None:
-        self.current, self._counted = current, counted
+        self.current, self.counted = current, counted
         self._line.turn(counted)
 
 

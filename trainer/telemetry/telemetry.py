@@ -33,7 +33,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
     """Reports of one run. Every rank calls it alike; all but the first have no more than their
     endpoint. Nothing here waits for another rank.
 
-    `flops` is what the model's rows take, for the MFU, where that is wanted.
+    `flops` is what the model's rows take, for the MFU, where that is wanted. `checkpoint_every` is
+    in steps.
     """
 
     def __init__(
@@ -47,13 +48,14 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         global_batch: int,
         phases: Phases,
         evaluated: int | None = None,
+        checkpoint_every: int | None = None,
         flops: ModelFlops | None = None,
     ) -> None:
         if config.tensorboard:
             check_tensorboard()
         self.run, self.config, self.world = run, config, world
         self.start_step, self.num_steps, self.evaluated = start_step, num_steps, evaluated
-        self.global_batch = global_batch
+        self.global_batch, self.checkpoint_every = global_batch, checkpoint_every
         self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.endpoint: Endpoint | None = None
         self._phases, self._ranks = phases, Stragglers(world.size)
@@ -70,6 +72,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             num_steps=self.num_steps,
             global_batch=self.global_batch,
             restarts=self.restarts,
+            phases=self._phases,
+            checkpoint_every=self.checkpoint_every,
         )
         with ExitStack() as stack:
             if self.config.port is not None:  # first: a port in use leaves all as it was
@@ -207,7 +211,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         seconds = self._ranks.busy_seconds()
         if not seconds:
             return {}
-        self.metrics.busy(seconds)
+        self.metrics.busy(seconds, self._ranks.slow_ranks())
         notice = self._ranks.notice()
         if notice is not None:
             self.say(notice)
