@@ -57,16 +57,21 @@ class ClassNames:
     def id_of(self, wanted: str | int) -> int:
         """The id of a class by its exact name, or by the id itself: 3 or "#3".
 
-        A name wins over an id. Raises ValueError with the nearest names for an unknown one.
+        Raises ValueError for an unknown one, with the nearest names, and for a "#3" that is the
+        name of another class than 3: what was meant cannot be told.
         """
         if isinstance(wanted, str):
-            found = self._exactly(wanted)
-            if found is not None:
-                return found
-            if not (wanted.startswith("#") and wanted[1:].isascii() and wanted[1:].isdigit()):
+            named, number = self._exactly(wanted), _number_in(wanted)
+            if named is not None and number is not None and number < len(self) and number != named:
+                raise ValueError(
+                    f"{wanted!r} is the name of class {named} and the number of "
+                    f"{self.names[number]!r}: ask for '#{named}' or for that name"
+                )
+            if named is not None:
+                return named
+            if number is None:
                 raise ValueError(self._unknown(wanted))
-            # int() refuses, and takes quadratic time for, thousands of digits.
-            wanted = int(wanted[1:]) if len(wanted) < 20 else len(self)
+            wanted = number
         if not 0 <= wanted < len(self):
             raise ValueError(f"class id {wanted} is not within 0 … {len(self) - 1}")
         return wanted
@@ -205,3 +210,11 @@ def _check_distinct(
             if names[place] in seen:
                 raise ValueError(f"the class name {names[place]!r} stands twice")
             seen.add(names[place])
+
+
+def _number_in(wanted: str) -> int | None:
+    """3 of "#3"."""
+    if not (wanted.startswith("#") and wanted[1:].isascii() and wanted[1:].isdigit()):
+        return None
+    # int() refuses, and takes quadratic time for, thousands of digits.
+    return int(wanted[1:]) if len(wanted) < 20 else 10**20

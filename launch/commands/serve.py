@@ -1,13 +1,15 @@
 """`kway serve`: a bundle behind HTTP on this machine, until a signal ends it."""
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from pydantic import ValidationError
 
 from launch.wording import printable
-from serving.config import ServingConfig
+from serving.config import GALLERY_NAME, ServingConfig
 from serving.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ def serve(
     least, most = _replicas(replicas)
     _check_access(host, token_file, no_tokens=no_tokens)
 
-    config = ServingConfig(
+    config = _config(
         host=host,
         port=port,
         grpc_port=grpc_port,
@@ -135,13 +137,24 @@ def serve(
     if grpc_port is not None:
         free_port(host, grpc_port, option="--grpc-port")
     stop = StopSignal()
+    if sys.stderr.isatty():
+        typer.echo("starting, which takes 10 to 40 s …", err=True)
     with running(bundle, config) as (url, grpc):
-        typer.echo(f"ready: {url}  (documentation at {url}/docs, Ctrl-C ends it)")
+        typer.echo(f"ready: {url}  (a page; its API at {url}/docs; Ctrl-C ends it)")
         typer.echo(printable(f"curl {url}/v1/query {line}"))
         if grpc is not None:
             typer.echo(f"Open Inference Protocol over gRPC: {grpc}")
         stop.hold(url)
         typer.echo("stopping")
+
+
+def _config(**fields: object) -> ServingConfig:
+    try:
+        return ServingConfig.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = " ".join(f"--{part}".replace("_", "-") for part in first["loc"][:1])
+        raise ValueError(f"{where} {first['msg'].removeprefix('Value error, ')}".strip()) from error
 
 
 def _check_access(host: str, token_file: Path | None, *, no_tokens: bool) -> None:
@@ -169,6 +182,11 @@ def _galleries(given: list[str]) -> dict[str, Path]:
         name, separator, folder = text.partition("=")
         if not separator or not folder or name in galleries:
             raise ValueError(f"--gallery {text!r}: give NAME=FOLDER, each name once")
+        if re.fullmatch(GALLERY_NAME, name) is None:
+            raise ValueError(
+                f"--gallery {text!r}: a name stands in URLs: give up to 64 letters of a to z or "
+                "A to Z, digits and . _ -"
+            )
         galleries[name] = Path(folder).absolute()
     return galleries
 

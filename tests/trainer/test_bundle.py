@@ -182,9 +182,18 @@ def test_a_bundle_of_a_run_that_was_not_evaluated_says_so(tmp_path: Path) -> Non
             bundle.threshold(0, 0.9)
 
 
-def test_classes_are_found_by_exact_name_first_then_by_id(written: Path) -> None:
+def test_classes_are_found_by_exact_name_and_by_id_and_never_by_what_may_be_either(
+    written: Path,
+) -> None:
     bundle = Bundle.open(written)
-    assert [bundle.class_id(wanted) for wanted in ("husky", 4, "#4", "#3", "7")] == [0, 4, 4, 5, 6]
+    assert [bundle.class_id(wanted) for wanted in ("husky", 4, "#4", 3, "#5", "7")] == [
+        *(0, 4, 4),
+        *(3, 5, 6),
+    ]
+    with pytest.raises(
+        ValueError, match=r"'#3' is the name of class 5 and the number of '.*': .*'#5'"
+    ):
+        bundle.class_id("#3")
     for outside in (7, -1, "#7", "#" + "9" * 5000):
         with pytest.raises(ValueError, match=r"not within 0 … 6"):
             bundle.class_id(outside)
