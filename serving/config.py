@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 # Stands in URLs as it is.
-GalleryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+GALLERY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
 
 
 class ServingConfig(BaseModel):
