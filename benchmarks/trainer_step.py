@@ -119,6 +119,7 @@ def _trainer(
         start_step=0,
         num_steps=10**9,
         global_batch=_BATCH,
+        checkpoint_every=1_000_000,
         phases=phases,
         flops=ModelFlops(recipe, _CLASSES),
     )

@@ -15,6 +15,7 @@ from launch.commands import (
     evaluate,
     export,
     index,
+    k8s,
     losses,
     plan,
     query,
@@ -49,6 +50,7 @@ app.command("losses")(losses.losses)
 app.command("plan")(plan.plan)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
+app.add_typer(k8s.app, name="k8s")
 app.command("demo")(demo.demo)
 
 

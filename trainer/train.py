@@ -102,7 +102,6 @@ def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -
         folder.write(recipe)
 
     # ---------------------------------------------------------------- what goes along
-    checkpoint = recipe.checkpoint
     telemetry = opened.enter_context(
         Telemetry(
             folder.path,
@@ -113,17 +112,18 @@ def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -
             global_batch=global_batch,
             phases=phases,
             evaluated=state.evaluated,
-            checkpoint_every=None if checkpoint.every is None else steps(checkpoint.every),
+            checkpoint_every=steps(recipe.checkpoint.every),
             flops=ModelFlops(recipe, len(manifest.class_names)),
         )
     )
+    keep_every = recipe.checkpoint.keep_every
     writer = opened.enter_context(
         CheckpointWriter(
             folder.checkpoints,
-            checkpoint,
+            recipe.checkpoint,
             world,
             start_step=state.step,
-            keep_every_steps=None if checkpoint.keep_every is None else steps(checkpoint.keep_every),
+            keep_every_steps=None if keep_every is None else steps(keep_every),
             timeout_seconds=recipe.train.timeout_seconds,
             say=telemetry.say,
         )

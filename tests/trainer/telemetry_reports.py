@@ -22,6 +22,7 @@ NUMBERS = {
 }
 NUM_STEPS = 100
 GLOBAL_BATCH = 12
+CHECKPOINT_EVERY = 40
 
 
 def telemetry(
@@ -41,6 +42,7 @@ def telemetry(
         start_step=start_step,
         num_steps=NUM_STEPS,
         global_batch=GLOBAL_BATCH,
+        checkpoint_every=CHECKPOINT_EVERY,
         phases=phases or Phases(CPU),
         flops=flops,
     )

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from tests.trainer.telemetry_reports import (
+    CHECKPOINT_EVERY,
     CPU,
     GLOBAL_BATCH,
     NUM_STEPS,
@@ -88,6 +89,7 @@ def test_the_endpoint_says_what_the_jsonl_says(tmp_path):
     written = {
         "kway_train_last_step_timestamp_seconds": step["time"],
         "kway_train_last_checkpoint_timestamp_seconds": checkpoint["time"],
+        "kway_train_start_timestamp_seconds": step["time"],
     }
     for name, value in written.items():
         assert page.pop(name) == pytest.approx(value, abs=1)
@@ -95,6 +97,7 @@ def test_the_endpoint_says_what_the_jsonl_says(tmp_path):
     assert page == {
         "kway_train_step": 30,
         "kway_train_planned_steps": NUM_STEPS,
+        "kway_train_checkpoint_every_steps": CHECKPOINT_EVERY,
         # Of this process, which began at step 20.
         "kway_train_steps_total": 10,
         "kway_train_samples_total": 10 * GLOBAL_BATCH,
@@ -117,7 +120,33 @@ def test_the_endpoint_says_what_the_jsonl_says(tmp_path):
     } | {
         f"kway_train_phase_seconds_total/{name}": pytest.approx(step["phases"][name])
         for name in PHASES
-    }
+    } | {f"kway_train_phase/{name}": 0 for name in PHASES}
+
+
+def test_the_phase_that_a_rank_is_in_is_looked_up_at_each_scrape(tmp_path):
+    phases = Phases(CPU)
+    with telemetry(tmp_path, phases=phases, port=0) as report:
+        with phases("evaluation"), phases("communication"):  # which is a part of it
+            page = scraped(report)
+        later = scraped(report)
+    shown = {name: value for name, value in page.items() if name.startswith("kway_train_phase/")}
+    assert shown == {f"kway_train_phase/{name}": float(name == "evaluation") for name in PHASES}
+    assert later["kway_train_phase/evaluation"] == 0
+
+
+def test_a_slow_rank_has_a_ratio_for_as_long_as_it_is_slow(tmp_path):
+    with telemetry(tmp_path, port=0) as report:
+        for step in range(1, 51):
+            report.beat(step, busy_seconds=[1.0, 2.0])
+        report.step(50, **NUMBERS)
+        page = scraped(report)
+        for step in range(51, 101):
+            report.beat(step, busy_seconds=[1.0, 1.0])
+        report.step(100, **NUMBERS)
+        later = scraped(report)
+    name = "kway_train_slow_rank_ratio"
+    assert {key: page[key] for key in page if name in key} == {f"{name}/1": 2.0}
+    assert not any(name in key for key in later)
 
 
 def test_a_rank_that_holds_the_others_up_is_named(tmp_path, capsys):

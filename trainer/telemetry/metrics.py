@@ -6,12 +6,13 @@ Counters count what this process has done, so that `rate` and `increase` are rig
 
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
-from trainer.telemetry.phases import PHASES, Phases
+from trainer.telemetry.phases import PHASES, Phase, Phases
 from trainer.world import World
 
 # Numbers of a logged step -> name and meaning.
@@ -40,10 +41,10 @@ class Metrics:
         num_steps: int,
         global_batch: int,
         restarts: int,
+        checkpoint_every: int,
         phases: Phases,
-        checkpoint_every: int | None = None,
     ) -> None:
-        """`checkpoint_every` is in steps; None: no checkpoint is due before the last step."""
+        """`checkpoint_every` is in steps."""
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         self._slow: set[int] = set()
@@ -57,9 +58,9 @@ class Metrics:
             self._phases.labels(phase)
         self._show_phase(phases)
         self._set("planned_steps", "Steps of the whole run", num_steps)
-        if checkpoint_every is not None:
-            help_text = "Steps from one checkpoint to the next"
-            self._set("checkpoint_every_steps", help_text, checkpoint_every)
+        self._set(
+            "checkpoint_every_steps", "Steps from one checkpoint to the next", checkpoint_every
+        )
         help_text = "Time when this process began to report"
         self._gauge("start_timestamp_seconds", help_text).set_to_current_time()
         self._set("restarts", _OF_A_STEP["restarts"][1], restarts)
@@ -122,7 +123,7 @@ class Metrics:
         """Where this rank is, looked up at each scrape: a long evaluation is no stalled step."""
         gauge = self._gauge("phase", "1 for the phase that this rank is in", "phase")
         for phase in PHASES:
-            gauge.labels(phase).set_function(lambda phase=phase: phases.counted == phase)
+            gauge.labels(phase).set_function(partial(_is_in, phase, phases))
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"kway_train_{name}", help_text, labels, registry=self.registry)
@@ -137,3 +138,7 @@ class Metrics:
                 f"kway_train_{name}", help_text, labels, registry=self.registry
             )
         return self._gauges[name]
+
+
+def _is_in(phase: Phase, phases: Phases) -> bool:
+    return phases.counted == phase

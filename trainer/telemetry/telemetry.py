@@ -46,9 +46,9 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         start_step: int,
         num_steps: int,
         global_batch: int,
+        checkpoint_every: int,
         phases: Phases,
         evaluated: int | None = None,
-        checkpoint_every: int | None = None,
         flops: ModelFlops | None = None,
     ) -> None:
         if config.tensorboard:

@@ -1,0 +1,23 @@
+"""What is wrong with manifests that any schema would let through. Schemas are not checked here."""
+
+from collections.abc import Sequence
+
+from launch.kubernetes.job_rules import JOB_RULES
+from launch.kubernetes.objects import Manifest, jobs, pods
+from launch.kubernetes.pod_rules import POD_RULES
+from launch.kubernetes.reference_rules import REFERENCE_RULES
+
+
+def problems(manifests: Sequence[Manifest]) -> list[str]:
+    """A line for everything that is wrong, each with its object, in the order of the rules.
+
+    Raises ValueError for an amount of a resource that is none.
+    """
+    found = [
+        f"{pod.where}: {line}" for pod in pods(manifests) for r in POD_RULES for line in r(pod)
+    ]
+    found += [
+        f"{job.where}: {line}" for job in jobs(manifests) for r in JOB_RULES for line in r(job)
+    ]
+    found += [line for rule in REFERENCE_RULES for line in rule(manifests)]
+    return found

@@ -1,0 +1,118 @@
+"""Rules for Jobs: what follows when a pod fails, the order of the times, and how many pods meet.
+
+Each rule gives lines, one for what it finds wrong; none is good.
+"""
+
+from collections.abc import Iterator
+
+from launch.kubernetes.objects import Job, Manifest, at, option, trains, words
+from trainer.exit_codes import BAD_INPUT, INTERRUPTED, PREEMPTED
+
+# Kubernetes' own.
+_GRACE_SECONDS = 30
+CHECKPOINT = "kway/checkpoint-seconds"
+
+
+def failure_is_told_apart(job: Job) -> Iterator[str]:
+    """restartPolicy, and what a pod failure policy asks of its Job."""
+    restarts, policy = job.pod.spec.get("restartPolicy"), at(job.spec, "podFailurePolicy")
+    if restarts not in ("Never", "OnFailure"):
+        yield f"restartPolicy is {restarts or 'Always'}: a Job's is Never"
+    if not policy:
+        return
+    if restarts != "Never":
+        yield f"restartPolicy is {restarts} and podFailurePolicy needs Never"
+    if job.spec.get("podReplacementPolicy", "Failed") != "Failed":
+        yield "podReplacementPolicy goes with podFailurePolicy as Failed alone"
+    for rule in policy.get("rules", ()):
+        for condition in rule.get("onPodConditions", ()):
+            if condition.get("status") != "True":
+                yield (
+                    f"podFailurePolicy on {condition.get('type')} has no status "
+                    '"True", which Kubernetes up to 1.34 asks for'
+                )
+
+
+def training_says_how_it_ended(job: Job) -> Iterator[str]:
+    """The exit codes of `kway train` (docs/cluster.md) mean something to the Job."""
+    if _trainer(job) is None:
+        return
+    rules = at(job.spec, "podFailurePolicy").get("rules", ())
+    for code, action in ((PREEMPTED, "Ignore"), (BAD_INPUT, "FailJob"), (INTERRUPTED, "FailJob")):
+        taken = next((rule.get("action") for rule in rules if code in _codes(rule)), None)
+        if taken != action:
+            yield f"podFailurePolicy takes {taken or 'no action'} on exit code {code}: {action}"
+    disrupted = [rule.get("action") for rule in rules if "DisruptionTarget" in _conditions(rule)]
+    if disrupted != ["Ignore"]:
+        yield "podFailurePolicy does not ignore DisruptionTarget: a drained machine would count"
+
+
+def times_are_in_order(job: Job) -> Iterator[str]:
+    """A checkpoint fits into --shutdown-timeout, and that into the pod's grace period."""
+    if (trainer := _trainer(job)) is None:
+        return
+    grace = job.pod.spec.get("terminationGracePeriodSeconds", _GRACE_SECONDS)
+    stated = job.pod.annotations.get(CHECKPOINT)
+    shutdown = option(words(trainer, job.given), "--shutdown-timeout")
+    if stated is None or shutdown is None:
+        yield f"annotation {CHECKPOINT} and --shutdown-timeout have to be stated: give both"
+    elif not float(stated) < float(shutdown) < float(grace):
+        yield (
+            f"a checkpoint's {stated} s, --shutdown-timeout {shutdown} and "
+            f"terminationGracePeriodSeconds {grace} are not in this order: raise the later ones"
+        )
+
+
+def all_pods_meet(job: Job) -> Iterator[str]:
+    """completions, parallelism, --nnodes, --nproc and the GPUs agree, and the host is pod 0."""
+    if (trainer := _trainer(job)) is None:
+        return
+    line = words(trainer, job.given)
+    nodes, ranks = option(line, "--nnodes"), option(line, "--nproc")
+    if nodes != str(job.num_pods):
+        yield f"--nnodes is {nodes} and there are {job.num_pods} pods: give one number"
+    parallel = job.spec.get("parallelism", job.num_pods)
+    if job.spec.get("completions", job.num_pods) != parallel:
+        yield f"parallelism {parallel} starts not all of the {job.num_pods} pods that meet"
+    if job.spec.get("completionMode") != "Indexed":
+        yield "completionMode is not Indexed: its pods have no numbers"
+    gpus = at(trainer, "resources", "limits").get("nvidia.com/gpu")
+    if gpus is not None and str(gpus) != ranks:
+        yield f"--nproc is {ranks} and a pod has {gpus} GPUs: give one number"
+    yield from _meeting(job, line)
+
+
+def _meeting(job: Job, line: list[str]) -> Iterator[str]:
+    fixed, found = option(line, "--master-addr"), option(line, "--rdzv-endpoint")
+    host = (fixed or found or "").partition(":")[0]
+    if host != job.first_pod:
+        yield f"they meet at {host or 'no host'} and pod 0 is {job.first_pod}: name that"
+    if fixed is not None:
+        if option(line, "--max-restarts") != "0" or job.spec.get("backoffLimit") != 0:
+            yield (
+                "ranks fixed by --master-addr do not come back one by one: give --max-restarts 0 "
+                "and backoffLimit 0, and start the group anew from outside"
+            )
+    elif not any("is_host" in word for word in line):
+        yield "--rdzv-conf names no is_host: before its name is known pod 0 does not know itself"
+
+
+def _trainer(job: Job) -> Manifest | None:
+    return next((c for c in job.pod.containers if trains(c)), None)
+
+
+def _codes(rule: Manifest) -> tuple[int, ...]:
+    on = at(rule, "onExitCodes")
+    return tuple(on.get("values", ())) if on.get("operator") == "In" else ()
+
+
+def _conditions(rule: Manifest) -> list[str]:
+    return [condition.get("type") for condition in rule.get("onPodConditions", ())]
+
+
+JOB_RULES = (
+    failure_is_told_apart,
+    training_says_how_it_ended,
+    times_are_in_order,
+    all_pods_meet,
+)

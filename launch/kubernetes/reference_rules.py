@@ -1,0 +1,160 @@
+"""Rules between manifests: what one names, another has to be.
+
+Secrets are made by hand and looked for nowhere. Each rule gives whole lines.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+
+from launch.kubernetes.objects import Job, Manifest, Pod, at, jobs, name_of, pods, trains, words
+
+
+def selectors_match(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """A Service, a NetworkPolicy and a Deployment select some pod, by ports that it has."""
+    there = pods(manifests)
+    for manifest in manifests:
+        spec = at(manifest, "spec")
+        match manifest.get("kind"):
+            case "Service" if "selector" in spec:
+                ports = [port.get("targetPort") for port in spec.get("ports", ())]
+                yield from _selects(manifest, at(spec, "selector"), ports, there)
+            case "NetworkPolicy":
+                yield from _policy(manifest, spec, there)
+            case "Deployment":
+                wanted = at(spec, "selector", "matchLabels")
+                own = [Pod(name_of(manifest), at(spec, "template"))]
+                yield from _selects(manifest, wanted, [], own)
+
+
+def _policy(manifest: Manifest, spec: Manifest, there: list[Pod]) -> Iterator[str]:
+    rules = spec.get("ingress", ())
+    ports = [port.get("port") for rule in rules for port in rule.get("ports", ())]
+    yield from _selects(manifest, at(spec, "podSelector", "matchLabels"), ports, there)
+    peers = [peer for rule in rules for peer in rule.get("from", ())]
+    peers += [peer for rule in spec.get("egress", ()) for peer in rule.get("to", ())]
+    for peer in peers:
+        if "namespaceSelector" not in peer and "podSelector" in peer:
+            yield from _selects(manifest, at(peer, "podSelector", "matchLabels"), [], there)
+
+
+def _selects(
+    manifest: Manifest, wanted: Manifest, ports: Sequence[object], there: list[Pod]
+) -> Iterator[str]:
+    found = [pod for pod in there if wanted.items() <= pod.labels.items()]
+    if not found:
+        labels = ", ".join(f"{key}={value}" for key, value in wanted.items())
+        yield f"{name_of(manifest)} selects {labels}, which no pod has"
+        return
+    named = {p.get("name") for pod in found for c in pod.containers for p in c.get("ports", ())}
+    for port in ports:
+        if isinstance(port, str) and port not in named:
+            yield f"{name_of(manifest)} names port {port}, which no pod of its has"
+
+
+def config_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """ConfigMaps that pods mount are among the manifests, with the keys that are used of them."""
+    maps = {
+        at(manifest, "metadata").get("name"): {
+            *at(manifest, "data"),
+            *at(manifest, "binaryData"),
+        }
+        for manifest in manifests
+        if manifest.get("kind") == "ConfigMap"
+    }
+    for pod in pods(manifests):
+        for volume in pod.volumes.values():
+            source = at(volume, "configMap")
+            if not source or source.get("optional"):
+                continue
+            if source.get("name") not in maps:
+                yield f"{pod.where} mounts ConfigMap {source.get('name')}, which is not there"
+                continue
+            keys = maps[source.get("name")]
+            for key in _keys(pod, volume):
+                if key not in keys:
+                    yield (
+                        f"{pod.where} uses {key} of ConfigMap {source['name']}, which has "
+                        f"{', '.join(sorted(keys)) or 'no key'}"
+                    )
+
+
+def _keys(pod: Pod, volume: Manifest) -> Iterator[str]:
+    """Keys of a ConfigMap's volume that the pod needs: named ones, and files in its words."""
+    for item in at(volume, "configMap").get("items", ()):
+        yield str(item.get("key"))
+    for container in pod.containers:
+        for mount in container.get("volumeMounts", ()):
+            if mount.get("name") != volume.get("name"):
+                continue
+            if "subPath" in mount:
+                yield str(mount["subPath"])
+                continue
+            for word in words(container):
+                path = PurePosixPath(word)
+                if str(path.parent) == mount.get("mountPath"):
+                    yield path.name
+
+
+def claims_are_there(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Claims that pods mount are among the manifests."""
+    claims = {
+        at(manifest, "metadata").get("name")
+        for manifest in manifests
+        if manifest.get("kind") == "PersistentVolumeClaim"
+    }
+    for pod in pods(manifests):
+        for volume in pod.volumes.values():
+            claim = at(volume, "persistentVolumeClaim").get("claimName")
+            if claim is not None and claim not in claims:
+                yield f"{pod.where} mounts claim {claim}, which is not there"
+
+
+def meeting_has_a_name(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Pods of a plain training Job know each other's names before they are ready."""
+    services = {
+        at(manifest, "metadata").get("name"): at(manifest, "spec")
+        for manifest in manifests
+        if manifest.get("kind") == "Service"
+    }
+    for job in jobs(manifests):
+        if not job.where.startswith("Job/") or not _is_training(job):
+            continue
+        service = services.get(job.pod.spec.get("subdomain"), {})
+        if service.get("clusterIP") != "None" or not service.get("publishNotReadyAddresses"):
+            yield (
+                f"{job.where}: no headless Service named as its subdomain "
+                f"({job.pod.spec.get('subdomain')}) with publishNotReadyAddresses"
+            )
+
+
+def _is_training(job: Job) -> bool:
+    return any(trains(container) for container in job.pod.containers)
+
+
+def runtime_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """A TrainJob's runtime is among the manifests, for as many nodes."""
+    runtimes = {
+        at(manifest, "metadata").get("name"): at(manifest, "spec", "mlPolicy").get("numNodes", 1)
+        for manifest in manifests
+        if manifest.get("kind") == "TrainingRuntime"
+    }
+    for manifest in manifests:
+        if manifest.get("kind") != "TrainJob":
+            continue
+        reference = at(manifest, "spec", "runtimeRef")
+        name = reference.get("name")
+        if reference.get("kind") != "TrainingRuntime" or name not in runtimes:
+            yield f"{name_of(manifest)} runs on {reference.get('kind')}/{name}: not there"
+            continue
+        nodes = at(manifest, "spec", "trainer").get("numNodes", runtimes[name])
+        if nodes != runtimes[name]:
+            yield f"{name_of(manifest)} has {nodes} nodes and its runtime {runtimes[name]}"
+
+
+REFERENCE_RULES = (
+    selectors_match,
+    config_is_there,
+    claims_are_there,
+    meeting_has_a_name,
+    runtime_is_there,
+)

@@ -1,0 +1,133 @@
+"""Every kustomization of k8s/, built once, and every way to check what came out."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubeflow_trainer_api.models as models
+import kubernetes_validate
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from launch.kubernetes.kustomize import FOLDER, build, program
+from tests.k8s.schemas import SCHEMAS
+
+
+def _reason() -> str | None:
+    try:
+        program()
+    except FileNotFoundError as error:
+        return str(error)
+    return None
+
+
+needs_kustomize = pytest.mark.skipif(_reason() is not None, reason=str(_reason()))
+
+FOLDERS = sorted(
+    str(path.parent.relative_to(FOLDER))
+    for path in FOLDER.rglob("kustomization.yaml")
+    if path.parent.parent.name != "components"
+)
+# The oldest that podFailurePolicy is stable in, and the newest that kubernetes-validate knows.
+KUBERNETES = ("1.31", "1.37")
+# kubeflow-trainer-api 2.3: of Kubeflow Trainer 2.3, and the JobSet inside of it.
+MODELS = {
+    "JobSet": models.JobsetV1alpha2JobSet,
+    "TrainJob": models.TrainerV1alpha1TrainJob,
+    "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
+}
+
+
+@cache
+def _text(folder: str) -> str:
+    return build(FOLDER / folder)
+
+
+def built(folder: str) -> list[dict[str, Any]]:
+    """Manifests of a folder of k8s/, anew each time: a test may change them."""
+    return list(yaml.safe_load_all(_text(folder)))
+
+
+def one(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """The only manifest of this kind."""
+    (found,) = (manifest for manifest in manifests if manifest["kind"] == kind)
+    return found
+
+
+def refusals(manifest: dict[str, Any]) -> Iterator[str]:
+    """What the schema of its kind says against it; KeyError for a kind without any."""
+    kind, group = manifest["kind"], manifest["apiVersion"].rpartition("/")[0]
+    if "." not in group or (group.endswith(".k8s.io") and kind not in SCHEMAS):
+        yield from _by_kubernetes(manifest)
+        return
+    for error in Draft202012Validator(SCHEMAS[kind]).iter_errors(manifest):
+        yield f"{error.json_path}: {error.message}"
+    yield from _by_model(manifest)
+    for inner in _inside(manifest):
+        yield from _by_kubernetes(inner)
+
+
+def _by_kubernetes(manifest: dict[str, Any]) -> Iterator[str]:
+    for version in KUBERNETES:
+        try:
+            kubernetes_validate.validate(manifest, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            yield f"{error.json_path}: {error.message}"
+
+
+def _by_model(manifest: dict[str, Any]) -> Iterator[str]:
+    """The models take what they know and pass over the rest: what is lost is wrong."""
+    if (model := MODELS.get(manifest["kind"])) is None:
+        return
+    try:
+        known = model.from_dict(manifest).to_dict()
+    except ValueError as error:
+        yield str(error)
+        return
+    yield from _lost(manifest, known, "$")
+
+
+def _lost(given: Any, known: Any, path: str) -> Iterator[str]:
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            if key not in known:
+                yield f"{path}.{key} is not a field"
+            else:
+                yield from _lost(value, known[key], f"{path}.{key}")
+    elif isinstance(given, list):
+        for index, (value, other) in enumerate(zip(given, known, strict=True)):
+            yield from _lost(value, other, f"{path}[{index}]")
+    elif given != known:
+        yield f"{path} is {given!r}, read as {known!r}"
+
+
+def _inside(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Jobs and pods within a custom resource, as manifests of their own."""
+    spec = manifest["spec"]
+    metadata = {"name": "inside"}
+    job_set = spec["template"]["spec"] if manifest["kind"] == "TrainingRuntime" else spec
+    for replicated in job_set.get("replicatedJobs", ()):
+        job = replicated["template"]["spec"]
+        yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job}
+    if manifest["kind"] == "RayService":
+        cluster = spec["rayClusterConfig"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            pod = group["template"]
+            yield {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": pod}
+
+
+def set_at(tree: Any, path: str, value: Any) -> None:
+    """Set `a/0/b` of mappings and lists, ~1 for a slash within a key; None takes it away."""
+    keys = [key.replace("~1", "/") for key in path.split("/")]
+    *above, last = (int(key) if key.isdecimal() else key for key in keys)
+    for key in above:
+        tree = tree[key]
+    if value is None:
+        del tree[last]
+    else:
+        tree[last] = value
+
+
+ROOT = Path(__file__).parents[2]

@@ -1,0 +1,257 @@
+"""Every base and overlay: it builds, its schemas take it, and it says what the code says."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatch
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from launch.kubernetes import problems
+from launch.kubernetes.kustomize import FOLDER, build
+from launch.kubernetes.objects import environment, jobs, option, pods, words
+from launch.main import app
+from launch.ranks import Placement
+from serving.deploy.environment import SERVING
+from tests.k8s.built import FOLDERS, ROOT, built, needs_kustomize, one, refusals
+from trainer.recipe import load_recipe
+
+pytestmark = needs_kustomize
+TRAINING = ("cpu-smoke", "h100-8x", "job", "jobset", "kueue", "trainjob")
+RECIPE = FOLDER / "base/training/recipe.yaml"
+# Kinds of the Prometheus operator are another test's.
+ELSEWHERE = ("PodMonitor", "PrometheusRule", "ServiceMonitor")
+
+
+def test_there_are_bases_and_overlays():
+    assert {f"overlays/{name}" for name in (*TRAINING, "serving")} < set(FOLDERS)
+    assert {f"base/{name}" for name in ("claims", "training", "shards", "export")} < set(FOLDERS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_schema_takes_it_and_nothing_is_wrong(folder):
+    manifests = built(folder)
+    assert manifests
+    known = [manifest for manifest in manifests if manifest["kind"] not in ELSEWHERE]
+    assert [line for manifest in known for line in refusals(manifest)] == []
+    assert problems(manifests) == []
+
+
+def test_the_shipped_recipe_is_that_of_the_glyphs():
+    """Files outside of its folder are nothing that kustomize takes."""
+    assert RECIPE.read_text() == (ROOT / "launch/recipes/glyphs.yaml").read_text()
+
+
+@pytest.mark.parametrize("overlay", TRAINING)
+def test_the_recipe_is_mounted_under_the_name_of_its_content(overlay):
+    manifests = built(f"overlays/{overlay}")
+    name = one(manifests, "ConfigMap")["metadata"]["name"]
+    assert re.fullmatch(r"recipe-[a-z0-9]{10}", name)
+    (pod,) = pods(manifests)
+    assert pod.volumes["recipe"]["configMap"]["name"] == name
+
+
+def parameters(line: list[str]) -> dict[str, Any]:
+    """How `kway` understands the words after its name."""
+    command, rest = get_command(app), list(line)
+    while hasattr(command, "commands"):
+        command = command.commands[rest.pop(0)]
+    return dict(command.make_context("kway", rest).params)
+
+
+def kway_lines(folder: str) -> list[list[str]]:
+    """The words after `kway` of every container that runs it, variables filled in."""
+    given = {
+        "POD_IP": "10.0.0.7",
+        "JOB_COMPLETION_INDEX": "1",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_PORT": "29400",
+    }
+    found = []
+    for job in jobs(built(folder)):
+        for container in job.pod.containers:
+            line = words(container, {**given, **job.given})
+            if line[0] == "sh":
+                line = ["kway", "train", *line[4:]]
+            assert line.pop(0) == "kway"
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("overlay", TRAINING)
+def test_kway_train_takes_the_arguments(overlay):
+    (line,) = kway_lines(f"overlays/{overlay}")
+    assert not any("$" in word for word in line)
+    given = parameters(line[:])
+    recipe = load_recipe(RECIPE, given["overrides"])
+    assert (recipe.telemetry.host, recipe.telemetry.port) == ("0.0.0.0", 9400)
+    assert recipe.train.duration.steps == (40 if overlay == "cpu-smoke" else None)
+    placement = Placement(
+        num_processes=given["nproc"],
+        min_nodes=int(given["nnodes"]),
+        max_nodes=int(given["nnodes"]),
+        rdzv_endpoint=given["rdzv_endpoint"],
+        local_addr=given["local_addr"],
+        node_rank=given["node_rank"],
+        master_addr=given["master_addr"],
+        max_restarts=given["max_restarts"],
+    )
+    assert placement.is_static == (overlay in ("jobset", "trainjob"))
+    assert placement.world_size == ("16" if overlay == "h100-8x" else "2")
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        f"{above}{name}"
+        for above in ("base/", "overlays/cpu-smoke/")
+        for name in ("shards", "export")
+    ],
+)
+def test_shards_and_export_are_commands_of_kway_that_chain(folder):
+    recipe = load_recipe(RECIPE)
+    lines = kway_lines(folder)
+    if folder.endswith("shards"):
+        assert str(parameters(lines[0])["out"]) == str(recipe.data.shards)
+    else:
+        evaluated, exported = (parameters(line) for line in lines)
+        assert evaluated["run"] == exported["run"] == recipe.run
+        assert served() == f"/work/{exported['out']}"
+
+
+def served() -> str:
+    """The bundle's folder in the service."""
+    service = one(built("overlays/serving"), "RayService")
+    (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    return str(application["args"]["bundle"])
+
+
+# Ray warns when it is imported.
+_PRINT = """
+import sys, yaml
+from pathlib import Path
+from ray.serve.schema import ServeDeploySchema
+from serving.config import ServingConfig
+from serving.deploy.cluster import config_file
+tokens = Path("/var/run/secrets/kway/tokens")
+config = ServingConfig(host="0.0.0.0", replicas=1, max_replicas=4, threads=2, token_file=tokens)
+text = config_file("/work/bundles/glyphs", config)
+ServeDeploySchema.model_validate(yaml.safe_load(text))
+print(text, end="")
+"""
+
+
+def test_the_service_is_what_kway_serve_prints_and_ray_reads():
+    printed = subprocess.run(
+        [sys.executable, "-c", _PRINT], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    service = one(built("overlays/serving"), "RayService")["spec"]
+    assert service["serveConfigV2"] == printed.stdout
+    config = yaml.safe_load(printed.stdout)["applications"][0]["args"]["config"]
+    (group,) = service["rayClusterConfig"]["workerGroupSpecs"]
+    assert group["minReplicas"] == config["replicas"]
+    assert group["maxReplicas"] == config["max_replicas"]
+
+
+def test_ray_pods_have_the_environment():
+    ray = [p for p in pods(built("overlays/serving")) if p.where.startswith("RayService")]
+    assert len(ray) == 2
+    for pod in ray:
+        (container,) = pod.containers
+        assert SERVING.items() <= environment(container).items(), pod.where
+
+
+def test_ray_is_of_the_version_that_is_tested():
+    cluster = one(built("overlays/serving"), "RayService")["spec"]["rayClusterConfig"]
+    assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().split()
+
+
+def test_only_the_api_and_metrics_are_open_to_all():
+    policies = [m for m in built("overlays/serving") if m["kind"] == "NetworkPolicy"]
+    open_ports = [
+        port["port"]
+        for policy in policies
+        for rule in policy["spec"].get("ingress", ())
+        if "from" not in rule
+        for port in rule["ports"]
+    ]
+    assert open_ports == ["serve", "metrics"]
+
+
+def test_a_queue_holds_the_run_back():
+    job = one(built("overlays/kueue"), "Job")
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "kway"
+    assert job["spec"]["suspend"] is True
+
+
+def test_secrets_are_files_and_none_is_in_the_tree():
+    for folder in FOLDERS:
+        manifests = built(folder)
+        assert "Secret" not in {manifest["kind"] for manifest in manifests}
+        for pod in pods(manifests):
+            for container in pod.containers:
+                for entry in container.get("env", ()):
+                    assert "secretKeyRef" not in entry.get("valueFrom", {}), pod.where
+
+
+def test_what_restarts_inside_and_what_from_outside():
+    for overlay in TRAINING:
+        (job,) = jobs(built(f"overlays/{overlay}"))
+        (container,) = job.pod.containers
+        line = words(container, job.given)
+        outside = overlay in ("jobset", "trainjob")
+        assert option(line, "--max-restarts") == ("0" if outside else "3"), overlay
+        assert (option(line, "--master-addr") is not None) == outside, overlay
+
+
+def test_an_installed_kway_has_every_file():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert "k8s" in settings["packages"]["find"]["include"]
+    patterns = [pattern.rpartition("/")[2] for pattern in settings["package-data"]["k8s"]]
+    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+    assert [path for path in files if not any(fnmatch(path.name, p) for p in patterns)] == []
+
+
+@pytest.mark.parametrize("runs_it", ["jobset", "trainjob"])
+def test_components_join(runs_it, tmp_path):
+    """A machine, what runs it, and a queue, as docs/kubernetes.md shows it."""
+    shutil.copytree(FOLDER, tmp_path / "k8s")
+    joined = [f"k8s/components/{name}" for name in ("h100-8x", runs_it, "kueue")]
+    tree = {"resources": ["k8s/base/training"], "components": joined}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(tree))
+    manifests = list(yaml.safe_load_all(build(tmp_path)))
+    assert [line for manifest in manifests for line in refusals(manifest)] == []
+    assert problems(manifests) == []
+    (job,) = jobs(manifests)
+    assert job.pod.spec["hostNetwork"]
+    assert option(words(job.pod.containers[0], job.given), "--nproc") == "8"
+    (queued,) = [m for m in manifests if m["kind"] in ("JobSet", "TrainJob")]
+    assert queued["spec"]["suspend"] is True
+    assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "kway"
+
+
+@pytest.mark.parametrize("index", ["0", "1"])
+def test_only_pod_0_hosts_the_meeting(index, tmp_path):
+    """The shell's line as the pod runs it, up to `kway`, which shows what it was given."""
+    shown = tmp_path / "kway"
+    shown.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    shown.chmod(0o755)
+    (job,) = jobs(built("overlays/job"))
+    line = words(job.pod.containers[0])
+    path = f"{tmp_path}:/usr/bin:/bin"
+    done = subprocess.run(
+        line,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": path, "JOB_COMPLETION_INDEX": index},
+    )
+    given = done.stdout.splitlines()
+    assert given[0] == "train"
+    host = "1" if index == "0" else "0"
+    assert given[1:] == [*line[4:], "--rdzv-conf", f"is_host={host},join_timeout=1800"]

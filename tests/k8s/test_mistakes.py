@@ -1,0 +1,187 @@
+"""Planted mistakes: each is found, by a schema where one can see it and else by a rule of ours.
+
+test_manifests.py holds the other half: without them nothing is found.
+"""
+
+from typing import Any
+
+import pytest
+
+from launch.kubernetes import problems
+from launch.kubernetes.job_rules import JOB_RULES
+from launch.kubernetes.objects import jobs, pods
+from launch.kubernetes.pod_rules import POD_RULES
+from launch.kubernetes.quantity import quantity
+from launch.kubernetes.reference_rules import REFERENCE_RULES
+from tests.k8s.built import built, needs_kustomize, one, refusals, set_at
+
+JOB, POD = "overlays/job", "spec/template/spec"
+TRAINER = f"{POD}/containers/0"
+SET = "spec/replicatedJobs/0/template"
+INNER = f"spec/template/{SET}"
+RAY = "spec/rayClusterConfig"
+HEAD = f"{RAY}/headGroupSpec/template/spec"
+WORKER = f"{RAY}/workerGroupSpecs/0"
+
+# Folder, kind, where, what stands there instead (None: nothing), and what is said.
+SEEN_BY_SCHEMAS = [
+    (JOB, "Job", "spec/completion", 2, "'completion' was unexpected"),
+    (JOB, "Job", "spec/completions", "2", "'2' is not of type"),
+    (JOB, "Job", f"{TRAINER}/volumemounts", [], "'volumemounts' was unexpected"),
+    (JOB, "Job", f"{TRAINER}/env/0/value", 2, "2 is not of type"),
+    (JOB, "Job", f"{TRAINER}/args/5", 1, "1 is not of type"),
+    (JOB, "Service", "spec/publishNotReadyAddress", True, "was unexpected"),
+    (JOB, "ConfigMap", "data/recipe.yaml", {"run": "x"}, "is not of type"),
+    (JOB, "NetworkPolicy", "spec/podSelector/matchLabel", {}, "was unexpected"),
+    (JOB, "PersistentVolumeClaim", "spec/accessModes", "ReadWriteMany", "is not of type"),
+    ("overlays/jobset", "JobSet", "spec/failurePolicy/maxRestart", 3, "maxRestart"),
+    ("overlays/jobset", "JobSet", "spec/failurePolicy/maxRestarts", "3", "'3' is not of type"),
+    ("overlays/jobset", "JobSet", "spec/failurePolicy/rules/0/action", "Restart", "not one of"),
+    ("overlays/jobset", "JobSet", "spec/failurePolicy/rules/0/name", "1st", "does not match"),
+    ("overlays/jobset", "JobSet", f"{SET}/spec/backofflimit", 0, "backofflimit"),
+    ("overlays/trainjob", "TrainJob", "spec/runtimeref", {}, "runtimeref"),
+    ("overlays/trainjob", "TrainJob", "spec/runtimeRef/kind", "Runtime", "not one of"),
+    ("overlays/trainjob", "TrainJob", "spec/trainer/numNodes", 0, "less than the minimum"),
+    ("overlays/trainjob", "TrainingRuntime", "spec/mlPolicy/torch/numProcPerNode", 2, "unexpected"),
+    ("overlays/trainjob", "TrainingRuntime", f"{INNER}/{POD}/hostnetwork", True, "hostnetwork"),
+    ("overlays/serving", "RayService", f"{RAY}/authOptions/mode", "tokens", "not one of"),
+    ("overlays/serving", "RayService", f"{RAY}/gcsFaultTolerance", {}, "unexpected"),
+    ("overlays/serving", "RayService", f"{WORKER}/maxReplicas", "4", "'4' is not of type"),
+    ("overlays/serving", "RayService", f"{WORKER}/rayStartParams/num-cpus", 1, "1 is not of type"),
+    ("overlays/serving", "RayService", f"{HEAD}/containers/0/livenessprobe", {}, "unexpected"),
+    ("overlays/serving", "RayService", "spec/serveConfigV2", {}, "{} is not of type"),
+    ("overlays/serving", "Deployment", "spec/replicas", "1", "'1' is not of type"),
+]
+SEEN_BY_RULES = [
+    # What a pod may do.
+    (JOB, "Job", f"{TRAINER}/securityContext/privileged", True, "privileged"),
+    (JOB, "Job", f"{TRAINER}/securityContext/allowPrivilegeEscalation", None, "Escalation"),
+    (JOB, "Job", f"{TRAINER}/securityContext/readOnlyRootFilesystem", False, "readOnlyRoot"),
+    (JOB, "Job", f"{TRAINER}/securityContext/capabilities/drop", [], "capabilities"),
+    (JOB, "Job", f"{TRAINER}/securityContext/capabilities/add", ["IPC_LOCK"], "capabilities"),
+    (JOB, "Job", f"{TRAINER}/securityContext/runAsUser", 0, "runAsNonRoot"),
+    (JOB, "Job", f"{POD}/securityContext/runAsNonRoot", None, "runAsNonRoot"),
+    (JOB, "Job", f"{POD}/securityContext/seccompProfile", None, "seccompProfile"),
+    (JOB, "Job", f"{POD}/hostIPC", True, "hostIPC"),
+    (JOB, "Job", f"{POD}/hostNetwork", True, "hostNetwork"),
+    (JOB, "Job", f"{POD}/automountServiceAccountToken", None, "automountServiceAccountToken"),
+    (JOB, "Job", f"{POD}/volumes/0", {"name": "recipe", "hostPath": {"path": "/"}}, "hostPath"),
+    ("overlays/serving", "RayService", f"{RAY}/enableInTreeAutoscaling", None, "automount"),
+    ("overlays/jobset", "JobSet", f"{SET}/{TRAINER}/securityContext/privileged", True, "privil"),
+    ("base/export", "Job", f"{POD}/initContainers/0/securityContext", None, "evaluate"),
+    # What it takes.
+    (JOB, "Job", f"{TRAINER}/resources/requests/memory", "64Gi", "above its limit"),
+    (JOB, "Job", f"{TRAINER}/resources/requests/cpu", "8500m", "above its limit"),
+    (JOB, "Job", f"{TRAINER}/resources/limits", None, "state no cpu"),
+    (JOB, "Job", f"{POD}/volumes/5/emptyDir/sizeLimit", "32Gi", "counts as memory"),
+    (JOB, "Job", f"{POD}/volumes/5/emptyDir/sizeLimit", None, "without a sizeLimit"),
+    # Images, paths, ports.
+    (JOB, "Job", f"{TRAINER}/image", "kway:latest", "no fixed tag"),
+    (JOB, "Job", f"{TRAINER}/image", "localhost:5000/kway", "no fixed tag"),
+    (JOB, "Job", f"{TRAINER}/args/0", "/recipes/recipe.yaml", "nothing is mounted"),
+    (JOB, "Job", f"{TRAINER}/volumeMounts/4", None, "uses /tmp, where nothing is mounted"),
+    (JOB, "Job", f"{POD}/volumes/2", None, "mounts runs"),
+    ("base/shards", "Job", f"{TRAINER}/args/1", "elsewhere/glyphs", "/work/elsewhere/glyphs"),
+    ("base/export", "Job", f"{TRAINER}/workingDir", None, "uses /runs/glyphs"),
+    ("overlays/serving", "Deployment", f"{TRAINER}/volumeMounts/0", None, "uses /data"),
+    (JOB, "Job", f"{TRAINER}/ports/0/name", None, "port 9400 has no name"),
+    (JOB, "Job", f"{TRAINER}/ports/0/name", "meeting", "port name meeting"),
+    ("overlays/serving", "Deployment", f"{TRAINER}/readinessProbe/tcpSocket/port", "x", "names no"),
+    # What follows when a pod fails.
+    (JOB, "Job", f"{POD}/restartPolicy", None, "restartPolicy is Always"),
+    (JOB, "Job", f"{POD}/restartPolicy", "OnFailure", "podFailurePolicy needs Never"),
+    (JOB, "Job", "spec/podReplacementPolicy", "TerminatingOrFailed", "podReplacementPolicy"),
+    (JOB, "Job", "spec/podFailurePolicy/rules/0/onPodConditions/0/status", None, '"True"'),
+    (JOB, "Job", "spec/podFailurePolicy/rules/0", None, "DisruptionTarget"),
+    (JOB, "Job", "spec/podFailurePolicy/rules/1", None, "exit code 75"),
+    (JOB, "Job", "spec/podFailurePolicy/rules/2/onExitCodes/values", [130], "exit code 2"),
+    (JOB, "Job", "spec/podFailurePolicy/rules/2/onExitCodes/operator", "NotIn", "exit code 2"),
+    # Times.
+    (JOB, "Job", f"{POD}/terminationGracePeriodSeconds", 150, "not in this order"),
+    (JOB, "Job", f"{POD}/terminationGracePeriodSeconds", None, "GracePeriodSeconds 30"),
+    (JOB, "Job", f"{TRAINER}/args/14", "120", "not in this order"),
+    (JOB, "Job", "spec/template/metadata/annotations", None, "have to be stated"),
+    # How many pods meet, and where.
+    (JOB, "Job", "spec/completions", 3, "--nnodes is 2"),
+    (JOB, "Job", "spec/parallelism", 1, "parallelism 1"),
+    (JOB, "Job", "spec/completionMode", None, "not Indexed"),
+    (JOB, "Job", f"{TRAINER}/env/0/value", "4", "--nnodes is 4"),
+    (JOB, "Job", f"{TRAINER}/args/10", "kway-1.kway:29400", "pod 0 is kway-0.kway"),
+    (JOB, "Job", f"{TRAINER}/command/2", 'exec kway train "$@"', "is_host"),
+    ("overlays/h100-8x", "Job", f"{TRAINER}/resources/limits/nvidia.com~1gpu", "4", "has 4 GPUs"),
+    ("overlays/h100-8x", "Job", f"{POD}/dnsPolicy", None, "hostNetwork finds no other pod"),
+    ("overlays/jobset", "JobSet", f"{SET}/spec/backoffLimit", 3, "backoffLimit 0"),
+    ("overlays/jobset", "JobSet", f"{SET}/{TRAINER}/args/16", "3", "--max-restarts 0"),
+    ("overlays/jobset", "JobSet", "spec/network/subdomain", "other", "kway-node-0-0.other"),
+    ("overlays/trainjob", "TrainingRuntime", "spec/mlPolicy/numNodes", 3, "its runtime 3"),
+    ("overlays/trainjob", "TrainJob", "spec/runtimeRef/name", "torch", "TrainingRuntime/torch"),
+    # What one names and another has to be.
+    (JOB, "Service", "spec/selector", {"app": "other"}, "selects app=other"),
+    (JOB, "Service", "spec/ports/0/targetPort", "rdzv", "names port rdzv"),
+    (JOB, "Service", "spec/publishNotReadyAddresses", None, "headless Service"),
+    (JOB, "Service", "spec/clusterIP", None, "headless Service"),
+    (JOB, "Job", f"{POD}/subdomain", "other", "headless Service"),
+    (JOB, "NetworkPolicy", "spec/podSelector/matchLabels", {"app": "x"}, "selects app=x"),
+    ("overlays/serving", "Deployment", "spec/selector/matchLabels", {"app": "x"}, "selects app=x"),
+    (JOB, "ConfigMap", "metadata/name", "recipes", "which is not there"),
+    (JOB, "ConfigMap", "data", {"other.yaml": ""}, "uses recipe.yaml"),
+    (JOB, "Job", f"{POD}/volumes/2/persistentVolumeClaim/claimName", "rnus", "mounts claim rnus"),
+]
+
+
+def planted(folder: str, kind: str, path: str, value: Any) -> list[dict[str, Any]]:
+    manifests = built(folder)
+    target = next(manifest for manifest in manifests if manifest["kind"] == kind)
+    set_at(target, path, value)
+    return manifests
+
+
+def named(mistake: tuple[Any, ...]) -> str:
+    _, kind, path, value, said = mistake
+    return f"{kind}-{path.rpartition('/')[2]}-{value if isinstance(value, str | int) else said}"
+
+
+@needs_kustomize
+@pytest.mark.parametrize("mistake", SEEN_BY_SCHEMAS, ids=named)
+def test_a_schema_refuses(mistake):
+    folder, kind, path, value, said = mistake
+    manifests = planted(folder, kind, path, value)
+    lines = [line for manifest in manifests for line in refusals(manifest)]
+    assert any(said in line for line in lines), lines
+
+
+@needs_kustomize
+@pytest.mark.parametrize("mistake", SEEN_BY_RULES, ids=named)
+def test_a_rule_names(mistake):
+    folder, kind, path, value, said = mistake
+    lines = problems(planted(folder, kind, path, value))
+    assert any(said in line for line in lines), lines
+
+
+@needs_kustomize
+def test_every_rule_has_a_mistake_that_it_finds():
+    rules = {rule.__name__: 0 for rule in (*POD_RULES, *JOB_RULES, *REFERENCE_RULES)}
+    for mistake in SEEN_BY_RULES:
+        manifests = planted(*mistake[:4])
+        for rule in POD_RULES:
+            rules[rule.__name__] += sum(len(list(rule(pod))) for pod in pods(manifests))
+        for rule in JOB_RULES:
+            rules[rule.__name__] += sum(len(list(rule(job))) for job in jobs(manifests))
+        for rule in REFERENCE_RULES:
+            rules[rule.__name__] += len(list(rule(manifests)))
+    assert [name for name, found in rules.items() if not found] == []
+
+
+@needs_kustomize
+def test_a_line_names_its_object():
+    manifests = planted(JOB, "Job", f"{TRAINER}/securityContext/privileged", True)
+    assert problems(manifests) == ["Job/kway: container train: privileged is true: leave it out"]
+    assert one(manifests, "Job")["metadata"]["name"] == "kway"
+
+
+def test_amounts_are_read_as_kubernetes_writes_them():
+    read = {"500m": 0.5, "2": 2, "1.5Gi": 1.5 * 2**30, "3k": 3000, "1Ei": 2**60, "100M": 10**8}
+    assert {text: float(quantity(text)) for text in read} == read
+    for text in ("", "-1", "1 Gi", "1g", "1Kk", "Gi"):
+        with pytest.raises(ValueError, match="no amount"):
+            quantity(text)

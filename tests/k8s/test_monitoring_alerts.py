@@ -1,0 +1,134 @@
+"""Each alert of k8s/overlays/monitoring, by promtool: it fires when it should and only then."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.k8s.monitoring_files import (
+    ROOT,
+    alerts,
+    groups,
+    names_in,
+    names_of_the_code,
+    needs_kubectl,
+    needs_promtool,
+    promtool,
+)
+
+pytestmark = needs_kubectl
+CASES = {
+    case["name"]: (path.name, case)
+    for path in sorted((Path(__file__).parent / "monitoring").glob("*.yaml"))
+    for case in yaml.safe_load(path.read_text())["tests"]
+}
+RUNBOOKS = ROOT / "docs/runbooks.md"
+# What the issue asks for, and that something has gone altogether.
+WANTED = {
+    "KwayTrainingStalled",
+    "KwayTrainingGone",
+    "KwayTrainingLossNotFinite",
+    "KwayTrainingDataBound",
+    "KwayTrainingRestarts",
+    "KwayTrainingCheckpointTooOld",
+    "KwayTrainingStraggler",
+    "KwayServingGone",
+    "KwayServingSlow",
+    "KwayServingTooBusy",
+    "KwayServingErrors",
+    "KwayServingLossNotAligned",
+}
+
+
+def write_rules(folder: Path, rules: list[dict[str, Any]]) -> Path:
+    path = folder / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": rules}))
+    return path
+
+
+def test_the_alerts_are_those_that_were_asked_for() -> None:
+    assert {alert["alert"] for alert in alerts()} == WANTED
+
+
+@needs_promtool
+def test_the_rules_pass_promtool(tmp_path: Path) -> None:
+    checked = promtool("check", "rules", write_rules(tmp_path, groups()))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"{len(WANTED)} rules found" in checked.stdout
+
+
+@needs_promtool
+@pytest.mark.parametrize("name", CASES)
+def test_the_alerts_are_right(name: str, tmp_path: Path) -> None:
+    file, case = CASES[name]
+    told = [
+        {
+            **group,
+            "rules": [
+                {**rule, "annotations": {"description": rule["annotations"]["description"]}}
+                for rule in group["rules"]
+            ],
+        }
+        for group in groups()
+    ]
+    write_rules(tmp_path, told)
+    head = {"rule_files": ["rules.yaml"], "evaluation_interval": "30s"}
+    (tmp_path / file).write_text(yaml.safe_dump({**head, "tests": [case]}))
+    tested = promtool("test", "rules", tmp_path / file)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+@pytest.mark.parametrize("alert", sorted(WANTED))
+def test_an_alert_has_a_case_that_fires_and_one_that_does_not(alert: str) -> None:
+    found = {
+        bool(check["exp_alerts"])
+        for _, case in CASES.values()
+        for check in case["alert_rule_test"]
+        if check["alertname"] == alert
+    }
+    assert found == {True, False}
+
+
+def test_every_metric_of_an_alert_is_in_the_code() -> None:
+    for alert in alerts():
+        said = alert["expr"] + alert["annotations"]["description"]
+        assert names_in(said), alert["alert"]
+        assert names_in(said) <= names_of_the_code(), alert["alert"]
+
+
+def test_the_outcomes_that_alerts_go_by_are_codes_of_that_status() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "serving").rglob("*.py"))
+    by_status: dict[str, set[str]] = {}
+    for status, code in re.findall(r'ApiError\(\s*(\d{3}), f?"([\w{}.]+)"', sources):
+        by_status.setdefault(status, set()).add(code.replace("{self._what}", "streams"))
+    for alert, status in {"KwayServingTooBusy": "429", "KwayServingErrors": "503"}.items():
+        (expression,) = (one["expr"] for one in alerts() if one["alert"] == alert)
+        outcomes = set(re.findall(r'outcome=~"([\w|]+)"', expression)[0].split("|"))
+        # `internal` is what a fault of ours is counted as.
+        assert outcomes - {"internal"} <= by_status[status], alert
+
+
+def test_an_alert_says_how_grave_it_is_what_of_and_where_to_read_on() -> None:
+    for alert in alerts():
+        assert alert["labels"]["severity"] in {"critical", "warning"}
+        assert "{{ $labels.job }}" in alert["annotations"]["summary"]
+        assert "$value" in alert["annotations"]["description"]
+        anchor = f"#{alert['alert'].lower()}"
+        assert alert["annotations"]["runbook_url"].endswith(f"docs/runbooks.md{anchor}")
+
+
+def test_there_is_one_runbook_an_alert() -> None:
+    titles = re.findall(r"^## (.+)$", RUNBOOKS.read_text(), flags=re.MULTILINE)
+    assert len(titles) == len(set(titles))
+    assert {title for title in titles if title.startswith("Kway")} == WANTED
+
+
+@pytest.mark.parametrize("alert", sorted(WANTED))
+def test_a_runbook_says_what_it_means_how_to_look_and_what_to_do(alert: str) -> None:
+    section = re.split(rf"^## {alert}$", RUNBOOKS.read_text(), flags=re.MULTILINE)[1]
+    section = section.split("\n## ")[0]
+    for part in ("**Means.**", "**Look.**", "**Do.**"):
+        assert section.count(part) == 1
+    assert names_in(section) <= names_of_the_code()

@@ -1,0 +1,218 @@
+"""The dashboards over Debian's Prometheus, which scrapes a real run and a real server."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from serving.deploy.ports import free_port
+from tests.k8s.monitoring_files import (
+    alerts,
+    dashboards,
+    expressions,
+    groups,
+    needs_kubectl,
+    of_kind,
+)
+from tests.serving.started import as_json, bundle, end, pictures, start
+from tests.serving.watching import frames, send, watch
+from tests.system.processes import ROOT
+from tests.system.runs import launched
+
+__all__ = ["bundle", "pictures"]  # fixtures
+
+pytestmark = [
+    pytest.mark.slow,
+    needs_kubectl,
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None, reason="needs prometheus: apt-get install prometheus"
+    ),
+]
+TOKEN = "a-token-of-this-test-0123456789"
+PATIENCE_SECONDS = 240
+
+
+def free_pair() -> int:
+    """A port that is free, and the next one too."""
+    while True:
+        port = free_port("127.0.0.1", 0)
+        try:
+            socket.create_server(("127.0.0.1", port + 1)).close()
+        except OSError:
+            continue
+        return port
+
+
+@contextmanager
+def training(shards: Path, folder: Path, port: int) -> Iterator[None]:
+    """The shipped recipe on two ranks, over few characters, that never comes to its end."""
+    settings = {
+        "data.shards": shards,
+        "data.workers": 1,
+        "train.duration": "{steps: 100000}",
+        "train.global_batch": 12,
+        "checkpoint.every": "{steps: 20}",
+        "evaluation.every": "{steps: 20}",
+        "telemetry.log_every": 1,
+        "telemetry.port": port,
+        "telemetry.peak_tflops": 1,
+    }
+    options = [f"{key}={value}" for key, value in settings.items()]
+    recipe = ROOT / "launch/recipes/glyphs.yaml"
+    with launched(recipe, folder / "run", *options, num=2) as run:
+        yield
+        run.process.send_signal(signal.SIGTERM)
+        assert run.process.wait(timeout=60) == 75, run.log.read_text()
+
+
+def scrapes(training_port: int, server: str, credentials: Path, rules: Path) -> str:
+    """As the PodMonitors say, for hosts and ports instead of pods."""
+    ranks = [f"127.0.0.1:{training_port + rank}" for rank in (0, 1)]
+    endpoint = next(
+        one for one in of_kind("PodMonitor") if one["metadata"]["name"] == "kway-serving"
+    )["spec"]["podMetricsEndpoints"][0]
+    tree = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(rules)],
+        "scrape_configs": [
+            {
+                "job_name": "run",
+                "static_configs": [{"targets": ranks, "labels": {"namespace": "ml"}}],
+            },
+            {
+                "job_name": "web",
+                "metrics_path": endpoint["path"],
+                "authorization": {
+                    "type": endpoint["authorization"]["type"],
+                    "credentials_file": str(credentials),
+                },
+                "static_configs": [{"targets": [server], "labels": {"namespace": "ml"}}],
+            },
+        ],
+    }
+    return yaml.safe_dump(tree)
+
+
+@contextmanager
+def prometheus(folder: Path, config: str) -> Iterator[httpx.Client]:
+    (folder / "prometheus.yml").write_text(config)
+    port = free_port("127.0.0.1", 0)
+    arguments = [
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(["prometheus", *arguments], stdout=log, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", trust_env=False) as client:
+            wait_until_ready(client)
+            yield client
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_until_ready(api: httpx.Client) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            if api.get("query", params={"query": "1"}).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def series(api: httpx.Client, expression: str) -> list[dict]:
+    answer = api.get("query", params={"query": expression}).json()
+    assert answer["status"] == "success", answer
+    return answer["data"]["result"]
+
+
+def empty_panels(api: httpx.Client) -> set[str]:
+    return {
+        f"{board['title']}: {panel}"
+        for board in dashboards().values()
+        for panel, found in expressions(board).items()
+        if not any(series(api, one) for one in found)
+    }
+
+
+@pytest.fixture(scope="module")
+def api(
+    glyphs: Path, bundle: Path, pictures: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    """Prometheus, with the alerts, once every panel has something to show."""
+    folder = tmp_path_factory.mktemp("watched")
+    credentials, rules, port = folder / "tokens", folder / "rules.yaml", free_pair()
+    credentials.write_text(TOKEN)
+    credentials.chmod(0o600)
+    each_second = [{**group, "interval": "1s"} for group in groups()]
+    rules.write_text(yaml.safe_dump({"groups": each_second}))
+    frame = pictures[0].read_bytes()
+    with ExitStack() as opened:
+        options = ["--token-file", credentials, "--replicas", 1]
+        server = start(bundle, folder / "stderr", *options)
+        opened.callback(end, server)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        client = opened.enter_context(
+            httpx.Client(base_url=server.url, timeout=30, headers=headers)
+        )
+        opened.enter_context(training(glyphs, folder, port))
+        target = server.url.removeprefix("http://")
+        config = scrapes(port, target, credentials, rules)
+        prom = opened.enter_context(prometheus(folder, config))
+        watch(client, ttl_seconds=600)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while empty := empty_panels(prom):
+            assert time.monotonic() < deadline, empty
+            body = as_json(pictures[:2], classes=["husky"])
+            assert client.post("/v1/query", json=body).status_code == 200
+            send(client, frames([frame]))
+            time.sleep(0.5)
+        yield prom
+
+
+def test_every_panel_shows_something_of_a_real_run_and_a_real_server(api: httpx.Client) -> None:
+    found = {panel for board in dashboards().values() for panel in expressions(board)}
+    assert len(found) > 25
+
+
+def test_the_numbers_of_panels_are_those_of_the_run_and_the_server(api: httpx.Client) -> None:
+    def value(expression: str) -> float:
+        (one,) = series(api, expression)
+        return float(one["value"][1])
+
+    boards = dashboards()
+    of_training = expressions(boards["kway-training.json"])
+    of_serving = expressions(boards["kway-serving.json"])
+
+    def first(found: dict[str, list[str]], title: str) -> str:
+        return next(of_panel[0] for name, of_panel in found.items() if name.startswith(title))
+
+    assert 0 < value(first(of_training, "Done")) < 1
+    assert 0 <= value(first(of_training, "Last step")) < 60
+    assert value(first(of_training, "Slow ranks")) in (0, 1)
+    assert value(first(of_serving, "Replicas")) == 1
+    assert value(first(of_serving, "Loss")) == 1
+    assert value(first(of_serving, "Errors")) == 0
+    assert len(series(api, first(of_training, "Work a step by rank"))) == 2
+    assert len(series(api, first(of_training, "Waiting for data"))) == 2
+
+
+def test_no_alert_fires_over_a_healthy_run_and_server(api: httpx.Client) -> None:
+    found = api.get("rules").json()["data"]["groups"]
+    health = {rule["name"]: rule["health"] for group in found for rule in group["rules"]}
+    assert health == {alert["alert"]: "ok" for alert in alerts()}
+    firing = series(api, 'ALERTS{alertstate="firing"}')
+    assert [one["metric"]["alertname"] for one in firing] == []
