@@ -75,7 +75,7 @@ def requests() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         bundle = Path(name) / "bundle"
         write_random(bundle, _TRIVIAL, _CLASSES, size=8)
-        health = b"GET /health HTTP/1.1\r\nHost: kway\r\n\r\n"
+        health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         with _kway(bundle) as kway, _alone("plain", bundle) as plain:
             found = take_turns(
                 {"kway": _load(kway, health), "plain": _load(plain, health)},
@@ -141,8 +141,8 @@ def _query(picture: bytes) -> bytes:
     body = b"".join(b"--b\r\nContent-Disposition: form-data; " + part + b"\r\n" for part in parts)
     body += b"--b--\r\n"
     return (
-        b"POST /v1/query HTTP/1.1\r\nHost: kway\r\nContent-Type: multipart/form-data; boundary=b"
-        b"\r\nContent-Length: %d\r\n\r\n" % len(body)
+        b"POST /v1/query HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: %d\r\n\r\n" % len(body)
     ) + body
 
 

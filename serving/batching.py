@@ -68,6 +68,10 @@ class Batcher:
             for one in waiting:  # a client that left must not cost a forward pass
                 one.result.cancel()
 
+    def num_queued(self) -> int:
+        """Inputs that wait for a batch, those of clients that have left among them."""
+        return len(self._queue)
+
     def seconds_in_forward(self) -> float:
         """How long the batch in progress has taken so far; 0 when idle."""
         return 0.0 if self._started is None else time.monotonic() - self._started

@@ -44,6 +44,7 @@ class ServingConfig(BaseModel):
     request_timeout_seconds: float = Field(30.0, gt=0)
     token_file: Path | None = Field(None, description="tokens, one a line; none: all are let in")
     max_streams: int = Field(8, gt=0, description="streams of lines at once; beyond it: 429")
+    max_streams_per_client: int = Field(4, gt=0, description="of them, one client's")
     max_lines_in_flight: int = Field(16, gt=0, description="of one stream, with the model")
     stream_idle_seconds: float = Field(
         60.0, gt=0, description="a stream without a line for so long is ended"
@@ -67,7 +68,7 @@ class ServingConfig(BaseModel):
     max_frame_bytes: int = Field(
         4 * 2**20,
         gt=0,
-        le=12 * 2**20,  # a WebSocket message may have 16 MiB, in base64 and with its braces
+        le=12 * 2**20,  # a WebSocket holds one such message, in base64
         description="of one frame's picture or text",
     )
     feed_idle_seconds: float = Field(

@@ -1,4 +1,4 @@
-"""Errors as clients see them: one JSON shape, `{"error": {"code", "message"}}`."""
+"""Errors of the HTTP server, all in the one shape of `serving/refusals.py`."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -7,22 +7,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from serving.refusals import ErrorBody, ErrorDetail
+
 _log = logging.getLogger("kway.serving")
-
-
-class ErrorDetail(BaseModel):
-    code: str
-    message: str
-
-
-class ErrorBody(BaseModel):
-    """The body of every answer whose status is 4xx or 5xx."""
-
-    error: ErrorDetail
 
 
 # For the OpenAPI document of a route that reads a body.

@@ -31,7 +31,7 @@ _HUNG_SECONDS = 120.0
 class Counts(Protocol):
     """Where finished requests are counted."""
 
-    def count(self, *, outcome: str, inputs: int, seconds: float) -> None: ...
+    def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None: ...
 
 
 @dataclass
@@ -67,6 +67,10 @@ class Service:
         if self._batcher.seconds_in_forward() > _HUNG_SECONDS:
             raise RuntimeError(f"a forward pass has taken over {_HUNG_SECONDS:.0f} s")
 
+    def load(self) -> tuple[int, int]:
+        """Requests in progress, and inputs that wait for the model."""
+        return self._in_progress, self._batcher.num_queued()
+
     @asynccontextmanager
     async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
         """Let a request in, for as long as it may take, and count it once by its outcome.
@@ -86,7 +90,8 @@ class Service:
             outcome = "client_left"
             raise
         finally:
-            seconds = time.perf_counter() - started
+            # A stream lasts as long as its client likes: that says nothing about this server.
+            seconds = time.perf_counter() - started if is_timed else None
             self._counts.count(outcome=outcome, inputs=progress.inputs, seconds=seconds)
 
     @asynccontextmanager

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, StrictInt, StrictStr
 
-from serving.errors import ErrorDetail
+from serving.refusals import ErrorDetail
 from serving.verdicts import Verdict
 
 Id = (

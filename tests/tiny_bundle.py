@@ -18,6 +18,8 @@ from trainer.config import BackboneConfig
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
 NAMES = ("husky", "malamute", "samoyed", "tabby cat", "siamese cat", "#3", "7")
+# As they can be asked for: "#3" could be the number of another.
+WAYS_TO_ASK = tuple("#5" if name == "#3" else name for name in NAMES)
 DIM = 16
 MAX_LENGTH = 12
 

@@ -76,6 +76,13 @@ class ClassNames:
             raise ValueError(f"class id {wanted} is not within 0 … {len(self) - 1}")
         return wanted
 
+    def id_of_name(self, name: str) -> int:
+        """The id of the class with exactly this name. Raises ValueError for an unknown one."""
+        found = self._exactly(name)
+        if found is None:
+            raise ValueError(self._unknown(name))
+        return found
+
     def nearest(self, name: str, count: int = 3) -> list[str]:
         """The names most like `name`, best first; empty when nothing is like it.
 

@@ -135,11 +135,16 @@ def _ask_server(
     threshold: float | None,
     token_file: Path | None,
 ) -> "Answer":
-    from serving.client import Client
+    from serving.client import Client, RefusedError
 
     token = None if token_file is None else _token(token_file)
     with Client(url, token=token) as client:
-        served = client.served()
+        try:
+            served = client.served()
+        except RefusedError as error:
+            if error.code == "no_token":
+                raise ValueError(f"{url} asks for a token: give --token-file FILE") from error
+            raise
         _check_kind(url, served.reads, inputs)
         return client.query(classes, inputs, recall=recall, threshold=threshold, served=served)
 

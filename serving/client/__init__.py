@@ -5,7 +5,7 @@ unanswered, is asked again where that changes nothing, as no question does: each
 however often it was sent.
 """
 
-from serving.client.asking import RefusedError
+from serving.client.answers import RefusedError
 from serving.client.client import Client
 from serving.client.lines import Item
 from serving.client.parts import joined

@@ -1,13 +1,14 @@
 """What a server does, as methods."""
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from types import TracebackType
-from typing import Self
-from urllib.parse import quote
+from typing import Any, Self, SupportsIndex
 
+from serving.client.answers import RefusedError
 from serving.client.asking import Asking
-from serving.client.lines import NDJSON, STREAMED, Input, Item, Streamed, lines_of
-from serving.client.parts import as_text, joined, question, requests
+from serving.client.lines import NDJSON, STREAMED, Input, Item, Streamed, check_input, lines_of
+from serving.client.parts import counted_from, in_text, joined, question, requests, several
+from serving.client.paths import path_of
 from serving.client.said import ClassesFound, GalleriesFound, GalleryFound, Served
 from serving.client.standing import StandingQueries
 from serving.galleries.hits import ClassHits, Hits
@@ -16,18 +17,20 @@ from serving.verdicts import Answer
 
 
 class Client(StandingQueries):
-    """A server at `url`. `timeout` is how many seconds a connection may stand still, `patience` how
-    many one request is tried, pauses included.
+    """A server at `url`. `timeout` is how many seconds a connection may stand still; when one
+    request has been tried for `patience` seconds it is not tried anew.
 
-    Every method raises RefusedError for what the server refuses for good, and OSError where it has
-    no answer within the patience. Classes are names, or numbers; pictures are files or their bytes,
-    texts are strings. Not for several threads at once.
+    Every method raises RefusedError for what the server refuses for good, OSError where it has no
+    answer, TypeError for what is no class or input, and ValueError for a name or id that cannot be
+    one. Where nobody listens at the first request, that is said at once: patience is for servers
+    that have answered. Classes are names, or numbers (of numpy, too); pictures are files or their
+    bytes, texts are strings. Not for several threads at once.
     """
 
     def __init__(
         self, url: str, *, token: str | None = None, timeout: float = 60, patience: float = 60
     ) -> None:
-        """Asks nothing yet. Raises ValueError for what is no URL."""
+        """Asks nothing yet. Raises ValueError for what is no URL, and for what is no token."""
         super().__init__(Asking(url, token, timeout, patience), timeout)
 
     @property
@@ -43,6 +46,10 @@ class Client(StandingQueries):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up. Streams and listeners that are read meanwhile have a `close` of their own."""
         self._asking.close()
 
     def served(self) -> Served:
@@ -59,8 +66,8 @@ class Client(StandingQueries):
 
     def query(
         self,
-        classes: Sequence[str | int],
-        inputs: Sequence[Input],
+        classes: Iterable[str | SupportsIndex],
+        inputs: Iterable[Input],
         *,
         recall: float | None = None,
         threshold: float | None = None,
@@ -69,27 +76,24 @@ class Client(StandingQueries):
         """Is each input of these classes? `served`: what `served()` has said; else it is asked.
 
         As many requests as the server's limits ask for, one at a time. Raises RefusedError,
-        OSError, and ValueError for inputs of the wrong kind, before anything is sent.
+        OSError, and TypeError and ValueError for inputs of the wrong kind, before any is sent.
         """
+        fields, inputs = question(classes, recall, threshold), list(several("inputs", inputs))
         served = self.served() if served is None else served
         self._check(inputs, served)
-        fields = question(as_text(classes), recall, threshold)
-        parts = [
-            self._asking.ask(Answer, "POST", "/v1/query", **request)
-            for request in requests(fields, inputs, served.limits)
-        ]
-        return joined(parts)
+        return joined([self._part(*request) for request in requests(fields, inputs, served.limits)])
 
     def stream(
         self,
-        classes: Sequence[str | int],
+        classes: Iterable[str | SupportsIndex],
         inputs: Iterable[Input | Item],
         *,
         recall: float | None = None,
         threshold: float | None = None,
         all: bool = False,
     ) -> Generator[Streamed, None, None]:
-        """Is each input of these classes? Answered in their order while more are sent.
+        """Is each input of these classes? Answered in their order while more are sent; nothing is
+        sent before the first answer is asked for, as by `next`.
 
         Gives a `Hit` for each input with a match, or for `all` of them, a `LineError` for each that
         is refused, and `Done` at the end. Their `id` is that of the `Item` or, without one, the
@@ -100,13 +104,13 @@ class Client(StandingQueries):
         OSError where there is no answer; ConnectionError where it breaks off; and what `inputs`
         raises. A stream that has begun is not sent again.
         """
-        parameters = question(as_text(classes), recall, threshold) | ({"all": True} if all else {})
+        asked = in_text(question(classes, recall, threshold))
         return self._asking.converse(
             STREAMED,
             "POST",
             "/v1/query:stream",
-            params=parameters,
-            content=lines_of(inputs),
+            params=asked | ({"all": True} if all else {}),
+            content=lines_of(several("inputs", inputs)),
             headers={"Content-Type": NDJSON},
         )
 
@@ -117,21 +121,26 @@ class Client(StandingQueries):
     def search(
         self,
         gallery: str,
-        name: str | int,
+        class_name: str | SupportsIndex,
         *,
         recall: float | None = None,
         threshold: float | None = None,
-        page: int = 100,
+        page_size: int = 100,
     ) -> Generator[GalleryHit, None, None]:
         """All items of the class, or those that match, from the highest score on; fetched by pages
-        of so many hits as they are read.
+        of `page_size` hits as they are read.
 
         Raises RefusedError, and OSError also where the gallery changes meanwhile.
         """
 
         def found(offset: int) -> ClassHits:
             return self.search_page(
-                gallery, [name], recall=recall, threshold=threshold, limit=page, offset=offset
+                gallery,
+                [class_name],
+                recall=recall,
+                threshold=threshold,
+                limit=page_size,
+                offset=offset,
             ).results[0]
 
         first = here = found(0)
@@ -148,7 +157,7 @@ class Client(StandingQueries):
     def search_page(
         self,
         gallery: str,
-        classes: Sequence[str | int],
+        classes: Iterable[str | SupportsIndex],
         *,
         recall: float | None = None,
         threshold: float | None = None,
@@ -160,13 +169,21 @@ class Client(StandingQueries):
         Raises RefusedError and OSError.
         """
         body = question(classes, recall, threshold) | {"limit": limit, "offset": offset}
-        path = f"/v1/galleries/{quote(gallery, safe='')}/search"
-        return self._asking.ask(Hits, "POST", path, json=body)
+        return self._asking.ask(Hits, "POST", f"{path_of('galleries', gallery)}/search", json=body)
 
-    def _check(self, inputs: Sequence[Input], served: Served) -> None:
+    def _part(self, first: int, request: dict[str, Any]) -> Answer:
+        """The answer to a part of a question, whose first input has this place of all."""
+        try:
+            return self._asking.ask(Answer, "POST", "/v1/query", **request)
+        except RefusedError as error:
+            reason = counted_from(first, error.reason)
+            raise RefusedError(self.url, error.status, error.code, reason) from None
+
+    def _check(self, inputs: list[Input], served: Served) -> None:
         if not inputs:
             raise ValueError("there is nothing to ask about: give pictures or texts")
         for place, one in enumerate(inputs):
+            check_input(one)
             if isinstance(one, str) != (served.reads == "texts"):
                 remedy = "name picture files" if served.reads == "pictures" else "give texts"
                 raise ValueError(f"{self.url} reads {served.reads}: {remedy}")

@@ -26,7 +26,8 @@ class Duplex(httpx.BaseTransport):
 
     Raises httpx.TransportError for what is wrong with the connection, and, while the answer is
     read, whatever the body raises. The time limits are the request's own, in seconds: to connect,
-    and for a connection on which nothing moves though it should.
+    and for a connection on which nothing moves though it should. A server that takes what it is
+    sent and says nothing is not noticed while the body has more to give: it may have to wait.
     """
 
     def __init__(self, *, sign_of_life: bytes, silence_seconds: float) -> None:
@@ -72,11 +73,13 @@ class _Exchange(httpx.SyncByteStream):
 
     def begin(self, request: httpx.Request) -> h11.Response:
         """Send the head of the request and wait for that of the answer."""
-        self._out += self._http.send(
-            h11.Request(
+        try:
+            head = h11.Request(
                 method=request.method, target=request.url.raw_path, headers=request.headers.raw
             )
-        )
+            self._out += self._http.send(head)
+        except h11.LocalProtocolError as error:
+            raise httpx.LocalProtocolError(str(error)) from error
         while not isinstance(event := self._next_event(), h11.Response):
             pass  # 100 Continue
         if event.status_code == 200:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 from pydantic import TypeAdapter
 
-from serving.errors import ErrorDetail
+from serving.refusals import ErrorDetail
 from serving.streamed import Done, Hit, LineError
 from serving.watches.lines import (
     Acknowledged,
@@ -51,7 +52,7 @@ class Item(NamedTuple):
 def lines_of(items: Iterable[Input | Item]) -> Iterator[bytes]:
     """A line for each of the items; the id of one that has none is its place, from 0.
 
-    Raises OSError for a file that cannot be read.
+    Raises OSError for a file that cannot be read, and TypeError for what is no input.
     """
     for place, one in enumerate(items):
         item = one if isinstance(one, Item) else Item(one)
@@ -59,6 +60,13 @@ def lines_of(items: Iterable[Input | Item]) -> Iterator[bytes]:
         if item.time is not None:
             fields["time"] = item.time
         yield json.dumps(fields).encode() + b"\n"
+
+
+def check_input(one: object) -> None:
+    """TypeError for what is no input."""
+    if not isinstance(one, Path | bytes | str):
+        kind = type(one).__name__
+        raise TypeError(f"an input is a Path, bytes or a str, and not of type {kind}: convert it")
 
 
 def end_of(said: object) -> ErrorDetail | None:
@@ -70,6 +78,7 @@ def end_of(said: object) -> ErrorDetail | None:
 
 
 def _content(one: Input) -> dict[str, str | int | float]:
+    check_input(one)
     if isinstance(one, str):
         return {"text": one}
     return {"image": b64encode(one if isinstance(one, bytes) else one.read_bytes()).decode()}
@@ -78,7 +87,7 @@ def _content(one: Input) -> dict[str, str | int | float]:
 def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
     """The lines that are whole. httpx's `iter_lines` would also split within one, at U+2028.
 
-    Raises ValueError for one of more than 16 MiB.
+    Raises httpx.DecodingError for one of more than 16 MiB.
     """
     held = bytearray()
     for part in parts:
@@ -88,4 +97,4 @@ def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
             held.clear()
         held += rest
         if len(held) > _MAX_LINE_BYTES:
-            raise ValueError(f"a line is longer than {_MAX_LINE_BYTES} bytes")
+            raise httpx.DecodingError(f"a line is longer than {_MAX_LINE_BYTES} bytes")

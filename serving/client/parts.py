@@ -1,9 +1,11 @@
 """A question: its fields, the requests that a server's limits allow, and their answers as one."""
 
 import json
-from collections.abc import Iterator, Sequence
+import operator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex, TypeVar
 
 from serving.client.lines import Input
 from serving.client.said import Limits
@@ -11,37 +13,51 @@ from serving.verdicts import Answer
 
 # What a request adds to each of its pictures or texts, generously.
 _EXTRA_BYTES = 1000
+_PLACE = re.compile(r"^(images|texts)\[(\d{1,9})\]")
+Kind = TypeVar("Kind")
 
 
 def question(
-    classes: Sequence[str | int], recall: float | None, threshold: float | None
+    classes: Iterable[str | SupportsIndex], recall: float | None, threshold: float | None
 ) -> dict[str, Any]:
-    """The fields of a question, as JSON has them."""
+    """The fields of a question, as JSON has them.
+
+    Raises TypeError for classes that are no list, and for one that is no name and no number.
+    """
     numbers = {"recall": recall, "threshold": threshold}
     given = {name: number for name, number in numbers.items() if number is not None}
-    return {"classes": list(classes), **given}
+    return {"classes": [_class(one) for one in several("classes", classes)], **given}
 
 
-def as_text(classes: Sequence[str | int]) -> list[str]:
-    """Classes for URLs and forms, which know no numbers."""
-    return [f"#{one}" if isinstance(one, int) else one for one in classes]
+def several(what: str, given: Iterable[Kind]) -> Iterable[Kind]:
+    """What is given; TypeError for a single one, which Python would take apart."""
+    if isinstance(given, str | bytes | bytearray | Path):
+        raise TypeError(f"{what} is one {type(given).__name__}: give a list")
+    return given
+
+
+def in_text(fields: dict[str, Any]) -> dict[str, Any]:
+    """A question for URLs and forms, which know no numbers."""
+    names = [f"#{one}" if isinstance(one, int) else one for one in fields["classes"]]
+    return fields | {"classes": names}
 
 
 def requests(
     fields: dict[str, Any], inputs: Sequence[Input], limits: Limits
-) -> Iterator[dict[str, Any]]:
-    """The inputs in requests that the server's limits allow, as httpx sends them, one at a time."""
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The inputs in requests that the server's limits allow, as httpx sends them, one at a time,
+    each after the place of its first input."""
     held: list[tuple[str, bytes] | str] = []
     size = 0
-    for one in inputs:
+    for place, one in enumerate(inputs):
         part = one if isinstance(one, str) else _file(one)
         added = _EXTRA_BYTES + (len(json.dumps(part)) if isinstance(part, str) else len(part[1]))
         if held and (len(held) == limits.max_inputs or size + added > limits.max_body_bytes):
-            yield _request(fields, held)
+            yield place - len(held), _request(fields, held)
             held, size = [], 0
         held.append(part)
         size += added
-    yield _request(fields, held)
+    yield len(inputs) - len(held), _request(fields, held)
 
 
 def joined(parts: Sequence[Answer]) -> Answer:
@@ -49,6 +65,19 @@ def joined(parts: Sequence[Answer]) -> Answer:
     results = [result for part in parts for result in part.results]
     numbered = [result.model_copy(update={"input": place}) for place, result in enumerate(results)]
     return parts[0].model_copy(update={"results": numbered})
+
+
+def counted_from(first: int, reason: str) -> str:
+    """A server's "images[1]: …" about a part whose first input has the place `first` of all."""
+    return _PLACE.sub(lambda found: f"{found[1]}[{first + int(found[2])}]", reason)
+
+
+def _class(one: str | SupportsIndex) -> str | int:
+    if isinstance(one, str):
+        return one
+    if isinstance(one, bool) or not isinstance(one, SupportsIndex):
+        raise TypeError(f"a class is a name or a number, and not {one!r}")
+    return operator.index(one)
 
 
 def _file(picture: Path | bytes) -> tuple[str, bytes]:
@@ -62,4 +91,4 @@ def _request(fields: dict[str, Any], held: Sequence[tuple[str, bytes] | str]) ->
     if isinstance(held[0], str):
         content = json.dumps({**fields, "texts": held})
         return {"content": content, "headers": {"Content-Type": "application/json"}}
-    return {"data": fields, "files": [("images", file) for file in held]}
+    return {"data": in_text(fields), "files": [("images", file) for file in held]}

@@ -2,14 +2,18 @@
 
 import random
 import time
-from collections.abc import Generator, Iterable, Sequence
-from urllib.parse import quote
+from collections.abc import Generator, Iterable
+from typing import SupportsIndex
 
-from serving.client.asking import Asking, RefusedError
+import httpx
+
+from serving.client.answers import RefusedError
+from serving.client.asking import Asking
 from serving.client.lines import FED, HEARD, NDJSON, Fed, Heard, Input, Item, lines_of
-from serving.client.parts import question
-from serving.http.watch_bodies import WatchInfo, WatchList
+from serving.client.parts import question, several
+from serving.client.paths import path_of
 from serving.watches.lines import Ended, FrameError, Waiting
+from serving.watches.shown import WatchInfo, WatchList
 
 _LISTEN_AGAIN_SECONDS = 1.0
 # A listener hears a sign of life every 10 s.
@@ -25,12 +29,12 @@ class StandingQueries:
 
     def create_watch(
         self,
-        classes: Sequence[str | int],
+        classes: Iterable[str | SupportsIndex],
         *,
         ttl_seconds: float,
         recall: float | None = None,
         threshold: float | None = None,
-        feeds: Sequence[str] = (),
+        feeds: Iterable[str] = (),
         label: str | None = None,
     ) -> WatchInfo:
         """Ask a question of every frame of these feeds, or of all, for so long.
@@ -39,7 +43,9 @@ class StandingQueries:
         been made all the same: see `watches`.
         """
         body = question(classes, recall, threshold) | {"ttl_seconds": ttl_seconds, "label": label}
-        told = self._asking.tell("POST", "/v1/watches", json=body | {"feeds": list(feeds)})
+        told = self._asking.tell(
+            "POST", "/v1/watches", json=body | {"feeds": list(several("feeds", feeds))}
+        )
         return self._asking.read(told, WatchInfo)
 
     def watches(self) -> list[WatchInfo]:
@@ -52,14 +58,13 @@ class StandingQueries:
         Raises RefusedError, and OSError where it may have been done all the same.
         """
         body = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
-        return self._asking.read(
-            self._asking.tell("PATCH", _of_watch(watch_id), json=body), WatchInfo
-        )
+        told = self._asking.tell("PATCH", path_of("watches", watch_id), json=body)
+        return self._asking.read(told, WatchInfo)
 
     def delete_watch(self, watch_id: str) -> None:
         """End a watch. Sent once. Raises RefusedError, 404 where there is none, and OSError where
         it may have been done all the same."""
-        self._asking.tell("DELETE", _of_watch(watch_id))
+        self._asking.tell("DELETE", path_of("watches", watch_id))
 
     def feed(
         self,
@@ -72,16 +77,16 @@ class StandingQueries:
         """Send frames to a feed. Gives the hits of your own watches, a `FrameError` for each frame
         that is refused, and `FeedDone` at the end; `latest` and `acknowledge` as in docs/api.md.
 
-        A frame is named by the id of its `Item` or, without one, its place, from 0. All else, and
-        what it raises, is as in `stream`.
+        Nothing is sent before the first of these is asked for. A frame is named by the id of its
+        `Item` or, without one, its place, from 0. All else, and what it raises, is as in `stream`.
         """
         flags = {"latest": latest, "acknowledge": acknowledge}
         return self._asking.converse(
             FED,
             "POST",
-            f"/v1/feeds/{quote(name, safe='')}",
+            path_of("feeds", name),
             params={flag: True for flag, is_set in flags.items() if is_set},
-            content=lines_of(frames),
+            content=lines_of(several("frames", frames)),
             headers={"Content-Type": NDJSON},
         )
 
@@ -91,23 +96,31 @@ class StandingQueries:
         Listens again where the connection or the replica is lost. Hits of that moment are lost with
         it, and each `Listening` says that hits are kept from here on; `Dropped` counts those that
         were not read fast enough. Raises RefusedError, and OSError where it cannot listen again
-        within the patience.
+        within the patience, or nothing that is said can be understood for so long.
         """
-        path, seconds = f"{_of_watch(watch_id)}/hits", max(self._timeout, _DEAF_SECONDS)
+        path = f"{path_of('watches', watch_id)}/hits"
+        limits = httpx.Timeout(self._timeout, read=max(self._timeout, _DEAF_SECONDS))
+        deaf_since: float | None = time.monotonic()
         while True:
             try:
-                for said in self._asking.converse(HEARD, "GET", path, timeout=seconds):
+                for said in self._asking.converse(HEARD, "GET", path, timeout=limits):
+                    deaf_since = None
                     if not isinstance(said, Waiting | FrameError):
                         yield said
                     if isinstance(said, Ended):
                         return
-            except ConnectionError:
-                pass  # a listener changes nothing: it comes again
-            except RefusedError as error:
-                if error.status != 200 or error.code not in _LISTENER_LOST:
+            except (ConnectionError, RefusedError) as error:
+                if not _comes_again(error):
                     raise
+                # A listener changes nothing: it comes again.
+                now, patience = time.monotonic(), self._asking.patience
+                deaf_since = deaf_since or now
+                if now - deaf_since > patience:
+                    raise OSError(f"nothing was heard for {patience:g} s: {error}") from error
             time.sleep(_LISTEN_AGAIN_SECONDS * random.uniform(0.5, 1.0))
 
 
-def _of_watch(watch_id: str) -> str:
-    return f"/v1/watches/{quote(watch_id, safe='')}"
+def _comes_again(error: ConnectionError | RefusedError) -> bool:
+    if isinstance(error, ConnectionError):
+        return True
+    return error.status == 200 and error.code in _LISTENER_LOST

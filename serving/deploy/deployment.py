@@ -19,12 +19,13 @@ from ray.serve.schema import LoggingConfig
 
 from serving.clients import Clients
 from serving.config import ServingConfig
-from serving.deploy.bodies import bound_bodies
+from serving.deploy.bodies import bound_bodies, bound_messages
 from serving.deploy.log import append_errors
 from serving.deploy.loopback import keep_grpc_servers_on_loopback
-from serving.deploy.metrics import QueryMetrics, WatchMetrics, agent_pages
+from serving.deploy.metrics import QueryMetrics, ReplicaMetrics, WatchMetrics, agent_pages
 from serving.deploy.metrics_page import exposition
 from serving.http.app import build_api
+from serving.http.frames import most_json_bytes
 from serving.inference.methods import InferenceMethods, add_methods_to_server
 from serving.model import Model
 from serving.service import Service
@@ -48,10 +49,12 @@ class Kway:
             keep_grpc_servers_on_loopback()
         bound_bodies()
         checked = ServingConfig.model_validate(config)
+        bound_messages(most_json_bytes(checked))
         # Before the model, which may start threads of its own.
         torch.set_num_threads(checked.threads_each)
         model = Model.open(Path(bundle), max_pixels=checked.max_pixels, device=checked.device)
         self._service = Service(model, checked, QueryMetrics())
+        self._replica_metrics = ReplicaMetrics(model.bundle.spec.loss)
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
         tokens = None if checked.token_file is None else Tokens(checked.token_file)
         self._methods = InferenceMethods(self._service, Clients(tokens))
@@ -83,7 +86,12 @@ class Kway:
         return await self._methods.call("ModelInfer", raw, grpc_context)
 
     def check_health(self) -> None:
-        """Ray asks this every few seconds and replaces a replica that raises."""
+        """Ray asks this every few seconds and replaces a replica that raises.
+
+        A good time to say how much there is to do: by each request it would cost all of them.
+        """
+        requests, inputs = self._service.load()
+        self._replica_metrics.report(requests=requests, inputs=inputs)
         self._service.check_health()
 
 

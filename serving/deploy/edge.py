@@ -14,12 +14,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Bodies that may arrive, or answers that may be awaited, for as long as both sides like. A replica
-# reads `%3A` in a path as `:`, and so must we.
-_STREAM = (
-    "{ path,url_dec -m end :stream } || "
-    "{ path,url_dec -m beg /v1/watches } || { path,url_dec -m beg /v1/feeds }"
-)
+# Bodies that may arrive, or answers that may be awaited, for as long as both sides like, and of any
+# size: a replica has places for so many, and bounds what it holds of each. It reads `%3A` in a path
+# as `:`, and so must we.
+_STREAM = "{ path,url_dec -m reg ^/v1/(query:stream|feeds/.*|watches/.*/(hits|live))$ }"
 # What Ray would decode without a check, or take as an order, from a client.
 _RAY_HEADERS = (
     "x-request-timeout-seconds",
@@ -61,7 +59,7 @@ class Edge:
     """Where HAProxy listens, as its `bind` lines name it, and what it lets through.
 
     `http_bind` and `grpc_bind`: address:port. Times are in seconds. `max_grpc_calls` are at one
-    replica at once.
+    replica at once. `hosts`: the names that it may be asked by, without a port; none: any.
     """
 
     haproxy: str
@@ -72,6 +70,7 @@ class Edge:
     idle_seconds: float
     answer_seconds: float
     max_grpc_calls: int = 256
+    hosts: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -166,10 +165,11 @@ def _rules(edge: Edge) -> list[str]:
     too_large = f"the body is over {edge.max_body_bytes} bytes: send less at once"
     body = _body("body_too_large", too_large)
     rules = [
+        *_host_rules(edge),
         f"return {_refusal(404)} if {_NO_PATH}",
         # As announced, by Content-Length or by the size of a first chunk.
         f"return status 413 content-type application/json string '{body}' "
-        f"if {{ req.body_size gt {edge.max_body_bytes} }}",
+        f"if {{ req.body_size gt {edge.max_body_bytes} }} !{_STREAM}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
         _unless_a_name("x-request-id"),
         # What asks twice changes nothing; a watch made twice is two.
@@ -188,6 +188,18 @@ def _rules(edge: Edge) -> list[str]:
         "    option disable-h2-upgrade",  # nothing of ours speaks it here
         *(f"    http-request {rule}" for rule in rules),
         *(f"    http-response {answer}" for answer in answers),
+    ]
+
+
+def _host_rules(edge: Edge) -> list[str]:
+    """Refuse other names: a page elsewhere may let its own lead here, and its browser asks us."""
+    if not edge.hosts:
+        return []
+    message = f"without tokens this server answers to {', '.join(edge.hosts)} alone: ask for one"
+    return [
+        "return status 403 content-type application/json "
+        f"string '{_body('other_host', message)}' "
+        f"unless {{ req.fhdr(host),host_only -m str -i {' '.join(edge.hosts)} }}"
     ]
 
 
@@ -224,7 +236,7 @@ def _refusal(status: int) -> str:
 
 
 def _body(code: str, message: str) -> str:
-    """An `ErrorBody` (`serving/errors.py`) in single quotes' reach."""
+    """An `ErrorBody` (`serving/refusals.py`) in single quotes' reach."""
     body = json.dumps({"error": {"code": code, "message": message}})
     assert "'" not in body
     return body

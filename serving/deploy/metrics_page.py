@@ -14,7 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 EXACT_SECONDS = "kway_query_exact_seconds"
 _PREFIX = "ray_"
 # Ray's name of a label -> ours.
-_KEPT_LABELS = {"outcome": "outcome", "le": "le", "replica": "replica", "NodeAddress": "node"}
+_KEPT_LABELS = {
+    "outcome": "outcome",
+    "le": "le",
+    "loss": "loss",
+    "replica": "replica",
+    "NodeAddress": "node",
+}
 
 
 async def exposition(pages: Iterable[str]) -> bytes:

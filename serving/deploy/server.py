@@ -18,6 +18,7 @@ from serving.deploy.environment import set_environment
 from serving.deploy.guard import guarded
 from serving.deploy.log import shown_errors
 from serving.deploy.ports import free_port
+from serving.deploy.stop_signal import ServerLostError
 
 _APPLICATION = "kway"
 _LOOPBACK = "127.0.0.1"
@@ -51,8 +52,11 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
                 _start(bundle, config, session, errors)
                 yield _addresses(config)
         finally:
-            _stop(before)
-            shutil.rmtree(session, ignore_errors=True)
+            # Ray, asked to stop, would wait a minute for what has ended, and then end this process
+            # in its own words. The guard ends what is left.
+            if not isinstance(sys.exception(), ServerLostError):
+                _stop(before)
+                shutil.rmtree(session, ignore_errors=True)
 
 
 def _with_ports(config: ServingConfig) -> ServingConfig:

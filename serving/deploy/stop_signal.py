@@ -1,14 +1,33 @@
-"""Wait for the wish to stop, while the server answers."""
+"""Wait for the wish to stop, for as long as there is a server."""
 
 import signal
+import socket
+import sys
 import threading
 import time
 from types import FrameType
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
+import psutil
 
 _POLL_SECONDS = 1.0
-_SILENCE_SECONDS = 60.0
+# Ray's own, and our children. It starts neither again.
+_DAEMONS = ("gcs_server", "raylet")
+
+
+class Patience(NamedTuple):
+    """For how many seconds one answer may be waited for; for how many /health may give none before
+    that is said; and for how many nobody may listen before the server counts as lost."""
+
+    answer: float = 5.0
+    silence: float = 30.0
+    absence: float = 60.0
+
+
+class ServerLostError(ChildProcessError):
+    """Nothing is left that could answer, or start again what could."""
 
 
 class StopSignal:
@@ -27,21 +46,75 @@ class StopSignal:
             self._raises = False  # a second signal must not interrupt the clean-up
             raise SystemExit(0)
 
-    def hold(self, url: str) -> None:
-        """Wait for a signal. Raises ChildProcessError when the server at `url` falls silent."""
+    def hold(self, url: str, patience: Patience | None = None) -> None:
+        """Wait for a signal. Raises ServerLostError when Ray has ended, or nobody listens at `url`.
+
+        A server that is slow to answer has much to do, whoever wants that: standard error says so,
+        once until it answers again, and the wait goes on.
+        """
         self._raises = False
-        heard = time.monotonic()
+        watched = _Watched(url, patience or Patience())
         while not self._set.wait(_POLL_SECONDS):
-            if _answers(url):
-                heard = time.monotonic()
-            elif time.monotonic() - heard > _SILENCE_SECONDS:
-                raise ChildProcessError(
-                    f"{url} has not answered for {_SILENCE_SECONDS:.0f} s: start it again"
-                )
+            watched.look()
 
 
-def _answers(url: str) -> bool:
+class _Watched:
+    def __init__(self, url: str, patience: Patience) -> None:
+        self._url, self._patience = url, patience
+        self._daemons = [one for one in psutil.Process().children() if one.name() in _DAEMONS]
+        self._answered = self._listened = time.monotonic()
+        self._is_slow = False
+
+    def look(self) -> None:
+        """Take notice of how the server is. Raises ServerLostError."""
+        if any(_has_ended(daemon) for daemon in self._daemons):
+            raise ServerLostError("Ray has ended, and the server with it: start it again")
+        if _answers(self._url, self._patience.answer):
+            self._answered = self._listened = time.monotonic()
+            self._is_slow = False
+        elif _listens(self._url, self._patience.answer):
+            self._listened = time.monotonic()
+        self._judge(time.monotonic())
+
+    def _judge(self, now: float) -> None:
+        if now - self._listened > self._patience.absence:
+            seconds = self._patience.absence
+            raise ServerLostError(
+                f"nobody has listened at {self._url} for {seconds:g} s: start it again"
+            )
+        if not self._is_slow and now - self._answered > self._patience.silence:
+            self._is_slow = True
+            seconds = self._patience.silence
+            print(
+                f"warning: {self._url}/health has not answered for {seconds:g} s: the server has "
+                "too much to do, or its replicas have failed",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _has_ended(process: psutil.Process) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=10, trust_env=False).status_code < 500
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _answers(url: str, seconds: float) -> bool:
+    try:
+        answer = httpx.get(f"{url}/health", timeout=seconds, trust_env=False)
     except httpx.HTTPError:
         return False
+    return answer.status_code < 500
+
+
+def _listens(url: str, seconds: float) -> bool:
+    """Whether anybody does, however slow to accept: only a refusal says that nobody does."""
+    parts = urlsplit(url)
+    try:
+        socket.create_connection((parts.hostname, parts.port), timeout=seconds).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
-from serving.errors import ApiError, ErrorBody, install_handlers
+from serving.errors import ApiError, install_handlers
 from serving.galleries.search import Galleries
 from serving.http.access import Access, document_tokens
 from serving.http.classes import class_routes
@@ -18,6 +18,7 @@ from serving.http.page import PAGE_PATHS, page_routes
 from serving.http.query import query_routes
 from serving.http.stream import stream_routes
 from serving.http.watches import watch_routes
+from serving.refusals import ErrorBody
 from serving.service import Service
 from serving.tokens import Tokens
 from serving.watches.feed import Feeds, WatchCounts

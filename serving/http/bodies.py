@@ -17,7 +17,8 @@ from serving.errors import ApiError, invalid
 from serving.http.encoded import picture_bytes
 from serving.http.forms import known_charset, parse_form, pictures, text_fields
 from serving.http.parameters import QuestionParameters, check_class_count
-from serving.http.strict_json import parse_json
+from serving.http.strict_json import MOST_VALUES, parse_json
+from serving.service import Service
 from trainer.bundle_spec import Reads
 
 
@@ -26,13 +27,18 @@ class QueryBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    classes: list[StrictStr | StrictInt] = Field(min_length=1, description="class names, or ids")
-    images: list[StrictStr] | None = Field(
+    # fail_fast: else every wrong element of a list is told of, and kept.
+    classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] = Field(
+        min_length=1, description="class names, or ids"
+    )
+    images: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
         None,
         description="for a model of pictures: files (JPEG, PNG, WebP, BMP, GIF) in base64, or "
         "data URLs of them",
     )
-    texts: list[StrictStr] | None = Field(None, description="for a model of texts")
+    texts: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
+        None, description="for a model of texts"
+    )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="decide by the threshold that reached this recall in validation"
     )
@@ -54,14 +60,13 @@ class Query:
     threshold: float | None
 
 
-async def read_query(
-    request: Request, asked: QuestionParameters, limits: ServingConfig, reads: Reads
-) -> Query:
-    """Read and check the body of `POST /v1/query`, of any kind, for a model that `reads`.
+async def read_query(request: Request, asked: QuestionParameters, service: Service) -> Query:
+    """Read and check the body of `POST /v1/query`, of any kind, for the model of `service`.
 
     `asked` is the question of a body that is the input itself. Raises ApiError (400, 413, 415,
     422) with the reason.
     """
+    limits, reads = service.config, service.model.reads
     kind, charset = content_type(request.headers)
     body = bounded(request, limits.max_body_bytes)
     if kind in ("multipart/form-data", "application/json", ""):
@@ -72,7 +77,7 @@ async def read_query(
         if kind == "multipart/form-data":
             query = await _from_form(request, body, charset, limits, reads)
         else:
-            query = _from_json(await _whole(body), reads)
+            query = await service.in_thread(_from_json, await _whole(body), limits, reads)
     else:
         _check_raw(kind, reads)
         classes = asked.needed_classes(limits.max_classes)
@@ -111,11 +116,11 @@ async def _whole(body: AsyncGenerator[bytes, None]) -> bytes:
     return b"".join([part async for part in body])
 
 
-def _from_json(raw: bytes, reads: Reads) -> Query:
+def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
     if not raw.strip():
         example = '"images": ["<base64>", …]' if reads == "pictures" else '"texts": ["…", …]'
         raise ApiError(400, "empty_body", f'the body is empty: send {{"classes": […], {example}}}')
-    body = _validated(parse_json(raw))
+    body = _validated(parse_json(raw, most_values(limits)))
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
     inputs: Sequence[bytes | str] = body.texts or []
     if reads == "pictures":
@@ -130,6 +135,11 @@ def _validated(values: object) -> QueryBody:
         return QueryBody.model_validate(values)
     except ValidationError as error:
         raise invalid("invalid_query", error) from error
+
+
+def most_values(limits: ServingConfig) -> int:
+    """In the JSON of a body. A little over the limits is counted, and refused by its own name."""
+    return MOST_VALUES + limits.max_inputs + limits.max_classes
 
 
 def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from data.config import ImageConfig
-from serving.errors import ErrorBody
+from serving.refusals import ErrorBody
 from serving.service import Service
 from trainer.bundle_spec import LossSpec, Reads, TextSpec
 

@@ -10,19 +10,18 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 
-from serving.config import ServingConfig
 from serving.errors import REFUSALS, ApiError, invalid
 from serving.http.bodies import content_type
-from serving.http.frames import FrameIn, frame_of_bytes, frame_of_json
+from serving.http.frames import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
 from serving.http.lines import split_lines
 from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
 from serving.http.places import Places
 from serving.http.sockets import opened
+from serving.service import Service
 from serving.watches.feed import Feed, Feeds
 from serving.watches.frame import Frame
 from serving.watches.lines import Acknowledged, Dropped, FeedDone, FrameError, WatchHit
 from serving.watches.watch import FeedName, WatchesDownError
-from trainer.bundle_spec import Reads
 
 T = TypeVar("T")
 _NAME: TypeAdapter[str] = TypeAdapter(FeedName)
@@ -46,7 +45,6 @@ class FeedLine(RootModel[WatchHit | FrameError | Acknowledged | Dropped | FeedDo
 def feed_routes(feeds: Feeds) -> APIRouter:
     """The routes that frames come in by; feeds are limited in number apart from requests."""
     routes, config = APIRouter(), feeds.service.config
-    reads = feeds.service.model.reads
     places = Places(config.max_feeds, "feeds", most_each=config.max_feeds_per_client)
     refused: dict[int | str, dict[str, Any]] = {
         code: {"description": "Refused", **REFUSALS[code]} for code in (400, 415, 422, 429)
@@ -87,7 +85,7 @@ def feed_routes(feeds: Feeds) -> APIRouter:
             async with _followed(feeds, places, request.state.client):
                 await out.start()
                 run = _feed(feeds, feed, request.state.client, asked, out.line)
-                await run(frames_of_lines(request.stream(), reads, config), latest=asked.latest)
+                await run(frames_of_lines(request.stream(), feeds.service), latest=asked.latest)
 
         return NdjsonAnswer(work, idle_seconds=config.feed_idle_seconds)
 
@@ -99,36 +97,32 @@ def feed_routes(feeds: Feeds) -> APIRouter:
             asked = _checked(lambda: FeedParameters.model_validate(dict(socket.query_params)))
             async with _followed(feeds, places, socket.state.client):
                 run = _feed(feeds, name, socket.state.client, asked, out.line)
-                await run(frames_of_messages(socket, reads, config), latest=asked.latest)
+                await run(frames_of_messages(socket, feeds.service), latest=asked.latest)
 
     return routes
 
 
-async def frames_of_lines(
-    body: AsyncIterator[bytes], reads: Reads, config: ServingConfig
-) -> AsyncIterator[Frame]:
+async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> AsyncIterator[Frame]:
     """A body -> its frames; empty lines are none, and keep the feed alive.
 
     Raises ApiError where none comes for too long.
     """
-    # In base64, with room for the rest of the JSON; a text may be all escapes.
-    limit = max(config.max_frame_bytes * 4 // 3, config.max_text_chars * 12) + 2000
-    lines, place = split_lines(body, limit), 0
+    config, reads = service.config, service.model.reads
+    lines, place = split_lines(body, most_json_bytes(config)), 0
     while True:
         try:
             raw = await _before_idle(anext(lines), config.feed_idle_seconds)
         except StopAsyncIteration:
             return
         if raw is None or raw.strip():
-            yield frame_of_json(raw, place, reads, config)
+            yield await service.in_thread(frame_of_json, raw, place, reads, config)
             place += 1
 
 
-async def frames_of_messages(
-    socket: WebSocket, reads: Reads, config: ServingConfig
-) -> AsyncIterator[Frame]:
+async def frames_of_messages(socket: WebSocket, service: Service) -> AsyncIterator[Frame]:
     """Messages -> frames; empty ones are none. ApiError where none comes for too long."""
-    place = 0
+    config, reads = service.config, service.model.reads
+    most, place = most_json_bytes(config), 0
     while True:
         message = await _before_idle(socket.receive(), config.feed_idle_seconds)
         if message["type"] == "websocket.disconnect":
@@ -136,7 +130,8 @@ async def frames_of_messages(
         if raw := message.get("bytes"):
             yield frame_of_bytes(raw, place, reads, config)
         elif text := message.get("text"):
-            yield frame_of_json(text.encode(), place, reads, config)
+            raw = text.encode() if len(text) <= most else None
+            yield await service.in_thread(frame_of_json, raw, place, reads, config)
         else:
             continue
         place += 1

@@ -25,6 +25,11 @@ class FrameIn(_Said):
     text: StrictStr | None = None
 
 
+def most_json_bytes(limits: ServingConfig) -> int:
+    """Bytes of a frame's JSON: in base64, with room for the rest; a text may be all escapes."""
+    return max(limits.max_frame_bytes * 4 // 3, limits.max_text_chars * 12) + 2000
+
+
 def frame_of_json(raw: bytes | None, place: int, reads: Reads, limits: ServingConfig) -> Frame:
     """A line of JSON, `raw`, or None for one that was too long -> a frame, maybe a wrong one."""
     said = _Said()

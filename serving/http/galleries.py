@@ -5,13 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
-from serving.errors import REFUSALS, ApiError, ErrorBody, invalid
+from serving.errors import REFUSALS, ApiError, invalid
 from serving.galleries.gallery import Gallery
 from serving.galleries.hits import Hits
 from serving.galleries.search import Galleries
-from serving.http.bodies import bounded
+from serving.http.bodies import bounded, most_values
 from serving.http.parameters import check_class_count
 from serving.http.strict_json import parse_json
+from serving.refusals import ErrorBody
 from serving.service import Service
 from trainer.bundle_spec import Reads
 
@@ -25,7 +26,9 @@ class SearchBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    classes: list[StrictStr | StrictInt] = Field(min_length=1, description="class names, or ids")
+    classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] = Field(
+        min_length=1, description="class names, or ids"
+    )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="only items that reach the threshold of this recall in validation"
     )
@@ -122,10 +125,7 @@ async def _read(request: Request, service: Service) -> SearchBody:
     raw = b"".join([part async for part in bounded(request, service.config.max_body_bytes)])
     if not raw.strip():
         raise ApiError(400, "empty_body", 'the body is empty: send {"classes": […]}')
-    try:
-        asked = SearchBody.model_validate(parse_json(raw))
-    except ValidationError as error:
-        raise invalid("invalid_query", error) from error
+    asked: SearchBody = await service.in_thread(_parsed, raw, most_values(service.config))
     check_class_count(len(asked.classes), service.config.max_classes)
     if len(asked.classes) * asked.limit > _MAX_HITS:
         raise ApiError(
@@ -135,3 +135,10 @@ async def _read(request: Request, service: Service) -> SearchBody:
             "hits: ask for fewer of either",
         )
     return asked
+
+
+def _parsed(raw: bytes, most: int) -> SearchBody:
+    try:
+        return SearchBody.model_validate(parse_json(raw, most))
+    except ValidationError as error:
+        raise invalid("invalid_query", error) from error

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from serving.errors import ApiError, invalid
-from serving.http.bodies import bounded
+from serving.http.bodies import bounded, most_values
 from serving.http.encoded import picture_bytes
 from serving.http.strict_json import parse_json
 from serving.inference.model import PLATFORM, SERVER_NAME, InferenceModel
@@ -67,10 +67,10 @@ class ModelMetadata(BaseModel):
 
 class RequestInput(BaseModel):
     name: str
-    shape: list[Annotated[StrictInt, Field(ge=0)]]
+    shape: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)]
     datatype: str
     parameters: dict[str, Scalar] = {}
-    data: list[Scalar] = Field(description="flat; pictures in base64")
+    data: list[Scalar] = Field(description="flat; pictures in base64", fail_fast=True)
 
 
 class RequestOutput(BaseModel):
@@ -81,8 +81,8 @@ class RequestOutput(BaseModel):
 class InferenceRequest(BaseModel):
     id: str | None = None
     parameters: dict[str, Scalar] = Field({}, description="recall or threshold")
-    inputs: list[RequestInput]
-    outputs: list[RequestOutput] = []
+    inputs: Annotated[list[RequestInput], Field(fail_fast=True)]
+    outputs: Annotated[list[RequestOutput], Field(fail_fast=True)] = []
 
 
 class ResponseOutput(BaseModel):
@@ -170,9 +170,10 @@ def inference_routes(service: Service) -> APIRouter:
         model.check(name, "")
         async with service.admitted() as progress:
             parts = [part async for part in bounded(request, service.config.max_body_bytes)]
-            body = _parsed(b"".join(parts))
+            raw, most = b"".join(parts), most_values(service.config)
+            body, inference = await service.in_thread(_read, raw, most)
             progress.arrived = True
-            outputs, answer = await model.infer(_inference(body))
+            outputs, answer = await model.infer(inference)
             progress.inputs = len(answer.results)
         return InferenceResponse(
             model_name=name,
@@ -195,11 +196,12 @@ def _ready(model: InferenceModel, response: Response) -> bool:
     return is_ready
 
 
-def _parsed(raw: bytes) -> InferenceRequest:
+def _read(raw: bytes, most: int) -> tuple[InferenceRequest, Inference]:
     try:
-        return InferenceRequest.model_validate(parse_json(raw))
+        body = InferenceRequest.model_validate(parse_json(raw, most))
     except ValidationError as error:
         raise invalid("invalid_inference", error, status=400) from error
+    return body, _inference(body)
 
 
 def _inference(body: InferenceRequest) -> Inference:

@@ -13,7 +13,8 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from serving.errors import ApiError, ErrorDetail
+from serving.errors import ApiError
+from serving.refusals import ErrorDetail
 from serving.watches.lines import FrameError
 
 NDJSON = "application/x-ndjson"

@@ -53,7 +53,7 @@ def query_routes(service: Service) -> APIRouter:
         question in the URL.
         """
         async with service.admitted() as progress:
-            found = await read_query(request, asked, service.config, service.model.reads)
+            found = await read_query(request, asked, service)
             progress.arrived = True
             question = await service.question(found.classes, found.recall, found.threshold)
             answer = await service.answer(found.inputs, question)

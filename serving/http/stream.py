@@ -15,14 +15,15 @@ from starlette.requests import ClientDisconnect
 
 from serving.answer import Question
 from serving.batching import QueueFullError
-from serving.errors import REFUSALS, ApiError, ErrorDetail
+from serving.errors import REFUSALS, ApiError
 from serving.http.bodies import content_type
-from serving.http.lines import split_lines
+from serving.http.lines import count_lines, split_lines
 from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
 from serving.http.parameters import QuestionParameters
 from serving.http.places import Places
 from serving.http.stream_lines import LineIn, id_of, input_of, verdicts_of
 from serving.http.strict_json import parse_json
+from serving.refusals import ErrorDetail
 from serving.service import InProgress, Service
 from serving.streamed import Counts, Done, Hit, Id, LineError
 from serving.verdicts import Answer
@@ -49,7 +50,8 @@ class _Ndjson(JSONResponse):
 def stream_routes(service: Service) -> APIRouter:
     """The route of streams, which are limited in number apart from other requests."""
     routes = APIRouter()
-    places = Places(service.config.max_streams, "streams")
+    most, most_each = service.config.max_streams, service.config.max_streams_per_client
+    places = Places(most, "streams", most_each=most_each)
     error = {"schema": {"$ref": "#/components/schemas/ErrorBody"}}
     refused = {"description": "Refused", "content": {"application/json": error}}
 
@@ -79,8 +81,9 @@ def stream_routes(service: Service) -> APIRouter:
 
         async def work(request: Request, out: LinesOut) -> None:
             classes = asked.needed_classes(service.config.max_classes)
-            with places.one():
-                async with service.admitted(is_timed=False) as progress:
+            async with service.admitted(is_timed=False) as progress:
+                # Inside: a stream that finds no place is counted, too.
+                with places.one(request.state.client):
                     question = await service.question(classes, asked.recall, asked.threshold)
                     await out.start()
                     answering = _Stream(service, question, asked.all, progress)
@@ -148,7 +151,7 @@ class _Stream:
             if raw is None or raw.strip():
                 await self._room_for(raw)
                 await waiting.put(tasks.create_task(self._answer(place, raw)))
-            place += 1
+            place += count_lines(raw)
         await waiting.put(None)
         return early
 
@@ -162,9 +165,11 @@ class _Stream:
     async def _answer(self, place: int, raw: bytes | None) -> Hit | LineError:
         id_: Id | None = None
         try:
-            found = parse_json(self._whole(raw))
+            found = await self._service.in_thread(parse_json, self._whole(raw))
             id_ = id_of(found)
-            answer = await self._ask(input_of(found, self._service.model.reads, self._limits))
+            reads = self._service.model.reads
+            one = await self._service.in_thread(input_of, found, reads, self._limits)
+            answer = await self._ask(one)
         except ApiError as error:
             # Where there is one input alone, its place in the request says nothing.
             message = str(error).removeprefix("images[0]: ").removeprefix("texts[0]: ")

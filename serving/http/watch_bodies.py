@@ -1,6 +1,5 @@
-"""What is said of watches over HTTP: what a client sends, and what comes back."""
+"""What is said of watches over HTTP; how one is shown is in `serving/watches/shown.py`."""
 
-from datetime import datetime
 from typing import Annotated, Self
 
 from pydantic import (
@@ -16,11 +15,11 @@ from pydantic import (
 from serving.watches.lines import Dropped, Ended, FrameError, Listening, Waiting, WatchHit
 from serving.watches.watch import FeedName
 
-_Classes = Annotated[list[StrictStr | StrictInt], Field(min_length=1)]
+_Classes = Annotated[list[StrictStr | StrictInt], Field(min_length=1, fail_fast=True)]
 _Recall = Annotated[float, Field(gt=0, le=1)]
 _Threshold = Annotated[float, Field(allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Feeds = Annotated[list[FeedName], Field(max_length=100)]
+_Feeds = Annotated[list[FeedName], Field(max_length=100, fail_fast=True)]
 _Label = Annotated[StrictStr, Field(max_length=200)]
 
 
@@ -48,33 +47,6 @@ class WatchBody(WatchChanges):
         if self.recall is None and self.threshold is None:
             raise ValueError("a watch has to decide: give recall or threshold")
         return self
-
-
-class WatchedClass(BaseModel):
-    """A class, and the score from which a frame is of it."""
-
-    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
-
-    class_name: str = Field(alias="class")
-    class_id: int
-    threshold: float | None
-    threshold_source: str | None
-
-
-class WatchInfo(BaseModel):
-    id: str
-    label: str | None
-    classes: list[WatchedClass]
-    recall: float | None
-    threshold: float | None
-    feeds: list[str] = Field(description="none: all of them")
-    ttl_seconds: float
-    created_at: datetime
-    expires_at: datetime
-
-
-class WatchList(BaseModel):
-    watches: list[WatchInfo]
 
 
 class ListenLine(RootModel[WatchHit | Listening | Waiting | Dropped | FrameError | Ended]):

@@ -1,6 +1,5 @@
 """`/v1/watches`: standing queries of a client, made, seen, renewed, deleted and listened to."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -25,12 +24,10 @@ from serving.http.watch_bodies import (
     ListenLine,
     WatchBody,
     WatchChanges,
-    WatchedClass,
-    WatchInfo,
-    WatchList,
 )
-from serving.service import Service
+from serving.service import InProgress, Service
 from serving.watches.listening import listen_to
+from serving.watches.shown import WatchedClass, WatchInfo, WatchList
 from serving.watches.watch import (
     ListenerLimitError,
     Terms,
@@ -58,17 +55,10 @@ def watch_routes(service: Service, watches: Watches) -> APIRouter:
     @routes.post("/v1/watches", status_code=201, responses=REFUSALS, openapi_extra=_body(WatchBody))
     async def create(request: Request) -> WatchInfo:
         """Ask a question of every frame that comes, until its time is over."""
-        body = await _read(request, WatchBody, service.config.request_timeout_seconds)
-        terms = Terms(
-            classes=await _checked_names(service, body.classes, body.recall, body.threshold),
-            recall=body.recall,
-            threshold=body.threshold,
-            ttl_seconds=_checked_ttl(service, body.ttl_seconds),
-            feeds=tuple(body.feeds or ()),
-            label=body.label,
-        )
-        with _as_api_errors():
-            return await described(await watches.create(request.state.client, terms))
+        async with service.admitted() as progress:
+            terms = await _terms(service, await _read(request, WatchBody, progress))
+            with _as_api_errors():
+                return await described(await watches.create(request.state.client, terms))
 
     @routes.get("/v1/watches", responses=_some(503))
     async def owned(request: Request) -> WatchList:
@@ -86,11 +76,12 @@ def watch_routes(service: Service, watches: Watches) -> APIRouter:
     @routes.patch("/v1/watches/{watch_id}", responses=REFUSALS, openapi_extra=_body(WatchChanges))
     async def change(request: Request, watch_id: str) -> WatchInfo:
         """Renew a watch; `{}` changes nothing else."""
-        body = await _read(request, WatchChanges, service.config.request_timeout_seconds)
-        with _as_api_errors():
-            before = await watches.get(request.state.client, watch_id)
-            fields = await _changed_fields(service, before, body)
-            return await described(await watches.change(request.state.client, watch_id, fields))
+        async with service.admitted() as progress:
+            body = await _read(request, WatchChanges, progress)
+            with _as_api_errors():
+                before = await watches.get(request.state.client, watch_id)
+                fields = await _changed_fields(service, before, body)
+                return await described(await watches.change(request.state.client, watch_id, fields))
 
     @routes.delete("/v1/watches/{watch_id}", status_code=204, responses=_some(404, 422, 503))
     async def remove(request: Request, watch_id: str) -> None:
@@ -148,22 +139,29 @@ def _some(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: REFUSALS[status] for status in statuses}
 
 
-async def _read(request: Request, model: type[T], seconds: float) -> T:
+async def _read(request: Request, model: type[T], progress: InProgress) -> T:
     """The JSON of a body. Raises ApiError; JSON has to be said, for a foreign page cannot."""
     kind, _ = content_type(request.headers)
     if kind != "application/json":
         message = f"send application/json, not {kind[:80]!r}"
         raise ApiError(415, "unknown_content_type", message)
-    try:
-        async with asyncio.timeout(seconds):
-            raw = b"".join([part async for part in bounded(request, _MAX_BODY_BYTES)])
-    except TimeoutError as error:
-        message = f"the body did not arrive within {seconds:g} s: send it faster"
-        raise ApiError(408, "slow_body", message) from error
+    raw = b"".join([part async for part in bounded(request, _MAX_BODY_BYTES)])
+    progress.arrived = True
     try:
         return model.model_validate(parse_json(raw))
     except ValidationError as error:
         raise invalid("invalid_watch", error) from error
+
+
+async def _terms(service: Service, body: WatchBody) -> Terms:
+    return Terms(
+        classes=await _checked_names(service, body.classes, body.recall, body.threshold),
+        recall=body.recall,
+        threshold=body.threshold,
+        ttl_seconds=_checked_ttl(service, body.ttl_seconds),
+        feeds=tuple(body.feeds or ()),
+        label=body.label,
+    )
 
 
 async def _checked_names(
@@ -230,7 +228,7 @@ def _describe(service: Service, watch: Watch) -> WatchInfo:
 def _describe_class(service: Service, watch: Watch, name: str) -> WatchedClass:
     bundle = service.model.bundle
     try:
-        class_id = bundle.class_id(name)
+        class_id = bundle.names.id_of_name(name)
         question = Question((class_id,), watch.recall, watch.threshold)
         threshold, source = threshold_of(bundle, class_id, question)
     except ValueError as error:

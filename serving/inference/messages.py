@@ -14,24 +14,29 @@ from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.errors import ApiError
+from serving.inference.fields import check_count
 from serving.inference.tensors import Inference, Tensor
 
 _INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
 _OUTPUT_CONTENTS = {"FP32": "fp32_contents", "BOOL": "bool_contents"}
 _OUTPUT_DTYPES = {"FP32": "<f4", "BOOL": "?"}
 _LENGTH = struct.Struct("<I")
+# In one message; what may hold more inputs or classes by its limits, may hold more values.
+MOST_VALUES = 10_000
 
 
-def parsed(kind: type[Message], raw: bytes) -> Any:
-    """A message of a `kind`. Raises ApiError (400) for bytes that are none."""
+def parsed(kind: type[Message], raw: bytes, most: int = MOST_VALUES) -> Any:
+    """A message of a `kind`. Raises ApiError for bytes that are none (400), over `most` values."""
+    check_count(raw, kind.DESCRIPTOR, most)
     try:
         return kind.FromString(raw)
     except DecodeError as error:
         raise _wrong(f"this is no {kind.DESCRIPTOR.name}") from error
 
 
-def inference_of(request: pb.ModelInferRequest) -> Inference:
-    """What is asked. Raises ApiError (400) where elements are missing, cut off or too many."""
+def inference_of(request: pb.ModelInferRequest, most: int = MOST_VALUES) -> Inference:
+    """What is asked. Raises ApiError: 400 where elements are missing, cut off or beside others,
+    413 where a tensor has over `most` raw ones."""
     typed = [one.name for one in request.inputs if one.HasField("contents")]
     if request.raw_input_contents:
         if typed:
@@ -41,7 +46,8 @@ def inference_of(request: pb.ModelInferRequest) -> Inference:
                 f"{len(request.raw_input_contents)} raw_input_contents for "
                 f"{len(request.inputs)} inputs: send one for each"
             )
-        data = list(map(_raw_elements, request.inputs, request.raw_input_contents))
+        pairs = zip(request.inputs, request.raw_input_contents, strict=True)
+        data = [_raw_elements(one, raw, most) for one, raw in pairs]
     else:
         data = [_typed_elements(one) for one in request.inputs]
     return Inference(
@@ -98,9 +104,13 @@ def _typed_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
     return list(getattr(tensor.contents, field))
 
 
-def _raw_elements(tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes) -> list[Any]:
+def _raw_elements(
+    tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes, most: int
+) -> list[Any]:
     if _contents_field(tensor) == _INPUT_CONTENTS["BYTES"]:
-        return _with_lengths(tensor.name, raw)
+        return _with_lengths(tensor.name, raw, most)
+    if len(raw) > 8 * most:
+        raise _too_many(tensor.name, most)
     if len(raw) % 8:
         raise _wrong(f"{tensor.name[:80]} has {len(raw)} raw bytes: INT64 takes 8 an element")
     return np.frombuffer(raw, "<i8").tolist()
@@ -114,10 +124,12 @@ def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
     return field
 
 
-def _with_lengths(name: str, raw: bytes) -> list[bytes]:
+def _with_lengths(name: str, raw: bytes, most: int) -> list[bytes]:
     elements: list[bytes] = []
     place = 0
     while place < len(raw):
+        if len(elements) == most:
+            raise _too_many(name, most)
         start = place + _LENGTH.size
         if start > len(raw):
             raise _wrong(f"{name[:80]}[{len(elements)}] is cut off in its 4 bytes of length")
@@ -137,6 +149,11 @@ def _scalar(name: str, value: pb.InferParameter) -> bool | int | float | str:
     if choice is None:
         raise _wrong(f"parameter {name[:80]} has no value")
     return getattr(value, choice)
+
+
+def _too_many(name: str, most: int) -> ApiError:
+    message = f"{name[:80]} has over {most} elements: send fewer at once"
+    return ApiError(413, "too_many_values", message)
 
 
 def _wrong(message: str) -> ApiError:

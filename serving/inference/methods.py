@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from serving.clients import Clients, bearer_token
 from serving.errors import ApiError
-from serving.inference.messages import inference_of, metadata_of, parsed, response_of
+from serving.inference.messages import MOST_VALUES, inference_of, metadata_of, parsed, response_of
 from serving.inference.model import PLATFORM, SERVER_NAME, InferenceModel
 from serving.inference.tensors import Inference, parameters_of
 from serving.service import Service
@@ -101,11 +101,16 @@ class InferenceMethods:
             if len(raw) > limit:
                 message = f"the message is over {limit} bytes: send less at once"
                 raise ApiError(413, "body_too_large", message)
-            request, inference = await self._service.in_thread(_read, raw)
+            request, inference = await self._service.in_thread(_read, raw, self._most_values())
             self._model.check(request.model_name, request.model_version)
             outputs, answer = await self._model.infer(inference)
             progress.inputs = len(answer.results)
         return response_of(request, outputs, parameters_of(answer))
+
+    def _most_values(self) -> int:
+        """Packed numbers take up to ten bytes each, and are counted by these."""
+        limits = self._service.config
+        return MOST_VALUES + 10 * (limits.max_inputs + limits.max_classes)
 
 
 _METHODS: dict[str, Callable[[InferenceMethods, bytes], Awaitable[Message]]] = {
@@ -126,9 +131,9 @@ def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
-def _read(raw: bytes) -> tuple[pb.ModelInferRequest, Inference]:
-    request = parsed(pb.ModelInferRequest, raw)
-    return request, inference_of(request)
+def _read(raw: bytes, most: int) -> tuple[pb.ModelInferRequest, Inference]:
+    request = parsed(pb.ModelInferRequest, raw, most)
+    return request, inference_of(request, most)
 
 
 def _token(context: Context) -> str | None:

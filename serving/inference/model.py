@@ -52,7 +52,8 @@ class InferenceModel:
     async def infer(self, inference: Inference) -> tuple[list[Tensor], Answer]:
         """The wanted outputs, and the answer that they are of. Call it while admitted."""
         service = self._service
-        request = asked(inference, service.model.reads, service.config)
+        reads = service.model.reads
+        request = await service.in_thread(asked, inference, reads, service.config)
         question = await service.question(request.classes, request.recall, request.threshold)
         answer = await service.answer(request.inputs, question)
         return outputs_of(answer, request), answer

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from serving.batching import QueueFullError
-from serving.errors import ApiError, ErrorDetail
+from serving.errors import ApiError
+from serving.refusals import ErrorDetail
 from serving.service import Service
 from serving.watches.frame import Frame
 from serving.watches.lines import (

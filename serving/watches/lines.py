@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
-from serving.errors import ErrorDetail
+from serving.refusals import ErrorDetail
 
 FrameId = (
     Annotated[StrictStr, Field(max_length=200)] | Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]

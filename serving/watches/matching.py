@@ -57,7 +57,7 @@ class Bars:
         bars = []
         for name in terms.classes:
             try:
-                class_id = self._bundle.class_id(name)
+                class_id = self._bundle.names.id_of_name(name)
                 question = Question((class_id,), terms.recall, terms.threshold)
                 threshold, _ = threshold_of(self._bundle, class_id, question)
             except ValueError as error:

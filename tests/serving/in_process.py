@@ -24,7 +24,7 @@ from serving.watches.board import Board
 
 
 class NoCounts:
-    def count(self, *, outcome: str, inputs: int, seconds: float) -> None:
+    def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None:
         pass
 
     def count_frame(self, outcome: str) -> None:
@@ -40,14 +40,14 @@ class NoCounts:
         pass
 
 
-def application(bundle: Path, **limits: object) -> FastAPI:
+def application(bundle: Path, counts: NoCounts | None = None, **limits: object) -> FastAPI:
     config = ServingConfig.model_validate({"threads": torch.get_num_threads(), **limits})
     model = Model.open(bundle, max_pixels=config.max_pixels)
 
     async def metrics() -> bytes:
         return b"kway_up 1\n"
 
-    counts = NoCounts()
+    counts = counts or NoCounts()
     return build_api(Service(model, config, counts), metrics, Board(config), counts)
 
 

@@ -19,7 +19,7 @@ from serving.http.lines import split_lines
 from serving.model import Model
 from serving.service import Service
 from tests.serving.bad_pictures import encoded
-from tests.serving.in_process import application, ask, post, refusal
+from tests.serving.in_process import NoCounts, application, ask, post, refusal
 from tests.tiny_bundle import write, write_of_texts
 
 MAX_BODY, IN_FLIGHT, STREAMS = 20_000, 4, 2
@@ -447,3 +447,28 @@ def test_a_fault_of_the_server_ends_a_stream_without_counts(
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(scenario())
     assert "the device is gone" in str(caught.value.exceptions[0])
+
+
+class Counted(NoCounts):
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, bool]] = []
+
+    def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None:
+        self.requests.append((outcome, seconds is not None))
+
+
+def test_streams_are_counted_but_not_timed_those_refused_too(bundle: Path) -> None:
+    counted = Counted()
+    api = application(bundle, counted, max_streams=1)
+
+    async def scenario() -> None:
+        async with conversation(api) as talk:
+            await talk.send(lines_of({"text": "a cat"}))
+            assert (await talk.read())["line"] == 0
+            await asyncio.to_thread(post, api, URL + "?classes=husky", b"", NDJSON)
+
+    asyncio.run(scenario())
+    assert counted.requests[0] == ("too_many_streams", False)
+    assert counted.requests[1][1] is False
+    scores(api, ["a cat"])
+    assert counted.requests[2:] == [("ok", True)]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import islice
 
+import numpy as np
 import pytest
 
 from serving.client import Client, RefusedError
@@ -38,7 +39,7 @@ def test_a_search_pages_through_everything_from_the_highest_score_on(relay: Rela
     with Client(relay.url) as client:
         (gallery,) = client.galleries()
         assert (gallery.name, gallery.num_items, gallery.reads) == ("one.two", NUM, "texts")
-        hits = list(client.search("one.two", "husky", page=10))
+        hits = list(client.search("one.two", "husky", page_size=10))
         whole = client.search_page("one.two", ["husky"], limit=1000).results[0]
     assert hits == whole.hits
     assert sorted(hit.item for hit in hits) == list(range(NUM))
@@ -47,7 +48,7 @@ def test_a_search_pages_through_everything_from_the_highest_score_on(relay: Rela
 
 def test_only_the_pages_that_are_read_are_fetched(relay: Relay) -> None:
     with Client(relay.url) as client:
-        hits = client.search("one.two", "husky", page=10)
+        hits = client.search("one.two", "husky", page_size=10)
         assert relay.connections == 0
         assert len(list(islice(hits, 10))) == 10
         after_one = relay.sent
@@ -60,7 +61,7 @@ def test_with_a_threshold_only_matches_are_found_and_the_page_has_the_bar(url: s
         every = list(client.search("one.two", "husky"))
         bar = every[NUM // 3].score
         matching = [hit.item for hit in every if hit.score >= bar]
-        found = list(client.search("one.two", "husky", threshold=bar, page=7))
+        found = list(client.search("one.two", "husky", threshold=bar, page_size=7))
         none = client.search_page("one.two", ["husky"], threshold=1e6).results[0]
         recalled = client.search_page("one.two", [1], recall=0.9, limit=1).results[0]
         assert list(client.search("one.two", "husky", threshold=1e6)) == []
@@ -73,7 +74,9 @@ def test_with_a_threshold_only_matches_are_found_and_the_page_has_the_bar(url: s
 def test_a_number_is_a_class_id_also_where_a_class_is_named_so(url: str) -> None:
     with Client(url) as client:
         assert next(client.search("one.two", 3)).class_name == NAMES[3]
-        assert next(client.search("one.two", "#3")).class_id == NAMES.index("#3")
+        with pytest.raises(RefusedError, match="is the name of class"):
+            next(client.search("one.two", "#3"))
+        assert next(client.search("one.two", np.int64(3))).class_name == NAMES[3]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -52,11 +53,32 @@ def read(answers) -> tuple[list[Hit], Done]:
 
 
 def test_answers_are_those_of_a_query_in_order(client: Client) -> None:
-    hits, done = read(client.stream(["husky", 3], TEXTS))
+    hits, done = read(client.stream(["husky", 4], TEXTS))
     assert [hit.id for hit in hits] == [0, 1, 2, 3, 4]
     assert [hit.verdicts[0].score for hit in hits] == pytest.approx(scores(client, TEXTS))
-    assert [hit.verdicts[1].class_name for hit in hits] == ["#3"] * 5
+    assert [hit.verdicts[1].class_name for hit in hits] == ["siamese cat"] * 5
     assert done.done.model_dump() == {"inputs": 5, "hits": None, "errors": 0}
+
+
+def test_a_number_that_is_also_a_name_is_a_number_or_refused(client: Client) -> None:
+    asked = client.query([3], TEXTS[:1]).results[0].verdicts[0]
+    assert (asked.class_id, asked.class_name) == (3, "tabby cat")
+    # A URL knows no numbers, and another class is named "#3".
+    with pytest.raises(RefusedError, match="is the name of class 5 and the number"):
+        next(client.stream([3], TEXTS))
+
+
+@pytest.mark.parametrize("one", [None, bytearray(b"a"), ("a cat", "id")])
+def test_what_is_no_input_is_said_where_answers_are_read(client: Client, one: Any) -> None:
+    answers = client.stream(["husky"], ["a cat", one])
+    with pytest.raises(TypeError, match="an input is a Path, bytes or a str"):
+        list(answers)
+    with pytest.raises(TypeError, match="frames is one str"):
+        client.feed("door", "a cat")
+    with pytest.raises(TypeError, match="inputs is one bytes"):
+        client.stream(["husky"], b"a cat")
+    with pytest.raises(TypeError, match="classes is one str"):
+        client.stream("husky", ["a cat"])
 
 
 def test_only_matches_are_given_unless_all_are_asked_for(client: Client) -> None:
@@ -220,7 +242,7 @@ def test_an_answer_without_its_last_line_is_never_taken_for_a_whole_one(head: by
 def test_a_server_that_ends_a_stream_says_why(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.client.asking._SILENCE_SECONDS", 20.0)
+    monkeypatch.setattr("serving.client.opening._SILENCE_SECONDS", 20.0)
     api = application(bundle, stream_idle_seconds=0.3)
     gave_way = threading.Event()
 
@@ -240,7 +262,7 @@ def test_a_server_that_ends_a_stream_says_why(
 def test_inputs_that_come_seldom_keep_their_stream(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.client.asking._SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr("serving.client.opening._SILENCE_SECONDS", 0.1)
     api = application(bundle, stream_idle_seconds=0.5)
 
     def inputs() -> Iterator[str]:

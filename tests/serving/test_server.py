@@ -272,7 +272,7 @@ def raw(server: Server) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
-HEAD = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/query HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 # More than the proxy waits for before it asks a replica.
 UNFINISHED = HEAD + b"Content-Length: 50000\r\n\r\n{" + b" " * 20_000
 

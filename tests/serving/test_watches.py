@@ -25,7 +25,7 @@ from tests.serving.watching import (
     send,
     watch,
 )
-from tests.tiny_bundle import NAMES
+from tests.tiny_bundle import WAYS_TO_ASK
 
 __all__ = ["alice", "pictures"]  # fixtures
 MOST, FRAME_BYTES = 4, 20_000
@@ -48,7 +48,7 @@ def kway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kway]:
 
 
 def test_hits_are_what_a_query_decides(alice: httpx.Client, pictures: list[bytes]) -> None:
-    asked = {"classes": list(NAMES), "images": [encoded(picture) for picture in pictures]}
+    asked = {"classes": list(WAYS_TO_ASK), "images": [encoded(picture) for picture in pictures]}
     scores = [
         verdict["score"]
         for result in alice.post("/v1/query", json=asked).json()["results"]
@@ -56,7 +56,7 @@ def test_hits_are_what_a_query_decides(alice: httpx.Client, pictures: list[bytes
     ]
     questions = [
         {"classes": ["husky", "samoyed"], "recall": 0.9},
-        {"classes": list(NAMES), "threshold": float(np.median(scores))},
+        {"classes": list(WAYS_TO_ASK), "threshold": float(np.median(scores))},
     ]
     made = [watch(alice, **{"threshold": None, **question}) for question in questions]
     lines = send(alice, frames(pictures))
@@ -88,7 +88,7 @@ def test_hits_are_what_a_query_decides(alice: httpx.Client, pictures: list[bytes
 def test_many_watches_cost_one_forward_pass_and_one_product_a_frame(
     kway: Kway, alice: httpx.Client, pictures: list[bytes]
 ) -> None:
-    made = [watch(alice, classes=list(NAMES[: place + 1])) for place in range(MOST)]
+    made = [watch(alice, classes=list(WAYS_TO_ASK[: place + 1])) for place in range(MOST)]
     forwards, products = kway.model.forwards, kway.model.products
     with kway.socket("/v1/feeds/door/frames?acknowledge=true") as socket:
         for place, picture in enumerate(pictures):

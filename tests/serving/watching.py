@@ -80,7 +80,7 @@ class Tally:
         self.frames: list[str] = []
         self.hits = 0
 
-    def count(self, *, outcome: str, inputs: int, seconds: float) -> None: ...
+    def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None: ...
 
     def count_frame(self, outcome: str) -> None:
         self.frames.append(outcome)

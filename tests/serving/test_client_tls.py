@@ -1,0 +1,80 @@
+"""The client at a server that speaks TLS, whose certificate the environment names."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from serving.client import Client, Done, Hit
+from tests.serving import in_process
+from tests.serving.in_process import application
+from tests.tiny_bundle import write_of_texts
+
+TEXTS = ["a cat", "a dog", "hund"]
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """One of 127.0.0.1, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kway test")])
+    now = datetime.now(UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(address, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    public, private = folder / "cert.pem", folder / "key.pem"
+    public.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return public, private
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The URL, and the file of the certificate."""
+    folder = tmp_path_factory.mktemp("tls")
+    public, private = certificate(folder)
+    api = application(write_of_texts(folder / "texts"))
+    with in_process.listening(api, ssl_certfile=public, ssl_keyfile=private) as url:
+        yield url.replace("http://", "https://"), public
+
+
+def test_questions_and_streams_go_over_tls(
+    served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, public = served
+    monkeypatch.setenv("SSL_CERT_FILE", str(public))
+    with Client(url) as client:
+        asked = client.query(["husky"], TEXTS)
+        *hits, done = client.stream(["husky"], TEXTS)
+    assert isinstance(done, Done)
+    streamed = [hit.verdicts[0].score for hit in hits if isinstance(hit, Hit)]
+    scores = [result.verdicts[0].score for result in asked.results]
+    assert streamed == pytest.approx(scores)
+
+
+def test_a_certificate_that_nobody_vouches_for_is_said_at_once(served: tuple[str, Path]) -> None:
+    url, _ = served
+    with Client(url) as client:
+        with pytest.raises(OSError, match="certificate verify failed"):
+            client.served()
+        with pytest.raises(OSError, match="certificate verify failed"):
+            next(client.stream(["husky"], TEXTS))

@@ -1,0 +1,363 @@
+"""Bodies made to cost much: of small things by the million, which are refused before they are made,
+and away from the event loop, where all other requests are."""
+
+import asyncio
+import base64
+import json
+import struct
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+from tritonclient.grpc import service_pb2 as pb
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import connect
+
+from serving.config import ServingConfig
+from serving.deploy.bodies import bound_messages
+from serving.errors import ApiError
+from serving.http.bodies import QueryBody
+from serving.http.frames import most_json_bytes
+from serving.http.galleries import SearchBody
+from serving.http.inference import InferenceRequest
+from serving.http.lines import count_lines, split_lines
+from serving.http.strict_json import parse_json
+from serving.http.watch_bodies import WatchBody
+from serving.inference import model as inference_model
+from serving.inference.messages import inference_of, parsed
+from tests.serving import in_process
+from tests.serving.in_process import listening, post
+from tests.tiny_bundle import write
+
+NDJSON = "application/x-ndjson"
+MANY = 50_000
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("bundles") / "pets")
+
+
+@pytest.fixture(scope="module")
+def api(bundle: Path) -> FastAPI:
+    return in_process.application(bundle, max_frame_bytes=2000)
+
+
+@pytest.fixture(scope="module")
+def url(api: FastAPI) -> Iterator[str]:
+    with listening(api) as url:
+        yield url
+
+
+# --- JSON ---
+
+
+def joined(one: str, count: int = MANY) -> bytes:
+    return ",".join([one] * count).encode()
+
+
+@pytest.mark.parametrize("one", ["[]", "{}", "1", '""', "[[]]", '"\\""', '"\\\\"', '{"a":"\\\\"}'])
+@pytest.mark.parametrize("ends", [(b"[", b"]"), (b'{"a":[', b"]}"), (b'{"a":"x","b":[', b"")])
+def test_many_small_values_are_refused_before_they_are_made(
+    one: str, ends: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(ApiError, match="it holds over 10000 values") as caught:
+        parse_json(ends[0] + joined(one) + ends[1])
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    "text", ["," * MANY, '[{",' * MANY, "\\" * MANY + ",[" * MANY, '\\",' * MANY]
+)
+def test_what_stands_in_a_text_is_no_value(text: str) -> None:
+    assert parse_json(json.dumps([text, {"a": text}]).encode()) == [text, {"a": text}]
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(alphabet='a,[{"\\:'),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='a,[{"\\:'), inner),
+    )
+)
+def test_no_more_values_are_made_than_are_allowed(value: Any) -> None:
+    def count(one: Any) -> int:
+        inner = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        return 1 + sum(map(count, inner))
+
+    with suppress(ApiError):
+        parse_json(json.dumps(value).encode(), 5)
+        assert count(value) <= 2 * 5 + 1
+
+
+def test_an_object_of_many_keys_is_refused() -> None:
+    body = {f"key {place}": 1 for place in range(64)}
+    assert parse_json(json.dumps(body).encode()) == body
+    with pytest.raises(ApiError, match="65 keys, at most 64"):
+        parse_json(json.dumps(body | {"one more": 1}).encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (QueryBody, {"classes": [[]] * 9}),
+        (QueryBody, {"classes": [1], "images": [1] * 9}),
+        (QueryBody, {"classes": [1], "texts": [1] * 9}),
+        (SearchBody, {"classes": [[]] * 9}),
+        (WatchBody, {"ttl_seconds": 60, "classes": [[]] * 9}),
+        (WatchBody, {"ttl_seconds": 60, "classes": [1], "feeds": [[]] * 9}),
+        (InferenceRequest, {"inputs": [[]] * 9}),
+        (InferenceRequest, {"inputs": [], "outputs": [[]] * 9}),
+    ],
+)
+def test_of_a_list_only_the_first_wrong_element_is_told(kind: type[BaseModel], body: dict) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    places = {error["loc"][:2] for error in caught.value.errors()}
+    assert len(places) == 1
+
+
+SMALL = {
+    "/v1/query": ("application/json", b'{"classes": ["husky"], "images": ["AAAA"]}'),
+    "/v2/models/pets/infer": ("application/json", b'{"inputs": []}'),
+    "/v1/query:stream?classes=husky": (NDJSON, b'{"image": "AAAA"}'),
+    "/v1/feeds/door": (NDJSON, b'{"image": "AAAA"}'),
+}
+
+
+@pytest.mark.parametrize("path", SMALL)
+def test_each_way_in_refuses_many_values(url: str, path: str) -> None:
+    kind, _ = SMALL[path]
+    body = b'{"id": [' + joined("[]", MANY // 4) + b"]}"
+    answer = httpx.post(url + path, content=body, headers={"content-type": kind})
+    assert "values: send fewer at once" in answer.text.splitlines()[0]
+
+
+@pytest.mark.parametrize("path", SMALL)
+def test_json_is_read_away_from_the_event_loop(
+    url: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, loads = [], json.loads
+
+    def seen(*arguments: Any, **options: Any) -> Any:
+        if "object_pairs_hook" in options:
+            threads.append(threading.current_thread().name)
+        return loads(*arguments, **options)
+
+    monkeypatch.setattr(json, "loads", seen)
+    kind, body = SMALL[path]
+    httpx.post(url + path, content=body, headers={"content-type": kind})
+    assert threads
+    assert all(name.startswith("prepare") for name in threads)
+
+
+def test_tensors_are_checked_away_from_the_event_loop(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, asked = [], inference_model.asked
+
+    def seen(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return asked(*arguments)
+
+    monkeypatch.setattr(inference_model, "asked", seen)
+    assert httpx.post(url + "/v2/models/pets/infer", json={"inputs": []}).status_code == 400
+    assert [name.startswith("prepare") for name in threads] == [True]
+
+
+# --- lines ---
+
+
+async def split(*parts: bytes, limit: int = 100) -> list[bytes | None]:
+    async def coming() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+
+    return [item async for item in split_lines(coming(), limit)]
+
+
+@pytest.mark.parametrize("blank", [b"\n", b" \n", b"\r\n", b" \t \r\n\n"])
+def test_blank_lines_that_come_together_are_one_item(blank: bytes) -> None:
+    items = asyncio.run(split(blank * MANY, b"x\n" + blank * MANY, limit=2**20))
+    assert len(items) == 3
+    assert items[1] == b"x"
+    assert sum(map(count_lines, items)) == 2 * MANY * blank.count(b"\n") + 1
+
+
+@given(
+    st.text(alphabet="ab \n\r", max_size=60),
+    st.lists(st.integers(0, 60)),
+    st.integers(1, 8),
+)
+def test_items_are_the_bodys_lines(text: str, cuts: list[int], limit: int) -> None:
+    body, places = text.encode(), [0, *sorted(cuts), len(text)]
+    parts = [body[start:end] for start, end in pairwise(places)]
+    found: list[bytes | None] = []
+    for item in asyncio.run(split(*parts, limit=limit)):
+        found += [item] if item is None else item.split(b"\n")
+    lines = body.split(b"\n")
+    wanted = [None if len(one) > limit else one for one in (lines if lines[-1] else lines[:-1])]
+    assert found == wanted
+
+
+def test_blank_lines_count_for_the_number_of_a_streams_line(api: FastAPI) -> None:
+    body = b"\n \n\n{\n\n\r\n{"
+    answer = post(api, "/v1/query:stream?classes=husky", body, NDJSON)
+    *wrong, _ = map(json.loads, answer.text.splitlines())
+    assert [one["line"] for one in wrong] == [3, 6]
+
+
+def test_others_have_their_turn_between_the_parts_of_a_body() -> None:
+    turns = []
+
+    async def other() -> None:
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(other())
+        await split(*[b"\n"] * 20)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    assert len(turns) >= 20
+
+
+# --- WebSockets ---
+
+
+_RAYS_OWN = pytest.mark.filterwarnings(
+    "ignore:Using extra keyword arguments on `Field` is deprecated:"
+    "pydantic.warnings.PydanticDeprecatedSince20"
+)
+
+
+def error_of(message: str | bytes) -> str:
+    return json.loads(message)["error"]["code"]
+
+
+def test_a_sockets_long_text_is_not_parsed(url: str) -> None:
+    with connect(url.replace("http", "ws") + "/v1/feeds/x/frames") as socket:
+        long = ServingConfig(max_frame_bytes=2000)
+        socket.send("{" * (most_json_bytes(long) + 1))
+        assert error_of(socket.recv(20)) == "frame_too_long"
+        socket.send("{")
+        assert error_of(socket.recv(20)) == "invalid_json"
+
+
+@_RAYS_OWN
+def test_a_replica_takes_no_longer_messages_and_no_compressed_ones(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)  # back at the end
+    bound_messages(50_000)
+    # The board of watches waits in one event loop alone: another application for another server.
+    api = in_process.application(bundle, max_frame_bytes=2000)
+    with listening(api) as url, connect(url.replace("http", "ws") + "/v1/feeds/x/frames") as socket:
+        assert socket.response is not None
+        assert "Sec-WebSocket-Extensions" not in socket.response.headers
+        socket.send(bytes(50_000))
+        assert error_of(socket.recv(20)) == "frame_too_long"
+        socket.send(bytes(50_001))
+        with pytest.raises(ConnectionClosedError) as caught:
+            socket.recv(20)
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1009
+
+
+@_RAYS_OWN
+def test_a_ray_that_bounds_messages_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve._private import http_util
+
+    monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)
+    monkeypatch.setattr(http_util, "uvicorn", None)
+    with pytest.raises(RuntimeError, match="in a way unknown to kway"):
+        bound_messages(50_000)
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_frame_bytes": 10}, {"max_text_chars": 1}])
+def test_the_longest_frame_is_taken_as_json(limits: dict) -> None:
+    config = ServingConfig(**limits)
+    image = base64.b64encode(bytes(config.max_frame_bytes)).decode()
+    text = "\\ud83d\\ude00" * config.max_text_chars
+    for content in (f'"image": "{image}"', f'"text": "{text}"'):
+        frame = f'{{"id": "{"x" * 200}", "time": "{"x" * 64}", {content}}}'
+        assert len(frame) <= most_json_bytes(config)
+
+
+# --- gRPC ---
+
+
+def with_length(number: int, content: bytes) -> bytes:
+    length, rest = b"", len(content)
+    while rest > 127:
+        length, rest = length + bytes([rest & 127 | 128]), rest >> 7
+    return bytes([number << 3 | 2]) + length + bytes([rest]) + content
+
+
+NAMED = with_length(1, b"pets")
+LARGE = {
+    "inputs": NAMED + b"*\0" * MANY,
+    "parameters": b"".join(with_length(4, with_length(1, b"%x" % i)) for i in range(MANY)),
+    "outputs": with_length(6, b"") * MANY,
+    "raw": with_length(7, b"") * MANY,
+    "shape": with_length(5, with_length(3, b"\1" * MANY)),
+    "shape, not packed": with_length(5, b"\x18\1" * MANY),
+    "elements": with_length(5, with_length(5, with_length(8, b"") * MANY)),
+    "numbers": with_length(5, with_length(5, with_length(3, b"\1" * MANY))),
+    "unknown": with_length(15, b"") * MANY,
+}
+
+
+class _NotParsed(Message):
+    DESCRIPTOR = pb.ModelInferRequest.DESCRIPTOR
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_a_message_of_many_small_things_is_refused_before_it_is_parsed(what: str) -> None:
+    pb.ModelInferRequest.FromString(LARGE[what])  # it is one
+    with pytest.raises(ApiError) as caught:
+        parsed(_NotParsed, LARGE[what])
+    assert (caught.value.status, caught.value.code) == (413, "too_many_values")
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_message_or_a_refusal(raw: bytes) -> None:
+    with suppress(ApiError):  # anything else would be a fault of ours
+        parsed(pb.ModelInferRequest, raw)
+
+
+@given(st.integers(0, 50), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))
+def test_a_message_within_the_limits_passes(count: int, ids: list[int]) -> None:
+    request = pb.ModelInferRequest(model_name="pets", raw_input_contents=[b"x" * 9999] * count)
+    one = request.inputs.add(name="class_ids", datatype="INT64", shape=[len(ids)])
+    one.contents.int64_contents.extend(ids)
+    one.contents.fp32_contents.extend([0.5] * 3)
+    one.parameters["a"].double_param = 0.5
+    request.parameters["b"].string_param = "c"
+    raw = request.SerializeToString()
+    assert parsed(pb.ModelInferRequest, raw) == request
+
+
+@pytest.mark.parametrize("datatype", ["BYTES", "INT64"])
+def test_many_raw_elements_are_refused_before_there_is_a_list_of_them(datatype: str) -> None:
+    request = pb.ModelInferRequest(raw_input_contents=[struct.pack("<I", 0) * 2 * MANY])
+    request.inputs.add(name="classes", datatype=datatype, shape=[MANY])
+    with pytest.raises(ApiError, match="classes has over 100 elements"):
+        inference_of(request, 100)
+    request.raw_input_contents[0] = bytes(400 if datatype == "BYTES" else 800)
+    assert len(inference_of(request, 100).inputs[0].data) == 100
