@@ -8,7 +8,7 @@ import pytest
 
 from serving.answer import ask
 from serving.model import Model
-from tests.tiny_bundle import NAMES, write, write_of_texts
+from tests.tiny_bundle import WAYS_TO_ASK, write, write_of_texts
 
 
 @pytest.mark.parametrize("make", [write, write_of_texts])
@@ -20,7 +20,7 @@ def test_a_model_on_a_gpu_gives_the_verdicts_of_one_on_the_cpu(make, device, tmp
     drawn = [draw.integers(0, 256, (20, 33, 3), dtype=np.uint8) for _ in range(3)]
     files = [cv2.imencode(".png", one)[1].tobytes() for one in drawn]
     raw = files if make is write else ["a cat", "猫 und a dog " * 9, "x"]
-    prepared, question = [model.prepare(one) for one in raw], ask(model.bundle, list(NAMES))
+    prepared, question = [model.prepare(one) for one in raw], ask(model.bundle, list(WAYS_TO_ASK))
     assert model.features(prepared).device.type == "cpu"
     found, wanted = (one.answer(prepared, question) for one in (model, other))
     for ours, theirs in zip(found.results, wanted.results, strict=True):

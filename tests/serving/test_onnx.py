@@ -15,7 +15,7 @@ from serving.answer import ask
 from serving.model import Model
 from tests.tiny_bundle import (
     IMAGE,
-    NAMES,
+    WAYS_TO_ASK,
     tiny_backbone,
     tiny_text_backbone,
     write,
@@ -73,7 +73,7 @@ def test_onnxruntime_gives_the_verdicts_of_torch_in_batches_of_any_size(
     model.bundle.verify()
     model.self_check()
     raw = ["a cat", "猫 und a dog " * 20, "x"] if kind == "texts" else pictures()
-    question = ask(model.bundle, list(NAMES), threshold=0.1)
+    question = ask(model.bundle, list(WAYS_TO_ASK), threshold=0.1)
     for inputs in (raw, raw[:1], raw * 3):
         prepared = [model.prepare(one) for one in inputs]
         found = model.answer(prepared, question).model_dump()["results"]
