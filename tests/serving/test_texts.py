@@ -12,13 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-import typer
 from torch import nn
-from typer.testing import CliRunner
 
-from launch.commands import query
 from serving.answer import ask
 from serving.model import Model
+from tests.serving import started
 from tests.serving.in_process import application, listening
 from tests.tiny_bundle import (
     DIM,
@@ -64,15 +62,6 @@ def assert_equal(found: dict, wanted: list[list[float]]) -> None:
     assert torch.tensor(theirs).std(0).min() > 1e-3
 
 
-def command(*arguments: object) -> str:
-    app = typer.Typer()
-    app.command()(query.query)
-    ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if ran.exception is not None:
-        raise ran.exception
-    return ran.stdout
-
-
 def test_a_batch_of_texts_of_any_lengths_has_the_logits_of_each_alone(bundle: Path) -> None:
     model = Model.open(bundle)
     model.self_check()
@@ -92,7 +81,7 @@ def test_json_a_form_and_the_command_give_the_answer_of_the_bundle(
     (tmp_path / "texts").write_bytes("\n".join(TEXTS[1:]).replace("猫 🐶", "猫 🐶\r").encode())
     for source in (url, bundle):  # more texts than a request may hold
         asked = ("--class", "samoyed", "--class", "7", "--json", "--texts", tmp_path / "texts")
-        found = json.loads(command(source, *asked, "--text", TEXTS[0]))
+        found = json.loads(started.ask(source, *asked, "--text", TEXTS[0]))
         assert [result["input"] for result in found["results"]] == list(range(5))
         assert_equal(found, wanted)
 
@@ -202,7 +191,7 @@ def test_the_command_names_a_long_text_of_a_file_by_its_place_and_asks_nothing(
     (tmp_path / "texts").write_text("a\nb\nc\nd\n" + "long " * 61)
     message = rf"^texts\[5\] \(long .*\) has 305 characters, and {url} takes 300: shorten it$"
     with pytest.raises(ValueError, match=message):
-        command(url, "--class", "husky", "--text", "e", "--texts", tmp_path / "texts")
+        started.ask(url, "--class", "husky", "--text", "e", "--texts", tmp_path / "texts")
 
 
 def test_controls_in_texts_and_class_names_do_not_reach_the_terminal(
@@ -210,14 +199,14 @@ def test_controls_in_texts_and_class_names_do_not_reach_the_terminal(
 ) -> None:
     monkeypatch.setattr("tests.tiny_bundle.NAMES", ("hu\x1bsky", *NAMES[1:]))
     bundle = write_of_texts(tmp_path / "texts")
-    table = command(bundle, "--class", "#0", "--text", "a\x9bcat\x07\u202edog")
+    table = started.ask(bundle, "--class", "#0", "--text", "a\x9bcat\x07\u202edog")
     assert "aU+009BcatU+0007U+202Edog" in table
     assert "huU+001Bsky" in table
     assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(table)
 
 
 def test_the_table_shows_texts(bundle: Path) -> None:
-    table = command(bundle, "--class", "husky", "--threshold", "-1000", "--text", "a [cat]")
+    table = started.ask(bundle, "--class", "husky", "--threshold", "-1000", "--text", "a [cat]")
     assert re.search(r"a \[cat\] .* husky .* -1000\.000 .* yes", table)
 
 
@@ -250,5 +239,5 @@ def test_a_wrong_question_is_refused_in_one_line(
         "empty": tmp_path / "empty",
     }
     with pytest.raises((ValueError, OSError), match=re.escape(message)) as caught:
-        command("--class", "husky", *(argument.format(**places) for argument in arguments))
+        started.ask("--class", "husky", *(argument.format(**places) for argument in arguments))
     assert "\n" not in str(caught.value)
