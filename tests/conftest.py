@@ -1,11 +1,15 @@
-"""Fixtures that several rooms share: small shards, made once a session; and one thread a test."""
+"""What several rooms share: small shards, made once a session; `kway` in this process; and one
+thread a test."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from threadpoolctl import threadpool_limits
 
+from launch.main import main
 from tests.shards import glyph_shards, picture_shards, text_shards
 
 # Tests run side by side, some with ranks of their own: more threads stand in each other's way.
@@ -29,3 +33,20 @@ def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `shards` of texts of 4 classes, and a `tokenizer` for them."""
     return text_shards(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture
+def kway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs `kway ARGUMENTS…` in this process, which costs no imports; returns its exit code."""
+    threads = torch.get_num_threads()
+
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["kway", *map(str, arguments)])
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            torch.set_num_threads(threads)
+        return int(ended.value.code or 0)
+
+    return run

@@ -16,17 +16,7 @@ from typing import Any
 
 _TIMEOUT_SECONDS = 120
 _context = multiprocessing.get_context("forkserver")
-# What tests on ranks import: otherwise each rank imports it for itself, which takes it a second.
-_context.set_forkserver_preload(
-    [
-        "torch.distributed.tensor",
-        "pytest",
-        "heads.head",
-        "trainer.export",
-        "trainer.train",
-        "tests.shards",
-    ]
-)
+_context.set_forkserver_preload(["tests.imported"])
 
 
 class RankError(Exception):

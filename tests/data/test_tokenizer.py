@@ -6,7 +6,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from data.tokens.tokenizer import Tokenizer, open_tokenizer
 from data.tokens.train import Trained, train_tokenizer
 from data.tokens.vocabulary import train_wordpiece
 from data.writing.writer import write_shards
-from launch.main import main
 from tests.shards import picture_shards
 
 TEXTS = [
@@ -343,17 +341,6 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_is_read(
     with pytest.raises(OSError, match=rf"^{out} cannot be written \(.*\): name another folder$"):
         small_tokenizer(names, out, report=lambda number, total: done.append(number))
     assert not done
-
-
-@pytest.fixture
-def kway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    def run(*arguments: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["kway", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0)
-
-    return run
 
 
 def test_controls_in_texts_do_not_reach_the_terminal(kway, capsys, tmp_path) -> None:

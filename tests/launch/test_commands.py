@@ -15,7 +15,6 @@ import cv2
 import numpy as np
 import psutil
 import pytest
-import torch
 
 from heads import LOSSES
 from launch.demo import runs
@@ -31,23 +30,6 @@ from trainer.train import train
 
 Kway = Callable[..., int]
 GLYPHS = ROOT / "launch" / "recipes" / "glyphs.yaml"
-
-
-@pytest.fixture
-def kway(monkeypatch: pytest.MonkeyPatch) -> Kway:
-    """Runs `kway ARGUMENTS…` in this process; returns its exit code."""
-    threads = torch.get_num_threads()
-
-    def run(*arguments: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["kway", *map(str, arguments)])
-        try:
-            with pytest.raises(SystemExit) as ended:
-                main()
-        finally:
-            torch.set_num_threads(threads)
-        return int(ended.value.code or 0)
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -386,6 +368,7 @@ def test_the_signal_handlers_are_ours_again_after_a_run():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_to_the_demo_ends_its_server_too(number, tmp_path):
     mark, bundle = uuid.uuid4().hex, write_bundle(tmp_path / "bundle")

@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from heads import ClassHead
 from heads.losses import CrossEntropy
 from heads.tree import LabelTree, build_cover_tree
 from heads.weights import ClassWeights
-from launch.main import main
 from launch.plan.advice import changes, warnings
 from launch.plan.classes import Classes, classes_of
 from launch.plan.cluster import Cluster, Machine
@@ -238,16 +236,9 @@ def write(folder: Path, recipe: Recipe) -> Path:
     return path
 
 
-def kway(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["kway", "plan", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
-def test_the_command_prints_plain_tables(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_plain_tables(tmp_path, kway, capsys):
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
-    assert kway(monkeypatch, path, "--nodes", 2, "--gpus", 8, "--classes", 10**6) == 0
+    assert kway("plan", path, "--nodes", 2, "--gpus", 8, "--classes", 10**6) == 0
     shown = capsys.readouterr().out
     for words in ("head weights", "DDP: gradients", "bound by", "fits:", "world 16 across"):
         assert words in shown, words
@@ -273,9 +264,9 @@ def test_tables_are_whole_in_eighty_columns(tmp_path: Path):
     assert "…" not in shown
 
 
-def test_the_command_gives_the_numbers_as_json(tmp_path, monkeypatch, capsys):
+def test_the_command_gives_the_numbers_as_json(tmp_path, kway, capsys):
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
-    assert kway(monkeypatch, path, "--gpu", "h200", "--classes", 1000, "--json") == 0
+    assert kway("plan", path, "--gpu", "h200", "--classes", 1000, "--json") == 0
     numbers = json.loads(capsys.readouterr().out)
     lines = numbers["memory"]["lines"]
     assert sum(line["head"] for line in lines) == numbers["memory"]["totals"]["head"]
@@ -284,20 +275,20 @@ def test_the_command_gives_the_numbers_as_json(tmp_path, monkeypatch, capsys):
     assert numbers["collectives"] == []  # one rank
 
 
-def test_overrides_and_shards_count(glyphs, tmp_path, monkeypatch, capsys):
+def test_overrides_and_shards_count(glyphs, tmp_path, kway, capsys):
     path = write(tmp_path, glyph_recipe(glyphs, tmp_path / "run", train__duration={"epochs": 3}))
-    assert kway(monkeypatch, path, "train.global_batch=4", "--json") == 0
+    assert kway("plan", path, "train.global_batch=4", "--json") == 0
     numbers = json.loads(capsys.readouterr().out)
     assert numbers["classes"]["num_classes"] == 13
     assert numbers["steps"] > 3
 
 
-def test_the_command_builds_ranks(tmp_path, monkeypatch, capsys):
+def test_the_command_builds_ranks(tmp_path, kway, capsys):
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
     options = ("--nodes", 2, "--gpus", 2, "--classes", 10, "--dry-run")
-    assert kway(monkeypatch, path, *options) == 0
+    assert kway("plan", path, *options) == 0
     assert "4 ranks, mesh data 1 x class 4" in capsys.readouterr().out
-    assert kway(monkeypatch, path, *options, "--json") == 0
+    assert kway("plan", path, *options, "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["ranks"]) == 3
 
 
@@ -310,9 +301,9 @@ def test_the_command_builds_ranks(tmp_path, monkeypatch, capsys):
         (["--classes", 10, "optimizer.kind=lamb", "train.strategy.kind=deepspeed"], "lamb"),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_one_line(tmp_path, monkeypatch, capsys, options, words):
+def test_what_cannot_be_planned_is_said_in_one_line(tmp_path, kway, capsys, options, words):
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
-    assert kway(monkeypatch, path, *options) == 2
+    assert kway("plan", path, *options) == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1

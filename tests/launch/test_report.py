@@ -21,7 +21,6 @@ from launch.report.numbers import duration, figure, share_of_phases
 from launch.report.pictures import SECTIONS, axis_of
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
-from tests.system.processes import kway
 from trainer.train import train
 
 HOSTILE = "\"><img src=x onerror=alert(1)></svg><script>alert('$x_1$')</script>\u202e\x1b"
@@ -359,23 +358,23 @@ def test_every_section_has_pictures_of_a_whole_run(made):
 # ------------------------------------------------------------------ the command
 
 
-def test_the_command_writes_the_page_and_names_troubles(made, tmp_path):
+def test_the_command_writes_the_page_and_names_troubles(kway, made, tmp_path, capsys):
     folder = made("my run")
     (folder / "metrics.jsonl").write_text("?\n")
     out = tmp_path / "pages.html"
     out.write_text("an older page")
-    done = kway("report", folder, "-o", out)
-    assert done.returncode == 0, done.stderr
-    assert "A my run: metrics.jsonl: passed over 1 line that" in done.stdout
-    assert f"{out}: 1 run, " in done.stdout
+    assert kway("report", folder, "-o", out) == 0
+    shown = capsys.readouterr().out
+    assert "A my run: metrics.jsonl: passed over 1 line that" in shown
+    assert f"{out}: 1 run, " in shown
     assert out.read_text().startswith("<!DOCTYPE html>")
     assert out.read_text().rstrip().endswith("</html>")
 
 
-def test_the_command_refuses_what_is_no_run_and_leaves_the_old_page(tmp_path):
+def test_the_command_refuses_what_is_no_run_and_leaves_the_old_page(kway, tmp_path, capsys):
     out = tmp_path / "page.html"
     out.write_text("an older page")
-    done = kway("report", tmp_path, "-o", out)
-    assert (done.returncode, "is not a run" in done.stderr) == (2, True)
+    assert kway("report", tmp_path, "-o", out) == 2
+    assert "is not a run" in capsys.readouterr().err
     assert out.read_text() == "an older page"
-    assert kway("report", tmp_path, "-o", tmp_path).returncode == 2
+    assert kway("report", tmp_path, "-o", tmp_path) == 2

@@ -1,7 +1,5 @@
 """`kway tree`: from each kind of source to a tree file and a picture, and its one-line errors."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +11,8 @@ from data.sources import ImageFolder
 from data.writing.writer import write_shards
 from heads.tree import NamedTree, read_wordnet
 from launch.commands.shard import app
-from launch.main import main
 from tests.data.conftest import write_picture
 from tests.heads.wordnet_files import write_wordnet
-
-Kway = Callable[..., int]
-
-
-@pytest.fixture
-def kway(monkeypatch: pytest.MonkeyPatch) -> Kway:
-    def run(*arguments: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["kway", "tree", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0)
-
-    return run
 
 
 @pytest.fixture
@@ -40,16 +24,16 @@ def vectors(tmp_path: Path) -> Path:
 
 def test_vectors_become_a_tree_that_show_draws(kway, vectors, tmp_path, capsys):
     out = tmp_path / "a.tree"
-    assert kway("build", vectors, "-o", out, "--base", 1.5) == 0
+    assert kway("tree", "build", vectors, "-o", out, "--base", 1.5) == 0
     assert "60 classes" in capsys.readouterr().out
     assert NamedTree.load(out).classes[7] == "class 7"
-    assert kway("show", out) == 0
+    assert kway("tree", "show", out) == 0
     assert "depth of classes" in capsys.readouterr().out
     assert (tmp_path / "a.png").stat().st_size > 5000
 
 
 def test_the_vectors_of_shards_become_a_tree_of_their_classes(kway, glyphs, tmp_path):
-    assert kway("build", glyphs, "-o", tmp_path / "a.tree", "--kind", "utree") == 0
+    assert kway("tree", "build", glyphs, "-o", tmp_path / "a.tree", "--kind", "utree") == 0
     named = NamedTree.load(tmp_path / "a.tree")
     assert named.classes == tuple(info.name for info in Manifest.load(glyphs).classes)
     assert named.tree.num_nodes == len(named.classes)
@@ -58,9 +42,9 @@ def test_the_vectors_of_shards_become_a_tree_of_their_classes(kway, glyphs, tmp_
 def test_the_hierarchy_of_shards_becomes_a_tree_where_it_is_asked_for(
     kway, glyphs, tmp_path, capsys
 ):
-    assert kway("build", glyphs, "-o", tmp_path / "v.tree") == 0
+    assert kway("tree", "build", glyphs, "-o", tmp_path / "v.tree") == 0
     assert "made of label vectors" in capsys.readouterr().out
-    assert kway("build", glyphs, "-o", tmp_path / "h.tree", "--from", "hierarchy") == 0
+    assert kway("tree", "build", glyphs, "-o", tmp_path / "h.tree", "--from", "hierarchy") == 0
     assert "made of the hierarchy" in capsys.readouterr().out
     named = NamedTree.load(tmp_path / "h.tree")
     assert named.classes == Manifest.load(glyphs).class_names
@@ -78,10 +62,10 @@ def test_folders_of_synsets_become_a_tree_from_their_shards_alone(kway, tmp_path
     assert done.exit_code == 0, done.output
     assert "1 synsets at and above the classes have several parents" in done.stderr
     assert Manifest.load(tmp_path / "out").classes == source.classes()
-    assert kway("build", tmp_path / "out", "-o", tmp_path / "a.tree") == 0
+    assert kway("tree", "build", tmp_path / "out", "-o", tmp_path / "a.tree") == 0
     assert "4 classes, 2 pseudoclasses" in capsys.readouterr().out
     assert NamedTree.load(tmp_path / "a.tree").pseudoclasses == ("animal", "dog")
-    assert kway("build", tmp_path / "out", "-o", tmp_path / "a.tree", "--keep-chains") == 0
+    assert kway("tree", "build", tmp_path / "out", "-o", tmp_path / "a.tree", "--keep-chains") == 0
     assert NamedTree.load(tmp_path / "a.tree").pseudoclasses == (
         "entity",
         "animal",
@@ -98,14 +82,14 @@ def test_classes_of_shards_that_are_synsets_are_looked_for_by_their_words(kway, 
     write_shards(source, tmp_path / "out", workers=0)
     (tmp_path / "glove.txt").write_text("poodle 1 0\ndog 0 1\n")
     options = ("-o", tmp_path / "a.tree", "--classes", tmp_path / "out")
-    assert kway("build", tmp_path / "glove.txt", *options) == 0
+    assert kway("tree", "build", tmp_path / "glove.txt", *options) == 0
     assert NamedTree.load(tmp_path / "a.tree").classes == ("n00000005", "n00000006")
 
 
 def test_shards_that_carry_neither_say_so(kway, pictures, tmp_path, capsys):
-    assert kway("build", pictures, "-o", tmp_path / "a.tree") == 2
+    assert kway("tree", "build", pictures, "-o", tmp_path / "a.tree") == 2
     assert "has no hierarchy: source imagefolder gives none" in capsys.readouterr().err
-    assert kway("build", pictures, "-o", tmp_path / "a.tree", "--from", "vectors") == 2
+    assert kway("tree", "build", pictures, "-o", tmp_path / "a.tree", "--from", "vectors") == 2
     assert "has no label vectors" in capsys.readouterr().err
 
 
@@ -114,16 +98,16 @@ def test_class_names_choose_from_a_file_and_missing_ones_are_reported(
 ):
     (tmp_path / "names.txt").write_text("class 3\nokapi\nCLASS_5\n")
     options = ("-o", tmp_path / "a.tree", "--classes", tmp_path / "names.txt")
-    assert kway("build", vectors, *options) == 2
+    assert kway("tree", "build", vectors, *options) == 2
     assert "('okapi')" in capsys.readouterr().err
-    assert kway("build", vectors, *options, "--missing", "mean") == 0
+    assert kway("tree", "build", vectors, *options, "--missing", "mean") == 0
     assert "1 class names have no vector" in capsys.readouterr().err
     assert NamedTree.load(tmp_path / "a.tree").classes == ("class 3", "okapi", "CLASS_5")
 
 
 def test_a_parent_table_becomes_a_tree(kway, tmp_path, capsys):
     (tmp_path / "t.csv").write_text("dog,pet\ncat,pet\ncat,wild\npet,\n")
-    assert kway("build", tmp_path / "t.csv", "-o", tmp_path / "a.tree") == 0
+    assert kway("tree", "build", tmp_path / "t.csv", "-o", tmp_path / "a.tree") == 0
     assert "1 names" in capsys.readouterr().err
     named = NamedTree.load(tmp_path / "a.tree")
     assert (named.classes, named.pseudoclasses) == (("dog", "cat"), ("pet",))
@@ -133,10 +117,10 @@ def test_a_near_trivial_tree_warns_and_a_projection_mends_it(kway, tmp_path, cap
     np.save(tmp_path / "v.npy", np.random.default_rng(1).normal(size=(300, 200)))
     (tmp_path / "names.txt").write_text("\n".join(map(str, range(300))))
     options = ("-o", tmp_path / "a.tree", "--classes", tmp_path / "names.txt")
-    assert kway("build", tmp_path / "v.npy", *options) == 0
+    assert kway("tree", "build", tmp_path / "v.npy", *options) == 0
     assert "near-trivial" in (warning := capsys.readouterr().err)
     assert "--project 16" in warning
-    assert kway("build", tmp_path / "v.npy", *options, "--project", 8) == 0
+    assert kway("tree", "build", tmp_path / "v.npy", *options, "--project", 8) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -174,7 +158,7 @@ def test_mistakes_are_one_line(kway, tmp_path, monkeypatch, capsys, arguments, m
     Path("n.txt").write_text("0\n1\n")
     Path("full.tree.part").mkdir()
     Path("twice.txt").write_text("a\na\n")
-    assert kway(*arguments) == 2
+    assert kway("tree", *arguments) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

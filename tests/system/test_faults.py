@@ -17,7 +17,7 @@ from trainer.__main__ import main
 from trainer.lost_peer import is_lost_peer
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("num_processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_nothing_outlives_a_killed_launcher(num_processes, endless, tmp_path):
     with launched(endless, tmp_path / "run", num=num_processes) as training:
         training.wait_for_step(2)
@@ -38,6 +38,7 @@ def test_a_rank_whose_launcher_is_gone_already_does_not_start(endless):
     assert done.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named(endless, tmp_path):
     with launched(endless, tmp_path / "run") as training:
         training.wait_for_step(2)
@@ -67,7 +68,7 @@ def test_a_killed_rank_is_started_anew_and_every_step_is_made_once(glyphs, tmp_p
     assert sorted(losses(tmp_path / "run")) == list(range(1, 31))
 
 
-def test_a_mistake_is_not_tried_again(endless, tmp_path):
+def test_a_mistake_that_only_the_ranks_see_is_one_line_and_is_not_tried_again(endless, tmp_path):
     answer = kway(
         "train",
         endless,
@@ -80,6 +81,7 @@ def test_a_mistake_is_not_tried_again(endless, tmp_path):
     )
     assert answer.returncode == 2, answer.stderr
     assert answer.stderr.count("head.num_classes is 7 and the shards have 13 classes") == 1
+    assert "Traceback" not in answer.stderr
     assert "restart" not in answer.stderr
 
 

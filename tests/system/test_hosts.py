@@ -48,6 +48,7 @@ def stopped(both: list[Launched], run: Path) -> None:
     assert sorted(losses(run)) == list(range(1, last_step(run) + 1))
 
 
+@pytest.mark.slow
 def test_two_hosts_train_to_the_losses_of_one(glyphs, tmp_path):
     recipe = recipe_of(glyphs, tmp_path, steps=6)
     with launched(recipe, tmp_path / "one", num=2) as alone:

@@ -27,10 +27,11 @@ from trainer.signals import Preempted, StopSignals
     ("number", "target", "code"),
     [
         (signal.SIGTERM, "launcher", 75),
-        (signal.SIGINT, "launcher", 130),
+        pytest.param(signal.SIGINT, "launcher", 130, marks=pytest.mark.slow),
         (signal.SIGUSR1, "a rank", 75),
-        (signal.SIGHUP, "launcher", 75),
-        (signal.SIGTERM, "a rank's group", 75),  # as torchrun does, loader processes and all
+        pytest.param(signal.SIGHUP, "launcher", 75, marks=pytest.mark.slow),
+        # As torchrun does, loader processes and all.
+        pytest.param(signal.SIGTERM, "a rank's group", 75, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
@@ -53,6 +54,7 @@ def test_a_run_that_is_asked_to_stop_saves_its_last_step(number, target, code, e
     assert final_tensors(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_does_not_cost_the_last_step(endless, tmp_path):
     folder = tmp_path / "run"
     terminal, its_end = os.openpty()
@@ -86,7 +88,9 @@ def test_a_terminal_that_is_closed_does_not_cost_the_last_step(endless, tmp_path
     assert saved == [f"step-{last_step(folder):08d}"]
 
 
-@pytest.mark.parametrize("closed", ["| head -n 1 >/dev/null", ">&-"])
+@pytest.mark.parametrize(
+    "closed", ["| head -n 1 >/dev/null", pytest.param(">&-", marks=pytest.mark.slow)]
+)
 def test_a_run_outlives_whoever_listens(closed, endless, tmp_path):
     """`| tee` that ends with the terminal, a service without an output."""
     folder = tmp_path / "run"
@@ -124,6 +128,7 @@ def test_a_signal_while_the_ranks_still_import_means_preempted(endless, tmp_path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_and_ranks_that_do_not_save_in_time_are_killed(
     endless, tmp_path
 ):

@@ -7,6 +7,7 @@ import pytest
 from tests.soak.disturbed import Plan, draw, finish, lay, strike
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_stopped_ends_with_the_same_bits(tmp_path):
     course = lay(tmp_path / "course", num_steps=90)
     plans = [

@@ -44,14 +44,6 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(overrides, message, glyphs
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_a_mistake_that_only_the_ranks_see_ends_with_exit_code_2(glyphs, tmp_path):
-    recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
-    answer = kway("train", recipe, "head.num_classes=7", "--nproc", "2")
-    assert answer.returncode == 2, answer.stderr
-    assert "Traceback" not in answer.stderr
-    assert "head.num_classes is 7 and the shards have 13 classes" in answer.stderr
-
-
 def test_another_recipe_may_not_go_on_in_a_run_folder(glyphs, tmp_path, capsys):
     recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
     assert main([recipe]) == 0

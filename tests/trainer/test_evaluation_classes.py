@@ -15,8 +15,9 @@ from data import Manifest
 from heads.slc import ClassMeasures
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
-from tests.system.processes import KWAY, ROOT, environment
+from tests.system.processes import ROOT, environment
 from trainer.evaluation import Evaluation, load_evaluation
+from trainer.evaluation.__main__ import main as evaluate_on_a_rank
 from trainer.evaluation.class_table import ClassTable, write_csv
 from trainer.evaluation.of_run import Wanted
 from trainer.recipe import dump_recipe, load_recipe
@@ -75,22 +76,19 @@ def run(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recipe.run
 
 
-def kway_eval(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [*KWAY, "eval", *map(str, arguments)]
-    environs = {**environment(), "COLUMNS": "80"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environs)
-
-
-def test_two_processes_evaluate_and_show_as_one_would(run, glyphs, tmp_path):
+def test_two_processes_evaluate_and_show_as_one_would(
+    kway, run, glyphs, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
     expected = load_evaluation(run / "evaluations", step=2)
     table = tmp_path / "classes.csv"
     wishes = ["--worst", 3, "--best", 2, "--confusions", 4, "--classes", table]
-    done = kway_eval(run, "--nproc", 2, *wishes, "--sort", "accuracy")
-    assert done.returncode == 0, done.stderr
-    tables = [line for line in done.stdout.splitlines() if "/" not in line]  # paths are longer
+    assert kway("eval", run, "--nproc", 2, *wishes, "--sort", "accuracy") == 0
+    shown = capfd.readouterr().out
+    tables = [line for line in shown.splitlines() if "/" not in line]  # paths are longer
     assert max(map(len, tables)) <= 80
     for words in ("worst classes", "best classes", "most confused", "13 classes: "):
-        assert words in done.stdout
+        assert words in shown
     found = load_evaluation(run / "evaluations", step=2)
     assert found.metrics == pytest.approx(expected.metrics, abs=1e-6)
     wrong = (1 - found.metrics["top1"]) * found.num_samples
@@ -102,16 +100,15 @@ def test_two_processes_evaluate_and_show_as_one_would(run, glyphs, tmp_path):
     assert accuracies == sorted(accuracies)
 
 
-def test_another_split_does_not_replace_the_measures_that_are_exported(run):
+def test_another_split_does_not_replace_the_measures_that_are_exported(kway, run):
     before = {path: path.read_bytes() for path in (run / "evaluations").glob("step-*")}
-    done = kway_eval(run, "--split", "train", "--set", "evaluation.topk=[2]")
-    assert done.returncode == 0, done.stderr
+    assert kway("eval", run, "--split", "train", "--set", "evaluation.topk=[2]") == 0
     assert {path: path.read_bytes() for path in before} == before
     (saved,) = (run / "evaluations" / "train,evaluation.topk=[2]").glob("*.json")
     assert "top2" in json.loads(saved.read_text(encoding="utf-8"))
 
 
-def test_settings_that_measure_something_else_do_not_replace_the_recipes_own(run):
+def test_settings_that_measure_something_else_do_not_replace_the_recipes_own(kway, run, capsys):
     def folder(*settings: str) -> str:
         return Wanted(run, settings=settings).folder().name
 
@@ -120,9 +117,8 @@ def test_settings_that_measure_something_else_do_not_replace_the_recipes_own(run
     assert folder("evaluation.recalls=[0.9, 0.99]", "data.image.crops=1") == "evaluations"
     assert folder("evaluation.recalls=[0.5]") == "test,evaluation.recalls=[0.5]"
     kept = (run / "evaluations" / "step-00000002.safetensors").read_bytes()
-    done = kway_eval(run, "--set", "evaluation.recalls=[0.5]")
-    assert done.returncode == 0, done.stderr
-    assert "precision_at_recall_0.5" in done.stdout
+    assert kway("eval", run, "--set", "evaluation.recalls=[0.5]") == 0
+    assert "precision_at_recall_0.5" in capsys.readouterr().out
     assert (run / "evaluations" / "step-00000002.safetensors").read_bytes() == kept
 
 
@@ -163,14 +159,17 @@ def test_memory_that_runs_out_is_one_line_with_what_to_change(command, run, tmp_
     assert done.stderr.count("\n") == 1
 
 
-def test_settings_that_are_not_of_an_evaluation_are_refused(run):
+def test_settings_that_are_not_of_an_evaluation_are_refused(kway, run, capsys):
     with pytest.raises(ValueError, match=r"--set head\.memory_mib=3 does not concern an eval"):
         Wanted(run, settings=("head.memory_mib=3",)).recipe()
     with pytest.raises(ValueError, match=r"evaluation\.topk"):
         Wanted(run, settings=("evaluation.topk=[0]",)).recipe()
     crops = Wanted(run, settings=("data.image.resize=20", "data.image.crops=5"))
     assert crops.folder().name == "test,data.image.crops=5,data.image.resize=20"
-    done = kway_eval(run, "--nproc", 2, "--split", "none")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert len(done.stderr.splitlines()) == 1
+    for refused in (
+        kway("eval", run, "--split", "none"),
+        evaluate_on_a_rank(["--split=none", "--", str(run)]),
+    ):
+        assert refused == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["error", "error"]

@@ -44,7 +44,7 @@ def assert_alike(found: Any, expected: Any, *, rtol: float = 1e-4) -> None:
         ("activation_checkpointing", "fsdp"),
         ("activation_checkpointing", "deepspeed"),
         ("channels_last", "ddp"),
-        ("compile", "fsdp"),
+        pytest.param("compile", "fsdp", marks=pytest.mark.slow),
     ],
 )
 def test_an_option_changes_nothing(option, strategy, glyphs):
