@@ -1,9 +1,7 @@
 """The dashboards over Debian's Prometheus, which scrapes a real run and a real server."""
 
-import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +20,7 @@ from tests.k8s.monitoring_files import (
     needs_kubectl,
     of_kind,
 )
+from tests.prometheus import needs_prometheus, prometheus
 from tests.serving.started import as_json, bundle, end, pictures, start
 from tests.serving.watching import frames, send, watch
 from tests.system.processes import ROOT
@@ -29,13 +28,7 @@ from tests.system.runs import launched
 
 __all__ = ["bundle", "pictures"]  # fixtures
 
-pytestmark = [
-    pytest.mark.slow,
-    needs_kubectl,
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None, reason="needs prometheus: apt-get install prometheus"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_kubectl, needs_prometheus]
 TOKEN = "a-token-of-this-test-0123456789"
 PATIENCE_SECONDS = 240
 
@@ -99,38 +92,6 @@ def scrapes(training_port: int, server: str, credentials: Path, rules: Path) -> 
         ],
     }
     return yaml.safe_dump(tree)
-
-
-@contextmanager
-def prometheus(folder: Path, config: str) -> Iterator[httpx.Client]:
-    (folder / "prometheus.yml").write_text(config)
-    port = free_port("127.0.0.1", 0)
-    arguments = [
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(["prometheus", *arguments], stdout=log, stderr=log)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", trust_env=False) as client:
-            wait_until_ready(client)
-            yield client
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def wait_until_ready(api: httpx.Client) -> None:
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            if api.get("query", params={"query": "1"}).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def series(api: httpx.Client, expression: str) -> list[dict]:

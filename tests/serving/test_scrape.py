@@ -1,17 +1,15 @@
 """A real server with tokens, as strangers see it, and its monitoring: Debian's Prometheus."""
 
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from serving.deploy.ports import free_port
+from tests.prometheus import needs_prometheus, prometheus
 from tests.serving.started import (
     Server,
     as_json,
@@ -25,10 +23,6 @@ from tests.serving.started import (
 
 __all__ = ["bundle", "pictures"]  # fixtures
 
-needs_prometheus = pytest.mark.skipif(
-    shutil.which("prometheus") is None or shutil.which("promtool") is None,
-    reason="needs prometheus: apt-get install prometheus",
-)
 TOKEN = "a-token-of-this-test-0123456789"
 OUTCOMES = {"ok": 5, "unknown_class": 3, "empty_body": 2}
 INPUTS = 5 * 3
@@ -79,41 +73,19 @@ def client(server: Server, pictures: list[Path]) -> Iterator[httpx.Client]:
         yield opened
 
 
-@contextmanager
-def prometheus(folder: Path, target: str, credentials: Path) -> Iterator[httpx.Client]:
-    """Prometheus, asking `target` each second; a client of its own API."""
-    (folder / "prometheus.yml").write_text(CONFIG.format(target=target, credentials=credentials))
-    port = free_port("127.0.0.1", 0)
-    arguments = [
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(["prometheus", *arguments], stdout=log, stderr=log)
-    try:
-        url = f"http://127.0.0.1:{port}/api/v1"
-        with httpx.Client(base_url=url, trust_env=False) as client:
-            yield client
-    finally:
-        process.terminate()
-        process.wait()
+def config(target: str, credentials: Path) -> str:
+    """Ask `target` each second."""
+    return CONFIG.format(target=target, credentials=credentials)
 
 
-def value(api: httpx.Client, query: str) -> dict[str, float] | None:
-    """Each series of an instant query by its outcome; None while Prometheus starts."""
-    try:
-        answer = api.get("query", params={"query": query})
-    except httpx.TransportError:
-        return None
-    if answer.status_code == 503:
-        return None
-    series = answer.json()["data"]["result"]
+def value(api: httpx.Client, query: str) -> dict[str, float]:
+    """Each series of an instant query by its outcome."""
+    series = api.get("query", params={"query": query}).json()["data"]["result"]
     return {one["metric"].get("outcome", ""): float(one["value"][1]) for one in series}
 
 
 def wait_until(api: httpx.Client, query: str, wanted: dict[str, float]) -> None:
-    deadline, found = time.monotonic() + 30, None
+    deadline, found = time.monotonic() + 30, value(api, query)
     while found != wanted:
         assert time.monotonic() < deadline, (query, found, wanted)
         time.sleep(0.2)
@@ -126,15 +98,13 @@ def test_prometheus_counts_the_requests_that_were_sent(
 ) -> None:
     total = sum(OUTCOMES.values())
     target = server.url.removeprefix("http://")
-    with prometheus(tmp_path, target, credentials) as api:
+    with prometheus(tmp_path, config(target, credentials)) as api:
         wait_until(api, "up", {"": 1})
         wait_until(api, "sum by (outcome) (kway_query_requests_total)", OUTCOMES)
         wait_until(api, "sum(kway_query_inputs_total)", {"": INPUTS})
         wait_until(api, "sum(kway_query_seconds_count)", {"": total})
         wait_until(api, 'sum(kway_query_seconds_bucket{le="+Inf"})', {"": total})
-        found = value(api, "sum(kway_query_seconds_sum)")
-        assert found is not None
-        assert 0 < found[""] < 30 * total
+        assert 0 < value(api, "sum(kway_query_seconds_sum)")[""] < 30 * total
 
 
 def test_the_page_says_what_model_a_replica_has_and_what_it_holds(client: httpx.Client) -> None:
@@ -156,7 +126,7 @@ def test_prometheus_without_the_token_sees_that_it_is_refused(
 ) -> None:
     (tmp_path / "wrong").write_text("w" * 30)
     target = server.url.removeprefix("http://")
-    with prometheus(tmp_path, target, tmp_path / "wrong") as api:
+    with prometheus(tmp_path, config(target, tmp_path / "wrong")) as api:
         wait_until(api, "up", {"": 0})
         (found,) = api.get("targets").json()["data"]["activeTargets"]
         assert "401" in found["lastError"]
@@ -191,7 +161,7 @@ def test_what_a_lost_replica_has_counted_stays_beside_what_the_next_one_counts(
     running = start(bundle, tmp_path / "stderr", "--replicas", 1)
     target = running.url.removeprefix("http://")
     try:
-        with prometheus(tmp_path, target, credentials) as api:
+        with prometheus(tmp_path, config(target, credentials)) as api:
             for _ in range(4):
                 assert is_answered(running)
             wait_until(api, "sum(kway_query_requests_total)", {"": 4})

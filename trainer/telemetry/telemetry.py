@@ -1,4 +1,5 @@
-"""Where a run's numbers go: JSONL, TensorBoard, a Prometheus endpoint a rank, and the screen.
+"""Where a run's numbers go: JSONL, TensorBoard, a Prometheus endpoint a rank, the screen, and the
+status of a TrainJob.
 
 All are fed from the same numbers at the same steps. Files and the screen belong to rank 0.
 """
@@ -25,8 +26,11 @@ from trainer.telemetry.pace import Pace
 from trainer.telemetry.phases import NOT_OF_A_STEP, Phases
 from trainer.telemetry.progress import Screen, Shown
 from trainer.telemetry.tensorboard import TensorBoard, check_tensorboard
+from trainer.telemetry.trainjob import TrainJobStatus
 from trainer.telemetry.utilisation import Utilisation, peak_flops
 from trainer.world import World
+
+_TOLD_OF_A_STEP = ("loss", "learning_rate", "samples_per_second")
 
 
 class Telemetry(AbstractContextManager["Telemetry"]):
@@ -60,6 +64,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.endpoint: Endpoint | None = None
         self._phases, self._ranks = phases, Stragglers(world.size)
         self._is_log_written = True
+        self._newest: dict[str, float] = {}  # of steps and evaluations, for a TrainJob
         peak = None
         if flops is not None:
             peak = peak_flops(world.device, flops.precision, config.peak_tflops)
@@ -155,6 +160,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._record({"event": "step", "step": step, "samples": samples, **numbers})
             self._draw(step, numbers)
             self.screen.step(step, self._shown(numbers))
+            self._tell_trainjob(step, {name: numbers[name] for name in _TOLD_OF_A_STEP})
 
     def committed(self, folders: Sequence[Path]) -> None:
         """Checkpoints that are there now."""
@@ -170,6 +176,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._record({"event": name, "step": step, **numbers})
             self._draw(step, {name: numbers})
             self.say(line)
+            if name == "evaluation":
+                self._tell_trainjob(step, numbers)
 
     def _record(self, record: dict[str, Any]) -> None:
         is_written = self.file.write(record)
@@ -196,6 +204,9 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.screen = stack.enter_context(
             closing(Screen(start_step=self.start_step, num_steps=self.num_steps))
         )
+        self.trainjob = TrainJobStatus.of_environment(self.say)
+        if self.trainjob is not None:
+            stack.enter_context(closing(self.trainjob))
 
     def _say_where(self, endpoint: Endpoint) -> None:
         if self.world.is_main:
@@ -232,6 +243,16 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         }
         mfu = self._utilisation.take(elapsed)
         return rates if mfu is None else rates | {"mfu": mfu}
+
+    def _tell_trainjob(self, step: int, numbers: dict[str, float]) -> None:
+        self._newest |= numbers
+        if self.trainjob is not None:
+            self.trainjob.report(
+                step=step,
+                num_steps=self.num_steps,
+                remaining_seconds=self._pace.remaining_seconds(),
+                metrics=self._newest,
+            )
 
     def _draw(self, step: int, numbers: dict[str, Any]) -> None:
         if self.board is not None:

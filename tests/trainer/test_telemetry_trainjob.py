@@ -1,0 +1,148 @@
+"""Progress that a run tells the Kubeflow TrainJob it is part of."""
+
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.certificate import certificate
+from tests.ranks import rank_world
+from tests.shards import glyph_recipe
+from trainer.telemetry.trainjob import TrainJobStatus
+from trainer.train import train
+
+NAMES = ("URL", "CA_CERT", "TOKEN")
+
+
+@dataclass
+class Controller:
+    """What stands where Kubeflow's controller would, and what it was told."""
+
+    url: str
+    authority: Path
+    token: Path
+    told: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[str | None] = field(default_factory=list)
+    answer: int = 200
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[Controller]:
+    public, private = certificate(tmp_path)
+    (tmp_path / "token").write_text("first\n")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            found.tokens.append(self.headers["Authorization"])
+            found.told.append(json.loads(body)["trainerStatus"])
+            self.send_response(found.answer)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(public, private)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    url = f"https://127.0.0.1:{server.server_port}/status"
+    found = Controller(url, public, tmp_path / "token")
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield found
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def report(status: TrainJobStatus, step: int, **metrics: float) -> None:
+    status.report(step=step, num_steps=8, remaining_seconds=12.4, metrics=metrics)
+
+
+def wait_until_told(controller: Controller, times: int) -> None:
+    deadline = time.monotonic() + 20
+    while len(controller.told) < times:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_newest_report_is_told_and_the_last_one_always(controller: Controller) -> None:
+    lines: list[str] = []
+    status = TrainJobStatus(
+        controller.url, controller.authority, controller.token, lines.append, rest_seconds=600
+    )
+    report(status, 1, loss=2.5, gradient_norm=float("nan"))
+    wait_until_told(controller, 1)
+    controller.token.write_text("second")
+    for step in (2, 3):
+        report(status, step, loss=step)
+    status.close()
+    first, last = controller.told
+    assert (first["progressPercentage"], last["progressPercentage"]) == (12, 37)
+    assert first["estimatedRemainingSeconds"] == 12
+    assert first["metrics"] == [{"name": "loss", "value": "2.5"}]
+    assert controller.tokens == ["Bearer first", "Bearer second"]
+    assert lines == []
+
+
+def test_what_goes_wrong_is_said_once_and_training_goes_on(
+    controller: Controller, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    controller.answer = 503
+    status = TrainJobStatus(
+        controller.url, controller.authority, controller.token, lines.append, rest_seconds=0
+    )
+    for times in (1, 2):
+        report(status, times)
+        wait_until_told(controller, times)
+    status.close()
+    (line,) = lines
+    assert "503" in line
+    assert "Bearer" not in line
+    strange = tmp_path / "other"
+    strange.mkdir()
+    authority, _ = certificate(strange)  # not the one that signed the controller's
+    untrusting = TrainJobStatus(controller.url, authority, controller.token, lines.append)
+    report(untrusting, 1)
+    untrusting.close()
+    gone = TrainJobStatus(controller.url, authority, tmp_path / "gone", lines.append)
+    report(gone, 1)
+    gone.close()
+    assert len(controller.told) == 2
+    assert "CERTIFICATE_VERIFY_FAILED" in lines[1]
+    assert "gone" in lines[2]
+
+
+def test_a_controller_that_names_but_a_part_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(f"KUBEFLOW_TRAINER_SERVER_{name}", raising=False)
+    lines: list[str] = []
+    assert TrainJobStatus.of_environment(lines.append) is None
+    assert lines == []
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://127.0.0.1:1/")
+    assert TrainJobStatus.of_environment(lines.append) is None
+    assert len(lines) == 1
+
+
+def test_a_run_tells_its_progress_and_its_evaluation(
+    controller: Controller, glyphs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = (controller.url, controller.authority, controller.token)
+    for name, value in zip(NAMES, values, strict=True):
+        monkeypatch.setenv(f"KUBEFLOW_TRAINER_SERVER_{name}", str(value))
+    train(glyph_recipe(glyphs, tmp_path / "run"), rank_world())
+    last = controller.told[-1]
+    assert (last["progressPercentage"], last["estimatedRemainingSeconds"]) == (100, 0)
+    names = [metric["name"] for metric in last["metrics"]]
+    assert names[0] == "loss"
+    assert "top1" in names

@@ -1,0 +1,129 @@
+"""Progress in the status of a Kubeflow TrainJob, where the run is one.
+
+With its feature gate TrainJobStatus, Kubeflow Trainer names in three environment variables an
+address, the file of its certificate authority and the file of a token that changes from time to
+time; it takes `{"trainerStatus": {…}}` there and shows it in `kubectl get trainjob`.
+"""
+
+import math
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+_ADDRESS = "KUBEFLOW_TRAINER_SERVER_URL"
+_AUTHORITY = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
+# As Kubeflow asks of its clients: each report changes an object of the cluster.
+_REST_SECONDS = 5.0
+_TIMEOUT_SECONDS = 5.0
+_MOST_METRICS = 20  # an evaluation may have hundreds
+_LONGEST_REASON = 300
+
+
+class TrainJobStatus:
+    """Tells the newest report in a thread of its own, and the last one at the end.
+
+    Training never waits for it nor ends by it: what goes wrong is one line, said once until it
+    goes well again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        authority: Path,
+        token: Path,
+        say: Callable[[str], None],
+        *,
+        rest_seconds: float = _REST_SECONDS,
+    ) -> None:
+        self._url, self._authority, self._token = url, authority, token
+        self._say, self._rest_seconds = say, rest_seconds
+        self._newest: dict[str, Any] | None = None
+        self._changed, self._closed = threading.Event(), threading.Event()
+        self._is_well = True
+        self._thread = threading.Thread(target=self._run, name="trainjob status", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of_environment(cls, say: Callable[[str], None]) -> "TrainJobStatus | None":
+        """None outside a TrainJob, and where the controller has named but a part."""
+        found = [os.environ.get(name) for name in (_ADDRESS, _AUTHORITY, _TOKEN)]
+        if found[0] is None:
+            return None
+        if None in found:
+            say(f"no progress for the TrainJob: {_ADDRESS} is set, {_AUTHORITY} or {_TOKEN} is not")
+            return None
+        url, authority, token = map(str, found)
+        return cls(url, Path(authority), Path(token), say)
+
+    def report(
+        self,
+        *,
+        step: int,
+        num_steps: int,
+        remaining_seconds: float,
+        metrics: Mapping[str, float],
+    ) -> None:
+        """After `step` of `num_steps`; what is no finite number is left out."""
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        status: dict[str, Any] = {
+            "progressPercentage": 100 * step // num_steps,
+            "metrics": [
+                {"name": name, "value": f"{value:.6g}"}
+                for name, value in list(finite.items())[:_MOST_METRICS]
+            ],
+            "lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        if math.isfinite(remaining_seconds):
+            status["estimatedRemainingSeconds"] = max(0, round(remaining_seconds))
+        self._newest = status
+        self._changed.set()
+
+    def close(self) -> None:
+        """Tell what has not been told yet, for as long as one request may take."""
+        self._closed.set()
+        self._changed.set()
+        self._thread.join(2 * _TIMEOUT_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            self._changed.wait()
+            self._changed.clear()
+            status, self._newest = self._newest, None
+            if status is not None:
+                self._tell(status)
+            if self._closed.is_set() and self._newest is None:
+                return
+            self._closed.wait(self._rest_seconds)
+
+    def _tell(self, status: dict[str, Any]) -> None:
+        start = time.monotonic()
+        try:
+            token = self._token.read_text(encoding="utf-8").strip()
+            # Read anew, as the token is: the controller exchanges both.
+            trusted = ssl.create_default_context(cafile=self._authority)
+            answer = httpx.post(
+                self._url,
+                json={"trainerStatus": status},
+                headers={"Authorization": f"Bearer {token}"},
+                verify=trusted,
+                timeout=_TIMEOUT_SECONDS,
+                trust_env=False,  # it is in this cluster, behind no proxy
+            )
+            answer.raise_for_status()
+        # ValueError: a token that is no header, a URL that is none.
+        except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
+            if self._is_well:
+                seconds = time.monotonic() - start
+                reason = str(error).replace("\n", " ")[:_LONGEST_REASON] or type(error).__name__
+                self._say(f"no progress for the TrainJob, after {seconds:.1f} s: {reason}")
+            self._is_well = False
+        else:
+            self._is_well = True
