@@ -43,10 +43,12 @@ import sys, torch, uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pathlib import Path
+from serving.clients import Clients
 from serving.config import ServingConfig
 from serving.http.app import build_api
 from serving.model import Model
 from serving.service import Service
+from serving.watches.board import Board
 
 class NoCounts:
     def count(self, **_): pass
@@ -65,7 +67,9 @@ if kind == "plain":
     async def health() -> Hello:
         return Hello(status="ready")
 else:
-    api = build_api(Service(Model.open(Path(folder)), ServingConfig(), NoCounts()), metrics)
+    config, counts = ServingConfig(), NoCounts()
+    service = Service(Model.open(Path(folder)), config, counts)
+    api = build_api(service, Clients(None), metrics, Board(config), counts)
 uvicorn.run(api, port=int(port), log_level="error", access_log=False)
 """
 

@@ -1,6 +1,8 @@
 """Who sends a request, by the bearer token that comes with it; the same over HTTP and gRPC."""
 
 import logging
+from pathlib import Path
+from typing import Self
 
 from serving.errors import ApiError
 from serving.tokens import Tokens
@@ -10,11 +12,19 @@ ANONYMOUS = "anonymous"
 
 
 class Clients:
-    """Those that send one of `tokens`; without tokens everybody, as "anonymous"."""
+    """Those that send one of `tokens`; without tokens everybody, as "anonymous".
+
+    A replica has one of these for all its ways in: a fault of the file is told once.
+    """
 
     def __init__(self, tokens: Tokens | None) -> None:
         self._tokens = tokens
         self._told: str | None = None
+
+    @classmethod
+    def of_file(cls, file: Path | None) -> Self:
+        """Those whose tokens `file` holds; without one everybody. Errors are those of `Tokens`."""
+        return cls(None if file is None else Tokens(file))
 
     def name_of(self, token: str | None) -> str:
         """The client that sends `token`.

@@ -1,6 +1,7 @@
 """`kway query`: one-class questions to a bundle, in this process, or to a running server."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 _BATCH = 16
 # Characters of a text in the table.
 _SHOWN = 60
+
+# `localhost`, or a port behind a host.
+_LIKE_A_SERVER = re.compile(r"(localhost|[\w.-]+:\d+|\[[\da-fA-F:]+\](:\d+)?)(/.*)?")
 
 # Picture files, or texts.
 Inputs = Sequence[Path] | Sequence[str]
@@ -59,11 +63,20 @@ def query(
             f"{source} is no URL, and only a server asks for a token: drop one of them"
         )
     else:
+        _check_source(source)
         found = _ask_bundle(Path(source), classes, inputs, recall, threshold)
     if as_json:
         typer.echo(json.dumps(found.model_dump(), ensure_ascii=False, indent=1))
     else:
         _print_table(found, inputs)
+
+
+def _check_source(source: str) -> None:
+    if _LIKE_A_SERVER.fullmatch(source) and not Path(source).exists():
+        raise ValueError(
+            f"there is no folder {source}, and a server's address starts with http:// or "
+            f"https://: give http://{source}"
+        )
 
 
 def _inputs(pictures: list[Path], text: list[str], texts: Path | None) -> Inputs:
@@ -78,15 +91,25 @@ def _inputs(pictures: list[Path], text: list[str], texts: Path | None) -> Inputs
 
 
 def _lines(file: Path) -> list[str]:
-    try:
-        lines = file.read_bytes().decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 from its byte {error.start} on") from error
+    lines = _read(file, "--texts").split("\n")
     if not lines[-1]:
         lines.pop()
     if not lines:
         raise ValueError(f"{file} holds no text: write one a line")
     return [line.removesuffix("\r") for line in lines]
+
+
+def _read(file: Path, option: str) -> str:
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(
+            f"{option} {file} cannot be read ({error.strerror}): name a file that you may read"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{option} {file} is not UTF-8 from its byte {error.start} on: save it as UTF-8"
+        ) from error
 
 
 def _check_kind(source: str, reads: str, inputs: Inputs) -> None:
@@ -151,7 +174,7 @@ def _ask_server(
 
 def _token(file: Path) -> str:
     """The first token of a file such as `kway serve` takes; on a command line all could read it."""
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in _read(file, "--token-file").splitlines():
         if line.strip() and not line.startswith("#"):
             return line.strip()
     raise ValueError(f"{file} holds no token: write one on a line of its own")

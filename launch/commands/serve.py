@@ -24,7 +24,9 @@ Device = Literal["cpu", "cuda"]
 
 def serve(
     bundle: Annotated[Path, typer.Argument(help="bundle folder, made by `kway export`")],
-    host: Annotated[str, typer.Option(help="address to listen on")] = _DEFAULTS.host,
+    host: Annotated[
+        str, typer.Option(help="address to listen on; 0.0.0.0: all of this machine's")
+    ] = _DEFAULTS.host,
     port: Annotated[
         int, typer.Option(help="port to listen on; 0: any free one", min=0, max=65535)
     ] = _DEFAULTS.port,
@@ -38,63 +40,94 @@ def serve(
     ] = _DEFAULTS.grpc_port,
     replicas: Annotated[
         str,
-        typer.Option(help="processes that each hold the model; 1:4 for as many as there is work"),
+        typer.Option(
+            help="processes that each hold the model; 1:4: one, and up to four while there is work"
+        ),
     ] = str(_DEFAULTS.replicas),
     device: Annotated[
         Device, typer.Option(help="cuda: each replica has a GPU of its own")
     ] = _DEFAULTS.device,
     threads: Annotated[
-        int | None, typer.Option(help="torch threads a replica; default: share the cores", min=1)
+        int | None,
+        typer.Option(
+            help="threads that a replica computes with; default: the cores, shared among replicas",
+            min=1,
+        ),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="texts, or crops of pictures, in one forward pass", min=1)
+        int,
+        typer.Option(
+            help="texts, or crops of pictures, at most, that the model takes in one pass", min=1
+        ),
     ] = _DEFAULTS.batch_size,
     batch_wait: Annotated[
         float,
         typer.Option(
-            help="seconds an idle replica waits for a batch to fill", min=0, max=_MAX_SECONDS
+            help="seconds that an idle replica waits for more to come into one pass",
+            min=0,
+            max=_MAX_SECONDS,
         ),
     ] = _DEFAULTS.batch_wait_seconds,
     max_requests: Annotated[
-        int, typer.Option(help="requests in progress a replica; beyond it: 429", min=1)
+        int,
+        typer.Option(
+            help="requests that one replica works on at once; more are refused (429)", min=1
+        ),
     ] = _DEFAULTS.max_requests,
     max_inputs: Annotated[
-        int, typer.Option(help="pictures or texts in one request", min=1)
+        int, typer.Option(help="most pictures or texts in one request", min=1)
     ] = _DEFAULTS.max_inputs,
     max_text_chars: Annotated[
-        int, typer.Option(help="characters of one text", min=1)
+        int, typer.Option(help="most characters of one text", min=1)
     ] = _DEFAULTS.max_text_chars,
     max_body_mib: Annotated[
         float,
-        typer.Option(help="MiB of one request's body", min=0.001, max=_MAX_BODY_MIB),
+        typer.Option(help="most MiB of one request's body", min=0.001, max=_MAX_BODY_MIB),
     ] = _DEFAULTS.max_body_bytes / 2**20,
     timeout: Annotated[
         float,
-        typer.Option(help="seconds that one request may take", min=0.1, max=_MAX_SECONDS),
+        typer.Option(
+            help="seconds that one request may take, its sending included",
+            min=0.1,
+            max=_MAX_SECONDS,
+        ),
     ] = _DEFAULTS.request_timeout_seconds,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="tokens that clients must send, one a line; default: all are let in"),
+        typer.Option(
+            help="file of tokens, one a line: clients must send one; default: all are let in"
+        ),
     ] = None,
     no_tokens: Annotated[
         bool,
-        typer.Option("--no-tokens", help="let others reach a --host without tokens all the same"),
+        typer.Option(
+            "--no-tokens", help="allow a --host that others can reach, though all are let in"
+        ),
     ] = False,
     gallery: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=FOLDER made by `kway index`, to search; may be repeated"),
+        typer.Option(
+            help="NAME=FOLDER: a gallery of `kway index`, and the name to search it by; repeatable"
+        ),
     ] = None,
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="compare the class weights with their checksum, too: reads all of them"
+            "--verify", help="check the file of class weights, too, which reads all of it"
         ),
     ] = False,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="print a Serve config file for a cluster instead")
+        bool,
+        typer.Option(
+            "--print-config",
+            help="start nothing: print a config file for a Ray cluster (docs/cluster.md)",
+        ),
     ] = False,
 ) -> None:
-    """Serve a bundle with Ray: POST /v1/query, GET /v1/classes, /v1/model, /health, /metrics."""
+    """Serve a bundle over HTTP on this machine: a page at /, the API and its description at /docs.
+
+    It is ready when it says so, after 10 to 40 s, and runs until Ctrl-C.
+    """
     # Heavy imports wait for the command that needs them.
     from serving.deploy.ports import free_port
     from serving.deploy.server import running
@@ -124,7 +157,7 @@ def serve(
         galleries=_galleries(gallery or []),
     )
     with Bundle.open(bundle) as opened:  # a bad bundle is an error now, not after Ray's start
-        line = _curl_line(opened)
+        line = _curl_line(opened, has_tokens=token_file is not None)
         opened.verify(class_weights=verify)
         for folder in config.galleries.values():
             Gallery(folder, opened).verify()
@@ -160,12 +193,24 @@ def _config(**fields: object) -> ServingConfig:
 def _check_access(host: str, token_file: Path | None, *, no_tokens: bool) -> None:
     """ValueError for a server that others can reach and that asks nobody for a token."""
     if token_file is not None:
-        Tokens(token_file)  # a bad file is an error now, not after Ray's start
+        _check_tokens(token_file)  # a bad file is an error now, not after Ray's start
     elif host not in _LOOPBACK and not no_tokens:
         raise ValueError(
             f"--host {host} lets others reach this server, and there is no --token-file: give one, "
             "or --no-tokens where something in front of it asks who they are"
         )
+
+
+def _check_tokens(file: Path) -> None:
+    try:
+        Tokens(file)
+    except OSError as error:
+        raise ValueError(
+            f"--token-file {file} cannot be read ({error.strerror}): name a file with a token a "
+            "line; openssl rand -hex 32 makes one"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"--token-file: {error}") from error
 
 
 def _replicas(text: str) -> tuple[int, int | None]:
@@ -191,10 +236,11 @@ def _galleries(given: list[str]) -> dict[str, Path]:
     return galleries
 
 
-def _curl_line(bundle: "Bundle") -> str:
+def _curl_line(bundle: "Bundle", *, has_tokens: bool) -> str:
     """A question to paste into a shell, whatever characters the class name has."""
     quoted = "'" + bundle.names.names[0].replace("'", "'\\''") + "'"
-    asked = "-F images=@picture.png"
+    asked = "-F images=@your-picture.png"
     if bundle.spec.reads == "texts":
         asked = "--form-string texts='A text.'"
-    return f"--form-string classes={quoted} {asked}"
+    token = '-H "Authorization: Bearer $TOKEN" ' if has_tokens else ""
+    return f"{token}--form-string classes={quoted} {asked}"

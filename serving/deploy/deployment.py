@@ -4,6 +4,7 @@ Importing this module imports Ray; `serving/deploy/environment.py` sets Ray's en
 """
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from serving.http.frames import most_json_bytes
 from serving.inference.methods import InferenceMethods, add_methods_to_server
 from serving.model import Model
 from serving.service import Service
-from serving.tokens import Tokens
 from serving.watches.actor import RayWatches
 
 # Requests that are counted nowhere and answered at once, refusals among them.
@@ -56,14 +56,18 @@ class Kway:
         self._service = Service(model, checked, QueryMetrics())
         self._replica_metrics = ReplicaMetrics(model.bundle.spec.loss)
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
-        tokens = None if checked.token_file is None else Tokens(checked.token_file)
-        self._methods = InferenceMethods(self._service, Clients(tokens))
+        self._clients = Clients.of_file(checked.token_file)
+        self._methods = InferenceMethods(self._service, self._clients)
+        # What is there to stay, hundreds of thousands of objects, is not looked through again: each
+        # time would hold up all requests for a tenth of a second and more.
+        gc.collect()
+        gc.freeze()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         async def metrics() -> bytes:
             return await exposition(await asyncio.to_thread(agent_pages))
 
-        return build_api(self._service, metrics, self._watches, self._watch_counts)
+        return build_api(self._service, self._clients, metrics, self._watches, self._watch_counts)
 
     # Ray calls these by the names that they have in the protocol.
 

@@ -34,6 +34,7 @@ _NO_RAY_SERVICE = (
     'hdr grpc-message "there is no such service" if { path_beg /ray.serve. }'
 )
 _RAY_METADATA = ("application", "multiplexed_model_id")
+_SOCKET = "{ req.hdr(upgrade) -m str -i websocket }"
 _RETRY_SECONDS = 1
 _REFUSALS = {
     400: ("bad_request", "this is no request of HTTP"),
@@ -177,12 +178,15 @@ def _rules(edge: Edge) -> list[str]:
         # A body that trickles in holds no replica. One over a buffer's size is passed on as it
         # comes, under the limit of time of the replica.
         f"wait-for-body time {_time(edge.head_seconds)} unless {_STREAM}",
+        f"set-var(txn.is_socket) bool(true) if {_SOCKET}",
     ]
     # Ray's own refusals are plain text; kway's are JSON already.
     answers = [
-        f"return {_refusal(status)} "
-        f"if {{ status {status} }} {{ res.hdr(content-type) -m beg text/plain }}"
-        for status in sorted(_REFUSALS)
+        # Ray means 429 or, of a replica that ends, to be asked again; but it answers a handshake as
+        # it would a request, and uvicorn makes 500 of that. It is never kway's: a token is refused
+        # in JSON, a path that is none by 403, and all else is told after the handshake.
+        f"return {_refusal(429)} if {{ var(txn.is_socket) -m bool }} {_plain(500)}",
+        *(f"return {_refusal(status)} if {_plain(status)}" for status in sorted(_REFUSALS)),
     ]
     return [
         "    option disable-h2-upgrade",  # nothing of ours speaks it here
@@ -233,6 +237,10 @@ def _refusal(status: int) -> str:
     retry = f" hdr Retry-After {_RETRY_SECONDS}" if status in (429, 502, 503, 504) else ""
     body = _body(*_REFUSALS[status])
     return f"status {status} content-type application/json{retry} string '{body}'"
+
+
+def _plain(status: int) -> str:
+    return f"{{ status {status} }} {{ res.hdr(content-type) -m beg text/plain }}"
 
 
 def _body(code: str, message: str) -> str:

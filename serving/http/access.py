@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.clients import ANONYMOUS, Clients, bearer_token
 from serving.errors import ApiError, error_response
-from serving.tokens import Tokens
 
 _SUBPROTOCOL = "kway"
 
@@ -21,14 +20,12 @@ _SUBPROTOCOL = "kway"
 class Access:
     """ASGI middleware: names the client in `request.state.client`, or refuses.
 
-    Without `tokens` everybody is let in, as "anonymous". 401 for a missing or wrong token; 503
-    while the token file cannot be read, for its old tokens may have been revoked.
+    401 for a missing or wrong token; 503 while the token file cannot be read, for its old tokens
+    may have been revoked.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, tokens: Tokens | None, open_paths: Collection[str] = ()
-    ) -> None:
-        self._app, self._clients = app, Clients(tokens)
+    def __init__(self, app: ASGIApp, *, clients: Clients, open_paths: Collection[str] = ()) -> None:
+        self._app, self._clients = app, clients
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -77,7 +77,7 @@ async def read_query(request: Request, asked: QuestionParameters, service: Servi
         if kind == "multipart/form-data":
             query = await _from_form(request, body, charset, limits, reads)
         else:
-            query = await service.in_thread(_from_json, await _whole(body), limits, reads)
+            query = await service.parsed(_from_json, await _whole(body), limits, reads)
     else:
         _check_raw(kind, reads)
         classes = asked.needed_classes(limits.max_classes)
@@ -89,11 +89,16 @@ async def read_query(request: Request, asked: QuestionParameters, service: Servi
 
 def content_type(headers: Mapping[str, str]) -> tuple[str, str]:
     """The media type, in lower case, and the charset of a request; "" for what it does not say."""
-    stated = Message()
-    stated["content-type"] = headers.get("content-type", "").replace("\r", " ").replace("\n", " ")
-    charset = stated.get_param("charset", "")
-    kind = headers.get("content-type", "").split(";")[0].strip().lower()
-    return kind, charset if isinstance(charset, str) else charset[2]
+    kind, separator, _ = headers.get("content-type", "").partition(";")
+    charset = _charset(headers["content-type"]) if separator else ""
+    return kind.strip().lower(), charset
+
+
+def _charset(stated: str) -> str:
+    message = Message()
+    message["content-type"] = stated.replace("\r", " ").replace("\n", " ")
+    charset = message.get_param("charset", "")
+    return charset if isinstance(charset, str) else charset[2]
 
 
 async def bounded(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
@@ -122,11 +127,11 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
         raise ApiError(400, "empty_body", f'the body is empty: send {{"classes": […], {example}}}')
     body = _validated(parse_json(raw, most_values(limits)))
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
-    inputs: Sequence[bytes | str] = body.texts or []
+    sent = (body.texts if reads == "texts" else body.images) or []
+    _check_input_count(sent, limits, reads)  # before the first of them is decoded
+    inputs: Sequence[bytes | str] = sent
     if reads == "pictures":
-        inputs = [
-            picture_bytes(text, f"images[{place}]") for place, text in enumerate(body.images or [])
-        ]
+        inputs = [picture_bytes(one, f"images[{place}]") for place, one in enumerate(sent)]
     return Query(list(body.classes), inputs, body.recall, body.threshold)
 
 
@@ -198,16 +203,20 @@ async def _from_form(
         await form.close()
 
 
-def _check_counts(query: Query, limits: ServingConfig, reads: Reads) -> None:
-    if not query.inputs:
+def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: Reads) -> None:
+    if not inputs:
         what, field = ("picture", "images") if reads == "pictures" else ("text", "texts")
         raise ApiError(400, "no_input", f"there is no {what} in the request: send {field}")
-    if len(query.inputs) > limits.max_inputs:
+    if len(inputs) > limits.max_inputs:
         raise ApiError(
             413,
             f"too_many_{reads}",
-            f"{len(query.inputs)} {reads} in one request, at most {limits.max_inputs}: split it",
+            f"{len(inputs)} {reads} in one request, at most {limits.max_inputs}: split it",
         )
+
+
+def _check_counts(query: Query, limits: ServingConfig, reads: Reads) -> None:
+    _check_input_count(query.inputs, limits, reads)
     check_class_count(len(query.classes), limits.max_classes)
     for place, one in enumerate(query.inputs):
         check_text_length(one, limits.max_text_chars, f"texts[{place}]")

@@ -1,15 +1,20 @@
 """`GET /v1/classes` and `GET /v1/model`: what is served."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from data.config import ImageConfig
+from serving.http.places import Places
 from serving.refusals import ErrorBody
 from serving.service import Service
 from trainer.bundle_spec import LossSpec, Reads, TextSpec
+
+# That run or wait; beyond it: 429.
+_MAX_SEARCHES = 32
 
 
 class ClassFound(BaseModel):
@@ -46,6 +51,7 @@ class Limits(BaseModel):
     max_pixels: int
     max_frame_bytes: int
     max_streams: int
+    max_streams_per_client: int
     max_lines_in_flight: int
     stream_idle_seconds: float
 
@@ -67,16 +73,28 @@ class ModelInfo(BaseModel):
 
 
 def class_routes(service: Service) -> APIRouter:
-    """The routes of what is served."""
+    """The route of searches. One runs at a time, and not where queries are prepared."""
     routes = APIRouter()
+    thread, places = ThreadPoolExecutor(1, "search"), Places(_MAX_SEARCHES, "searches")
 
-    @routes.get("/v1/classes", responses={422: {"model": ErrorBody}})
-    async def classes(asked: Annotated[ClassSearch, Query()]) -> ClassPage:
+    @routes.get(
+        "/v1/classes",
+        response_model=ClassPage,
+        responses={status: {"model": ErrorBody} for status in (422, 429)},
+    )
+    async def classes(asked: Annotated[ClassSearch, Query()]) -> Response:
         """Classes whose names contain `search`; those that begin with it first."""
-        found, total = await asyncio.to_thread(
-            service.search, asked.search, limit=asked.limit, offset=asked.offset
-        )
-        return ClassPage(total=total, classes=[_describe(service, place) for place in found])
+        with places.one():
+            loop = asyncio.get_running_loop()
+            page = await loop.run_in_executor(thread, _page, service, asked)
+        return Response(page, media_type="application/json")
+
+    return routes
+
+
+def model_routes(service: Service) -> APIRouter:
+    """The route of what is served."""
+    routes = APIRouter()
 
     @routes.get("/v1/model")
     async def model() -> ModelInfo:
@@ -84,6 +102,13 @@ def class_routes(service: Service) -> APIRouter:
         return _model_info(service)
 
     return routes
+
+
+def _page(service: Service, asked: ClassSearch) -> bytes:
+    """The answer's JSON: of a thousand classes it takes long, too."""
+    found, total = service.search(asked.search, limit=asked.limit, offset=asked.offset)
+    page = ClassPage(total=total, classes=[_describe(service, place) for place in found])
+    return page.model_dump_json().encode()
 
 
 def _describe(service: Service, class_id: int) -> ClassFound:

@@ -21,8 +21,7 @@ from serving.http.lines import count_lines, split_lines
 from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
 from serving.http.parameters import QuestionParameters
 from serving.http.places import Places
-from serving.http.stream_lines import LineIn, id_of, input_of, verdicts_of
-from serving.http.strict_json import parse_json
+from serving.http.stream_lines import LineIn, parse_line, verdicts_of
 from serving.refusals import ErrorDetail
 from serving.service import InProgress, Service
 from serving.streamed import Counts, Done, Hit, Id, LineError
@@ -165,11 +164,12 @@ class _Stream:
     async def _answer(self, place: int, raw: bytes | None) -> Hit | LineError:
         id_: Id | None = None
         try:
-            found = await self._service.in_thread(parse_json, self._whole(raw))
-            id_ = id_of(found)
             reads = self._service.model.reads
-            one = await self._service.in_thread(input_of, found, reads, self._limits)
-            answer = await self._ask(one)
+            line = await self._service.parsed(parse_line, self._whole(raw), reads, self._limits)
+            id_ = line.id
+            if isinstance(line.content, ApiError):
+                raise line.content
+            answer = await self._ask(line.content)
         except ApiError as error:
             # Where there is one input alone, its place in the request says nothing.
             message = str(error).removeprefix("images[0]: ").removeprefix("texts[0]: ")

@@ -7,10 +7,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response
-from pydantic import (
-    BaseModel,
-    ValidationError,
-)
+from pydantic import BaseModel, ValidationError
 
 from serving.answer import Question, threshold_of
 from serving.errors import REFUSALS, ApiError, invalid
@@ -20,11 +17,7 @@ from serving.http.parameters import check_class_count
 from serving.http.places import Places
 from serving.http.sockets import opened, until_left
 from serving.http.strict_json import parse_json
-from serving.http.watch_bodies import (
-    ListenLine,
-    WatchBody,
-    WatchChanges,
-)
+from serving.http.watch_bodies import ListenLine, WatchBody, WatchChanges
 from serving.service import InProgress, Service
 from serving.watches.listening import listen_to
 from serving.watches.shown import WatchedClass, WatchInfo, WatchList
@@ -56,7 +49,7 @@ def watch_routes(service: Service, watches: Watches) -> APIRouter:
     async def create(request: Request) -> WatchInfo:
         """Ask a question of every frame that comes, until its time is over."""
         async with service.admitted() as progress:
-            terms = await _terms(service, await _read(request, WatchBody, progress))
+            terms = await _terms(service, await _read(request, WatchBody, progress, service))
             with _as_api_errors():
                 return await described(await watches.create(request.state.client, terms))
 
@@ -77,7 +70,7 @@ def watch_routes(service: Service, watches: Watches) -> APIRouter:
     async def change(request: Request, watch_id: str) -> WatchInfo:
         """Renew a watch; `{}` changes nothing else."""
         async with service.admitted() as progress:
-            body = await _read(request, WatchChanges, progress)
+            body = await _read(request, WatchChanges, progress, service)
             with _as_api_errors():
                 before = await watches.get(request.state.client, watch_id)
                 fields = await _changed_fields(service, before, body)
@@ -139,7 +132,7 @@ def _some(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: REFUSALS[status] for status in statuses}
 
 
-async def _read(request: Request, model: type[T], progress: InProgress) -> T:
+async def _read(request: Request, model: type[T], progress: InProgress, service: Service) -> T:
     """The JSON of a body. Raises ApiError; JSON has to be said, for a foreign page cannot."""
     kind, _ = content_type(request.headers)
     if kind != "application/json":
@@ -147,6 +140,11 @@ async def _read(request: Request, model: type[T], progress: InProgress) -> T:
         raise ApiError(415, "unknown_content_type", message)
     raw = b"".join([part async for part in bounded(request, _MAX_BODY_BYTES)])
     progress.arrived = True
+    found: T = await service.parsed(_parsed, raw, model)
+    return found
+
+
+def _parsed(raw: bytes, model: type[T]) -> T:
     try:
         return model.model_validate(parse_json(raw))
     except ValidationError as error:

@@ -16,6 +16,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
+from serving.clients import Clients
 from serving.config import ServingConfig
 from serving.http.app import build_api
 from serving.model import Model
@@ -47,8 +48,8 @@ def application(bundle: Path, counts: NoCounts | None = None, **limits: object) 
     async def metrics() -> bytes:
         return b"kway_up 1\n"
 
-    counts = counts or NoCounts()
-    return build_api(Service(model, config, counts), metrics, Board(config), counts)
+    counts, clients = counts or NoCounts(), Clients.of_file(config.token_file)
+    return build_api(Service(model, config, counts), clients, metrics, Board(config), counts)
 
 
 class _Server(uvicorn.Server):

@@ -1,14 +1,20 @@
 """`POST /v1/query` with each kind of body, `GET /v1/classes` and `/v1/model`, and odd input."""
 
+import asyncio
 import base64
 import json
 import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from PIL import Image
 
+from serving.http import classes
+from serving.service import Service
 from tests.serving.bad_pictures import encoded
 from tests.serving.in_process import application, ask, post, refusal
 from tests.tiny_bundle import NAMES, write, write_of_texts
@@ -357,10 +363,64 @@ def test_odd_searches_find_nothing_or_are_refused(api: FastAPI, url: str, status
         assert len(answer.json()["classes"]) in (0, len(NAMES))
 
 
+def test_a_page_of_classes_is_made_away_from_the_event_loop(
+    api: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, describe = [], classes._describe
+
+    def seen(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return describe(*arguments)
+
+    monkeypatch.setattr(classes, "_describe", seen)
+    assert ask(api, "GET", "/v1/classes").status_code == 200
+    assert [name.startswith("search") for name in threads] == [True] * len(NAMES)
+
+
+def test_searches_wait_for_each_other_and_too_many_are_refused(
+    api: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile others are answered."""
+    release, search = threading.Event(), Service.search
+    running, most_running = [], 0
+
+    def slow(self: Service, *arguments: Any, **options: Any) -> Any:
+        nonlocal most_running
+        running.append(1)
+        most_running = max(most_running, len(running))
+        release.wait(20)
+        running.pop()
+        return search(self, *arguments, **options)
+
+    async def scenario() -> tuple[list[httpx.Response], httpx.Response, httpx.Response]:
+        transport = httpx.ASGITransport(app=api)
+        async with httpx.AsyncClient(transport=transport, base_url="http://kway") as client:
+            most = classes._MAX_SEARCHES
+            waiting = [asyncio.create_task(client.get("/v1/classes")) for _ in range(most)]
+            while len(running) < 1:
+                await asyncio.sleep(0.01)
+            try:
+                async with asyncio.timeout(10):
+                    one_more = await client.get("/v1/classes")
+                    health = await client.get("/health")
+            finally:
+                release.set()
+            return await asyncio.gather(*waiting), one_more, health
+
+    monkeypatch.setattr(Service, "search", slow)
+    answers, one_more, health = asyncio.run(scenario())
+    assert refusal(one_more) == (429, "too_many_searches")
+    assert one_more.headers["retry-after"]
+    assert health.status_code == 200
+    assert {answer.status_code for answer in answers} == {200}
+    assert most_running == 1
+
+
 def test_the_model_states_its_limits(api: FastAPI, texts: FastAPI) -> None:
     limits = ask(api, "GET", "/v1/model").json()["limits"]
     assert (limits["max_body_bytes"], limits["max_inputs"]) == (MAX_BODY, 4)
     assert limits["max_lines_in_flight"] > 0
+    assert 0 < limits["max_streams_per_client"] <= limits["max_streams"]
     assert ask(texts, "GET", "/v1/model").json()["image"] is None
 
 

@@ -5,20 +5,45 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from fastapi import FastAPI, Request, WebSocket
 
+from serving.clients import Clients
+from serving.config import ServingConfig
 from serving.http.access import Access
+from serving.inference.methods import InferenceMethods
+from serving.model import Model
+from serving.service import Service
 from serving.tokens import Tokens
-from tests.serving.in_process import application, ask, refusal
+from tests.serving.in_process import NoCounts, application, ask, refusal
 from tests.tiny_bundle import write
 
 OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
 WRONG = "wrong-" + "w" * 28
+
+
+@dataclass
+class Call:
+    """Of gRPC, as a method sees it."""
+
+    metadata: dict[str, str]
+    code: grpc.StatusCode | None = None
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return list(self.metadata.items())
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None: ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
 
 
 def save(path: Path, text: str, mode: int = 0o600) -> None:
@@ -227,6 +252,23 @@ def test_while_the_file_cannot_be_read_nobody_is_let_in_and_the_log_says_so_once
     assert NEW not in caplog.text
 
 
+def test_a_fault_of_the_file_is_told_once_to_http_and_grpc_together(
+    bundle: Path, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    api, clients = FastAPI(), Clients.of_file(file)
+    api.add_middleware(Access, clients=clients)
+    service = Service(Model.open(bundle), ServingConfig(threads=1), NoCounts())
+    methods, context = InferenceMethods(service, clients), Call({"authorization": f"Bearer {OLD}"})
+    asyncio.run(methods.call("ServerMetadata", b"", context))
+    assert context.code is None
+    file.unlink()
+    for _ in range(2):
+        assert refusal(get(api, "/v1/model", OLD)) == (503, "no_tokens")
+        asyncio.run(methods.call("ServerMetadata", b"", context))
+        assert context.code is grpc.StatusCode.UNAVAILABLE
+    assert len([record for record in caplog.records if record.name.startswith("kway")]) == 1
+
+
 # ---------------------------------------------------------------------------- files at the start
 
 
@@ -266,7 +308,7 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 async def connect(file: Path, headers: list, subprotocols: list[str], *, answers: bool) -> list:
     """What a WebSocket's client is sent: over ASGI itself, as httpx speaks HTTP alone."""
     api = FastAPI()
-    api.add_middleware(Access, tokens=Tokens(file))
+    api.add_middleware(Access, clients=Clients.of_file(file))
 
     @api.websocket("/live")
     async def live(socket: WebSocket) -> None:

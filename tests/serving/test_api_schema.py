@@ -131,6 +131,24 @@ def test_every_operation_describes_its_refusals_in_the_one_shape(pictures: FastA
                     assert schema == {"$ref": "#/components/schemas/ErrorBody"}, (path, status)
 
 
+def test_every_operation_has_a_group_and_a_line_that_says_what_it_does(pictures: FastAPI) -> None:
+    document = ask(pictures, "GET", "/openapi.json").json()
+    operations = [one for methods in document["paths"].values() for one in methods.values()]
+    groups = [one["name"] for one in document["tags"]]
+    assert {tag for one in operations for tag in one["tags"]} == set(groups)
+    assert {len(one["tags"]) for one in operations} == {1}
+    for one in operations:
+        summary = one["summary"]
+        assert len(summary.split()) >= 2
+        assert len(summary) <= 100
+        assert not summary.endswith(".")
+        assert "\n" not in summary
+        assert not one.get("description", "").startswith(summary)
+    query = document["paths"]["/v1/query"]["post"]
+    assert query["summary"] == "Is each picture, or text, of these classes?"
+    assert query["description"].startswith("JSON with pictures in base64")
+
+
 def test_every_kind_of_body_is_documented(pictures: FastAPI) -> None:
     paths = ask(pictures, "GET", "/openapi.json").json()["paths"]
     query, stream = (paths[path]["post"] for path in ("/v1/query", "/v1/query:stream"))

@@ -1,5 +1,6 @@
 """The client's standing queries, against the real application on a real port."""
 
+import json
 import socket
 import threading
 import time
@@ -18,8 +19,10 @@ from serving.client import (
     Listening,
     RefusedError,
     WatchHit,
+    standing,
 )
 from tests.serving import in_process
+from tests.serving.canned import LINES, answering
 from tests.serving.in_process import application
 from tests.serving.relay import relayed
 from tests.tiny_bundle import write_of_texts
@@ -131,6 +134,24 @@ def test_what_changes_something_is_sent_once() -> None:
             thread.join()
 
 
+BUSY = (
+    b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 0\r\n"
+    b'Connection: close\r\n\r\n{"error": {"code": "too_busy", "message": "try again"}}'
+)
+
+
+def test_a_feed_and_a_listener_that_found_no_place_come_again() -> None:
+    done = {"frames": 0, "hits": 0, "errors": 0, "dropped": 0}
+    feed = LINES + json.dumps({"done": done}).encode() + b"\n"
+    with answering(BUSY, BUSY, feed) as (url, heads), Client(url) as client:
+        assert [one.done.model_dump() for one in client.feed("door", TEXTS)] == [done]
+        assert len(heads) == 3
+    heard = LINES + b'{"listening": "3f"}\n{"end": "deleted"}\n'
+    with answering(BUSY, BUSY, heard) as (url, heads), Client(url) as client:
+        assert list(client.listen("3f")) == [Listening(listening="3f"), Ended(end="deleted")]
+        assert len(heads) == 3
+
+
 def test_a_feed_brings_the_hits_of_ones_own_watches(alice: Client, bob: Client) -> None:
     watch = made(alice, label="line\u2028end")
     sent = [Item("a cat", id="first", time="noon"), "a dog", b"no text", "hund"]
@@ -186,8 +207,9 @@ def test_a_listener_hears_hits_of_others_feeds_until_the_watch_ends(
 
 
 def test_a_listener_that_lost_its_connection_says_that_it_listens_anew(
-    url: str, alice: Client, bob: Client
+    url: str, alice: Client, bob: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(standing, "_LISTEN_AGAIN_SECONDS", 0.1)
     watch = made(alice)
     with relayed(url) as relay, Client(relay.url, token=ALICE, patience=30) as client:
         heard = client.listen(watch.id)

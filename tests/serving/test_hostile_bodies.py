@@ -27,6 +27,7 @@ from websockets.sync.client import connect
 from serving.config import ServingConfig
 from serving.deploy.bodies import bound_messages
 from serving.errors import ApiError
+from serving.http import bodies
 from serving.http.bodies import QueryBody
 from serving.http.frames import most_json_bytes
 from serving.http.galleries import SearchBody
@@ -36,8 +37,9 @@ from serving.http.strict_json import parse_json
 from serving.http.watch_bodies import WatchBody
 from serving.inference import model as inference_model
 from serving.inference.messages import inference_of, parsed
+from serving.service import Service
 from tests.serving import in_process
-from tests.serving.in_process import listening, post
+from tests.serving.in_process import listening, post, refusal
 from tests.tiny_bundle import write
 
 NDJSON = "application/x-ndjson"
@@ -144,10 +146,14 @@ def test_each_way_in_refuses_many_values(url: str, path: str) -> None:
     assert "values: send fewer at once" in answer.text.splitlines()[0]
 
 
-@pytest.mark.parametrize("path", SMALL)
-def test_json_is_read_away_from_the_event_loop(
-    url: str, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# Of these a body or line of up to 16 KiB is read at once: a thread's turn would cost more.
+SHORT_AT_ONCE = ("/v1/query", "/v1/query:stream?classes=husky")
+
+
+def in_thread_when_read(
+    url: str, path: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> list[bool]:
+    """For each time that JSON is read, whether that is in a thread for such work."""
     threads, loads = [], json.loads
 
     def seen(*arguments: Any, **options: Any) -> Any:
@@ -156,10 +162,49 @@ def test_json_is_read_away_from_the_event_loop(
         return loads(*arguments, **options)
 
     monkeypatch.setattr(json, "loads", seen)
-    kind, body = SMALL[path]
-    httpx.post(url + path, content=body, headers={"content-type": kind})
-    assert threads
-    assert all(name.startswith("prepare") for name in threads)
+    httpx.post(url + path, content=body, headers={"content-type": SMALL[path][0]})
+    return [name.startswith("prepare") for name in threads]
+
+
+@pytest.mark.parametrize("path", SMALL)
+def test_long_json_is_read_away_from_the_event_loop(
+    url: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = SMALL[path][1]
+    if path in SHORT_AT_ONCE:
+        body = body.replace(b"AAAA", b"A" * 2**14)
+    assert in_thread_when_read(url, path, body, monkeypatch) == [True]
+
+
+@pytest.mark.parametrize("path", SHORT_AT_ONCE)
+def test_short_json_needs_no_thread(url: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert in_thread_when_read(url, path, SMALL[path][1], monkeypatch) == [False]
+
+
+def test_a_long_line_is_parsed_and_decoded_in_one_turn_of_a_thread(
+    api: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, in_thread = [], Service.in_thread
+
+    async def seen(self: Service, function: Any, *arguments: Any) -> Any:
+        turns.append(function.__name__)
+        return await in_thread(self, function, *arguments)
+
+    monkeypatch.setattr(Service, "in_thread", seen)
+    line = json.dumps({"id": "a", "image": "A" * 2**14}).encode()
+    answer = post(api, "/v1/query:stream?classes=husky", line, NDJSON)
+    said, _ = map(json.loads, answer.text.splitlines())
+    assert (said["id"], said["error"]["code"]) == ("a", "not_a_picture")
+    assert turns == ["_ask", "parse_line", "_prepare"]
+
+
+def test_too_many_pictures_are_refused_before_one_is_decoded(
+    api: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "picture_bytes", None)
+    body = json.dumps({"classes": ["husky"], "images": [""] * 5000}).encode()
+    answer = post(api, "/v1/query", body, "application/json")
+    assert refusal(answer) == (413, "too_many_pictures")
 
 
 def test_tensors_are_checked_away_from_the_event_loop(

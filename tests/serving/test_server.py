@@ -449,7 +449,7 @@ def test_rays_services_ask_for_a_token_that_stands_in_one_closed_file(
 def test_the_curl_line_works_as_printed(
     server: Server, pictures: list[Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "picture.png").write_bytes(pictures[0].read_bytes())
+    (tmp_path / "your-picture.png").write_bytes(pictures[0].read_bytes())
     ran = subprocess.run(
         ["sh", "-c", server.curl], capture_output=True, text=True, cwd=tmp_path, timeout=30
     )

@@ -1,6 +1,7 @@
 """Standing queries: the routes and the service are real and listen on a port; Ray is not there."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from serving.http.watch_bodies import WatchChanges
 from serving.watches import listening as listening_module
 from tests.serving.watching import (
     BOB,
@@ -28,7 +30,7 @@ from tests.serving.watching import (
 from tests.tiny_bundle import WAYS_TO_ASK
 
 __all__ = ["alice", "pictures"]  # fixtures
-MOST, FRAME_BYTES = 4, 20_000
+MOST, FRAME_BYTES, JSON = 4, 20_000, "application/json"
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +152,24 @@ def test_what_is_no_watch_is_refused_with_a_reason(
     answer = alice.post("/v1/watches", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert alice.get("/v1/watches").json() == {"watches": []}
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+def test_a_long_body_of_a_watch_is_read_away_from_the_event_loop(
+    alice: httpx.Client, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/v1/watches" + (f"/{watch(alice)['id']}" if method == "PATCH" else "")
+    threads, validate = [], WatchChanges.model_validate.__func__
+
+    def seen(model: type[WatchChanges], found: object) -> WatchChanges:
+        threads.append(threading.current_thread().name)
+        return validate(model, found)
+
+    monkeypatch.setattr(WatchChanges, "model_validate", classmethod(seen))
+    body = b'{"classes": ["husky"], "threshold": 0, "ttl_seconds": 60}' + b" " * 200_000
+    answer = alice.request(method, path, content=body, headers={"content-type": JSON})
+    assert answer.is_success, answer.text
+    assert [name.startswith("prepare") for name in threads] == [True]
 
 
 @pytest.mark.parametrize("seconds", [0.2, 100])

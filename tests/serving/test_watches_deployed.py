@@ -4,15 +4,17 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from serving.config import ServingConfig
@@ -23,6 +25,12 @@ __all__ = ["bundle", "pictures"]  # fixtures
 REPLICAS, IDLE_SECONDS, HEAD_SECONDS = 2, 12.0, 7.0
 # More than Ray's places for requests that nobody counts (64): those must not be what is left.
 LISTENERS = 70
+HANDSHAKE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "a2F5IG9mIDE2IGxldHRlcg==",
+}
 SERVE = """
 import sys
 from pathlib import Path
@@ -165,6 +173,74 @@ def test_listeners_over_both_ways_hear_hits_in_order_and_the_end(
         assert next(lines) == said(socket) == {"end": "deleted"}
 
 
+async def joined(url: str) -> AsyncConnection:
+    """A WebSocket, asked for again wherever a replica had no place for it."""
+    while True:
+        try:
+            return await connect_async(url)
+        except InvalidStatus as error:
+            if not is_busy(error.response.status_code, error.response.headers):
+                raise
+            await asyncio.sleep(0.2)
+
+
+def is_busy(status: int, headers: Mapping[str, str]) -> bool:
+    return (status, headers.get("retry-after")) == (429, "1")
+
+
+def test_a_handshake_that_a_replica_has_no_place_for_is_answered_429(
+    server: Server, client: httpx.Client
+) -> None:
+    path = f"/v1/watches/{watch(client)['id']}/live"
+    address = server.url.removeprefix("http://")
+
+    def is_refused() -> bool:
+        with ExitStack() as opened:
+            sent = [opened.enter_context(closing(HTTPConnection(address))) for _ in range(40)]
+            # HAProxy then has so many connections to the replicas, and need not open them first.
+            for answer in asked_at_once(server, sent, "/v1/classes", {}):
+                answer.read()
+            answers = asked_at_once(server, sent, path, HANDSHAKE)
+            refused = [answer for answer in answers if answer.status != 101]
+            for answer in refused:
+                assert is_busy(answer.status, answer.headers)
+                assert json.loads(answer.read())["error"]["code"] == "too_busy"
+            return bool(refused)
+
+    eventually(is_refused)
+
+
+def asked_at_once(
+    server: Server, connections: list[HTTPConnection], path: str, headers: dict[str, str]
+) -> list[HTTPResponse]:
+    """A replica sees all that it is asked in one moment, when no more than `max_requests` may
+    wait until it looks at them."""
+    with all_stopped(processes(server, "ServeReplica")):
+        for connection in connections:
+            connection.request("GET", path, headers=headers)
+        time.sleep(0.4)  # until they are there
+    return [connection.getresponse() for connection in connections]
+
+
+@contextmanager
+def all_stopped(stopped: list[psutil.Process]) -> Iterator[None]:
+    for one in stopped:
+        one.suspend()
+    try:
+        yield
+    finally:
+        for one in stopped:
+            one.resume()
+
+
+def test_a_server_on_loopback_without_tokens_gives_another_name_no_answer(server: Server) -> None:
+    answer = httpx.get(f"{server.url}/v1/classes", headers={"host": "evil.example"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "other_host")
+    port = server.url.rpartition(":")[2]
+    answer = httpx.get(f"{server.url}/v1/classes", headers={"host": f"localhost:{port}"})
+    assert answer.status_code == 200
+
+
 def test_listeners_at_both_replicas_hear_a_feed_of_one_and_take_no_place_of_other_requests(
     server: Server, client: httpx.Client, pictures: list[bytes]
 ) -> None:
@@ -174,7 +250,7 @@ def test_listeners_at_both_replicas_hear_a_feed_of_one_and_take_no_place_of_othe
     async def run() -> list[dict]:
         wanted = REPLICAS * LISTENERS + 10
         async with asyncio.timeout(60):
-            sockets = await asyncio.gather(*(connect_async(live) for _ in range(wanted)))
+            sockets = await asyncio.gather(*(joined(live) for _ in range(wanted)))
             first = [json.loads(await socket.recv()) for socket in sockets]
             await asyncio.to_thread(ask)
             heard = [

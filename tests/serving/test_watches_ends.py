@@ -127,14 +127,16 @@ def test_a_feed_without_a_frame_for_too_long_ends_with_its_reason(
 ) -> None:
     made = watch(alice)
     reason = f"no frame came for {IDLE_SECONDS:g} s: an empty line now and then is enough"
-    with feeding(kway.url, "/v1/feeds/door") as feed:
+    with (
+        feeding(kway.url, "/v1/feeds/door") as feed,
+        kway.socket("/v1/feeds/door/frames") as socket,
+    ):
         feed.send(frames(pictures[:1]))
+        socket.send(pictures[0])
         assert feed.line()["watch"] == made["id"]  # before the body's end
+        assert json.loads(socket.recv())["watch"] == made["id"]
         assert feed.line() == {"error": {"code": "idle", "message": reason}}
         assert feed.line() is None
-    with kway.socket("/v1/feeds/door/frames") as socket:
-        socket.send(pictures[0])
-        assert json.loads(socket.recv())["watch"] == made["id"]
         assert told(socket) == (4408, "idle", reason)
     eventually(lambda: kway.feeds.live._followers == 0)
 
@@ -236,7 +238,7 @@ def test_a_clock_that_is_set_ends_no_watch_and_no_listener_and_keeps_none_alive(
     monkeypatch: pytest.MonkeyPatch,
     jump: float,
 ) -> None:
-    long, short = watch(alice), watch(alice, ttl_seconds=1)
+    long, short = watch(alice), watch(alice, ttl_seconds=0.5)
     with listening(alice, long["id"]) as lines, kway.client() as again:
         now = time.time
         monkeypatch.setattr(time, "time", lambda: now() + jump)

@@ -18,6 +18,7 @@ import torch
 from fastapi import FastAPI
 from websockets.sync.client import ClientConnection, connect
 
+from serving.clients import Clients
 from serving.config import ServingConfig
 from serving.errors import install_handlers
 from serving.http.access import Access
@@ -26,7 +27,6 @@ from serving.http.query import query_routes
 from serving.http.watches import watch_routes
 from serving.model import Model
 from serving.service import Service
-from serving.tokens import Tokens
 from serving.watches.board import Board
 from serving.watches.feed import Feeds
 from tests.serving import in_process
@@ -129,7 +129,7 @@ class Kway:
         self.feeds = Feeds(service, self.board, self.counts)
         self.api = FastAPI()
         install_handlers(self.api)
-        self.api.add_middleware(Access, tokens=None if tokens is None else Tokens(tokens))
+        self.api.add_middleware(Access, clients=Clients.of_file(tokens))
         for routes in (
             query_routes(service),
             watch_routes(service, self.board),

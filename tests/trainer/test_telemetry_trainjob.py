@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubeflow_trainer_api.models import (
+    TrainerV1alpha1UpdateTrainJobStatusRequest as UpdateTrainJobStatusRequest,
+)
 
 from tests.certificate import certificate
 from tests.ranks import rank_world
@@ -87,6 +90,10 @@ def test_the_newest_report_is_told_and_the_last_one_always(controller: Controlle
         report(status, step, loss=step)
     status.close()
     first, last = controller.told
+    for told in (first, last):  # as Kubeflow's own models have it
+        sent = UpdateTrainJobStatusRequest.from_dict({"trainerStatus": told})
+        assert sent is not None
+        assert sent.to_dict()["trainerStatus"].keys() == told.keys()
     assert (first["progressPercentage"], last["progressPercentage"]) == (12, 37)
     assert first["estimatedRemainingSeconds"] == 12
     assert first["metrics"] == [{"name": "loss", "value": "2.5"}]
