@@ -12,6 +12,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from launch.kubernetes.kustomize import FOLDER, build, program
+from tests.k8s.cel_rules import broken_rules, defaulted
 from tests.k8s.schemas import SCHEMAS
 
 
@@ -62,8 +63,11 @@ def refusals(manifest: dict[str, Any]) -> Iterator[str]:
     if "." not in group or (group.endswith(".k8s.io") and kind not in SCHEMAS):
         yield from _by_kubernetes(manifest)
         return
-    for error in Draft202012Validator(SCHEMAS[kind]).iter_errors(manifest):
+    errors = list(Draft202012Validator(SCHEMAS[kind]).iter_errors(manifest))
+    for error in errors:
         yield f"{error.json_path}: {error.message}"
+    if not errors:
+        yield from broken_rules(SCHEMAS[kind], defaulted(SCHEMAS[kind], manifest))
     yield from _by_model(manifest)
     for inner in _inside(manifest):
         yield from _by_kubernetes(inner)

@@ -1,4 +1,5 @@
-"""The fields that we use of custom resources, closed: any other is a mistake.
+"""The fields that we use of custom resources, closed: any other is a mistake. With their defaults,
+and with what the resource's own rules or its operator refuse, as rules in CEL.
 
 Written by hand from the API references:
 - JobSet jobset.x-k8s.io/v1alpha2: jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2
@@ -8,6 +9,8 @@ Written by hand from the API references:
 """
 
 from typing import Any
+
+from tests.k8s.cel_rules import ruled
 
 _NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", "maxLength": 63}
 _COUNT = {"type": "integer", "minimum": 0}
@@ -55,18 +58,44 @@ _FAILURE_RULE = _closed(
     },
 )
 
-_JOB_SET = _closed(
-    "replicatedJobs",
-    suspend=_FLAG,
-    network=_closed(enableDNSHostnames=_FLAG, subdomain=_NAME, publishNotReadyAddresses=_FLAG),
-    failurePolicy=_closed(
-        maxRestarts=_COUNT, rules={"type": "array", "items": _FAILURE_RULE, "maxItems": 20}
-    ),
-    replicatedJobs={
+_REPLICATED_JOBS = ruled(
+    {
         "type": "array",
         "minItems": 1,
-        "items": _closed("name template", name=_NAME, replicas=_COUNT, template=_INSIDE),
+        "items": _closed(
+            "name template",
+            name=_NAME,
+            replicas={**_COUNT, "default": 1},
+            template=_INSIDE,
+            dependsOn={
+                "type": "array",
+                "items": _closed("name status", name=_NAME, status={"enum": ["Ready", "Complete"]}),
+            },
+        ),
     },
+    ("self.all(a, self.exists_one(b, b.name == a.name))", "two replicated jobs of one name"),
+    ("!has(self[0].dependsOn)", "the first replicated job depends on none"),
+)
+
+_JOB_SET = ruled(
+    _closed(
+        "replicatedJobs",
+        suspend=_FLAG,
+        network=_closed(enableDNSHostnames=_FLAG, subdomain=_NAME, publishNotReadyAddresses=_FLAG),
+        startupPolicy=_closed(
+            "startupPolicyOrder", startupPolicyOrder={"enum": ["AnyOrder", "InOrder"]}
+        ),
+        failurePolicy=_closed(
+            maxRestarts={**_COUNT, "default": 0},
+            rules={"type": "array", "items": _FAILURE_RULE, "maxItems": 20},
+        ),
+        replicatedJobs=_REPLICATED_JOBS,
+    ),
+    (
+        "!has(self.startupPolicy) || self.startupPolicy.startupPolicyOrder != 'InOrder' || "
+        "!self.replicatedJobs.exists(job, has(job.dependsOn))",
+        "jobs start in order or by what they depend on, not by both",
+    ),
 )
 
 _TRAIN_JOB = _closed(
@@ -74,8 +103,11 @@ _TRAIN_JOB = _closed(
     suspend=_FLAG,
     runtimeRef=_closed(
         "name",
-        apiGroup={"const": "trainer.kubeflow.org"},
-        kind={"enum": ["TrainingRuntime", "ClusterTrainingRuntime"]},
+        apiGroup={"const": "trainer.kubeflow.org", "default": "trainer.kubeflow.org"},
+        kind={
+            "enum": ["TrainingRuntime", "ClusterTrainingRuntime"],
+            "default": "ClusterTrainingRuntime",
+        },
         name=_NAME,
     ),
     trainer=_closed(numNodes={"type": "integer", "minimum": 1}),
@@ -83,13 +115,41 @@ _TRAIN_JOB = _closed(
 
 _TRAINING_RUNTIME = _closed(
     "template",
-    mlPolicy=_closed(numNodes={"type": "integer", "minimum": 1}, torch=_closed()),
+    mlPolicy=ruled(
+        _closed(
+            numNodes={"type": "integer", "minimum": 1},
+            torch=_closed(elasticPolicy=_INSIDE),
+            mpi=_INSIDE,
+        ),
+        (
+            "!(has(self.numNodes) && has(self.torch) && has(self.torch.elasticPolicy))",
+            "numNodes or torch.elasticPolicy, not both",
+        ),
+        ("!(has(self.torch) && has(self.mpi))", "torch or mpi, not both"),
+    ),
     # The runtime names no size of its own: Trainer sets completions and parallelism.
     template=_closed("spec", spec=_JOB_SET),
 )
 
 _SECRET_KEY = _closed("name key", name=_NAME, key={"type": "string"})
 _RESOURCES = _closed("requests limits", requests=_STRINGS, limits=_STRINGS)
+
+_WORKER_GROUP = ruled(
+    _closed(
+        "groupName maxReplicas rayStartParams template",
+        groupName=_NAME,
+        replicas={**_COUNT, "default": 0},
+        minReplicas={**_COUNT, "default": 0},
+        maxReplicas={**_COUNT, "default": 2**31 - 1},
+        rayStartParams=_STRINGS,
+        template=_INSIDE,
+    ),
+    ("self.minReplicas <= self.maxReplicas", "minReplicas is above maxReplicas"),
+    (
+        "self.minReplicas <= self.replicas && self.replicas <= self.maxReplicas",
+        "replicas is not from minReplicas to maxReplicas",
+    ),
+)
 
 _RAY_CLUSTER = _closed(
     "headGroupSpec",
@@ -111,23 +171,22 @@ _RAY_CLUSTER = _closed(
         securityContext=_INSIDE,
     ),
     headGroupSpec=_closed("rayStartParams template", rayStartParams=_STRINGS, template=_INSIDE),
-    workerGroupSpecs={
-        "type": "array",
-        "items": _closed(
-            "groupName minReplicas maxReplicas rayStartParams template",
-            groupName=_NAME,
-            replicas=_COUNT,
-            minReplicas=_COUNT,
-            maxReplicas=_COUNT,
-            rayStartParams=_STRINGS,
-            template=_INSIDE,
-        ),
-    },
+    workerGroupSpecs=ruled(
+        {"type": "array", "items": _WORKER_GROUP},
+        ("self.all(a, self.exists_one(b, b.groupName == a.groupName))", "two groups of one name"),
+    ),
 )
 
 SCHEMAS = {
     "JobSet": _kind("jobset.x-k8s.io/v1alpha2", "JobSet", _JOB_SET),
-    "TrainJob": _kind("trainer.kubeflow.org/v1alpha1", "TrainJob", _TRAIN_JOB),
+    "TrainJob": ruled(
+        _kind("trainer.kubeflow.org/v1alpha1", "TrainJob", _TRAIN_JOB),
+        # Its name becomes that of a Service.
+        (
+            "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            "metadata.name is not a name of RFC 1035",
+        ),
+    ),
     "TrainingRuntime": _kind("trainer.kubeflow.org/v1alpha1", "TrainingRuntime", _TRAINING_RUNTIME),
     "RayService": _kind(
         "ray.io/v1",

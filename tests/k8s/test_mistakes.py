@@ -14,6 +14,8 @@ from launch.kubernetes.pod_rules import POD_RULES
 from launch.kubernetes.quantity import quantity
 from launch.kubernetes.reference_rules import REFERENCE_RULES
 from tests.k8s.built import built, needs_kustomize, one, refusals, set_at
+from tests.k8s.cel_rules import defaulted
+from tests.k8s.schemas import SCHEMAS
 
 JOB, POD = "overlays/job", "spec/template/spec"
 TRAINER = f"{POD}/containers/0"
@@ -22,6 +24,8 @@ INNER = f"spec/template/{SET}"
 RAY = "spec/rayClusterConfig"
 HEAD = f"{RAY}/headGroupSpec/template/spec"
 WORKER = f"{RAY}/workerGroupSpecs/0"
+POLICY = "spec/mlPolicy"
+AFTER = [{"name": "other", "status": "Complete"}]
 
 # Folder, kind, where, what stands there instead (None: nothing), and what is said.
 SEEN_BY_SCHEMAS = [
@@ -51,6 +55,13 @@ SEEN_BY_SCHEMAS = [
     ("overlays/serving", "RayService", f"{HEAD}/containers/0/livenessprobe", {}, "unexpected"),
     ("overlays/serving", "RayService", "spec/serveConfigV2", {}, "{} is not of type"),
     ("overlays/serving", "Deployment", "spec/replicas", "1", "'1' is not of type"),
+    # By rules in CEL, after the defaults.
+    ("overlays/trainjob", "TrainJob", "metadata/name", "1st", "RFC 1035"),
+    ("overlays/trainjob", "TrainingRuntime", f"{POLICY}/mpi", {}, "torch or mpi"),
+    ("overlays/trainjob", "TrainingRuntime", f"{POLICY}/torch/elasticPolicy", {}, "elasticPolicy"),
+    ("overlays/jobset", "JobSet", "spec/replicatedJobs/0/dependsOn", AFTER, "depends on none"),
+    ("overlays/serving", "RayService", f"{WORKER}/minReplicas", 5, "minReplicas is above"),
+    ("overlays/serving", "RayService", f"{WORKER}/minReplicas", 4, "replicas is not from"),
 ]
 SEEN_BY_RULES = [
     # What a pod may do.
@@ -148,6 +159,28 @@ def test_a_schema_refuses(mistake):
     manifests = planted(folder, kind, path, value)
     lines = [line for manifest in manifests for line in refusals(manifest)]
     assert any(said in line for line in lines), lines
+
+
+@needs_kustomize
+def test_rules_in_cel_are_asked_after_the_defaults():
+    set_of_two = one(built("overlays/jobset"), "JobSet")
+    first, second = set_of_two["spec"]["replicatedJobs"] * 2
+    second = {**second, "name": "after", "dependsOn": [{"name": "node", "status": "Complete"}]}
+    set_of_two["spec"]["replicatedJobs"] = [first, second]
+    assert list(refusals(set_of_two)) == []
+    set_of_two["spec"]["startupPolicy"] = {"startupPolicyOrder": "InOrder"}
+    assert [line.partition(": ")[2] for line in refusals(set_of_two)] == [
+        "jobs start in order or by what they depend on, not by both"
+    ]
+    schema = SCHEMAS["RayService"]
+    service = one(built("overlays/serving"), "RayService")
+    group = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    del group["minReplicas"]
+    kept = defaulted(schema, service)["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    assert kept == {**group, "minReplicas": 0}
+    assert list(refusals(service)) == []
+    group["replicas"] = 9
+    assert any("replicas is not from" in line for line in refusals(service))
 
 
 @needs_kustomize
