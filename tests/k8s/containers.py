@@ -1,0 +1,129 @@
+"""Containers of pods on this machine: a root, a user and processes of their own, as shell lines.
+
+The image is this machine's /usr, its Python and this checkout, read-only. Not emulated: limits of
+CPU and memory, seccomp profiles, what a runtime hides of /proc, and what an image would set.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.k8s.environments import command
+from tests.k8s.volumes import Command, Volume
+from tests.system.processes import ROOT
+
+_PATHS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+PATH = ":".join((f"{sys.prefix}/bin", *_PATHS))
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
+# Copied, for there has to be room beside them for what is mounted below /etc.
+_ETC = ("alternatives", "group", "ld.so.cache", "nsswitch.conf", "passwd", "services", "ssl")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+# The shell's first child is number 1 of the new processes, and its end becomes an exit code, which
+# it does not by `unshare --fork`: util-linux 2.38 says 1 for a child that SIGKILL has ended.
+_FIRST = 'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"'
+_APART = ("unshare", "--pid", "sh", "-c", '"$@"; exit $?', "sh", "sh", "-c", _FIRST)
+_FIELDS = {
+    "args",
+    "command",
+    "env",
+    "image",
+    "livenessProbe",
+    "name",
+    "ports",
+    "readinessProbe",
+    "resources",
+    "securityContext",
+    "startupProbe",
+    "volumeMounts",
+    "workingDir",
+}
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container of a manifest with its variables; `security` is what its pod says of it."""
+
+    manifest: Mapping[str, Any]
+    security: Mapping[str, Any]
+    variables: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        assert not (unknown := self.manifest.keys() - _FIELDS), f"not emulated: {unknown}"
+
+    @property
+    def _place(self) -> str:
+        return str(self.manifest.get("workingDir", "/"))
+
+    def lines(self, root: Path, hosts: Path, volumes: Mapping[str, Volume]) -> list[str]:
+        """Run it as number 1 of its processes; `root` and `hosts` become / and /etc/hosts."""
+        root.mkdir(parents=True)
+        user = (*self.as_user(), "env", f"--chdir={self._place}")
+        words = (*_APART, str(root), *user, *command(self.manifest, self.variables))
+        exports = [f"export {name}={shlex.quote(v)}" for name, v in self.variables.items()]
+        mounts = [shlex.join(line) for line in self._root(root, hosts, volumes)]
+        # In a shell of its own, so that another container does not have its variables.
+        return [*mounts, "(", *exports, f"exec {shlex.join(words)}", ")"]
+
+    def as_user(self) -> list[str]:
+        """What runs a command with the user, the groups and the capabilities of its pod."""
+        about = {**self.security, **self.manifest.get("securityContext", {})}
+        user, group = about.get("runAsUser", 0), about.get("runAsGroup", 0)
+        if about.get("runAsNonRoot") and user == 0:
+            raise ValueError(f"{self.manifest['name']} would run as root: set runAsUser")
+        groups = sorted({group, about.get("fsGroup", group)})
+        words = ["setpriv", f"--reuid={user}", f"--regid={group}"]
+        words.append(f"--groups={','.join(map(str, groups))}")
+        if "ALL" in about.get("capabilities", {}).get("drop", ()):
+            words += ["--bounding-set=-all", "--inh-caps=-all"]
+        if not about.get("allowPrivilegeEscalation", True):
+            words.append("--no-new-privs")
+        return words
+
+    def _root(self, root: Path, hosts: Path, volumes: Mapping[str, Volume]) -> Iterator[Command]:
+        yield ("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(root))
+        yield from _image(root)
+        yield from _devices(root)
+        yield ("touch", f"{root}/etc/hosts")
+        yield ("mount", "--bind", str(hosts), f"{root}/etc/hosts")
+        yield ("mkdir", "-p", f"{root}{self._place}")
+        mounts = self.manifest.get("volumeMounts", ())
+        for mount in sorted(mounts, key=lambda mount: str(mount["mountPath"])):
+            assert mount.keys() <= {"name", "mountPath", "readOnly"}, f"not emulated: {mount}"
+            volume, target = volumes[mount["name"]], f"{root}{mount['mountPath']}"
+            read_only = volume.read_only or mount.get("readOnly", False)
+            yield from _bound(str(volume.folder), target, read_only=read_only)
+        if self.manifest.get("securityContext", {}).get("readOnlyRootFilesystem", False):
+            yield ("mount", "-o", "remount,bind,ro", str(root))
+
+
+def _bound(source: str, target: str, *, read_only: bool) -> Iterator[Command]:
+    yield ("mkdir", "-p", target)
+    yield ("mount", "--bind", source, target)
+    if read_only:
+        yield ("mount", "-o", "remount,bind,ro", target)
+
+
+def _image(root: Path) -> Iterator[Command]:
+    yield ("mkdir", "-p", *(f"{root}/{name}" for name in ("proc", "etc", "var/run")))
+    yield ("mkdir", "-m", "1777", f"{root}/tmp")
+    for name in (*_SYSTEM, "/sys", sys.base_prefix, str(ROOT), sys.prefix):
+        if Path(name).is_symlink():
+            yield ("ln", "-s", os.readlink(name), f"{root}{name}")
+        elif Path(name).exists():
+            yield from _bound(name, f"{root}{name}", read_only=True)
+    here = (f"/etc/{name}" for name in _ETC if Path("/etc", name).exists())
+    yield ("cp", "-a", *here, f"{root}/etc")
+
+
+def _devices(root: Path) -> Iterator[Command]:
+    yield ("mkdir", "-p", f"{root}/dev/shm")
+    for name in _DEVICES:
+        yield ("touch", f"{root}/dev/{name}")
+        yield ("mount", "--bind", f"/dev/{name}", f"{root}/dev/{name}")
+    yield ("ln", "-s", "/proc/self/fd", f"{root}/dev/fd")
+    # What a container has without a volume there.
+    yield ("mount", "-t", "tmpfs", "-o", "mode=1777,size=64m", "tmpfs", f"{root}/dev/shm")

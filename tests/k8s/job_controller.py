@@ -1,0 +1,216 @@
+"""Kubernetes' Job controller in little: which pods a Job has, and what becomes of those that end.
+
+After https://kubernetes.io/docs/concepts/workloads/controllers/job/, for restartPolicy Never; the
+manifest's fields decide. Not emulated: suspending, deadlines, success policies.
+"""
+
+import math
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.k8s.cluster import Cluster
+from tests.k8s.pods import Pod
+
+_FIELDS = {
+    "backoffLimit",
+    "backoffLimitPerIndex",
+    "completionMode",
+    "completions",
+    "maxFailedIndexes",
+    "parallelism",
+    "podFailurePolicy",
+    "podReplacementPolicy",
+    "template",
+}
+_LONGEST_DELAY_SECONDS = 360
+
+
+@dataclass
+class Job:
+    """A Job that is applied: `step` does what is due. `condition` is Complete or Failed at its end.
+
+    first_delay_seconds: before the pod that follows the first failure; twice that after each other.
+    """
+
+    cluster: Cluster
+    manifest: Mapping[str, Any]
+    first_delay_seconds: float = 10
+    condition: str = ""
+    reason: str = ""
+    # Every pod of each index, in the order they were started.
+    pods: dict[int, list[Pod]] = field(default_factory=dict)
+    # What the policy said of each failed pod: its name and the action.
+    verdicts: list[tuple[str, str]] = field(default_factory=list)
+    failures: Counter[int] = field(default_factory=Counter)
+    _judged: set[str] = field(default_factory=set)
+    _failed: set[int] = field(default_factory=set)
+    _in_a_row: int = 0
+    _last_failure: float = -math.inf
+
+    def __post_init__(self) -> None:
+        assert not (unknown := self.spec.keys() - _FIELDS), f"not emulated: {unknown}"
+        policy = self.spec["template"]["spec"].get("restartPolicy")
+        if policy != "Never":
+            raise ValueError(f"restartPolicy {policy} is not emulated: Never is")
+
+    # ------------------------------------------------------------------ what the manifest says
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        spec = self.manifest["spec"]
+        assert isinstance(spec, Mapping)
+        return spec
+
+    @property
+    def _indexed(self) -> bool:
+        return bool(self.spec.get("completionMode") == "Indexed")
+
+    @property
+    def _replaces_while_terminating(self) -> bool:
+        default = "Failed" if "podFailurePolicy" in self.spec else "TerminatingOrFailed"
+        return bool(self.spec.get("podReplacementPolicy", default) == "TerminatingOrFailed")
+
+    # ------------------------------------------------------------------ the loop
+    def step(self) -> None:
+        """Judge the pods that have ended, then start those that are missing."""
+        everything = [pod for several in self.pods.values() for pod in several]
+        for index, several in list(self.pods.items()):
+            for pod in several:
+                if pod.look() is not None and pod.name not in self._judged:
+                    self._judged.add(pod.name)
+                    self._judge(index, pod)
+        if self.condition:
+            for pod in everything:
+                pod.delete()
+            return
+        self._start_missing()
+
+    def until(self, holds: Callable[[], bool], what: str, *, seconds: float) -> None:
+        """Run the Job until this holds; AssertionError with all logs if it ends or lasts."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            late = time.monotonic() > deadline
+            assert not late, f"no {what} in {seconds} s: {self}\n{self.cluster.logs}"
+            assert not self._over, f"ended before {what}: {self}\n{self.cluster.logs}"
+            self.step()
+            time.sleep(0.05)
+
+    def until_it_ends(self, *, seconds: float = 600) -> None:
+        """Until its condition stands and no pod of it runs."""
+        deadline = time.monotonic() + seconds
+        while not self._over:
+            late = time.monotonic() > deadline
+            assert not late, f"not ended after {seconds} s: {self}\n{self.cluster.logs}"
+            self.step()
+            time.sleep(0.05)
+
+    @property
+    def _over(self) -> bool:
+        running = any(pod.exit_code is None for several in self.pods.values() for pod in several)
+        return bool(self.condition) and not running
+
+    def __str__(self) -> str:
+        state = " ".join(word for word in (self.condition, self.reason) if word) or "active"
+        return f"Job {self.name} {state}, {sum(self.failures.values())} failures, {self.verdicts}"
+
+    # ------------------------------------------------------------------ pods that have ended
+    def _judge(self, index: int, pod: Pod) -> None:
+        if self.condition:
+            return
+        if pod.exit_code == 0:
+            self._in_a_row = 0
+            self._decide()
+            return
+        action = _action(self.spec.get("podFailurePolicy", {}), pod)
+        self.verdicts.append((pod.name, action))
+        if action == "FailJob":
+            self._end("Failed", "PodFailurePolicy")
+        elif action == "FailIndex":
+            self._failed.add(index)
+        elif action == "Count":
+            self._count(index)
+        self._decide()
+
+    def _count(self, index: int) -> None:
+        self.failures[index] += 1
+        self._in_a_row += 1
+        self._last_failure = time.monotonic()
+        per_index = self.spec.get("backoffLimitPerIndex")
+        limit = self.spec.get("backoffLimit", 6 if per_index is None else math.inf)
+        if self.failures.total() > limit:
+            self._end("Failed", "BackoffLimitExceeded")
+        elif per_index is not None and self.failures[index] > per_index:
+            self._failed.add(index)
+
+    def _decide(self) -> None:
+        indexes = set(range(self.spec.get("completions", 1)))
+        done = {i for i in indexes if any(pod.exit_code == 0 for pod in self.pods.get(i, ()))}
+        if self.condition:
+            return
+        if len(self._failed) > self.spec.get("maxFailedIndexes", math.inf):
+            self._end("Failed", "MaxFailedIndexesExceeded")
+        elif indexes == done:
+            self._end("Complete")
+        elif indexes == done | self._failed:
+            self._end("Failed", "FailedIndexes")
+
+    def _end(self, condition: str, reason: str = "") -> None:
+        self.condition, self.reason = condition, reason
+
+    # ------------------------------------------------------------------ pods that are missing
+    def _start_missing(self) -> None:
+        active = sum(pod.exit_code is None for several in self.pods.values() for pod in several)
+        delay = self.first_delay_seconds * 2 ** max(0, self._in_a_row - 1)
+        if time.monotonic() < self._last_failure + min(delay, _LONGEST_DELAY_SECONDS):
+            return
+        for index in range(self.spec.get("completions", 1)):
+            several = self.pods.setdefault(index, [])
+            if active < self.spec.get("parallelism", 1) and self._missing(index, several):
+                several.append(self._start(index))
+                active += 1
+
+    def _missing(self, index: int, several: list[Pod]) -> bool:
+        def in_the_way(pod: Pod) -> bool:
+            if pod.exit_code is None:
+                return not (pod.terminating and self._replaces_while_terminating)
+            return pod.exit_code == 0
+
+        return index not in self._failed and not any(map(in_the_way, several))
+
+    def _start(self, index: int) -> Pod:
+        mark, template = uuid.uuid4().hex[:5], self.spec["template"]
+        if not self._indexed:
+            return self.cluster.start(f"{self.name}-{mark}", template)
+        return self.cluster.start(
+            f"{self.name}-{index}-{mark}",
+            template,
+            host_name=f"{self.name}-{index}",
+            annotations={"batch.kubernetes.io/job-completion-index": str(index)},
+            variables={"JOB_COMPLETION_INDEX": str(index)},
+        )
+
+
+def _action(policy: Mapping[str, Any], pod: Pod) -> str:
+    """Of the first rule that fits a failed pod; without one it is counted."""
+    for rule in policy.get("rules", ()):
+        if "onExitCodes" in rule:
+            about = rule["onExitCodes"]
+            if about.get("containerName", pod.container["name"]) != pod.container["name"]:
+                continue
+            if (pod.exit_code in about["values"]) == (about["operator"] == "In"):
+                return str(rule["action"])
+        elif any(_holds(condition, pod) for condition in rule["onPodConditions"]):
+            return str(rule["action"])
+    return "Count"
+
+
+def _holds(condition: Mapping[str, str], pod: Pod) -> bool:
+    disrupted = condition["type"] == "DisruptionTarget" and pod.disrupted
+    return disrupted == (condition.get("status", "True") == "True")

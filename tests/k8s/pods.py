@@ -1,0 +1,238 @@
+"""Pods of rendered manifests on this machine: the kernel's namespaces stand in for a cluster's.
+
+A pod has a network with an address, a host name and volumes; its containers run one after another.
+Not emulated: NetworkPolicies, service accounts, containers side by side, what a probe leads to
+(`Pod.execute` runs one), and names that wait for readiness. Fields that are unknown are refused.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.k8s.containers import PATH, Container
+from tests.k8s.environments import environment
+from tests.system.hosts import Host
+from tests.system.runs import children, send
+
+if TYPE_CHECKING:
+    from tests.k8s.cluster import Cluster
+
+NAMESPACE = "default"
+_SECONDS = 60
+_FIELDS = {
+    "containers",
+    "enableServiceLinks",
+    "initContainers",
+    "restartPolicy",
+    "securityContext",
+    "subdomain",
+    "terminationGracePeriodSeconds",
+    "volumes",
+    "automountServiceAccountToken",
+}
+
+
+@dataclass
+class Pod:
+    """One pod, started once. `variables` are what a controller adds to each container's own."""
+
+    cluster: "Cluster"
+    name: str
+    template: Mapping[str, Any]
+    host: Host
+    host_name: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    # Drained or evicted: the condition DisruptionTarget.
+    disrupted: bool = False
+    exit_code: int | None = None
+    _process: "subprocess.Popen[bytes] | None" = None
+    _kill_at: float | None = None
+
+    # ------------------------------------------------------------------ what the manifest says
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return self.template["spec"]
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.template.get("metadata", {}).get("labels", {})
+
+    @property
+    def container(self) -> Mapping[str, Any]:
+        (only,) = self.spec["containers"]
+        return only
+
+    @property
+    def terminating(self) -> bool:
+        return self._kill_at is not None
+
+    def environment(self, container: Mapping[str, Any]) -> dict[str, str]:
+        annotations = {**self.template.get("metadata", {}).get("annotations", {})}
+        annotations |= self.annotations
+        fields = {
+            "metadata.name": self.name,
+            "metadata.namespace": NAMESPACE,
+            "status.podIP": self.host.address,
+            "spec.nodeName": os.uname().nodename,
+            **{f"metadata.labels['{key}']": value for key, value in self.labels.items()},
+            **{f"metadata.annotations['{key}']": value for key, value in annotations.items()},
+        }
+        given = {"PATH": PATH, "HOSTNAME": self.host_name or self.name}
+        # A controller appends to `env`.
+        return environment(container, given, fields) | dict(self.variables)
+
+    def _described(self, container: Mapping[str, Any]) -> Container:
+        security = self.spec.get("securityContext", {})
+        return Container(container, security, self.environment(container))
+
+    def _script(self) -> str:
+        """What runs as the pod's first process: volumes, then one container after the other."""
+        group = self.spec.get("securityContext", {}).get("fsGroup")
+        volumes = {
+            volume["name"]: self.cluster.storage.volume(volume, self.folder, group)
+            for volume in self.spec.get("volumes", ())
+        }
+        lines = [shlex.join(("hostname", self.host_name or self.name))]
+        lines += [shlex.join(line) for volume in volumes.values() for line in volume.prepared]
+        for container in (*self.spec.get("initContainers", ()), self.container):
+            root = self.folder / "roots" / container["name"]
+            lines += self._described(container).lines(root, self.hosts_file, volumes)
+        return "\n".join([*lines, ""])
+
+    # ------------------------------------------------------------------ names
+    @property
+    def _in_service(self) -> bool:
+        subdomain = self.spec.get("subdomain")
+        return any(
+            manifest["kind"] == "Service"
+            and manifest["metadata"]["name"] == subdomain
+            and manifest["spec"].get("clusterIP") == "None"
+            and manifest["spec"]["selector"].items() <= self.labels.items()
+            for manifest in self.cluster.storage.manifests
+        )
+
+    def _names(self) -> list[str]:
+        """Of a name, what a search through the cluster's domains finds it by."""
+        short = f"{self.host_name}.{self.spec.get('subdomain')}"
+        long = f"{short}.{NAMESPACE}"
+        return [f"{long}.svc.cluster.local", short, long, f"{long}.svc"]
+
+    def service_names(self) -> list[str]:
+        """What a headless Service that selects the pod tells of it; nothing without one."""
+        found = self.host_name and self._in_service
+        return [f"{self.host.address} {' '.join(self._names())}"] if found else []
+
+    def own_names(self) -> list[str]:
+        host = self.host_name or self.name
+        full = self._names()[0] if self.host_name and "subdomain" in self.spec else host
+        return ["127.0.0.1 localhost", f"{self.host.address} {full} {host}"]
+
+    # ------------------------------------------------------------------ its life
+    @cached_property
+    def folder(self) -> Path:
+        folder = self.cluster.storage.folder / "pods" / self.name
+        folder.mkdir(parents=True)
+        return folder
+
+    @property
+    def hosts_file(self) -> Path:
+        return self.folder / "hosts"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def start(self) -> None:
+        assert not (unknown := self.spec.keys() - _FIELDS), f"not emulated: {unknown}"
+        for path in (self.hosts_file, self.folder / "log"):
+            path.touch()
+        script = self.folder / "script"
+        script.touch(mode=0o600)  # it holds variables, some of them secret
+        script.write_text(self._script())
+        inside = ["ip", "netns", "exec", self.host.name]
+        own = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*inside, *own, "--mount-proc", "sh", "-e", str(script)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={"PATH": PATH},
+                start_new_session=True,
+            )
+
+    def first_process(self) -> int:
+        """Id of the process that is number 1 in the container that runs; 0 where none does."""
+        below = [self._process.pid] if self._process else []
+        # unshare, the pod's shell, the container's shell, the container
+        for _ in range(3):
+            below = [child for pid in below for child in children(pid)]
+        return below[0] if below else 0
+
+    def kill(self) -> None:
+        """SIGKILL for all of the container: when number 1 goes, the kernel ends the rest."""
+        self._send(signal.SIGKILL)
+
+    def delete(self) -> None:
+        """Ask it to end: SIGTERM, and SIGKILL when its grace period is over."""
+        if self.exit_code is None and not self.terminating:
+            grace = self.spec.get("terminationGracePeriodSeconds", 30)
+            self._kill_at = time.monotonic() + grace
+            self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
+        if pid := self.first_process():
+            send(pid, number)
+
+    def evict(self) -> None:
+        """Delete it as a drained node does."""
+        self.disrupted = True
+        self.delete()
+
+    def look(self) -> int | None:
+        """Its exit code, once it has one."""
+        if self.exit_code is None and self._process is not None:
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                self.kill()
+            if (code := self._process.poll()) is not None:
+                self._ended(code)
+        return self.exit_code
+
+    def end(self) -> None:
+        """End it at once; nothing of it is left."""
+        if self.exit_code is not None or self._process is None:
+            return
+        # Number 1 of the pod: its unshare then waits until the kernel has ended all others.
+        for pid in children(self._process.pid) or [self._process.pid]:
+            send(pid, signal.SIGKILL)
+        self._ended(self._process.wait(_SECONDS))
+
+    def _ended(self, code: int) -> None:
+        self.exit_code = code if code >= 0 else 128 - code
+        self.cluster.give_back(self.host)
+
+    def describe(self) -> str:
+        state = "runs" if self.exit_code is None else f"ended with {self.exit_code}"
+        return f"pod {self.name} ({self.host.address}) {state}"
+
+    def execute(self, *words: str, given: str = "") -> "subprocess.CompletedProcess[str]":
+        """Run a command in the container, as `kubectl exec` and probes do; `given` is its input."""
+        names = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
+        enter = ["nsenter", "--target", str(self.first_process()), *names]
+        return subprocess.run(
+            [*enter, *self._described(self.container).as_user(), *words],
+            capture_output=True,
+            text=True,
+            input=given,
+            timeout=_SECONDS,
+            env=self.environment(self.container),
+            check=False,
+        )

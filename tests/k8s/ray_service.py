@@ -1,0 +1,146 @@
+"""KubeRay in little: the pods of a RayService, and its Serve configuration handed to the head.
+
+After what KubeRay's pod.go adds to a pod. Not emulated: Redis behind the head, the autoscaler
+beside it, pods that are restarted, and a new cluster beside the old one.
+"""
+
+import copy
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from launch.kubernetes.quantity import quantity
+from tests.k8s.cluster import Cluster
+from tests.k8s.pods import NAMESPACE, Pod
+
+_PORT = 6379
+_BASH = ("/bin/bash", "-c", "--")
+_PUT = """
+import os, sys, urllib.request
+request = urllib.request.Request(
+    "http://127.0.0.1:8265/api/serve/applications/",
+    data=sys.stdin.buffer.read(),
+    headers={
+        "Content-Type": "application/json",
+        "Authorization": "Bearer " + os.environ["RAY_AUTH_TOKEN"],
+    },
+    method="PUT",
+)
+print(urllib.request.urlopen(request, timeout=60).status)
+"""
+
+
+@dataclass(frozen=True)
+class RayService:
+    """The pods of a RayService; `token` is what Ray's processes ask one another for."""
+
+    cluster: Cluster
+    manifest: Mapping[str, Any]
+    token: str
+    head: Pod
+    workers: tuple[Pod, ...]
+
+    def wait_until_ready(self, pod: Pod, *, seconds: float = 300) -> None:
+        """Until its readinessProbe answers; AssertionError with all logs if it does not."""
+        command = pod.container["readinessProbe"]["exec"]["command"]
+        deadline = time.monotonic() + seconds
+        while not pod.first_process() or (tried := pod.execute(*command)).returncode:
+            assert pod.look() is None, f"it ended: {self.cluster.logs}"
+            late = time.monotonic() > deadline
+            assert not late, f"{pod.name} is not ready: {tried.stderr}\n{self.cluster.logs}"
+            time.sleep(1)
+
+    def deploy(self) -> None:
+        """Hand the Serve configuration to the head, when it is ready."""
+        self.wait_until_ready(self.head)
+        config = json.dumps(yaml.safe_load(self.manifest["spec"]["serveConfigV2"]))
+        done = self.head.execute("python", "-c", _PUT, given=config)
+        assert done.returncode == 0, f"{done.stderr}\n{self.cluster.logs}"
+
+
+def start(cluster: Cluster, manifest: Mapping[str, Any]) -> RayService:
+    """Start the head and the groups' workers; they run until the cluster ends."""
+    spec, name = manifest["spec"]["rayClusterConfig"], manifest["metadata"]["name"]
+    service = f"{name}-head-svc.{NAMESPACE}.svc.cluster.local"
+    token = secrets.token_hex(16)
+    own = {
+        "RAY_AUTH_TOKEN": token,
+        "RAY_AUTH_MODE": spec["authOptions"]["mode"],
+        "RAY_CLUSTER_NAME": name,
+        "RAY_PORT": str(_PORT),
+        "RAY_TIMEOUT_MS_TASK_WAIT_FOR_DEATH_INFO": "0",
+        "RAY_GCS_SERVER_REQUEST_TIMEOUT_SECONDS": "5",
+        "RAY_SERVE_KV_TIMEOUT_S": "5",
+    }
+    group = spec["headGroupSpec"]
+    head = cluster.start(f"{name}-head", _head(group), variables=_of_the_head(own, name))
+    cluster.names |= {service: head.host.address}
+    workers = []
+    for group in spec["workerGroupSpecs"]:
+        for number in range(group["replicas"]):
+            called = f"{name}-{group['groupName']}-worker-{number}"
+            variables = _of_a_worker(own, called, group, service)
+            workers.append(cluster.start(called, _worker(group, service), variables=variables))
+    return RayService(cluster, manifest, token, head, tuple(workers))
+
+
+def _head(group: Mapping[str, Any]) -> dict[str, Any]:
+    template = _with_command(group, "ray start --head", {"no-monitor": "true"})
+    # The autoscaler, beside it, writes its logs there.
+    template["spec"]["volumes"].append({"name": "ray-logs", "emptyDir": {}})
+    (container,) = template["spec"]["containers"]
+    container["volumeMounts"].append({"name": "ray-logs", "mountPath": "/tmp/ray"})
+    return template
+
+
+def _worker(group: Mapping[str, Any], service: str) -> dict[str, Any]:
+    template = _with_command(group, "ray start", {"address": f"{service}:{_PORT}"})
+    (container,) = template["spec"]["containers"]
+    asks = f"ray health-check --address {service}:{_PORT} > /dev/null 2>&1"
+    kept = ("env", "image", "securityContext", "volumeMounts")
+    first = {key: container[key] for key in kept if key in container}
+    first |= {
+        "name": "wait-gcs-ready",
+        "command": list(_BASH),
+        "args": [f"until {asks}; do sleep 5; done"],
+    }
+    template["spec"]["initContainers"] = [first]
+    return template
+
+
+def _with_command(
+    group: Mapping[str, Any], command: str, more: Mapping[str, str]
+) -> dict[str, Any]:
+    template = copy.deepcopy(dict(group["template"]))
+    (container,) = template["spec"]["containers"]
+    given = {
+        "dashboard-agent-listen-port": "52365",
+        "metrics-export-port": "8080",
+        "memory": str(int(quantity(container["resources"]["limits"]["memory"]))),
+        "block": "true",
+    }
+    options = given | dict(group["rayStartParams"]) | dict(more)
+    words = [f"--{k}" if v == "true" else f"--{k}={v}" for k, v in sorted(options.items())]
+    container["command"] = list(_BASH)
+    container["args"] = [f"ulimit -n 65536; {command} {' '.join(words)}"]
+    return template
+
+
+def _of_the_head(own: Mapping[str, str], name: str) -> dict[str, str]:
+    address = f"127.0.0.1:{_PORT}"
+    named = {"RAY_CLOUD_INSTANCE_ID": f"{name}-head", "RAY_NODE_TYPE_NAME": "headgroup"}
+    return {**own, **named, "RAY_ADDRESS": address, "RAY_enable_autoscaler_v2": "true"}
+
+
+def _of_a_worker(
+    own: Mapping[str, str], name: str, group: Mapping[str, Any], service: str
+) -> dict[str, str]:
+    named = {"RAY_CLOUD_INSTANCE_ID": name, "RAY_NODE_TYPE_NAME": group["groupName"]}
+    addresses = {"FQ_RAY_IP": service, "RAY_ADDRESS": f"{service}:{_PORT}"}
+    # With a head that may come back.
+    return {**own, **named, **addresses, "RAY_gcs_rpc_server_reconnect_timeout_s": "600"}

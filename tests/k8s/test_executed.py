@@ -1,0 +1,191 @@
+"""From shards to an answer by the manifests, executed: their pods run on this machine.
+
+Commands, variables, mounts and names are those that kustomize renders; the Jobs' fields decide what
+a lost pod leads to. What of a cluster is missing: the docstrings of pods, containers, volumes,
+job_controller and ray_service, beside this file.
+"""
+
+import json
+import re
+import secrets
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launch.demo.questions import make_questions
+from tests.k8s import ray_service
+from tests.k8s.built import ROOT, built, needs_kustomize, one
+from tests.k8s.cluster import cluster
+from tests.k8s.job_controller import Job
+from tests.k8s.ray_service import RayService
+from tests.serving.started import ask
+from tests.system.processes import KWAY
+from tests.system.runs import losses, samples_by_step
+from trainer.bundle import Bundle
+
+pytestmark = [needs_kustomize, pytest.mark.slow]
+
+SMOKE = "overlays/cpu-smoke"
+# Of the overlay's arguments and its recipe; so many samples are an epoch.
+STEPS, BATCH, SAMPLES, CLASSES = 40, 128, 5004, 100
+SHARDS, RUN, BUNDLE = (f"claims/{name}/glyphs" for name in ("shards", "runs", "bundles"))
+# Two pods, those that replace them, and a few.
+ADDRESSES = 6
+
+
+def executed(folder: Path, overlay: str, disturb: Callable[[Job], None] | None = None) -> Job:
+    """The overlay's Job, run until it is complete; its claims are under `folder`."""
+    manifests = built(overlay)
+    job_manifest = one(manifests, "Job")
+    if overlay == SMOKE:  # so that the samples of each step can be counted
+        (container,) = job_manifest["spec"]["template"]["spec"]["containers"]
+        container["args"].append("telemetry.sample_ids=true")
+    with cluster(folder, manifests, addresses=ADDRESSES) as made:
+        job = Job(made, job_manifest)
+        if disturb:
+            disturb(job)
+        job.until_it_ends()
+        assert job.condition == "Complete", f"{job}\n{made.logs}"
+    return job
+
+
+def after_a_checkpoint(folder: Path, act: Callable[[Job], None]) -> Callable[[Job], None]:
+    def disturb(job: Job) -> None:
+        def saved() -> bool:
+            return any((folder / RUN).glob("checkpoints/*/manifest.json"))
+
+        job.until(saved, "checkpoint", seconds=300)
+        act(job)
+
+    return disturb
+
+
+def codes(job: Job) -> list[list[int | None]]:
+    """Of each index, the exit codes of its pods in their order."""
+    return [[pod.exit_code for pod in job.pods[index]] for index in sorted(job.pods)]
+
+
+def check_the_run(run: Path, job: Job) -> None:
+    """It has all its steps once, each sample once an epoch, and says in which step it went on."""
+    logs = job.cluster.logs
+    assert max(path.name for path in run.glob("checkpoints/*")) == f"step-{STEPS:08d}", logs
+    assert list(losses(run)) == [1, *range(10, STEPS + 1, 10)], logs
+    samples = samples_by_step(run)
+    assert sorted(samples) == list(range(1, STEPS + 1)), logs
+    assert {len(ids) for ids in samples.values()} == {BATCH}
+    seen = Counter(sample for step in range(1, STEPS) for sample in samples[step])
+    assert max(seen.values()) == 1
+    assert len(seen.keys() | set(samples[STEPS])) == SAMPLES
+    assert re.search(r"2 x cpu ddp; 40 steps of 128, from step [123]\d$", logs, re.MULTILINE), logs
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory) -> Path:
+    """A folder whose claim `shards` holds the glyphs."""
+    folder = tmp_path_factory.mktemp("smoke")
+    executed(folder, f"{SMOKE}/shards")
+    return folder
+
+
+@dataclass(frozen=True)
+class Trained:
+    folder: Path
+    job: Job
+
+
+@pytest.fixture(scope="module")
+def trained(sharded) -> Trained:
+    """A run whose second pod was killed after a checkpoint."""
+    disturb = after_a_checkpoint(sharded, lambda job: job.pods[1][0].kill())
+    return Trained(sharded, executed(sharded, SMOKE, disturb))
+
+
+@pytest.fixture(scope="module")
+def exported(trained) -> Trained:
+    return Trained(trained.folder, executed(trained.folder, f"{SMOKE}/export"))
+
+
+def test_a_run_outlives_a_killed_pod(trained):
+    job = trained.job
+    assert codes(job) == [[0], [137, 0]], job.cluster.logs
+    assert [action for _, action in job.verdicts] == ["Count"]
+    check_the_run(trained.folder / RUN, job)
+
+
+@pytest.mark.parametrize(
+    ("act", "expected", "actions"),
+    [
+        # All of them are made anew: the others have nobody to meet at.
+        (lambda job: job.pods[0][0].kill(), [[137, 0], [1, 0]], {"Count"}),
+        # The drained pod tells the other, both save, and neither is counted.
+        (lambda job: job.pods[1][0].evict(), [[75, 0], [75, 0]], {"Ignore"}),
+    ],
+    ids=["the first pod is killed", "a pod is drained"],
+)
+def test_a_run_goes_on_in_new_pods(act, expected, actions, sharded, tmp_path):
+    shutil.copytree(sharded / SHARDS, tmp_path / SHARDS)
+    job = executed(tmp_path, SMOKE, after_a_checkpoint(tmp_path, act))
+    assert codes(job) == expected, job.cluster.logs
+    assert {action for _, action in job.verdicts} == actions
+    assert job.failures.total() == (2 if actions == {"Count"} else 0)
+    check_the_run(tmp_path / RUN, job)
+
+
+def test_the_export_evaluates_the_run_and_writes_a_bundle(exported):
+    assert codes(exported.job) == [[0]]
+    log = exported.job.pods[0][0].log
+    assert log.splitlines()[-1] == "bundles/glyphs is ready: kway serve bundles/glyphs", log
+    assert Bundle.open(exported.folder / BUNDLE).spec.num_classes == CLASSES
+
+
+def test_the_serving_overlay_answers_from_the_bundle(exported, tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{secrets.token_hex(32)}\n")
+    tokens_secret = {"kind": "Secret", "metadata": {"name": "kway-tokens"}}
+    manifests = built("overlays/serving")
+    manifests.append(tokens_secret | {"stringData": {"tokens": tokens.read_text()}})
+    with cluster(exported.folder, manifests, addresses=2) as made:
+        service = ray_service.start(made, one(manifests, "RayService"))
+        service.deploy()
+        service.wait_until_ready(service.workers[0])
+        check_the_model(service, tmp_path)
+        check_an_answer(service, exported.folder, tmp_path)
+        # Beside Ray's shared memory, and not on the disk of the pod.
+        assert "will harm performance" not in made.logs
+        assert tokens.read_text().strip() not in made.logs
+
+
+def forwarded(service: RayService, *words: str, folder: Path) -> str:
+    """What a command prints in the network of a worker, as through `kubectl port-forward`."""
+    inside = ["ip", "netns", "exec", service.workers[0].host.name]
+    command = [*inside, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
+    assert done.returncode == 0, f"{done.stderr}\n{service.cluster.logs}"
+    return done.stdout
+
+
+def check_the_model(service: RayService, folder: Path) -> None:
+    """By the command of docs/kubernetes.md; without the token nothing is told."""
+    (line,) = re.findall(r"^ +\$ (curl .*)$", (ROOT / "docs/kubernetes.md").read_text(), re.M)
+    asked = f"{line} --silent --fail-with-body"
+    model = json.loads(forwarded(service, "sh", "-c", asked, folder=folder))
+    assert (model["bundle"], model["num_classes"]) == ("glyphs", CLASSES)
+    url = line.split()[-1]
+    stranger = ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}", url]
+    assert forwarded(service, *stranger, folder=folder) == "401"
+
+
+def check_an_answer(service: RayService, made: Path, folder: Path) -> None:
+    """The server says of pictures what the bundle says without a server."""
+    for question in make_questions(made / SHARDS, folder):
+        about = ["--class", question.asked, str(question.picture), "--recall", "0.9", "--json"]
+        url, token = "http://127.0.0.1:8000", ["--token-file", str(folder / "tokens")]
+        program = [*KWAY, "query", url, *token, *about]
+        served = json.loads(forwarded(service, *program, folder=folder))
+        alone = json.loads(ask(made / BUNDLE, *about))
+        assert served == alone
