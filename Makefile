@@ -4,11 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-tree pictures screenshots soak clean
+.PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-tree container-check pictures screenshots soak clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: kway needs Python >= 3.11, $(PYTHON) is {v.major}.{v.minor}; name another with PYTHON=") if v < (3, 11) else None'
@@ -31,6 +31,10 @@ test-slow: $(READY)  ## the long tests
 
 soak: $(READY)   ## every fault in full counts, written to docs/soak.md: over half an hour
 	$(BIN)/python -m tests.soak --out docs/soak.md
+
+# As root, with debootstrap and iproute2; CONTAINER= takes more options, docs/containers.md.
+container-check: $(READY)  ## build the Dockerfile without an engine and use its images: ten minutes
+	$(BIN)/python -m tests.container $(CONTAINER)
 
 check: $(READY)  ## lint, format, types, direction of imports
 	$(BIN)/ruff check .

@@ -6,7 +6,6 @@ The machine's cores serve the client, too.
 
 import asyncio
 import io
-import os
 import subprocess
 import sys
 import tempfile
@@ -38,40 +37,6 @@ _SMALL = {  # ResNet-18
     "layer_type": "basic",
 }
 _SMALL_SIDE, _BATCH = 224, 8
-_ALONE = """
-import sys, torch, uvicorn
-from fastapi import FastAPI
-from pydantic import BaseModel
-from pathlib import Path
-from serving.clients import Clients
-from serving.config import ServingConfig
-from serving.http.app import build_api
-from serving.model import Model
-from serving.service import Service
-from serving.watches.board import Board
-
-class NoCounts:
-    def count(self, **_): pass
-
-class Hello(BaseModel):
-    status: str
-
-async def metrics():
-    return b""
-
-kind, folder, port = sys.argv[1:]
-if kind == "plain":
-    api = FastAPI()
-
-    @api.get("/health")
-    async def health() -> Hello:
-        return Hello(status="ready")
-else:
-    config, counts = ServingConfig(), NoCounts()
-    service = Service(Model.open(Path(folder)), config, counts)
-    api = build_api(service, Clients(None), metrics, Board(config), counts)
-uvicorn.run(api, port=int(port), log_level="error", access_log=False)
-"""
 
 
 def requests() -> Iterator[Row]:
@@ -164,6 +129,9 @@ def _load(
                 raise RuntimeError(f"the server answered {head!r}")
             length = head.lower().split(b"content-length:")[1].split(b"\r\n")[0]
             await reader.readexactly(int(length))
+            if b"connection: close" in head.lower():  # HAProxy makes way for another
+                writer.close()
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
         await writer.wait_closed()
 
@@ -191,8 +159,8 @@ def _kway(bundle: Path, *options: str) -> Iterator[int]:
 @contextmanager
 def _alone(kind: str, bundle: Path) -> Iterator[int]:
     port = free_port("127.0.0.1", 0)
-    command = [sys.executable, "-c", _ALONE, kind, str(bundle), str(port)]
-    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": os.getcwd()}) as process:
+    command = [sys.executable, "-m", "benchmarks.serving_alone", kind, str(bundle), str(port)]
+    with subprocess.Popen(command) as process:
         try:
             asyncio.run(_listens(port))
             yield port

@@ -154,6 +154,9 @@ def _without_bind(lines: list[str]) -> list[str]:
 
 def _defaults(edge: Edge) -> list[str]:
     return [
+        # One that makes way for the next, at each change of the replicas, answers what comes over
+        # an open connection before it closes it: most clients do not ask again.
+        "    option idle-close-on-response",
         f"    timeout http-request {_time(edge.head_seconds)}",
         f"    timeout client {_time(edge.idle_seconds)}",
         "    timeout server 1h",  # of streams; the others' is set by request

@@ -5,13 +5,15 @@ Ray itself is not there: `tests/serving/test_server.py` has the whole.
 
 import json
 import select
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -211,6 +213,26 @@ def replica(*, dies: bool = False) -> type[Replica]:
 def proxy(written_by_ray: dict[str, str]) -> Iterator[Proxy]:
     with started(written_by_ray["two"], [replica(), replica()]) as running:
         yield running
+
+
+def test_a_proxy_that_makes_way_answers_over_connections_that_are_open(
+    written_by_ray: dict[str, str],
+) -> None:
+    """Ray puts another in its place at each change of replicas, the first right after a start."""
+    with (
+        started(written_by_ray["two"], [replica(), replica()]) as going,
+        closing(HTTPConnection("127.0.0.1", going.port, timeout=20)) as connection,
+    ):
+        connection.request("GET", "/v1/model")
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.headers["connection"] is None
+        going.process.send_signal(signal.SIGUSR1)  # as the next one does
+        while _is_up(going.url, 200):
+            time.sleep(0.02)
+        connection.request("GET", "/v1/model")
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str]:

@@ -1,0 +1,210 @@
+"""The Dockerfile: its stages, what it copies and pins, and that it fits the manifests of k8s/."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.container.context import read_context
+from tests.container.dockerfile import Dockerfile, Instruction, expand, read_dockerfile
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+VARIANTS = ("cpu", "cu130")
+
+
+def read(variant: str = "cpu", text: str = TEXT) -> Dockerfile:
+    return read_dockerfile(text, {"VARIANT": variant})
+
+
+def steps(dockerfile: Dockerfile, target: str, name: str) -> list[Instruction]:
+    """The instructions of this name that the target is made by, in order."""
+    return [
+        step
+        for stage in dockerfile.needed_for(target)
+        for step in dockerfile.stages[stage].instructions
+        if step.name == name
+    ]
+
+
+def pods(tree: object) -> list[dict]:
+    """The pod specifications in a manifest that use the image, wherever they stand."""
+    branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    found = [pod for branch in branches for pod in pods(branch)]
+    if isinstance(tree, dict) and any(image.startswith("kway:") for image in images(tree)):
+        found.append(tree)
+    return found
+
+
+def images(pod: dict) -> list[str]:
+    return [each.get("image", "") for each in containers(pod)]
+
+
+def containers(pod: dict) -> list[dict]:
+    return [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
+
+
+def all_pods() -> list[dict]:
+    texts = (path.read_text(encoding="utf-8") for path in sorted((ROOT / "k8s").rglob("*.yaml")))
+    return [
+        pod for text in texts for document in yaml.safe_load_all(text) for pod in pods(document)
+    ]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_is_a_stage_and_an_index_of_torch(variant):
+    dockerfile = read(variant)
+    assert dockerfile.stages["runtime"].base == variant
+    assert dockerfile.arguments["TORCH_INDEX"].endswith(f"/{variant}")
+    assert variant in dockerfile.needed_for("kway")
+
+
+def test_the_default_is_the_image_for_any_command_and_serve_adds_no_layer():
+    dockerfile = read()
+    assert list(dockerfile.stages)[-1] == "kway"
+    assert dockerfile.stages["kway"].instructions == ()
+    added = {step.name for step in dockerfile.stages["serve"].instructions}
+    assert added == {"EXPOSE", "HEALTHCHECK", "CMD"}
+
+
+def test_what_builds_the_image_is_not_in_it():
+    for stage in ("kway", "serve"):
+        bases, name = set(), stage
+        while name in read().stages:
+            bases.add(name)
+            name = read().stages[name].base
+        assert not bases & {"packages", "built"}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_base_has_a_tag_that_is_not_the_latest(variant):
+    dockerfile = read(variant)
+    outside = {stage.base for stage in dockerfile.stages.values()} - set(dockerfile.stages)
+    assert outside == {"debian:bookworm-slim"}
+
+
+def test_the_python_of_the_base_is_the_one_of_the_constraints():
+    assert "on Python 3.11" in (ROOT / "constraints.txt").read_text().splitlines()[0]
+    assert "bookworm" in read().arguments["DEBIAN"]  # Debian 12, whose python3 is 3.11
+
+
+def test_every_package_is_installed_as_constrained():
+    runs = [step.text for step in steps(read(), "kway", "RUN")]
+    installs = [part for text in runs for part in re.findall(r"pip --python .*", text)]
+    assert len(installs) == 3
+    for line in installs:
+        kway_alone = "--no-deps" in line and line.endswith(" .")
+        assert "--constraint constraints.txt" in line or kway_alone, line
+
+
+def test_everything_that_is_copied_is_let_in():
+    context = read_context(ROOT)
+    copies = [step for step in steps(read(), "kway", "COPY") if "from" not in step.flags]
+    assert copies
+    for step in copies:
+        for source in step.words[:-1]:
+            assert context.files(source)
+
+
+def test_every_file_of_the_package_is_let_in():
+    context = read_context(ROOT)
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    tools = setup["tool"]["setuptools"]
+    rooms = [pattern.removesuffix("*") for pattern in tools["packages"]["find"]["include"]]
+    shipped = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    for package, patterns in tools["package-data"].items():
+        folder = ROOT / package.replace(".", "/")
+        shipped += [path for pattern in patterns for path in folder.glob(pattern)]
+    shipped += [ROOT / name for name in setup["project"]["license-files"]]
+    assert len(shipped) > 200
+    left_out = [path for path in shipped if not context.has(path.relative_to(ROOT).as_posix())]
+    assert left_out == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".git/config", ".venv/bin/python", "tests/data/test_mnist.py", "docs/demo.png"),
+        *("demo/questions/1.png", "runs/glyphs/log", "shards/a.tar", "build/container/x"),
+        *("tokens", ".env", "kway.egg-info/PKG-INFO", "data/__pycache__/a.cpython-311.pyc"),
+    ],
+)
+def test_what_is_no_part_of_the_image_is_not_even_sent(path):
+    assert not read_context(ROOT).has(path)
+
+
+@pytest.mark.parametrize("target", ["kway", "serve"])
+def test_the_user_is_the_one_of_the_manifests_by_number(target):
+    told = [pod["securityContext"] for pod in all_pods()]
+    wanted = {f"{each['runAsUser']}:{each['runAsGroup']}" for each in told}
+    assert [step.text for step in steps(read(), target, "USER")] == ["1000:1000"] == list(wanted)
+
+
+def test_image_folder_and_environment_are_those_of_the_manifests():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    told = [each for pod in all_pods() for each in containers(pod)]
+    assert {each["image"] for each in told} == {f"kway:{version}"}
+    runtime = read().stages["runtime"].instructions
+    (folder,) = (step.text for step in runtime if step.name == "WORKDIR")
+    assert {each["workingDir"] for each in told} == {folder}
+    (settings,) = (step.settings for step in runtime if step.name == "ENV")
+    for each in told:
+        given = {setting["name"]: setting.get("value") for setting in each["env"]}
+        assert {name: given[name] for name in ("HOME", "USER")}.items() <= settings.items()
+
+
+def test_the_health_check_asks_for_a_path_and_port_that_the_server_has():
+    serve = read().stages["serve"].instructions
+    check = next(step for step in serve if step.name == "HEALTHCHECK").text
+    (port,) = (step.text for step in serve if step.name == "EXPOSE")
+    assert f"'127.0.0.1', {port}," in check
+    assert "'/health'" in check
+    app = (ROOT / "serving/http/app.py").read_text(encoding="utf-8")
+    assert '@api.get("/health"' in app
+    command = next(step for step in serve if step.name == "CMD").command
+    assert "--port" not in command, "the check asks the default port"
+
+
+def test_instructions_are_joined_and_comments_left_out():
+    text = 'ARG A=1\nFROM debian:x AS one\nRUN first \\\n# why\n && second\nCMD ["a", "b c"]\n'
+    run, command = read_dockerfile(text, {}).stages["one"].instructions
+    assert (run.line, run.text) == (3, "first  && second")
+    assert run.command == ["/bin/sh", "-c", "first  && second"]
+    assert command.command == ["a", "b c"]
+
+
+def test_an_argument_of_the_build_takes_the_place_of_a_default_wherever_it_is_named():
+    text = "ARG A=1\nARG B=x/${A}\nFROM ${B} AS one\nCOPY --from=zero /a /b\n"
+    assert read_dockerfile(text, {}).stages["one"].base == "x/1"
+    assert read_dockerfile(text, {"A": "2"}).stages["one"].base == "x/2"
+    assert read_dockerfile(text, {"A": "2"}).stages["one"].copied_stages() == ["zero"]
+    assert expand("$A-${B:-none}-${C}", {"A": "1"}) == "1-none-"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "says"),
+    [
+        ("FROM debian:x AS one\nADD a b\n", {}, "line 2: ADD: not an instruction"),
+        ("FROM debian:x AS one\n", {"VARIENT": "cpu"}, "--build-arg VARIENT"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(text, arguments, says):
+    with pytest.raises(ValueError, match=says):
+        read_dockerfile(text, arguments)
+
+
+def test_the_last_rule_that_fits_decides_what_is_sent(tmp_path):
+    rules = "*\n!kept\n**/secret\n!kept/deep/secret\n"
+    (tmp_path / ".dockerignore").write_text(rules)
+    context = read_context(tmp_path)
+    (tmp_path / "other/hidden").mkdir(parents=True)
+    (tmp_path / "kept/deep").mkdir(parents=True)
+    for path in ("other/hidden/a", "kept/a", "kept/deep/secret"):
+        (tmp_path / path).touch()
+    assert context.files(".") == [Path("kept/a"), Path("kept/deep/secret")]
+    paths = ["other", "kept/a", "kept/deep/a", "kept/secret", "kept/x/y/secret", "kept/deep/secret"]
+    assert [context.has(path) for path in paths] == [False, True, True, False, False, True]
+    with pytest.raises(FileNotFoundError, match="COPY other"):
+        context.files("other")
