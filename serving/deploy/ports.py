@@ -4,8 +4,9 @@ import random
 import socket
 from contextlib import suppress
 
-# Below those that the system gives out by itself, so that nothing takes one meanwhile.
-_LOWEST, _HIGHEST = 10_000, 32_000
+# Below those that the system gives out by itself, so that nothing takes one meanwhile: a server may
+# need half a minute until it listens. Single ones are drawn below the blocks.
+_SINGLE, _LOWEST, _HIGHEST = 8_100, 12_000, 32_000
 _TRIES = 100
 
 
@@ -14,6 +15,8 @@ def free_port(host: str, port: int, *, option: str = "--port") -> int:
 
     Raises OSError when it is taken or `host` is not ours; it names the `option` that is to change.
     """
+    if port == 0:
+        return _any_port(host, option)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -24,7 +27,15 @@ def free_port(host: str, port: int, *, option: str = "--port") -> int:
                 f"cannot listen on {host} port {port} ({error.strerror or error}): stop what uses "
                 f"it, or give another one by {option}"
             ) from error
-        return int(probe.getsockname()[1])
+        return port
+
+
+def _any_port(host: str, option: str) -> int:
+    *most, last = random.sample(range(_SINGLE, _LOWEST), _TRIES)
+    for port in most:
+        with suppress(OSError):
+            return free_port(host, port, option=option)
+    return free_port(host, last, option=option)
 
 
 def free_block(num_ports: int) -> int:

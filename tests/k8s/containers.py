@@ -17,6 +17,8 @@ from tests.k8s.volumes import Command, Volume
 from tests.system.processes import ROOT
 
 _PATHS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+# This machine's Python, and kway as it is here.
+_PYTHON = (sys.base_prefix, str(ROOT), sys.prefix)
 PATH = ":".join((f"{sys.prefix}/bin", *_PATHS))
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 # Copied, for there has to be room beside them for what is mounted below /etc.
@@ -96,6 +98,10 @@ class Container:
             volume, target = volumes[mount["name"]], f"{root}{mount['mountPath']}"
             read_only = volume.read_only or mount.get("readOnly", False)
             yield from _bound(str(volume.folder), target, read_only=read_only)
+        places = [Path(mount["mountPath"]) for mount in mounts]
+        for name in _PYTHON:  # a volume may hide it, such as one on /tmp
+            if not set(places).isdisjoint(Path(name).parents):
+                yield from _bound(name, f"{root}{name}", read_only=True)
         if self.manifest.get("securityContext", {}).get("readOnlyRootFilesystem", False):
             yield ("mount", "-o", "remount,bind,ro", str(root))
 
@@ -110,7 +116,7 @@ def _bound(source: str, target: str, *, read_only: bool) -> Iterator[Command]:
 def _image(root: Path) -> Iterator[Command]:
     yield ("mkdir", "-p", *(f"{root}/{name}" for name in ("proc", "etc", "var/run")))
     yield ("mkdir", "-m", "1777", f"{root}/tmp")
-    for name in (*_SYSTEM, "/sys", sys.base_prefix, str(ROOT), sys.prefix):
+    for name in (*_SYSTEM, "/sys", *_PYTHON):
         if Path(name).is_symlink():
             yield ("ln", "-s", os.readlink(name), f"{root}{name}")
         elif Path(name).exists():

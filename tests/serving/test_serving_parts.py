@@ -224,4 +224,9 @@ def test_a_taken_port_is_named_with_the_remedy() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=rf"127\.0\.0\.1 port {port} .* --port"):
             free_port("127.0.0.1", port)
-    assert free_port("127.0.0.1", 0) > 0
+
+
+def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as given:
+        lowest = min(32_768, given.getsockname()[1])
+    assert all(1024 < free_port("127.0.0.1", 0) < lowest for _ in range(50))
