@@ -1,6 +1,6 @@
 """`kway k8s render`: a recipe and a size become manifests that agree, or one line says why not."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from launch.kubernetes import problems
 from launch.kubernetes.kustomize import FOLDER
 from launch.kubernetes.objects import jobs, option, words
 from launch.kubernetes.render import Size, overlays, render
-from launch.main import main
 from tests.k8s.built import ROOT, needs_kustomize, one, refusals
 from trainer.recipe import build_recipe, load_recipe
 
@@ -82,28 +81,26 @@ def test_the_files_of_kway_stay_as_they_are():
 
 
 @pytest.fixture
-def kway(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def kway_render(kway: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Any:
     """`kway k8s render` with these words; its exit code, standard output and error."""
 
-    def run(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kway", "k8s", "render", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = kway("k8s", "render", *arguments)
         said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
+        return code, said.out, said.err
 
     return run
 
 
-def test_the_command_prints_what_render_gives(kway):
-    code, printed, said = kway(str(RECIPE), "seed=3", "--nodes", "3", "--gpus", "2")
+def test_the_command_prints_what_render_gives(kway_render):
+    code, printed, said = kway_render(str(RECIPE), "seed=3", "--nodes", "3", "--gpus", "2")
     assert (code, said) == (0, "")
     assert list(yaml.safe_load_all(printed)) == rendered(3, 2, "job", "seed=3")
 
 
-def test_without_kustomize_one_line_says_what_to_install(kway, monkeypatch, tmp_path: Path):
+def test_without_kustomize_one_line_says_what_to_install(kway_render, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    code, printed, said = kway(str(RECIPE))
+    code, printed, said = kway_render(str(RECIPE))
     assert (code, printed, said.count("\n")) == (2, "", 1)
     assert said.startswith("error: neither kubectl nor kustomize is on PATH: install")
 
@@ -128,8 +125,8 @@ def test_without_kustomize_one_line_says_what_to_install(kway, monkeypatch, tmp_
         (["--nodes", "0"], "--nodes"),
     ],
 )
-def test_what_does_not_fit_is_one_line_and_code_2(kway, given, said):
-    code, printed, line = kway(str(RECIPE), *given)
+def test_what_does_not_fit_is_one_line_and_code_2(kway_render, given, said):
+    code, printed, line = kway_render(str(RECIPE), *given)
     assert (code, printed, line.count("\n")) == (2, "", 1)
     assert line.startswith("error: ")
     assert said in line

@@ -2,16 +2,13 @@
 
 import re
 import shlex
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
-from launch.main import main
 from tests.ranks import rank_world
 from trainer.bundle import Bundle
 from trainer.config import Recipe
@@ -37,19 +34,6 @@ def commands(text: str) -> Iterator[list[str]]:
         yield shlex.split(line, comments=True)[1:]
 
 
-def exit_code(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of `kway ARGUMENTS…`, as far as it goes without doing anything."""
-    harmless = "--print-config" if arguments[0] == "train" else "--help"
-    monkeypatch.setattr(sys, "argv", ["kway", *arguments, harmless])
-    threads = torch.get_num_threads()
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main()
-    finally:
-        torch.set_num_threads(threads)
-    return int(ended.value.code or 0)
-
-
 def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     if not isinstance(tree, dict):
         return {path: tree}
@@ -73,13 +57,15 @@ def test_a_recipe_says_how_it_is_trained_and_what_comes_out(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*SHIPPED, Path("docs/recipes.md")], **NAMES)
 def test_every_command_of_a_recipe_or_of_their_page_is_one(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, kway: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = head_comment(path) if path.suffix == ".yaml" else path.read_text(encoding="utf-8")
     given = list(commands(text))
     assert given
     for arguments in given:
-        assert exit_code(arguments, monkeypatch) == 0, (arguments, capsys.readouterr().err)
+        # As far as it goes without doing anything.
+        harmless = "--print-config" if arguments[0] == "train" else "--help"
+        assert kway(*arguments, harmless) == 0, (arguments, capsys.readouterr().err)
         shown = capsys.readouterr().out
         if arguments[0] == "train":
             overrides = [part for part in arguments[2:] if re.match(r"[a-z_.]+=", part)]

@@ -107,12 +107,18 @@ def test_prometheus_counts_the_requests_that_were_sent(
         assert 0 < value(api, "sum(kway_query_seconds_sum)")[""] < 30 * total
 
 
-def test_the_page_says_what_model_a_replica_has_and_what_it_holds(client: httpx.Client) -> None:
+def page_with(name: str, client: httpx.Client) -> str:
+    """The page of metrics once `name` is on it: replicas report each second."""
     page, deadline = "", time.monotonic() + 30
-    while "kway_queued_inputs{" not in page:  # replicas report each second
+    while name not in page:
         assert time.monotonic() < deadline
         page = client.get("/metrics").text
         time.sleep(0.2)
+    return page
+
+
+def test_the_page_says_what_model_a_replica_has_and_what_it_holds(client: httpx.Client) -> None:
+    page = page_with("kway_queued_inputs{", client)
     (aligned,) = (line for line in page.splitlines() if line.startswith("kway_model_aligned{"))
     assert 'loss="batch_ce"' in aligned
     assert aligned.endswith(" 1.0")
@@ -134,11 +140,7 @@ def test_prometheus_without_the_token_sees_that_it_is_refused(
 
 @needs_prometheus
 def test_the_page_of_metrics_passes_promtool(client: httpx.Client) -> None:
-    deadline, page = time.monotonic() + 30, ""
-    while "kway_query_seconds_bucket" not in page:  # replicas report each second
-        assert time.monotonic() < deadline
-        page = client.get("/metrics").text
-        time.sleep(0.2)
+    page = page_with("kway_query_seconds_bucket", client)
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=page, capture_output=True, text=True
     )
