@@ -3,8 +3,8 @@
 import signal
 import socket
 import sys
-import threading
 import time
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -31,17 +31,19 @@ class ServerLostError(ChildProcessError):
 
 
 class StopSignal:
-    """SIGINT, SIGTERM and SIGHUP as a flag. Before `hold`, during the start: SystemExit(0)."""
+    """SIGINT, SIGTERM and SIGHUP as a wish. Before `hold`, during the start: SystemExit(0)."""
 
     def __init__(self) -> None:
-        self._set = threading.Event()
+        # A handler may come upon any line, one that waits here too. `put` may be called within
+        # `get`; `threading.Event.set` within its `wait` stands still for good.
+        self._received: SimpleQueue[int] = SimpleQueue()
         self._raises = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # by nohup
                 signal.signal(number, self._handle)
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self._set.set()
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self._received.put(number)
         if self._raises:
             self._raises = False  # a second signal must not interrupt the clean-up
             raise SystemExit(0)
@@ -54,8 +56,15 @@ class StopSignal:
         """
         self._raises = False
         watched = _Watched(url, patience or Patience())
-        while not self._set.wait(_POLL_SECONDS):
+        while not self._comes_within(_POLL_SECONDS):
             watched.look()
+
+    def _comes_within(self, seconds: float) -> bool:
+        try:
+            self._received.get(timeout=seconds)
+        except Empty:
+            return False
+        return True
 
 
 class _Watched:

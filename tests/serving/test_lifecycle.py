@@ -184,6 +184,30 @@ def test_a_server_at_whose_port_nobody_listens_any_more_is_lost() -> None:
             assert last == f"error: nobody has listened at {server.url} for 2 s: start it again"
 
 
+# A signal comes upon any line, the wait's own too: many come while little else is done.
+HELD_OFTEN = """
+import os, random, signal, threading, time
+from types import SimpleNamespace
+from serving.deploy import stop_signal
+stop_signal._POLL_SECONDS = 0
+stop_signal._Watched = lambda *_: SimpleNamespace(look=lambda: None)
+def send(after):
+    time.sleep(after)
+    os.kill(os.getpid(), signal.SIGTERM)
+for _ in range(1000):
+    stop = stop_signal.StopSignal()
+    threading.Thread(target=send, args=(random.uniform(0, 1e-3),)).start()
+    try:
+        stop.hold("http://127.0.0.1:1")
+    except SystemExit:  # it came before the wait
+        pass
+"""
+
+
+def test_a_signal_ends_the_wait_whichever_line_it_comes_upon() -> None:
+    subprocess.run([sys.executable, "-c", HELD_OFTEN], cwd=ROOT, check=True, timeout=60)
+
+
 # -- processes of a real server that die -------------------------------------------------------
 
 
