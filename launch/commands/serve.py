@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -138,6 +139,8 @@ def serve(
     least, most = _replicas(replicas)
     _check_access(host, token_file, no_tokens=no_tokens)
 
+    if grpc_port and grpc_port == port:
+        raise ValueError(f"--port and --grpc-port are both {port}: give two")
     config = _config(
         host=host,
         port=port,
@@ -172,7 +175,13 @@ def serve(
     stop = StopSignal()
     if sys.stderr.isatty():
         typer.echo("starting, which takes 10 to 40 s …", err=True)
-    with running(bundle, config) as (url, grpc):
+    with ExitStack() as opened_server:
+        try:
+            url, grpc = opened_server.enter_context(running(bundle, config))
+        except Exception:
+            if stop.was_asked:  # libraries make errors of their own of an exit that comes upon them
+                raise SystemExit(0) from None
+            raise
         typer.echo(f"ready: {url}  (a page; its API at {url}/docs; Ctrl-C ends it)")
         typer.echo(printable(f"curl {url}/v1/query {line}"))
         if grpc is not None:
@@ -216,7 +225,7 @@ def _check_tokens(file: Path) -> None:
 def _replicas(text: str) -> tuple[int, int | None]:
     """`2` -> (2, None); `1:4` -> (1, 4)."""
     found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", text)
-    if found is None:
+    if found is None or (found[2] and int(found[2]) < int(found[1])):
         raise ValueError(f"--replicas {text!r}: give a number such as 2, or a range such as 1:4")
     return int(found[1]), int(found[2]) if found[2] else None
 

@@ -56,7 +56,8 @@ class Taking:
                     self._give(part, far)
             except BaseException as error:  # whatever it is: `take` raises it
                 last = error
-            self._give(last, far)
+            if not self._is_closed:  # nobody would make room for it
+                self._give(last, far)
 
     def _give(self, found: bytes | BaseException | None, far: socket.socket) -> None:
         self._found.put(found)

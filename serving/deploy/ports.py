@@ -1,5 +1,6 @@
 """Ports that nobody listens on."""
 
+import errno
 import random
 import socket
 from contextlib import suppress
@@ -23,9 +24,11 @@ def free_port(host: str, port: int, *, option: str = "--port") -> int:
         try:
             probe.bind((host, port))
         except OSError as error:
+            remedy = f"stop what uses it, or give another one by {option}"
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                remedy = "give an address of this machine by --host"
             raise OSError(
-                f"cannot listen on {host} port {port} ({error.strerror or error}): stop what uses "
-                f"it, or give another one by {option}"
+                f"cannot listen on {host} port {port} ({error.strerror or error}): {remedy}"
             ) from error
         return port
 

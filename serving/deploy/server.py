@@ -5,9 +5,9 @@ import logging
 import shutil
 import signal
 import sys
-import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +18,16 @@ from serving.deploy.environment import set_environment
 from serving.deploy.guard import guarded
 from serving.deploy.log import shown_errors
 from serving.deploy.ports import free_port
+from serving.deploy.session import make_session
 from serving.deploy.stop_signal import ServerLostError
 
 _APPLICATION = "kway"
 _LOOPBACK = "127.0.0.1"
 _PACKAGES = Path(__file__).parents[2]
 _OBJECT_STORE_BYTES = 100 * 2**20
+# Of requests in progress, when the server is told to end.
+_GRACE_SECONDS = 10
+_STOP_SECONDS = 30
 
 
 class Addresses(NamedTuple):
@@ -42,7 +46,7 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
     folder is removed. Raises ChildProcessError when the server does not come up.
     """
     config = _with_ports(config)
-    session = Path(tempfile.mkdtemp(prefix="kway-ray-"))
+    session = make_session()
     errors = session / "errors.log"
     with guarded(session):
         before = set(psutil.Process().children(recursive=True))
@@ -79,10 +83,8 @@ def _addresses(config: ServingConfig) -> Addresses:
 
 def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> None:
     import ray
-    from ray import serve
-    from ray.serve.schema import LoggingConfig
-
-    from serving.deploy.deployment import application, grpc_options
+    import ray.serve  # sets its loggers' levels: before they are quiet
+    from ray.exceptions import RayError
 
     with _quiet_ray():
         _start_ray(config, session)
@@ -91,26 +93,37 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
                 "Ray was imported before the server and would listen on every network interface: "
                 "start the server in a process of its own"
             )
-        logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
-        serve.start(
-            proxy_location="HeadOnly",
-            # Of the replicas: HAProxy listens where `serving/deploy/edge.py` says. Requests have
-            # their own limits of time, and streams none.
-            http_options={
-                "host": _LOOPBACK,
-                "port": config.port,
-                "request_timeout_s": None,
-                "keep_alive_timeout_s": 30,
-            },
-            grpc_options=None if config.grpc_port is None else grpc_options(config.grpc_port),
-            logging_config=logs,
-        )
-        deployed = application(str(bundle.resolve()), config, errors)
         try:
-            serve.run(deployed, name=_APPLICATION, logging_config=logs)
-        except RuntimeError as error:
+            _deploy(bundle, config, errors)
+        except (RuntimeError, RayError) as error:
             reason = _last_line(_told_by_replicas() or str(error))
+            if "Address already in use" in str(error):
+                reason = f"something else has begun to listen on port {config.port} or another"
             raise ChildProcessError(f"the server did not start: {reason}") from error
+
+
+def _deploy(bundle: Path, config: ServingConfig, errors: Path) -> None:
+    from ray import serve
+    from ray.serve.schema import LoggingConfig
+
+    from serving.deploy.deployment import application, grpc_options
+
+    logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    serve.start(
+        proxy_location="HeadOnly",
+        # Of the replicas: HAProxy listens where `serving/deploy/edge.py` says. Requests have
+        # their own limits of time, and streams none.
+        http_options={
+            "host": _LOOPBACK,
+            "port": config.port,
+            "request_timeout_s": None,
+            "keep_alive_timeout_s": 30,
+        },
+        grpc_options=None if config.grpc_port is None else grpc_options(config.grpc_port),
+        logging_config=logs,
+    )
+    deployed = application(str(bundle.resolve()), config, errors, grace_seconds=_GRACE_SECONDS)
+    serve.run(deployed, name=_APPLICATION, logging_config=logs)
 
 
 def _start_ray(config: ServingConfig, session: Path) -> None:
@@ -161,11 +174,11 @@ def _own_process_groups() -> Iterator[None]:
 
 
 def _told_by_replicas() -> str:
-    """What Ray knows of the replicas that did not start."""
+    """What Ray knows of the replicas that did not start; nothing where it came to none."""
     from ray import serve
 
-    found = serve.status().applications[_APPLICATION].deployments.values()
-    return "\n".join(deployment.message for deployment in found)
+    found = serve.status().applications.get(_APPLICATION)
+    return "\n".join(one.message for one in found.deployments.values()) if found else ""
 
 
 def _last_line(text: str) -> str:
@@ -188,22 +201,37 @@ def _quiet_ray() -> Iterator[None]:
 
 
 def _stop(before: set[psutil.Process]) -> None:
-    """End what runs now and did not run before; requests in progress are answered first."""
+    """End what runs now and did not run before; requests in progress are answered first.
+
+    Raises ServerLostError where Ray does not answer: the guard is to end what there is.
+    """
     started = set(psutil.Process().children(recursive=True)) - before
     ray, serve = sys.modules.get("ray"), sys.modules.get("ray.serve")
-    grace_seconds = 1  # what an interrupted start has left does not end by itself
-    try:
-        if ray is not None and serve is not None and ray.is_initialized():
-            grace_seconds = 10
-            with _quiet_ray():
+    is_up = ray is not None and serve is not None and ray.is_initialized()
+
+    def ask() -> None:
+        if ray is None:
+            return
+        if is_up and serve is not None:
+            # What does not end in order is killed below.
+            with suppress(ray.exceptions.RayError, RuntimeError, OSError):
                 # Not serve.shutdown: it kills its controller, and Ray prints that as an error.
                 serve.delete(_APPLICATION)
-                # HAProxy is another process after each change of the replicas.
-                started |= set(psutil.Process().children(recursive=True)) - before
-    finally:
-        if ray is not None:
-            ray.shutdown()
-        _, left = psutil.wait_procs(started, timeout=grace_seconds)
-        for process in left:
-            process.kill()
-        psutil.wait_procs(left, timeout=5)
+            # HAProxy is another process after each change of the replicas.
+            started.update(set(psutil.Process().children(recursive=True)) - before)
+        ray.shutdown()
+
+    with _quiet_ray():
+        # For as long as a controller hangs Ray waits for it, and hears no signal.
+        asking = threading.Thread(target=ask, name="stop", daemon=True)
+        asking.start()
+        asking.join(_STOP_SECONDS)
+    if asking.is_alive():
+        raise ServerLostError(
+            f"Ray did not stop within {_STOP_SECONDS} s of the wish: its processes were killed"
+        )
+    # What an interrupted start has left does not end by itself.
+    _, left = psutil.wait_procs(started, timeout=10 if is_up else 1)
+    for process in left:
+        process.kill()
+    psutil.wait_procs(left, timeout=5)

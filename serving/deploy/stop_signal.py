@@ -48,6 +48,11 @@ class StopSignal:
             self._raises = False  # a second signal must not interrupt the clean-up
             raise SystemExit(0)
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether a signal has come that nobody has waited for yet."""
+        return not self._received.empty()
+
     def hold(self, url: str, patience: Patience | None = None) -> None:
         """Wait for a signal. Raises ServerLostError when Ray has ended, or nobody listens at `url`.
 

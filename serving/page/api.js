@@ -24,12 +24,13 @@ export class Api {
     this.tokens = tokens;
   }
 
-  // `body` is sent as JSON, or as the form that it is. Resolves to the JSON of the answer.
-  async ask(method, path, { body, signal } = {}) {
-    return (await this.fetch(method, path, { body, signal })).json();
+  // `body` is sent as JSON, or as the form that it is. `once`: done twice it would not be the same,
+  // so without an answer it is not asked again. Resolves to the JSON of the answer.
+  async ask(method, path, { body, signal, once } = {}) {
+    return (await this.fetch(method, path, { body, signal, once })).json();
   }
 
-  async fetch(method, path, { body, signal } = {}) {
+  async fetch(method, path, { body, signal, once = false } = {}) {
     for (let away = 1; ; ) {
       const token = this.tokens.current;
       const answer = await this.#once(method, path, { body, signal, token });
@@ -39,7 +40,7 @@ export class Api {
         await this.tokens.other(token);
       } else if (answer?.status === 429 && refusal.code !== FOR_GOOD) {
         await this.#pause(pauseOf(answer, 1), `The server is busy (${refusal.message})`, signal);
-      } else if ((!answer || [502, 503, 504].includes(answer.status)) && away < TRIES_WHILE_AWAY) {
+      } else if (isAway(answer) && !once && away < TRIES_WHILE_AWAY) {
         await this.#pause(pauseOf(answer, away), `No answer (${refusal.message})`, signal);
         away += 1;
       } else {
@@ -90,6 +91,9 @@ function slept(seconds, signal) {
     signal?.addEventListener("abort", stopped, { once: true });
   });
 }
+
+// Whether it was done is not known then.
+export const isAway = (answer) => !answer?.status || [502, 503, 504].includes(answer.status);
 
 // What the server asks for, with a little chance in it: not all come back at the same moment.
 function pauseOf(answer, usual) {

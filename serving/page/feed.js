@@ -1,13 +1,13 @@
 // A feed: frames from this page, one after the other, to the watches of the server.
+import { bytes } from "./numbers.js";
 import { connect } from "./sockets.js";
 
-// A socket's message has 16 MiB at most, in base64.
-const MOST_BYTES = 11 * 2 ** 20;
 const FRAMES_AHEAD = 4;
 
 export class Feed {
   #tokens;
   #name;
+  #mostBytes;
   #told;
   #socket = null;
   #waiting = [];
@@ -15,9 +15,9 @@ export class Feed {
   #number = 0;
   #run = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
 
-  // `told`: { hit(said, frame), refused(frame, message), answered(), ended(message) }.
-  constructor(tokens, name, told) {
-    [this.#tokens, this.#name, this.#told] = [tokens, name, told];
+  // `mostBytes` is the server's limit of a frame; `told`: { hit(said, frame), refused(frame, message), answered(), ended(message) }.
+  constructor(tokens, name, mostBytes, told) {
+    [this.#tokens, this.#name, this.#mostBytes, this.#told] = [tokens, name, mostBytes, told];
   }
 
   get numOpen() {
@@ -32,8 +32,8 @@ export class Feed {
   // `content`: a File, a Blob or a text.
   send({ name, content, fault }) {
     const frame = { id: `${this.#run} ${(this.#number += 1)}`, name, content, time: Date.now() / 1000 };
-    if (fault || content.size > MOST_BYTES) {
-      this.#told.refused(frame, fault ?? "is too large for a frame");
+    if (fault || content.size > this.#mostBytes) {
+      this.#told.refused(frame, fault ?? `is over ${bytes(this.#mostBytes)}, the most of a frame`);
       return;
     }
     this.#waiting.push(frame);
@@ -77,7 +77,16 @@ export class Feed {
   async #pass(frame) {
     this.#sent.set(frame.id, frame);
     const { id, time, content } = frame;
-    const said = typeof content === "string" ? { text: content } : { image: await base64(content) };
+    let said = { text: content };
+    if (typeof content !== "string") {
+      try {
+        said = { image: await base64(content) };
+      } catch (error) {
+        if (this.#sent.delete(id)) this.#told.refused(frame, `cannot be read: ${error.message}`);
+        this.#go();
+        return;
+      }
+    }
     if (this.#sent.has(id)) this.#socket?.send(JSON.stringify({ id, time, ...said }));
   }
 

@@ -1,5 +1,5 @@
 // The room "Live watch": questions that stay, frames that come, and the hits of both.
-import { Refused } from "./api.js";
+import { isAway, Refused } from "./api.js";
 import { Camera } from "./camera.js";
 import { byId, element, nameOf } from "./elements.js";
 import { Feed } from "./feed.js";
@@ -14,6 +14,7 @@ const FEED_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 export class WatchRoom {
   #api;
   #reads;
+  #mostBytes;
   #question = { classes: [], fields: {}, isComplete: true };
   #listeners = new Map();
   #camera = null;
@@ -43,7 +44,7 @@ export class WatchRoom {
   }
 
   constructor(api, model, watches) {
-    [this.#api, this.#reads] = [api, model.reads];
+    [this.#api, this.#reads, this.#mostBytes] = [api, model.reads, model.limits.max_frame_bytes];
     byId("room-watch").append(
       element("section", { class: "step" }, element("h2", {}, "Watches"), this.#status,
         element("p", { class: "bar" }, this.#make), this.#list),
@@ -103,7 +104,20 @@ export class WatchRoom {
   async #create() {
     const { classes, fields } = this.#question;
     const body = { classes: classes.map(({ id }) => id), ...fields, ttl_seconds: HOUR };
-    await this.#tried(async () => this.#listen(this.#add(await this.#api.ask("POST", "v1/watches", { body }))));
+    await this.#tried(async () => {
+      try {
+        this.#listen(this.#add(await this.#api.ask("POST", "v1/watches", { body, once: true })));
+      } catch (error) {
+        if (error instanceof Refused && isAway(error)) await this.#readAgain();
+        throw error;
+      }
+    });
+  }
+
+  // Without an answer a watch may have been made all the same: then the list has it.
+  async #readAgain() {
+    const { watches } = await this.#api.ask("GET", "v1/watches");
+    for (const one of watches) if (!this.#list.querySelector(`[data-watch="${CSS.escape(one.id)}"]`)) this.#add(one);
   }
 
   async #tried(work) {
@@ -183,7 +197,7 @@ export class WatchRoom {
       this.#feedName.focus();
       return;
     }
-    this.#feed ??= new Feed(this.#api.tokens, name, {
+    this.#feed ??= new Feed(this.#api.tokens, name, this.#mostBytes, {
       hit: (said, frame) => this.#hit(said, frame),
       refused: (frame, message) => this.#countFrame(`${frame.name || "a frame"}: ${message}`),
       answered: () => this.#countFrame(""),

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from serving.clients import Clients
 from serving.config import ServingConfig
 from serving.http.app import build_api
+from serving.http.frames import most_json_bytes
 from serving.model import Model
 from serving.service import Service
 from serving.watches.board import Board
@@ -59,7 +60,8 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def listening(api: FastAPI, **options: Any) -> Iterator[str]:
-    """The application on a free port of this machine; its URL."""
+    """The application on a free port of this machine; its URL. Messages have a replica's bound."""
+    options = {"ws_max_size": most_json_bytes(ServingConfig()), **options}
     server = _Server(uvicorn.Config(api, port=0, log_level="error", **options))
     thread = Thread(target=server.run)
     thread.start()

@@ -270,3 +270,14 @@ def test_without_ray_the_server_ends_with_one_line_and_leaves_no_process(
     expected = "error: Ray has ended, and the server with it: start it again\n"
     assert server.errors.read_text() == expected
     assert [process for process in server.children if process.is_running()] == []
+
+
+@pytest.mark.slow
+def test_a_server_whose_ray_hangs_ends_all_the_same(server: Server) -> None:
+    (raylet,) = named(server, "raylet")
+    raylet.suspend()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=90) == 2
+    last = server.errors.read_text().splitlines()[-1]
+    assert last == "error: Ray did not stop within 30 s of the wish: its processes were killed"
+    assert [process for process in server.children if process.is_running()] == []

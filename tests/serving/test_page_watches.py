@@ -4,8 +4,9 @@ import base64
 import json
 
 import httpx
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
+from serving.config import ServingConfig
 from tests.serving.at_the_page import (
     NAMES,
     TOKEN,
@@ -70,6 +71,63 @@ def test_a_watch_is_made_fed_with_pictures_heard_from_elsewhere_and_deleted(
     row.get_by_role("button", name="Delete").click()
     expect(row).to_have_count(0)
     assert httpx.get(f"{url}/v1/watches").json() == {"watches": []}
+
+
+def watch_at(page: Page) -> None:
+    """Make a watch of class 6 in its room."""
+    page.get_by_role("tab", name="Live watch").click()
+    choose(page, 6)
+    page.get_by_label("recall 90 %").check()
+    page.get_by_role("button", name="Watch for these classes").click()
+
+
+def test_a_frame_that_is_too_large_or_unreadable_is_named_and_the_others_are_answered(
+    page: Page,
+) -> None:
+    watch_at(page)
+    expect(page.locator(".watch").get_by_role("status")).to_have_text("listening")
+    most = ServingConfig().max_frame_bytes
+    page.evaluate(
+        """() => {
+          const read = FileReader.prototype.readAsDataURL;
+          FileReader.prototype.readAsDataURL = function (blob) {
+            if (blob.name !== "gone.png") return read.call(this, blob);
+            Object.defineProperty(this, "error", { value: new DOMException("it has changed") });
+            this.onerror();
+          };
+        }"""
+    )
+    files = [file("large.png", b"x" * (most + 1)), file("gone.png", picture(0))]
+    files += [file(f"{seed}.png", picture(seed)) for seed in range(5)]
+    room, drop = page.locator("#room-watch"), page.locator("#room-watch input[type=file]")
+    drop.set_input_files(files[:1])  # type: ignore[arg-type]
+    expect(room).to_contain_text("large.png: is over 4.0 MiB, the most of a frame")
+    drop.set_input_files(files[1:2])  # type: ignore[arg-type]
+    expect(room).to_contain_text("gone.png: cannot be read: it has changed")
+    drop.set_input_files(files[2:])  # type: ignore[arg-type]
+    expect(room).to_contain_text("7 frames answered")
+    drop.set_input_files(file("nearly.png", b"x" * most))  # type: ignore[arg-type]
+    expect(room).to_contain_text("nearly.png: not a picture")
+    page.get_by_role("button", name="Delete").click()
+
+
+def test_a_watch_is_made_once_though_its_answer_is_lost(page: Page, url: str) -> None:
+    posts = []
+
+    def lose(route: Route) -> None:
+        if route.request.method != "POST":
+            route.continue_()
+            return
+        posts.append(route.fetch().status)
+        route.abort("internetdisconnected")
+
+    page.route("**/v1/watches", lose)
+    watch_at(page)
+    expect(page.locator("#room-watch")).to_contain_text("the server cannot be reached")
+    expect(page.locator(".watch")).to_have_count(1)
+    assert len(httpx.get(f"{url}/v1/watches").json()["watches"]) == len(posts) == 1
+    page.get_by_role("button", name="Delete").click()
+    expect(page.locator(".watch")).to_have_count(0)
 
 
 def test_the_camera_feeds_a_watch_behind_a_token(browser: Browser, guarded_url: str) -> None:

@@ -1,0 +1,65 @@
+"""What a server finds out before Ray is started, and a signal that comes meanwhile."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from serving.deploy import server
+from serving.deploy.session import make_session
+from tests.tiny_bundle import write
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short name."""
+    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_session_needs_room(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    assert make_session().parent == short
+    free = SimpleNamespace(free=100 * 2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: free)
+    with pytest.raises(OSError, match=rf"{short} has 100 MiB free and a server needs 256"):
+        make_session()
+    assert len(list(short.iterdir())) == 1  # the first
+
+
+def test_a_folder_too_long_for_sockets_is_refused(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = short / ("x" * 40)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(OSError, match="let TMPDIR name a folder of at most 21 characters"):
+        make_session()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_signal_that_a_library_makes_an_error_of_ends_the_start_in_order(
+    tmp_path: Path, kway: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = {number: signal.getsignal(number) for number in (2, 15, 1)}
+
+    @contextmanager
+    def interrupted(*_: object) -> Iterator[None]:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except SystemExit as wish:
+            raise RuntimeError(f"cannot build a schema: {wish!r}") from None
+        yield
+
+    monkeypatch.setattr(server, "running", interrupted)
+    try:
+        assert kway("serve", write(tmp_path / "bundle"), "--port", 0) == 0
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
