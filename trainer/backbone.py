@@ -120,6 +120,10 @@ def build_backbone(config: BackboneConfig, *, image: ImageConfig | None) -> Back
     Random weights follow torch's global generator: seed it first. Raises ValueError naming what the
     encoder's configuration does not take.
     """
+    # In here: they take seconds to import, and processes that make no encoder import this file.
+    from trainer.networks import FixedSizeConfig, register_networks
+
+    register_networks()
     settings = _settings(config)
     if settings.is_encoder_decoder:
         raise ValueError(
@@ -129,6 +133,8 @@ def build_backbone(config: BackboneConfig, *, image: ImageConfig | None) -> Back
     _check_channels(settings, image, is_text=is_text)
     if is_text:
         _check_padding(settings)
+    if isinstance(settings, FixedSizeConfig) and image is not None:
+        settings.check_picture(image.size, image.size)
     try:
         # A pooler that stands after the token that we read would get no gradient, and DDP waits for
         # those.

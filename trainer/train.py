@@ -112,6 +112,7 @@ def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -
             global_batch=global_batch,
             phases=phases,
             evaluated=state.evaluated,
+            skipped_steps=state.skipped,
             checkpoint_every=steps(recipe.checkpoint.every),
             flops=ModelFlops(recipe, len(manifest.class_names)),
         )

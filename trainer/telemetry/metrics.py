@@ -43,8 +43,9 @@ class Metrics:
         restarts: int,
         checkpoint_every: int,
         phases: Phases,
+        skipped_steps: int = 0,
     ) -> None:
-        """`checkpoint_every` is in steps."""
+        """`checkpoint_every` is in steps; the run left out `skipped_steps` before this process."""
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         self._slow: set[int] = set()
@@ -64,6 +65,8 @@ class Metrics:
         help_text = "Time when this process began to report"
         self._gauge("start_timestamp_seconds", help_text).set_to_current_time()
         self._set("restarts", _OF_A_STEP["restarts"][1], restarts)
+        # From the start: an alert sees that it grows, and not what it first is.
+        self._set("skipped_steps", _OF_A_STEP["skipped_steps"][1], skipped_steps)
         info = Info("kway_train_rank", "Which rank this is", registry=self.registry)
         info.info(
             {

@@ -38,7 +38,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
     endpoint. Nothing here waits for another rank.
 
     `flops` is what the model's rows take, for the MFU, where that is wanted. `checkpoint_every` is
-    in steps.
+    in steps. `skipped_steps` are those that the run left out before it is gone on with.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         checkpoint_every: int,
         phases: Phases,
         evaluated: int | None = None,
+        skipped_steps: int = 0,
         flops: ModelFlops | None = None,
     ) -> None:
         if config.tensorboard:
@@ -60,6 +61,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.run, self.config, self.world = run, config, world
         self.start_step, self.num_steps, self.evaluated = start_step, num_steps, evaluated
         self.global_batch, self.checkpoint_every = global_batch, checkpoint_every
+        self.skipped_steps = skipped_steps
         self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.endpoint: Endpoint | None = None
         self._phases, self._ranks = phases, Stragglers(world.size)
@@ -79,6 +81,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             restarts=self.restarts,
             phases=self._phases,
             checkpoint_every=self.checkpoint_every,
+            skipped_steps=self.skipped_steps,
         )
         with ExitStack() as stack:
             if self.config.port is not None:  # first: a port in use leaves all as it was
