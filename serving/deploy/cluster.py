@@ -16,6 +16,8 @@ from serving.deploy.environment import SERVING, grpc_limits
 
 # What a cluster decides for itself.
 _NOT_OURS = {"host", "port", "grpc_port"}
+# For what a request does besides waiting for its answer.
+_SPARE_SECONDS = 5
 
 
 class ClusterArguments(BaseModel):
@@ -28,8 +30,12 @@ class ClusterArguments(BaseModel):
 
 
 def build(arguments: ClusterArguments) -> Application:
-    """The application; Serve calls this with the file's `args`."""
-    return application(arguments.bundle, arguments.config, errors=None)
+    """The application; Serve calls this with the file's `args`.
+
+    A replica that is scaled down or replaced answers its last requests, however long they take.
+    """
+    grace_seconds = arguments.config.request_timeout_seconds + _SPARE_SECONDS
+    return application(arguments.bundle, arguments.config, errors=None, grace_seconds=grace_seconds)
 
 
 def config_file(bundle: str, config: ServingConfig) -> str:

@@ -34,7 +34,6 @@ from serving.watches.actor import RayWatches
 
 # Requests that are counted nowhere and answered at once, refusals among them.
 _SPARE_REQUESTS = 64
-_GRACE_SECONDS = 10
 
 
 @serve.deployment
@@ -99,11 +98,14 @@ class Kway:
         self._service.check_health()
 
 
-def application(bundle: str, config: ServingConfig, errors: Path | None) -> Application:
+def application(
+    bundle: str, config: ServingConfig, errors: Path | None, *, grace_seconds: float
+) -> Application:
     """The application for `serve.run`, with every limit of Ray's stated.
 
     `bundle` is a path that every node of the cluster can open. `errors` is the file that replicas
-    append their errors to; none: Ray's logs have them.
+    append their errors to; none: Ray's logs have them. A replica that is to end has
+    `grace_seconds` for its requests in progress; with none it ends at once.
     """
     return Kway.options(  # type: ignore[attr-defined]
         **_replicas(config),
@@ -112,7 +114,7 @@ def application(bundle: str, config: ServingConfig, errors: Path | None) -> Appl
         max_queued_requests=config.max_requests,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         max_constructor_retry_count=1,
-        graceful_shutdown_timeout_s=_GRACE_SECONDS,
+        graceful_shutdown_timeout_s=grace_seconds,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5,
         health_check_timeout_s=30,

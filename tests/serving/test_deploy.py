@@ -52,6 +52,7 @@ print(json.dumps({
     "replicas": [config.autoscaling_config.min_replicas, config.autoscaling_config.max_replicas],
     "ongoing": config.max_ongoing_requests,
     "queued": config.max_queued_requests,
+    "grace": config.graceful_shutdown_timeout_s,
     "actor": deployment.ray_actor_options,
 }))
 """
@@ -71,6 +72,7 @@ def test_the_printed_config_file_is_one_of_serve_and_builds_the_application(bund
     assert found["actor"]["num_gpus"] == 1
     assert found["ongoing"] >= 9
     assert found["queued"] == 9
+    assert found["grace"] > found["served"]["request_timeout_seconds"]
     assert (found["served"]["max_requests"], found["served"]["max_inputs"]) == (9, 3)
     assert "RAY_SERVE_ENABLE_HA_PROXY=1" in printed.stdout
 
