@@ -27,22 +27,37 @@ def render(
     ] = 1,
     overlay: Annotated[str, typer.Option(help="folder of k8s/overlays")] = "job",
     image: Annotated[
-        str | None, typer.Option(metavar="NAME:TAG", help="default: that of the files")
+        str | None,
+        typer.Option(metavar="NAME:TAG", help="default: that of the files, with CUDA for GPUs"),
     ] = None,
     namespace: Annotated[str | None, typer.Option(help="default: kubectl's")] = None,
+    storage_class: Annotated[
+        str | None, typer.Option(metavar="NAME", help="of the claims; default: the cluster's")
+    ] = None,
+    claims: Annotated[
+        bool, typer.Option("--claims/--no-claims", help="whether claims are printed, too")
+    ] = True,
 ) -> None:
     """Print the manifests of a training run, for `kubectl apply -f -`.
 
-    Needs kubectl or kustomize. The recipe, its mesh, the batch and the pods have to agree.
+    Needs kubectl or kustomize. The recipe, its mesh, the batch and the pods have to agree. The
+    recipe's train.device becomes cuda where pods have GPUs; CPU and memory are by the rank.
     """
     from launch.kubernetes.agreement import check_fit
     from launch.kubernetes.kustomize import program
-    from launch.kubernetes.render import Size
+    from launch.kubernetes.render import Claims, Size
     from launch.kubernetes.render import render as rendered
 
     resolved = load_recipe(recipe, overrides or [])
     program()
     size = Size(nodes, gpus)
     check_fit(resolved, nodes=nodes, ranks=size.ranks)
-    text = rendered(resolved, size, overlay=overlay, image=image, namespace=namespace)
+    text = rendered(
+        resolved,
+        size,
+        overlay=overlay,
+        image=image,
+        namespace=namespace,
+        claims=Claims(storage_class, printed=claims),
+    )
     typer.echo(text, nl=False)

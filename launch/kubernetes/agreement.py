@@ -5,9 +5,22 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel
 
-from launch.kubernetes.objects import Job, Manifest, jobs, option, trains, words
-from launch.kubernetes.pod_rules import is_below
+from data.config import StreamConfig
+from launch.kubernetes.mounts import CLAIM, is_below, kept, written
+from launch.kubernetes.objects import (
+    GPU,
+    Job,
+    Manifest,
+    at,
+    environment,
+    jobs,
+    option,
+    words,
+)
 from trainer.config import Recipe
+
+_URL = "://"
+_CACHE = "data.cache.folder"
 
 
 def check_fit(recipe: Recipe, *, nodes: int, ranks: int) -> None:
@@ -22,18 +35,37 @@ def check_fit(recipe: Recipe, *, nodes: int, ranks: int) -> None:
         )
 
 
+def on_devices(recipe: Recipe, *, gpus: int) -> Recipe:
+    """The recipe on the GPUs that its pods reserve: an image that cannot use them then ends the
+    run at its start, where `auto` would train on CPUs. ValueError where `train.device` says
+    otherwise."""
+    device = recipe.train.device
+    if gpus and device == "cpu":
+        raise ValueError(
+            f"train.device is cpu and --gpus {gpus}: its pods would hold GPUs and leave them idle; "
+            "give --gpus 0, or train.device=cuda"
+        )
+    if not gpus and device == "cuda":
+        raise ValueError(
+            "train.device is cuda and --gpus 0: give the GPUs of a pod, or train.device=cpu"
+        )
+    if not gpus:
+        return recipe
+    train = recipe.train.model_copy(update={"device": "cuda"})
+    return recipe.model_copy(update={"train": train})
+
+
 def check_agreement(
-    manifests: Sequence[Manifest], recipe: Recipe, *, nodes: int, ranks: int, overlay: str
+    manifests: Sequence[Manifest], recipe: Recipe, *, nodes: int, gpus: int, overlay: str
 ) -> None:
     """ValueError where the manifests start other pods or ranks than asked for, or where the
     recipe's files lie on no volume of theirs."""
-    found = [job for job in jobs(manifests) if _trainer(job) is not None]
+    found = [job for job in jobs(manifests) if job.trainer is not None]
     if not found:
         raise ValueError(f"overlay {overlay} trains nothing: apply it by kubectl apply -k")
     for job in found:
-        line = words(_trainer(job) or {}, job.given)
-        asked = {"--nodes": nodes, "--gpus (ranks a pod)": ranks}
-        there = {"--nodes": job.num_pods, "--gpus (ranks a pod)": option(line, "--nproc")}
+        asked = {"--nodes": nodes, "--gpus (ranks a pod)": max(1, gpus), "--gpus": gpus}
+        there = _size(job)
         for name, number in asked.items():
             if str(there[name]) != str(number):
                 raise ValueError(
@@ -43,31 +75,50 @@ def check_agreement(
         _check_files(job, recipe, overlay)
 
 
-def _trainer(job: Job) -> Manifest | None:
-    return next((c for c in job.pod.containers if trains(c)), None)
+def _size(job: Job) -> dict[str, object]:
+    trainer = job.trainer or {}
+    return {
+        "--nodes": job.num_pods,
+        "--gpus (ranks a pod)": option(words(trainer, job.given), "--nproc"),
+        "--gpus": at(trainer, "resources", "limits").get(GPU, 0),
+    }
 
 
 def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
-    trainer = _trainer(job) or {}
+    trainer = job.trainer or {}
     folder = PurePosixPath(trainer.get("workingDir", "/"))
-    mounts = trainer.get("volumeMounts", ())
-    places = [mount["mountPath"] for mount in mounts]
-    kept = [mount for mount in mounts if "persistentVolumeClaim" in job.pod.volumes[mount["name"]]]
-    writable = [mount["mountPath"] for mount in kept if not mount.get("readOnly")]
+    home = environment(trainer).get("HOME", "/")
+    # What a pod brings itself is empty when it starts, and secrets are no data.
+    reading = ("claim", kept(job.pod, trainer, (CLAIM,)))
+    writing = {
+        "run": ("claim to write to", written(job.pod, trainer, (CLAIM,))),
+        _CACHE: ("volume to write to", written(job.pod, trainer, (CLAIM, "emptyDir"))),
+    }
     for key, path in _files(recipe, ""):
-        there, allowed = str(folder / path), writable if key == "run" else places
+        if key == _CACHE and not _is_fetched(recipe):
+            continue
+        what, allowed = writing.get(key, reading)
+        there = str(folder / (f"{home}{path[1:]}" if path.startswith("~/") else path))
         if not is_below(there, allowed):
-            what = "claim to write to" if key == "run" else "volume"
             raise ValueError(
                 f"{key} is {path}, which is {there} in the pods of overlay {overlay}: no {what} is "
                 f"mounted there; choose a folder below {', '.join(sorted(allowed))}"
             )
 
 
+def _is_fetched(recipe: Recipe) -> bool:
+    """Whether the cache has a use."""
+    tars = () if recipe.data.stream is None else recipe.data.stream.addresses
+    return not isinstance(recipe.data.shards, Path) or any(_URL in tar for tar in tars)
+
+
 def _files(tree: BaseModel, above: str) -> Iterator[tuple[str, str]]:
-    """Key and path of every file or folder of the recipe; home folders are left out."""
+    """Key and path of every file or folder of the recipe."""
+    if isinstance(tree, StreamConfig):
+        folders = {str(PurePosixPath(tar).parent) for tar in tree.addresses if _URL not in tar}
+        yield from ((f"{above}shards", folder) for folder in sorted(folders))
     for name, value in tree:
         if isinstance(value, BaseModel):
             yield from _files(value, f"{above}{name}.")
-        elif isinstance(value, Path) and not str(value).startswith("~"):
+        elif isinstance(value, Path):
             yield f"{above}{name}", str(value)

@@ -2,10 +2,16 @@
 
 from collections.abc import Sequence
 
+from launch.kubernetes.group_rules import GROUP_RULES
 from launch.kubernetes.job_rules import JOB_RULES
+from launch.kubernetes.network_rules import NETWORK_RULES
 from launch.kubernetes.objects import Manifest, jobs, pods
 from launch.kubernetes.pod_rules import POD_RULES
+from launch.kubernetes.ray_rules import RAY_RULES
 from launch.kubernetes.reference_rules import REFERENCE_RULES
+
+# Of all manifests together.
+RULES = (*REFERENCE_RULES, *NETWORK_RULES, *GROUP_RULES, *RAY_RULES)
 
 
 def problems(manifests: Sequence[Manifest]) -> list[str]:
@@ -19,5 +25,5 @@ def problems(manifests: Sequence[Manifest]) -> list[str]:
     found += [
         f"{job.where}: {line}" for job in jobs(manifests) for r in JOB_RULES for line in r(job)
     ]
-    found += [line for rule in REFERENCE_RULES for line in rule(manifests)]
+    found += [line for rule in RULES for line in rule(manifests)]
     return found

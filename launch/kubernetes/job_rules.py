@@ -3,13 +3,17 @@
 Each rule gives lines, one for what it finds wrong; none is good.
 """
 
+import re
 from collections.abc import Iterator
 
-from launch.kubernetes.objects import Job, Manifest, at, option, trains, words
+from launch.kubernetes.objects import GPU, Job, Manifest, at, option, words
 from trainer.exit_codes import BAD_INPUT, INTERRUPTED, PREEMPTED
 
 # Kubernetes' own.
 _GRACE_SECONDS = 30
+_BACKOFF_LIMIT = 6
+_INDEX = "JOB_COMPLETION_INDEX"
+_OF_TRAINER = "PET_"
 CHECKPOINT = "kway/checkpoint-seconds"
 
 
@@ -24,7 +28,11 @@ def failure_is_told_apart(job: Job) -> Iterator[str]:
         yield f"restartPolicy is {restarts} and podFailurePolicy needs Never"
     if job.spec.get("podReplacementPolicy", "Failed") != "Failed":
         yield "podReplacementPolicy goes with podFailurePolicy as Failed alone"
+    names = [str(container.get("name")) for container in job.pod.containers]
     for rule in policy.get("rules", ()):
+        name = at(rule, "onExitCodes").get("containerName")
+        if name is not None and name not in names:
+            yield f"podFailurePolicy asks container {name}, and there is {', '.join(names)}"
         for condition in rule.get("onPodConditions", ()):
             if condition.get("status") != "True":
                 yield (
@@ -35,7 +43,7 @@ def failure_is_told_apart(job: Job) -> Iterator[str]:
 
 def training_says_how_it_ended(job: Job) -> Iterator[str]:
     """The exit codes of `kway train` (docs/cluster.md) mean something to the Job."""
-    if _trainer(job) is None:
+    if job.trainer is None:
         return
     rules = at(job.spec, "podFailurePolicy").get("rules", ())
     for code, action in ((PREEMPTED, "Ignore"), (BAD_INPUT, "FailJob"), (INTERRUPTED, "FailJob")):
@@ -49,8 +57,10 @@ def training_says_how_it_ended(job: Job) -> Iterator[str]:
 
 def times_are_in_order(job: Job) -> Iterator[str]:
     """A checkpoint fits into --shutdown-timeout, and that into the pod's grace period."""
-    if (trainer := _trainer(job)) is None:
+    if (trainer := job.trainer) is None:
         return
+    if at(trainer, "lifecycle", "preStop"):
+        yield "preStop takes of terminationGracePeriodSeconds before SIGTERM comes: leave it out"
     grace = job.pod.spec.get("terminationGracePeriodSeconds", _GRACE_SECONDS)
     stated = job.pod.annotations.get(CHECKPOINT)
     shutdown = option(words(trainer, job.given), "--shutdown-timeout")
@@ -65,7 +75,7 @@ def times_are_in_order(job: Job) -> Iterator[str]:
 
 def all_pods_meet(job: Job) -> Iterator[str]:
     """completions, parallelism, --nnodes, --nproc and the GPUs agree, and the host is pod 0."""
-    if (trainer := _trainer(job)) is None:
+    if (trainer := job.trainer) is None:
         return
     line = words(trainer, job.given)
     nodes, ranks = option(line, "--nnodes"), option(line, "--nproc")
@@ -76,7 +86,7 @@ def all_pods_meet(job: Job) -> Iterator[str]:
         yield f"parallelism {parallel} starts not all of the {job.num_pods} pods that meet"
     if job.spec.get("completionMode") != "Indexed":
         yield "completionMode is not Indexed: its pods have no numbers"
-    gpus = at(trainer, "resources", "limits").get("nvidia.com/gpu")
+    gpus = at(trainer, "resources", "limits").get(GPU)
     if gpus is not None and str(gpus) != ranks:
         yield f"--nproc is {ranks} and a pod has {gpus} GPUs: give one number"
     yield from _meeting(job, line)
@@ -93,12 +103,46 @@ def _meeting(job: Job, line: list[str]) -> Iterator[str]:
                 "ranks fixed by --master-addr do not come back one by one: give --max-restarts 0 "
                 "and backoffLimit 0, and start the group anew from outside"
             )
-    elif not any("is_host" in word for word in line):
+        return
+    tries = job.spec.get("backoffLimit", _BACKOFF_LIMIT)
+    if str(job.num_pods).isdecimal() and tries < int(job.num_pods):
+        yield (
+            f"backoffLimit is {tries}, and a lost pod 0 ends all {job.num_pods}: give more than "
+            "that, four times as many"
+        )
+    said = [word for word in line if "is_host" in word]
+    if not said:
         yield "--rdzv-conf names no is_host: before its name is known pod 0 does not know itself"
+    elif re.search(r"is_host=\w", said[0]):
+        yield "is_host is the same in all pods: it is 1 where JOB_COMPLETION_INDEX is 0, else 0"
 
 
-def _trainer(job: Job) -> Manifest | None:
-    return next((c for c in job.pod.containers if trains(c)), None)
+def ports_are_declared(job: Job) -> Iterator[str]:
+    """Metrics and the meeting are at the ports that Services, policies and monitors name."""
+    if (trainer := job.trainer) is None:
+        return
+    ports = {port.get("name"): port.get("containerPort") for port in trainer.get("ports", ())}
+    line = words(trainer, job.given)
+    given = dict(word.split("=", 1) for word in line if word.startswith("telemetry."))
+    told = given.get("telemetry.port")
+    if str(ports.get("metrics")) != told:
+        yield f"telemetry.port is {told or 'not given'} and port metrics {ports.get('metrics')}"
+    if given.get("telemetry.host") != "0.0.0.0":
+        host = given.get("telemetry.host", "not given")
+        yield f"telemetry.host is {host}: nobody outside of the pod sees metrics; give 0.0.0.0"
+    found = (option(line, "--rdzv-endpoint") or "").partition(":")[2]
+    meeting = option(line, "--master-port") or found
+    if meeting.isdecimal() and int(meeting) not in ports.values():
+        yield f"they meet at port {meeting}, which no port of the container is: declare it"
+
+
+def variables_are_given(job: Job) -> Iterator[str]:
+    """`$(NAME)` of an argument is a variable of the container, or stays as it is written."""
+    for container in job.pod.containers:
+        names = {entry.get("name") for entry in container.get("env", ())} | {_INDEX}
+        for name in re.findall(r"\$\(([\w.-]+)\)", " ".join(words(container))):
+            if name not in names and not (job.given and name.startswith(_OF_TRAINER)):
+                yield f"container {container.get('name')} names $({name}), which is no variable"
 
 
 def _codes(rule: Manifest) -> tuple[int, ...]:
@@ -115,4 +159,6 @@ JOB_RULES = (
     training_says_how_it_ended,
     times_are_in_order,
     all_pods_meet,
+    ports_are_declared,
+    variables_are_given,
 )

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 Manifest = Mapping[str, Any]
+GPU = "nvidia.com/gpu"
 
 _WITH_A_TEMPLATE = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 
@@ -21,6 +22,7 @@ class Pod:
     template: Manifest
     # The autoscaler in the head of a Ray cluster asks the API server for pods.
     needs_token: bool = False
+    is_of_ray: bool = False
 
     @property
     def spec(self) -> Manifest:
@@ -58,6 +60,11 @@ class Job:
     @property
     def where(self) -> str:
         return self.pod.where
+
+    @property
+    def trainer(self) -> Manifest | None:
+        """The container that runs `kway train`."""
+        return next((each for each in self.pod.containers if trains(each)), None)
 
 
 def at(tree: Any, *keys: str) -> Manifest:
@@ -110,15 +117,17 @@ def pods(manifests: Sequence[Manifest]) -> list[Pod]:
         elif kind in _WITH_A_TEMPLATE:
             found.append(Pod(where, at(spec, "template")))
         elif kind == "RayService":
-            found += _of_ray(where, at(spec, "rayClusterConfig"))
+            found += pods_of_ray(where, at(spec, "rayClusterConfig"))
     return found
 
 
-def _of_ray(where: str, cluster: Manifest) -> Iterator[Pod]:
+def pods_of_ray(where: str, cluster: Manifest) -> Iterator[Pod]:
+    """The head first, then one of each group of workers."""
     scales = bool(cluster.get("enableInTreeAutoscaling"))
-    yield Pod(f"{where} head", at(cluster, "headGroupSpec", "template"), needs_token=scales)
+    head = at(cluster, "headGroupSpec", "template")
+    yield Pod(f"{where} head", head, needs_token=scales, is_of_ray=True)
     for group in cluster.get("workerGroupSpecs", ()):
-        yield Pod(f"{where} {group.get('groupName')}", at(group, "template"))
+        yield Pod(f"{where} {group.get('groupName')}", at(group, "template"), is_of_ray=True)
 
 
 def environment(container: Manifest, given: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from launch.kubernetes.objects import Manifest, Pod, at, environment, words
+from launch.kubernetes.mounts import CLAIM, is_below, written
+from launch.kubernetes.objects import Manifest, Pod, at, environment, option, trains, words
 from launch.kubernetes.quantity import quantity
 
 # Absolute paths within a script.
@@ -15,6 +16,17 @@ _PATH = re.compile(r"(?<![\w./:-])/[\w.-]+(?:/[\w.-]+)*")
 # Of every image and every machine.
 _ALWAYS_THERE = ("/bin", "/dev/null", "/proc", "/sys", "/usr")
 _PORT_NAME_LENGTH = 15
+# What pod security's `restricted` lets a pod set.
+_SYSCTLS = {
+    "kernel.shm_rmid_forced",
+    *(f"net.ipv4.ip_{name}" for name in ("local_port_range", "unprivileged_port_start")),
+    *(f"net.ipv4.{name}" for name in ("ip_local_reserved_ports", "ping_group_range")),
+    *(f"net.ipv4.tcp_{name}" for name in ("syncookies", "keepalive_time", "fin_timeout")),
+    *(f"net.ipv4.tcp_keepalive_{name}" for name in ("intvl", "probes")),
+}
+_SHARED_MEMORY = "/dev/shm"
+# The last command of a shell's script.
+_LAST = re.compile(r"(?:^|[;&|\n])\s*([^;&|\n]+?)\s*$")
 
 
 def may_do_little(pod: Pod) -> Iterator[str]:
@@ -27,6 +39,9 @@ def may_do_little(pod: Pod) -> Iterator[str]:
         yield "hostNetwork finds no other pod by name: set dnsPolicy to ClusterFirstWithHostNet"
     if spec.get("automountServiceAccountToken") is not False and not pod.needs_token:
         yield "automountServiceAccountToken is not false: it has no use for an account"
+    for sysctl in at(spec, "securityContext").get("sysctls", ()):
+        if sysctl.get("name") not in _SYSCTLS:
+            yield f"sysctl {sysctl.get('name')} is none that a restricted pod may set: leave it out"
     for volume in pod.volumes.values():
         if "hostPath" in volume:
             yield f"volume {volume.get('name')} is a hostPath: use a claim or an emptyDir"
@@ -41,6 +56,11 @@ def _container_may_do_little(container: Manifest, of_pod: Manifest) -> Iterator[
     capabilities = at(context, "capabilities")
     if context.get("privileged"):
         yield "privileged is true: leave it out"
+    if context.get("procMount", "Default") != "Default":
+        yield f"procMount {context['procMount']} shows it more of /proc: leave it out"
+    for port in container.get("ports", ()):
+        if "hostPort" in port:
+            yield f"hostPort {port['hostPort']} is open on its machine: use a Service"
     if context.get("allowPrivilegeEscalation") is not False:
         yield "allowPrivilegeEscalation is not false"
     if context.get("readOnlyRootFilesystem") is not True:
@@ -66,6 +86,12 @@ def takes_what_it_says(pod: Pod) -> Iterator[str]:
                 yield (
                     f"container {name}: requests {resource} {amount} is above its limit "
                     f"{limits[resource]}"
+                )
+        for resource in requests.keys() | limits.keys():
+            if "/" in resource and requests.get(resource) != limits.get(resource):
+                yield (
+                    f"container {name}: requests {requests.get(resource, 'no')} {resource} and has "
+                    f"a limit of {limits.get(resource, 'none')}: devices need one number for both"
                 )
         yield from _memory_volumes(pod, container, limits.get("memory"))
 
@@ -118,9 +144,64 @@ def _paths(container: Manifest) -> Iterator[str]:
             yield str(folder / value)
 
 
-def is_below(path: str, places: list[str]) -> bool:
-    """Whether the path is one of the places, or in it."""
-    return any(PurePosixPath(path).is_relative_to(place) for place in places if place)
+def results_can_be_written(pod: Pod) -> Iterator[str]:
+    """What `kway shard`, `eval` and `export` write lies on a claim that is not read-only."""
+    for container in pod.containers:
+        line, folder = words(container), PurePosixPath(container.get("workingDir", "/"))
+        if line[:2] not in (["kway", "shard"], ["kway", "eval"], ["kway", "export"]):
+            continue
+        run = line[2] if line[1] == "eval" and len(line) > 2 else None
+        out = run or option(line, "-o") or option(line, "--out")
+        if out is not None and not is_below(str(folder / out), written(pod, container, (CLAIM,))):
+            yield (
+                f"container {container.get('name')} writes to {out}, and no claim is mounted there "
+                "to write to: mount one without readOnly"
+            )
+
+
+def shared_memory_is_there(pod: Pod) -> Iterator[str]:
+    """A container has 64 MiB of it, too few for loaders, NCCL and Ray's objects."""
+    for container in pod.containers:
+        if not (trains(container) or pod.is_of_ray):
+            continue
+        memory = [
+            name for name, v in pod.volumes.items() if at(v, "emptyDir").get("medium") == "Memory"
+        ]
+        mounts = container.get("volumeMounts", ())
+        there = [m for m in mounts if m.get("mountPath") == _SHARED_MEMORY]
+        if not any(mount.get("name") in memory for mount in there):
+            yield (
+                f"container {container.get('name')} has no memory at {_SHARED_MEMORY}: mount an "
+                "emptyDir of medium Memory there"
+            )
+
+
+def secrets_are_files(pod: Pod) -> Iterator[str]:
+    """Variables are in every child and in `docker inspect`; files are not, and can be changed."""
+    for container in pod.containers:
+        sources = [at(entry, "secretRef") for entry in container.get("envFrom", ())]
+        env = container.get("env", ())
+        sources += [at(entry, "valueFrom", "secretKeyRef") for entry in env]
+        for source in filter(None, sources):
+            yield (
+                f"container {container.get('name')}: Secret {source.get('name')} comes as "
+                "variables: mount it as files"
+            )
+
+
+def signals_reach_kway(pod: Pod) -> Iterator[str]:
+    """A shell in front of kway becomes it, or SIGTERM and the exit code are the shell's."""
+    for container in pod.containers:
+        line = words(container)
+        if not line or PurePosixPath(line[0]).name not in ("sh", "bash"):
+            continue
+        script = next((word for word in line[1:] if not word.startswith("-")), "")
+        last = _LAST.search(script.strip())
+        if "kway " in script and not (last and last[1].startswith("exec kway ")):
+            yield (
+                f"container {container.get('name')}: its shell does not end in `exec kway …`: it "
+                "would keep SIGTERM and the exit code to itself"
+            )
 
 
 def ports_have_names(pod: Pod) -> Iterator[str]:
@@ -140,4 +221,14 @@ def ports_have_names(pod: Pod) -> Iterator[str]:
                     yield f"container {container.get('name')}: {probe} names no port: {wanted}"
 
 
-POD_RULES = (may_do_little, takes_what_it_says, image_is_one, paths_are_mounted, ports_have_names)
+POD_RULES = (
+    may_do_little,
+    takes_what_it_says,
+    image_is_one,
+    paths_are_mounted,
+    results_can_be_written,
+    shared_memory_is_there,
+    secrets_are_files,
+    signals_reach_kway,
+    ports_have_names,
+)

@@ -6,7 +6,10 @@ Secrets are made by hand and looked for nowhere. Each rule gives whole lines.
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from launch.kubernetes.objects import Job, Manifest, Pod, at, jobs, name_of, pods, trains, words
+import yaml
+
+from launch.kubernetes.mounts import CLAIM, is_below, written
+from launch.kubernetes.objects import Manifest, Pod, at, jobs, name_of, pods, words
 
 
 def selectors_match(manifests: Sequence[Manifest]) -> Iterator[str]:
@@ -117,7 +120,7 @@ def meeting_has_a_name(manifests: Sequence[Manifest]) -> Iterator[str]:
         if manifest.get("kind") == "Service"
     }
     for job in jobs(manifests):
-        if not job.where.startswith("Job/") or not _is_training(job):
+        if not job.where.startswith("Job/") or job.trainer is None:
             continue
         service = services.get(job.pod.spec.get("subdomain"), {})
         if service.get("clusterIP") != "None" or not service.get("publishNotReadyAddresses"):
@@ -127,8 +130,24 @@ def meeting_has_a_name(manifests: Sequence[Manifest]) -> Iterator[str]:
             )
 
 
-def _is_training(job: Job) -> bool:
-    return any(trains(container) for container in job.pod.containers)
+def runs_can_be_written(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """The folder `run` of the mounted recipe lies on a claim that is not read-only."""
+    maps = {
+        at(manifest, "metadata").get("name"): at(manifest, "data")
+        for manifest in manifests
+        if manifest.get("kind") == "ConfigMap"
+    }
+    for job in jobs(manifests):
+        if (trainer := job.trainer) is None:
+            continue
+        names = [at(v, "configMap").get("name") for v in job.pod.volumes.values()]
+        recipe = yaml.safe_load(at(maps, *filter(None, names)).get("recipe.yaml", "{}"))
+        run = PurePosixPath(trainer.get("workingDir", "/")) / str(at(recipe).get("run", "."))
+        if not is_below(str(run), written(job.pod, trainer, (CLAIM,))):
+            yield (
+                f"{job.where}: the recipe's run is {run}, and no claim is mounted there to write "
+                "to: mount one without readOnly"
+            )
 
 
 def runtime_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
@@ -156,5 +175,6 @@ REFERENCE_RULES = (
     config_is_there,
     claims_are_there,
     meeting_has_a_name,
+    runs_can_be_written,
     runtime_is_there,
 )

@@ -13,19 +13,32 @@ from typing import Any
 
 import yaml
 
-from launch.kubernetes.agreement import check_agreement
+from launch.kubernetes.agreement import check_agreement, on_devices
 from launch.kubernetes.checks import problems
 from launch.kubernetes.kustomize import FOLDER, OVERLAYS, build
+from launch.kubernetes.objects import GPU
+from launch.kubernetes.quantity import times
 from trainer.config import Recipe
 from trainer.recipe import dump_recipe
 
 # Losing pod 0 makes every other pod fail once.
 _TRIES = 4
-_GPU = "nvidia.com/gpu"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_CLASS = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
-    r"(?P<name>[^@\s]+?)(?::(?P<tag>[\w.-]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+    rf"(?P<name>(?:[A-Za-z0-9.-]+(?::\d+)?/)?{_PART}(?:/{_PART})*)"
+    r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
+    re.ASCII,
 )
+
+
+@dataclass(frozen=True)
+class Claims:
+    """`storage_class` names another one than the default; not `printed`: they are there already."""
+
+    storage_class: str | None = None
+    printed: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,30 +66,54 @@ def render(
     overlay: str,
     image: str | None = None,
     namespace: str | None = None,
+    claims: Claims = Claims(),
 ) -> str:
     """The overlay's manifests for this recipe and size as YAML, checked.
 
-    Raises ValueError for what does not fit together and FileNotFoundError without kustomize.
+    Without `image` it is the one of the files, for GPUs its variant with CUDA. Raises ValueError
+    for what does not fit together and FileNotFoundError without kustomize.
     """
     if overlay not in overlays():
         raise ValueError(f"--overlay {overlay} is not known: choose one of {', '.join(overlays())}")
+    recipe = on_devices(recipe, gpus=size.gpus)
     with TemporaryDirectory(prefix="kway-k8s-") as name:
         folder = Path(name)
         # kustomize takes no folder by an absolute path.
         shutil.copytree(FOLDER, folder / "k8s")
-        _size_the_base(folder / "k8s" / "base", recipe, size, image)
-        top: dict[str, Any] = {"resources": [f"k8s/overlays/{overlay}"]}
+        _size_the_base(folder / "k8s" / "base", recipe, size)
+        top: dict[str, Any] = {"resources": [f"k8s/overlays/{overlay}"], **_stored(claims)}
+        if image is not None:
+            top["images"] = [{"name": "kway", **_image(image)}]
+        elif size.gpus:
+            top["components"] = ["k8s/components/cu130"]
         _write(folder, top if namespace is None else {**top, "namespace": _checked(namespace)})
         text = build(folder)
     manifests = list(yaml.safe_load_all(text))
-    check_agreement(manifests, recipe, nodes=size.nodes, ranks=size.ranks, overlay=overlay)
+    check_agreement(manifests, recipe, nodes=size.nodes, gpus=size.gpus, overlay=overlay)
     if found := problems(manifests):
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise ValueError(f"overlay {overlay}: {found[0]}{more}")
-    return text
+    return text if claims.printed else _without_claims(text)
 
 
-def _size_the_base(base: Path, recipe: Recipe, size: Size, image: str | None) -> None:
+def _stored(claims: Claims) -> dict[str, Any]:
+    """What names the storage class of every claim."""
+    if (name := claims.storage_class) is None:
+        return {}
+    if not _CLASS.fullmatch(name):
+        raise ValueError(f"--storage-class {name} is no name: give a-z, 0-9, - and dots")
+    patch = [{"op": "add", "path": "/spec/storageClassName", "value": name}]
+    target = {"kind": "PersistentVolumeClaim"}
+    return {"patches": [{"target": target, "patch": yaml.safe_dump(patch)}]}
+
+
+def _without_claims(text: str) -> str:
+    documents = re.split(r"^---\n", text, flags=re.MULTILINE)
+    kept = [one for one in documents if yaml.safe_load(one)["kind"] != "PersistentVolumeClaim"]
+    return "---\n".join(kept)
+
+
+def _size_the_base(base: Path, recipe: Recipe, size: Size) -> None:
     """Lay ours over base/training, in its place, so that every overlay stands on it."""
     (base / "training").rename(base / "training-as-shipped")
     training = base / "training"
@@ -86,23 +123,24 @@ def _size_the_base(base: Path, recipe: Recipe, size: Size, image: str | None) ->
     tree: dict[str, Any] = {
         "resources": ["../training-as-shipped"],
         "configMapGenerator": recipes,
-        "patches": [{"patch": yaml.safe_dump(_job(size))}],
+        "patches": [{"patch": yaml.safe_dump(_job(size, base / "training-as-shipped/job.yaml"))}],
     }
-    if image is not None:
-        tree["images"] = [{"name": "kway", **_image(image)}]
     _write(training, tree)
 
 
-def _job(size: Size) -> dict[str, Any]:
-    """A patch of the Job of base/training."""
+def _job(size: Size, shipped: Path) -> dict[str, Any]:
+    """A patch of the Job of base/training, whose pod, as shipped, is for one rank."""
+    pod = yaml.safe_load(shipped.read_text(encoding="utf-8"))["spec"]["template"]["spec"]
     variables = {"NUM_NODES": size.nodes, "NUM_RANKS": size.ranks}
     container: dict[str, Any] = {
         "name": "train",
         "env": [{"name": name, "value": str(value)} for name, value in variables.items()],
     }
-    if size.gpus:
-        gpus = {_GPU: str(size.gpus)}
-        container["resources"] = {"requests": gpus, "limits": gpus}
+    gpus = {GPU: str(size.gpus)} if size.gpus else {}
+    container["resources"] = {
+        kind: {**{name: times(amount, size.ranks) for name, amount in amounts.items()}, **gpus}
+        for kind, amounts in pod["containers"][0]["resources"].items()
+    }
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -111,15 +149,28 @@ def _job(size: Size) -> dict[str, Any]:
             "completions": size.nodes,
             "parallelism": size.nodes,
             "backoffLimit": _TRIES * size.nodes,
-            "template": {"spec": {"containers": [container]}},
+            "template": {"spec": {"containers": [container], "volumes": _memory(pod, size)}},
         },
     }
 
 
+def _memory(pod: dict[str, Any], size: Size) -> list[dict[str, Any]]:
+    """The pod's volumes of memory, as large as its ranks need."""
+    return [
+        {"name": volume["name"], "emptyDir": {"sizeLimit": times(folder["sizeLimit"], size.ranks)}}
+        for volume in pod["volumes"]
+        if (folder := volume.get("emptyDir", {})).get("medium") == "Memory"
+    ]
+
+
 def _image(text: str) -> dict[str, str]:
-    found = _IMAGE.fullmatch(text)
-    parts = {} if found is None else found.groupdict()
-    if not parts.get("tag") and not parts.get("digest"):
+    if (found := _IMAGE.fullmatch(text)) is None:
+        raise ValueError(
+            f"--image {text} names no image: give NAME:TAG or NAME@sha256:DIGEST, a name of a-z, "
+            "0-9, ., _, - and /, and no https://"
+        )
+    parts = found.groupdict()
+    if not parts["tag"] and not parts["digest"]:
         raise ValueError(f"--image {text} has no fixed tag: give NAME:TAG or NAME@sha256:DIGEST")
     named = {"newName": parts["name"], "newTag": parts["tag"], "digest": parts["digest"]}
     if named["digest"]:

@@ -43,7 +43,6 @@ def broken_rules(schema: Schema, value: Any, path: str = "$") -> Iterator[str]:
             yield from broken_rules(schema.get("items", {}), item, f"{path}[{index}]")
 
 
-def ruled(schema: Schema, *rules: tuple[str, str]) -> Schema:
-    """The schema with rules, each the expression and what is said where it is not true."""
-    said = [{"rule": rule, "message": message} for rule, message in rules]
-    return {**schema, _RULES: said}
+def rules(*rules: tuple[str, str]) -> Schema:
+    """A part of a schema: each rule is the expression and what is said where it is not true."""
+    return {_RULES: [{"rule": rule, "message": message} for rule, message in rules]}

@@ -1,7 +1,8 @@
 """Containers of pods on this machine: a root, a user and processes of their own, as shell lines.
 
 The image is this machine's /usr, its Python and this checkout, read-only. Not emulated: limits of
-CPU and memory, seccomp profiles, what a runtime hides of /proc, and what an image would set.
+CPU and memory, seccomp profiles, what a runtime hides of /proc, what an image would set, and what
+a kubelet waits for before SIGTERM (`lifecycle`).
 """
 
 import os
@@ -33,6 +34,7 @@ _FIELDS = {
     "command",
     "env",
     "image",
+    "lifecycle",
     "livenessProbe",
     "name",
     "ports",

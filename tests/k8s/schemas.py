@@ -1,200 +1,201 @@
-"""The fields that we use of custom resources, closed: any other is a mistake. With their defaults,
-and with what the resource's own rules or its operator refuse, as rules in CEL.
+"""What an API server takes of custom resources: their fields, defaults, and rules in CEL.
 
-Written by hand from the API references:
-- JobSet jobset.x-k8s.io/v1alpha2: jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2
-- TrainJob, TrainingRuntime trainer.kubeflow.org/v1alpha1, Kubeflow Trainer 2.3: kubeflow.org,
-  Trainer, operator guides (runtime, ML policy, runtime patches)
-- RayService ray.io/v1, KubeRay 1.6 and 1.7: docs.ray.io/en/master/kuberay/references/api.html
+All fields, types and needs are those published, except RayService's (crds/rayservices.py):
+
+- JobSet, TrainJob, TrainingRuntime: from the models of the installed kubeflow-trainer-api
+  (Apache-2.0), of Kubeflow Trainer's version and of the JobSet inside of that.
+- PodMonitor, PrometheusRule: from the files in crds/, which name their origin.
+
+What these models lack, the CRDs' enumerations, defaults and rules, is added below by hand and in
+words of our own, after reading JobSet's api/jobset/v1alpha2/jobset_types.go at 816ba51e81df, and of
+Trainer's manifests/base/crds trainjobs at 0f13bb7a0197 and trainingruntimes at 029b90c3d546. Other
+limits are narrower than those published, on purpose: manifests of ours never need more.
 """
 
-from typing import Any
+import copy
+from pathlib import Path
 
-from tests.k8s.cel_rules import ruled
+import kubeflow_trainer_api.models as models
+import yaml
 
-_NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", "maxLength": 63}
-_COUNT = {"type": "integer", "minimum": 0}
-_FLAG = {"type": "boolean"}
-_STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
-# What is inside is checked as a Job's or a pod's own.
-_INSIDE = {"type": "object"}
+from tests.k8s.cel_rules import Schema, rules
+from tests.k8s.crds.of_models import spec_of
+from tests.k8s.crds.parts import COUNT, NAME, NAME_OF_A_SERVICE, TEXT, resource
+from tests.k8s.crds.rayservices import RAY_SERVICE
 
-
-def _closed(required: str = "", **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required.split(),
-        "additionalProperties": False,
-    }
+_DURATION: Schema = {"pattern": "^([0-9]+h)?([0-9]+m)?([0-9]+s)?$", "minLength": 2}
 
 
-def _kind(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
-    metadata = _closed("name", name=_NAME, namespace=_NAME, labels=_STRINGS, annotations=_STRINGS)
-    return _closed(
-        "apiVersion kind metadata spec",
-        apiVersion={"const": api_version},
-        kind={"const": kind},
-        metadata=metadata,
-        spec=spec,
-    )
+def limited(published: Schema, limits: dict[str, Schema]) -> Schema:
+    """The schema with more said at paths such as `a.b[].c`; KeyError for one that it lacks."""
+    whole = copy.deepcopy(published)
+    for path, limit in limits.items():
+        field = whole
+        for name in path.replace("[]", ".[]").split(".") if path else ():
+            field = field["items"] if name == "[]" else field["properties"][name]
+        needed = {*field.get("required", ()), *limit.get("required", ())}
+        field |= limit | ({"required": sorted(needed)} if needed else {})
+    return whole
 
 
-_FAILURE_RULE = _closed(
-    "name action",
-    name={"type": "string", "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
-    action={"enum": ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]},
-    onJobFailureReasons={
-        "type": "array",
-        "items": {
-            "enum": [
-                "BackoffLimitExceeded",
-                "DeadlineExceeded",
-                "FailedIndexes",
-                "MaxFailedIndexesExceeded",
-                "PodFailurePolicy",
-            ]
-        },
+def _below(path: str, limits: dict[str, Schema]) -> dict[str, Schema]:
+    return {f"{path}.{inner}".strip("."): limit for inner, limit in limits.items()}
+
+
+_JOB_SET: dict[str, Schema] = {
+    "": {
+        "required": ["replicatedJobs"],
+        **rules(
+            (
+                "!has(self.startupPolicy) || self.startupPolicy.startupPolicyOrder != 'InOrder' || "
+                "!self.replicatedJobs.exists(job, has(job.dependsOn))",
+                "jobs start in order or by what they depend on, not by both",
+            )
+        ),
     },
-)
-
-_REPLICATED_JOBS = ruled(
-    {
-        "type": "array",
+    "network.subdomain": NAME,
+    "ttlSecondsAfterFinished": COUNT,
+    "startupPolicy.startupPolicyOrder": {"enum": ["AnyOrder", "InOrder"]},
+    "successPolicy.operator": {"enum": ["All", "Any"]},
+    "failurePolicy.maxRestarts": COUNT,
+    "failurePolicy.restartStrategy": {
+        "enum": ["Recreate", "BlockingRecreate", "InPlaceRestart"],
+        "default": "Recreate",
+    },
+    "failurePolicy.rules": {"maxItems": 20},
+    "failurePolicy.rules[].name": {"pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
+    "failurePolicy.rules[].action": {
+        "enum": [
+            "FailJobSet",
+            "RestartJobSet",
+            "RestartJobSetAndIgnoreMaxRestarts",
+            "RestartJob",
+            "RestartJobAndIgnoreMaxRestarts",
+        ]
+    },
+    "failurePolicy.rules[].onJobFailureReasons[]": {
+        "enum": [
+            "BackoffLimitExceeded",
+            "DeadlineExceeded",
+            "FailedIndexes",
+            "MaxFailedIndexesExceeded",
+            "PodFailurePolicy",
+        ]
+    },
+    "replicatedJobs": {
         "minItems": 1,
-        "items": _closed(
-            "name template",
-            name=_NAME,
-            replicas={**_COUNT, "default": 1},
-            template=_INSIDE,
-            dependsOn={
-                "type": "array",
-                "items": _closed("name status", name=_NAME, status={"enum": ["Ready", "Complete"]}),
-            },
+        **rules(
+            (
+                "self.all(a, self.exists_one(b, b.name == a.name))",
+                "two replicated jobs of one name",
+            ),
+            ("!has(self[0].dependsOn)", "the first replicated job depends on none"),
         ),
     },
-    ("self.all(a, self.exists_one(b, b.name == a.name))", "two replicated jobs of one name"),
-    ("!has(self[0].dependsOn)", "the first replicated job depends on none"),
-)
+    "replicatedJobs[].name": NAME,
+    "replicatedJobs[].groupName": {"default": "default"},
+    "replicatedJobs[].replicas": {**COUNT, "default": 1},
+    "replicatedJobs[].dependsOn": {"maxItems": 5},
+    "replicatedJobs[].dependsOn[].name": NAME,
+    "replicatedJobs[].dependsOn[].status": {"enum": ["Ready", "Complete"]},
+}
 
-_JOB_SET = ruled(
-    _closed(
-        "replicatedJobs",
-        suspend=_FLAG,
-        network=_closed(enableDNSHostnames=_FLAG, subdomain=_NAME, publishNotReadyAddresses=_FLAG),
-        startupPolicy=_closed(
-            "startupPolicyOrder", startupPolicyOrder={"enum": ["AnyOrder", "InOrder"]}
-        ),
-        failurePolicy=_closed(
-            maxRestarts={**_COUNT, "default": 0},
-            rules={"type": "array", "items": _FAILURE_RULE, "maxItems": 20},
-        ),
-        replicatedJobs=_REPLICATED_JOBS,
-    ),
-    (
-        "!has(self.startupPolicy) || self.startupPolicy.startupPolicyOrder != 'InOrder' || "
-        "!self.replicatedJobs.exists(job, has(job.dependsOn))",
-        "jobs start in order or by what they depend on, not by both",
-    ),
-)
+_TRAIN_JOB: dict[str, Schema] = {
+    "suspend": {"default": False},
+    "activeDeadlineSeconds": {"minimum": 1},
+    "managedBy": {
+        "enum": ["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"],
+        "default": "trainer.kubeflow.org/trainjob-controller",
+    },
+    "runtimeRef.name": NAME,
+    "runtimeRef.apiGroup": {"const": "trainer.kubeflow.org", "default": "trainer.kubeflow.org"},
+    "runtimeRef.kind": {
+        "enum": ["TrainingRuntime", "ClusterTrainingRuntime"],
+        "default": "ClusterTrainingRuntime",
+    },
+    "runtimePatches": {"maxItems": 16},
+    "trainer.numNodes": {"minimum": 1},
+    "trainer.numProcPerNode": {"minimum": 1},
+}
 
-_TRAIN_JOB = _closed(
-    "runtimeRef",
-    suspend=_FLAG,
-    runtimeRef=_closed(
-        "name",
-        apiGroup={"const": "trainer.kubeflow.org", "default": "trainer.kubeflow.org"},
-        kind={
-            "enum": ["TrainingRuntime", "ClusterTrainingRuntime"],
-            "default": "ClusterTrainingRuntime",
-        },
-        name=_NAME,
-    ),
-    trainer=_closed(numNodes={"type": "integer", "minimum": 1}),
-)
-
-_TRAINING_RUNTIME = _closed(
-    "template",
-    mlPolicy=ruled(
-        _closed(
-            numNodes={"type": "integer", "minimum": 1},
-            torch=_closed(elasticPolicy=_INSIDE),
-            mpi=_INSIDE,
-        ),
+_TRAINING_RUNTIME: dict[str, Schema] = {
+    "": {"required": ["template"]},
+    "mlPolicy": rules(
         (
-            "!(has(self.numNodes) && has(self.torch) && has(self.torch.elasticPolicy))",
-            "numNodes or torch.elasticPolicy, not both",
-        ),
-        ("!(has(self.torch) && has(self.mpi))", "torch or mpi, not both"),
+            "(has(self.torch) ? 1 : 0) + (has(self.mpi) ? 1 : 0) + (has(self.jax) ? 1 : 0) <= 1",
+            "torch or mpi or jax, not two of them",
+        )
     ),
+    "mlPolicy.numNodes": {"minimum": 1},
+    "template": {"required": ["spec"]},
     # The runtime names no size of its own: Trainer sets completions and parallelism.
-    template=_closed("spec", spec=_JOB_SET),
-)
+    **_below("template.spec", _JOB_SET),
+}
 
-_SECRET_KEY = _closed("name key", name=_NAME, key={"type": "string"})
-_RESOURCES = _closed("requests limits", requests=_STRINGS, limits=_STRINGS)
+_POD_MONITOR: dict[str, Schema] = {
+    "": {"required": ["podMetricsEndpoints"]},
+    "jobLabel": TEXT,
+    "podMetricsEndpoints": {"minItems": 1},
+    "podMetricsEndpoints[]": {"required": ["port"]},
+    "podMetricsEndpoints[].port": TEXT,
+    "podMetricsEndpoints[].path": TEXT,
+    "podMetricsEndpoints[].interval": _DURATION,
+    "podMetricsEndpoints[].authorization": {"required": ["credentials"]},
+    "podMetricsEndpoints[].authorization.type": TEXT,
+    "podMetricsEndpoints[].authorization.credentials": {"required": ["name"]},
+    "podMetricsEndpoints[].authorization.credentials.name": TEXT,
+    "podMetricsEndpoints[].authorization.credentials.key": TEXT,
+    "selector.matchExpressions[].key": TEXT,
+    "selector.matchExpressions[].operator": {"enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
+    "selector.matchExpressions[].values": {"minItems": 1},
+}
 
-_WORKER_GROUP = ruled(
-    _closed(
-        "groupName maxReplicas rayStartParams template",
-        groupName=_NAME,
-        replicas={**_COUNT, "default": 0},
-        minReplicas={**_COUNT, "default": 0},
-        maxReplicas={**_COUNT, "default": 2**31 - 1},
-        rayStartParams=_STRINGS,
-        template=_INSIDE,
-    ),
-    ("self.minReplicas <= self.maxReplicas", "minReplicas is above maxReplicas"),
-    (
-        "self.minReplicas <= self.replicas && self.replicas <= self.maxReplicas",
-        "replicas is not from minReplicas to maxReplicas",
-    ),
-)
+_RULE = "groups[].rules[]"
+_PROMETHEUS_RULE: dict[str, Schema] = {
+    "": {"required": ["groups"]},
+    "groups": {"minItems": 1},
+    "groups[]": {"required": ["rules"]},
+    "groups[].interval": _DURATION,
+    "groups[].rules": {"minItems": 1},
+    # All of ours are alerts that say what is wrong.
+    _RULE: {"required": ["alert", "labels", "annotations"]},
+    f"{_RULE}.alert": TEXT,
+    f"{_RULE}.expr": TEXT,
+    f"{_RULE}.for": _DURATION,
+}
 
-_RAY_CLUSTER = _closed(
-    "headGroupSpec",
-    rayVersion={"type": "string", "pattern": r"^\d+\.\d+\.\d+$"},
-    authOptions=_closed(mode={"enum": ["disabled", "token"]}, secretName=_NAME),
-    gcsFaultToleranceOptions=_closed(
-        "redisAddress",
-        redisAddress={"type": "string", "pattern": r"^[^\s:]+:\d+$"},
-        redisPassword=_closed(
-            "valueFrom", valueFrom=_closed("secretKeyRef", secretKeyRef=_SECRET_KEY)
-        ),
-        externalStorageNamespace={"type": "string"},
-    ),
-    enableInTreeAutoscaling=_FLAG,
-    autoscalerOptions=_closed(
-        version={"enum": ["v1", "v2"]},
-        idleTimeoutSeconds=_COUNT,
-        resources=_RESOURCES,
-        securityContext=_INSIDE,
-    ),
-    headGroupSpec=_closed("rayStartParams template", rayStartParams=_STRINGS, template=_INSIDE),
-    workerGroupSpecs=ruled(
-        {"type": "array", "items": _WORKER_GROUP},
-        ("self.all(a, self.exists_one(b, b.groupName == a.groupName))", "two groups of one name"),
-    ),
-)
+
+def _file(name: str) -> Schema:
+    spec: Schema = yaml.safe_load((Path(__file__).parent / f"crds/{name}.yaml").read_text())
+    return spec
+
+
+def _trainer(kind: str, spec: Schema, *whole: tuple[str, str]) -> Schema:
+    return resource("trainer.kubeflow.org/v1alpha1", kind, spec, *whole)
+
+
+def _prometheus(kind: str, spec: Schema) -> Schema:
+    return resource("monitoring.coreos.com/v1", kind, spec)
+
 
 SCHEMAS = {
-    "JobSet": _kind("jobset.x-k8s.io/v1alpha2", "JobSet", _JOB_SET),
-    "TrainJob": ruled(
-        _kind("trainer.kubeflow.org/v1alpha1", "TrainJob", _TRAIN_JOB),
-        # Its name becomes that of a Service.
-        (
-            "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            "metadata.name is not a name of RFC 1035",
-        ),
+    "JobSet": resource(
+        "jobset.x-k8s.io/v1alpha2",
+        "JobSet",
+        limited(spec_of(models.JobsetV1alpha2JobSet), _JOB_SET),
     ),
-    "TrainingRuntime": _kind("trainer.kubeflow.org/v1alpha1", "TrainingRuntime", _TRAINING_RUNTIME),
-    "RayService": _kind(
-        "ray.io/v1",
-        "RayService",
-        _closed(
-            "serveConfigV2 rayClusterConfig",
-            serveConfigV2={"type": "string"},
-            rayClusterConfig=_RAY_CLUSTER,
-        ),
+    "TrainJob": _trainer(
+        "TrainJob",
+        limited(spec_of(models.TrainerV1alpha1TrainJob), _TRAIN_JOB),
+        NAME_OF_A_SERVICE,
+    ),
+    "TrainingRuntime": _trainer(
+        "TrainingRuntime",
+        limited(spec_of(models.TrainerV1alpha1TrainingRuntime), _TRAINING_RUNTIME),
+    ),
+    "RayService": RAY_SERVICE,
+    "PodMonitor": _prometheus("PodMonitor", limited(_file("podmonitors"), _POD_MONITOR)),
+    "PrometheusRule": _prometheus(
+        "PrometheusRule", limited(_file("prometheusrules"), _PROMETHEUS_RULE)
     ),
 }

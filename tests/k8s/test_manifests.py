@@ -15,6 +15,7 @@ from typer.main import get_command
 from launch.kubernetes import problems
 from launch.kubernetes.kustomize import FOLDER, build
 from launch.kubernetes.objects import environment, jobs, option, pods, words
+from launch.kubernetes.quantity import quantity
 from launch.main import app
 from launch.ranks import Placement
 from serving.deploy.environment import SERVING
@@ -181,6 +182,38 @@ def test_only_the_api_and_metrics_are_open_to_all():
         for port in rule["ports"]
     ]
     assert open_ports == ["serve", "metrics"]
+
+
+def test_the_operator_is_let_in_however_it_was_installed():
+    """Helm's chart and KubeRay's kustomize files name its pods differently."""
+    (policy,) = [m for m in built("overlays/serving") if m["metadata"]["name"] == "serving"]
+    dashboard = {"port": "dashboard"}
+    (rule,) = [r for r in policy["spec"]["ingress"] if dashboard in r.get("ports", ())]
+    names = [p["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for p in rule["from"]]
+    assert names == ["kuberay-operator", "kuberay"]
+    assert all(peer["namespaceSelector"] == {} for peer in rule["from"])
+
+
+def test_machines_with_gpus_have_the_image_that_uses_them():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    (job,) = jobs(built("overlays/h100-8x"))
+    (container,) = job.pod.containers
+    assert container["image"] == f"kway:{version}-cu130"
+    assert load_recipe(RECIPE, [words(container)[-1]]).train.device == "cuda"
+
+
+def test_one_machine_can_hold_what_the_small_overlays_ask_for():
+    """They follow each other: the claims of one are those of the next."""
+    folders = ["shards", "", "export", "serving"]
+    claims = [
+        {m["metadata"]["name"]: m["spec"] for m in made if m["kind"] == "PersistentVolumeClaim"}
+        for made in (built(f"overlays/cpu-smoke/{folder}".rstrip("/")) for folder in folders)
+    ]
+    for specs in claims:
+        assert {name: specs[name] for name in claims[0]} == claims[0]
+    assert all(spec["accessModes"] == ["ReadWriteOnce"] for spec in claims[0].values())
+    for pod in pods(built("overlays/cpu-smoke/serving")):
+        assert all(quantity(c["resources"]["limits"]["cpu"]) <= 1 for c in pod.containers)
 
 
 def test_a_queue_holds_the_run_back():

@@ -8,24 +8,36 @@ from typing import Any
 import pytest
 
 from launch.kubernetes import problems
+from launch.kubernetes.checks import RULES
 from launch.kubernetes.job_rules import JOB_RULES
 from launch.kubernetes.objects import jobs, pods
 from launch.kubernetes.pod_rules import POD_RULES
-from launch.kubernetes.quantity import quantity
-from launch.kubernetes.reference_rules import REFERENCE_RULES
+from launch.kubernetes.quantity import quantity, times
 from tests.k8s.built import built, needs_kustomize, one, refusals, set_at
 from tests.k8s.cel_rules import defaulted
 from tests.k8s.schemas import SCHEMAS
 
-JOB, POD = "overlays/job", "spec/template/spec"
+JOB, POD, SERVING = "overlays/job", "spec/template/spec", "overlays/serving"
+REDIS, SLEEP = "gcsFaultToleranceOptions/redisAddress", "lifecycle/preStop/sleep/seconds"
 TRAINER = f"{POD}/containers/0"
 SET = "spec/replicatedJobs/0/template"
 INNER = f"spec/template/{SET}"
 RAY = "spec/rayClusterConfig"
 HEAD = f"{RAY}/headGroupSpec/template/spec"
 WORKER = f"{RAY}/workerGroupSpecs/0"
+RAY_WORKER = f"{WORKER}/template/spec/containers/0"
 POLICY = "spec/mlPolicy"
 AFTER = [{"name": "other", "status": "Complete"}]
+
+UNSAFE = [{"name": "kernel.msgmax", "value": "1"}]
+FROM_SECRET = {"secretKeyRef": {"name": "kway-tokens", "key": "tokens"}}
+TOKEN = {"name": "HOME", "valueFrom": FROM_SECRET}
+NO_EXEC = 'kway train "$@" --rdzv-conf is_host=$host'
+AND_MORE = 'exec kway train "$@" --rdzv-conf is_host=$host; true'
+LOOPBACK = "http_options: {host: 127.0.0.1, port: 8000}"
+ALL_HOSTS = 'exec kway train "$@" --rdzv-conf is_host=1'
+ON_CODES = "spec/podFailurePolicy/rules/1/onExitCodes"
+WAITS = {"preStop": {"sleep": {"seconds": 170}}}
 
 # Folder, kind, where, what stands there instead (None: nothing), and what is said.
 SEEN_BY_SCHEMAS = [
@@ -80,12 +92,30 @@ SEEN_BY_RULES = [
     ("overlays/serving", "RayService", f"{RAY}/enableInTreeAutoscaling", None, "automount"),
     ("overlays/jobset", "JobSet", f"{SET}/{TRAINER}/securityContext/privileged", True, "privil"),
     ("base/export", "Job", f"{POD}/initContainers/0/securityContext", None, "evaluate"),
+    (JOB, "Job", f"{TRAINER}/securityContext/procMount", "Unmasked", "procMount Unmasked"),
+    (JOB, "Job", f"{TRAINER}/ports/0/hostPort", 9400, "hostPort 9400"),
+    (JOB, "Job", f"{POD}/securityContext/sysctls", UNSAFE, "sysctl kernel.msgmax"),
+    (JOB, "Job", f"{TRAINER}/envFrom", [{"secretRef": {"name": "x"}}], "Secret x comes as var"),
+    (JOB, "Job", f"{TRAINER}/env/3", TOKEN, "Secret kway-tokens comes as variables"),
     # What it takes.
     (JOB, "Job", f"{TRAINER}/resources/requests/memory", "64Gi", "above its limit"),
     (JOB, "Job", f"{TRAINER}/resources/requests/cpu", "8500m", "above its limit"),
     (JOB, "Job", f"{TRAINER}/resources/limits", None, "state no cpu"),
     (JOB, "Job", f"{POD}/volumes/5/emptyDir/sizeLimit", "32Gi", "counts as memory"),
     (JOB, "Job", f"{POD}/volumes/5/emptyDir/sizeLimit", None, "without a sizeLimit"),
+    (JOB, "Job", f"{TRAINER}/resources/requests/nvidia.com~1gpu", "1", "one number for both"),
+    (JOB, "Job", f"{TRAINER}/volumeMounts/5", None, "no memory at /dev/shm"),
+    (JOB, "Job", f"{POD}/volumes/5/emptyDir/medium", None, "no memory at /dev/shm"),
+    (SERVING, "RayService", f"{RAY_WORKER}/volumeMounts/3", None, "no memory at /dev/shm"),
+    # What it writes.
+    (JOB, "Job", f"{POD}/volumes/2/persistentVolumeClaim/readOnly", True, "run is /work/runs"),
+    (JOB, "Job", f"{TRAINER}/volumeMounts/2/readOnly", True, "run is /work/runs/glyphs"),
+    (JOB, "ConfigMap", "data/recipe.yaml", "run: shards/x", "run is /work/shards/x"),
+    ("base/shards", "Job", f"{TRAINER}/volumeMounts/0/readOnly", True, "writes to shards/glyphs"),
+    ("base/export", "Job", f"{TRAINER}/volumeMounts/2/readOnly", True, "writes to bundles/glyphs"),
+    ("base/export", "Job", f"{POD}/volumes/1/persistentVolumeClaim/readOnly", True, "runs/glyphs"),
+    ("base/shards", "Job", f"{TRAINER}/args/1", "shards/../x", "writes to shards/../x"),
+    ("base/export", "Job", f"{TRAINER}/args", ["runs/x", "--out", "shards/x"], "to shards/x"),
     # Images, paths, ports.
     (JOB, "Job", f"{TRAINER}/image", "kway:latest", "no fixed tag"),
     (JOB, "Job", f"{TRAINER}/image", "localhost:5000/kway", "no fixed tag"),
@@ -107,7 +137,12 @@ SEEN_BY_RULES = [
     (JOB, "Job", "spec/podFailurePolicy/rules/1", None, "exit code 75"),
     (JOB, "Job", "spec/podFailurePolicy/rules/2/onExitCodes/values", [130], "exit code 2"),
     (JOB, "Job", "spec/podFailurePolicy/rules/2/onExitCodes/operator", "NotIn", "exit code 2"),
+    (JOB, "Job", f"{ON_CODES}/containerName", "other", "asks container other, and there is train"),
+    (JOB, "Job", f"{TRAINER}/command/2", NO_EXEC, "does not end in `exec kway"),
+    (JOB, "Job", f"{TRAINER}/command/2", AND_MORE, "does not end in `exec kway"),
+    (JOB, "Job", "spec/backoffLimit", 0, "backoffLimit is 0"),
     # Times.
+    (JOB, "Job", f"{TRAINER}/lifecycle", WAITS, "preStop takes of terminationGrace"),
     (JOB, "Job", f"{POD}/terminationGracePeriodSeconds", 150, "not in this order"),
     (JOB, "Job", f"{POD}/terminationGracePeriodSeconds", None, "GracePeriodSeconds 30"),
     (JOB, "Job", f"{TRAINER}/args/14", "120", "not in this order"),
@@ -119,6 +154,14 @@ SEEN_BY_RULES = [
     (JOB, "Job", f"{TRAINER}/env/0/value", "4", "--nnodes is 4"),
     (JOB, "Job", f"{TRAINER}/args/10", "kway-1.kway:29400", "pod 0 is kway-0.kway"),
     (JOB, "Job", f"{TRAINER}/command/2", 'exec kway train "$@"', "is_host"),
+    (JOB, "Job", f"{TRAINER}/command/2", ALL_HOSTS, "is_host is the same in all pods"),
+    (JOB, "Job", f"{TRAINER}/args/10", "kway-0.kway:29401", "meet at port 29401"),
+    (JOB, "Job", f"{TRAINER}/args/2", "telemetry.port=9500", "telemetry.port is 9500"),
+    (JOB, "Job", f"{TRAINER}/args/1", "telemetry.host=127.0.0.1", "telemetry.host is 127.0.0.1"),
+    (JOB, "Job", f"{TRAINER}/ports/0/containerPort", 9401, "port metrics 9401"),
+    (JOB, "Job", f"{TRAINER}/env/2", None, "$(POD_IP)"),
+    ("overlays/trainjob", "TrainingRuntime", f"{INNER}/{TRAINER}/args/9", "$(PETS)", "$(PETS)"),
+    ("overlays/jobset", "JobSet", f"{SET}/{TRAINER}/args/14", "29401", "meet at port 29401"),
     ("overlays/h100-8x", "Job", f"{TRAINER}/resources/limits/nvidia.com~1gpu", "4", "has 4 GPUs"),
     ("overlays/h100-8x", "Job", f"{POD}/dnsPolicy", None, "hostNetwork finds no other pod"),
     ("overlays/jobset", "JobSet", f"{SET}/spec/backoffLimit", 3, "backoffLimit 0"),
@@ -126,6 +169,30 @@ SEEN_BY_RULES = [
     ("overlays/jobset", "JobSet", "spec/network/subdomain", "other", "kway-node-0-0.other"),
     ("overlays/trainjob", "TrainingRuntime", "spec/mlPolicy/numNodes", 3, "its runtime 3"),
     ("overlays/trainjob", "TrainJob", "spec/runtimeRef/name", "torch", "TrainingRuntime/torch"),
+    # How a group starts anew.
+    ("overlays/jobset", "JobSet", "spec/failurePolicy", None, "no failurePolicy.maxRestarts"),
+    ("overlays/jobset", "JobSet", "spec/network/enableDNSHostnames", False, "enableDNSHostnames"),
+    ("overlays/jobset", "JobSet", "spec/network/publishNotReadyAddresses", False, "publishNot"),
+    ("overlays/jobset", "JobSet", "spec/replicatedJobs/0/replicas", 2, "starts 2 Jobs"),
+    ("overlays/trainjob", "TrainingRuntime", f"{INNER}/{TRAINER}/name", "train", "named node"),
+    ("overlays/trainjob", "TrainingRuntime", f"{INNER}/metadata", None, "ancestor-step"),
+    # Who reaches what.
+    (JOB, "NetworkPolicy", "spec/ingress/1/ports", None, "lets everybody to all ports"),
+    (JOB, "NetworkPolicy", "spec/ingress/1", None, "lets Prometheus to port 9400"),
+    (JOB, "NetworkPolicy", "spec/ingress/0", None, "lets its pods to one another"),
+    (JOB, "Job", f"{TRAINER}/env/1/value", "17", "metrics are at ports 9400 to 9416"),
+    # What serves.
+    (SERVING, "RayService", f"{RAY}/authOptions", None, "authOptions.mode is None"),
+    (SERVING, "RayService", f"{RAY}/headGroupSpec/rayStartParams/num-cpus", None, "num-cpus of"),
+    (SERVING, "RayService", f"{RAY}/{REDIS}", "redis:6379", "redisAddress redis:6379"),
+    (SERVING, "Service", "spec/ports/0/port", 6380, "redisAddress kway-redis:6379"),
+    (SERVING, "RayService", f"{RAY_WORKER}/ports/0/containerPort", 8001, "port serve is [8001]"),
+    (SERVING, "RayService", "spec/serveConfigV2", LOOPBACK, "http_options.host is 127.0.0.1"),
+    (SERVING, "RayService", f"{RAY_WORKER}/volumeMounts/0", None, "names /work/bundles/glyphs"),
+    (SERVING, "RayService", f"{RAY_WORKER}/volumeMounts/1", None, "secrets/kway/tokens"),
+    (SERVING, "RayService", f"{RAY_WORKER}/lifecycle", None, "preStop's sleep 0"),
+    (SERVING, "RayService", f"{HEAD}/containers/0/{SLEEP}", 30, "preStop's sleep 30"),
+    (SERVING, "RayService", f"{HEAD}/terminationGracePeriodSeconds", 40, "Seconds 40 are not in"),
     # What one names and another has to be.
     (JOB, "Service", "spec/selector", {"app": "other"}, "selects app=other"),
     (JOB, "Service", "spec/ports/0/targetPort", "rdzv", "names port rdzv"),
@@ -193,14 +260,14 @@ def test_a_rule_names(mistake):
 
 @needs_kustomize
 def test_every_rule_has_a_mistake_that_it_finds():
-    rules = {rule.__name__: 0 for rule in (*POD_RULES, *JOB_RULES, *REFERENCE_RULES)}
+    rules = {rule.__name__: 0 for rule in (*POD_RULES, *JOB_RULES, *RULES)}
     for mistake in SEEN_BY_RULES:
         manifests = planted(*mistake[:4])
         for rule in POD_RULES:
             rules[rule.__name__] += sum(len(list(rule(pod))) for pod in pods(manifests))
         for rule in JOB_RULES:
             rules[rule.__name__] += sum(len(list(rule(job))) for job in jobs(manifests))
-        for rule in REFERENCE_RULES:
+        for rule in RULES:
             rules[rule.__name__] += len(list(rule(manifests)))
     assert [name for name, found in rules.items() if not found] == []
 
@@ -215,6 +282,7 @@ def test_a_line_names_its_object():
 def test_amounts_are_read_as_kubernetes_writes_them():
     read = {"500m": 0.5, "2": 2, "1.5Gi": 1.5 * 2**30, "3k": 3000, "1Ei": 2**60, "100M": 10**8}
     assert {text: float(quantity(text)) for text in read} == read
+    assert [times(text, 8) for text in ("500m", "2", "1.5Gi")] == ["4000m", "16", "12.0Gi"]
     for text in ("", "-1", "1 Gi", "1g", "1Kk", "Gi"):
         with pytest.raises(ValueError, match="no amount"):
             quantity(text)

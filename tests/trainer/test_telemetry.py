@@ -123,6 +123,12 @@ def test_the_endpoint_says_what_the_jsonl_says(tmp_path):
     } | {f"kway_train_phase/{name}": 0 for name in PHASES}
 
 
+def test_updates_left_out_before_are_shown_from_the_start(tmp_path):
+    """An alert sees a number grow: the first one that a series has is no growth."""
+    with telemetry(tmp_path, skipped_steps=3, port=0) as report:
+        assert scraped(report)["kway_train_skipped_steps"] == 3
+
+
 def test_the_phase_that_a_rank_is_in_is_looked_up_at_each_scrape(tmp_path):
     phases = Phases(CPU)
     with telemetry(tmp_path, phases=phases, port=0) as report:

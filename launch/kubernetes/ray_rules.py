@@ -1,0 +1,127 @@
+"""Rules for a RayService: who may ask Ray, what its application needs in each pod, and its times.
+
+Each rule gives whole lines.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+
+from launch.kubernetes.mounts import is_below
+from launch.kubernetes.objects import Manifest, Pod, at, name_of, pods_of_ray
+
+_GRACE_SECONDS = 30
+_FILES = ("bundle", "token_file")
+
+
+def ray_asks_for_a_token(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Whoever reaches Ray's ports without one can run any code."""
+    for service in _services(manifests):
+        mode = at(service, "spec", "rayClusterConfig", "authOptions").get("mode")
+        if mode != "token":
+            yield f"{name_of(service)}: authOptions.mode is {mode}: Ray obeys anybody; give token"
+
+
+def head_serves_nothing(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """A replica on the head would go with it."""
+    for service in _services(manifests):
+        group = at(service, "spec", "rayClusterConfig", "headGroupSpec")
+        cpus = at(group, "rayStartParams").get("num-cpus")
+        if cpus != "0":
+            yield f'{name_of(service)}: num-cpus of the head is {cpus}: give "0"'
+
+
+def redis_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """redisAddress is a Service of the manifests, and a port of it."""
+    services = {
+        at(manifest, "metadata").get("name"): [
+            port.get("port") for port in at(manifest, "spec").get("ports", ())
+        ]
+        for manifest in manifests
+        if manifest.get("kind") == "Service"
+    }
+    for service in _services(manifests):
+        options = at(service, "spec", "rayClusterConfig", "gcsFaultToleranceOptions")
+        host, _, port = str(options.get("redisAddress", "")).partition(":")
+        if host and port not in map(str, services.get(host, ())):
+            yield f"{name_of(service)}: redisAddress {host}:{port} is no Service and port of it"
+
+
+def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Bundle, tokens and galleries that serveConfigV2 names: a replica may start in any pod."""
+    for service in _services(manifests):
+        paths = [path for arguments in _arguments(service) for path in _paths(arguments)]
+        for pod in _pods(service):
+            mounts = [m for each in pod.containers for m in each.get("volumeMounts", ())]
+            places = [mount.get("mountPath", "") for mount in mounts]
+            for path in paths:
+                if not is_below(path, places):
+                    yield f"{pod.where}: serveConfigV2 names {path}, where nothing is mounted"
+
+
+def api_is_at_its_port(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Port `serve` of every pod is the one that serveConfigV2 listens at, for all addresses."""
+    for service in _services(manifests):
+        http = at(_config(service), "http_options")
+        if http.get("host") != "0.0.0.0":
+            yield f"{name_of(service)}: http_options.host is {http.get('host')}: give 0.0.0.0"
+        for pod in _pods(service):
+            ports = [p for c in pod.containers for p in c.get("ports", ())]
+            there = [p.get("containerPort") for p in ports if p.get("name") == "serve"]
+            if there != [http.get("port")]:
+                yield f"{pod.where}: port serve is {there} and the API at {http.get('port')}"
+
+
+def requests_end_before_their_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Ray ends at once by SIGTERM: what its pod answers by then needs preStop to wait for it."""
+    for service in _services(manifests):
+        request = max((_request_seconds(each) for each in _arguments(service)), default=0.0)
+        for pod in _pods(service):
+            grace = pod.spec.get("terminationGracePeriodSeconds", _GRACE_SECONDS)
+            for container in pod.containers:
+                wait = at(container, "lifecycle", "preStop", "sleep").get("seconds", 0)
+                if not request < wait < grace:
+                    yield (
+                        f"{pod.where}: request_timeout_seconds {request:g}, preStop's sleep {wait} "
+                        f"and terminationGracePeriodSeconds {grace} are not in this order: raise "
+                        "the later ones"
+                    )
+
+
+def _services(manifests: Sequence[Manifest]) -> Iterator[Manifest]:
+    return (manifest for manifest in manifests if manifest.get("kind") == "RayService")
+
+
+def _pods(service: Manifest) -> Iterator[Pod]:
+    return pods_of_ray(name_of(service), at(service, "spec", "rayClusterConfig"))
+
+
+def _config(service: Manifest) -> Any:
+    return yaml.safe_load(at(service, "spec").get("serveConfigV2", ""))
+
+
+def _arguments(service: Manifest) -> Iterator[Manifest]:
+    for application in at(_config(service)).get("applications", ()):
+        yield at(application, "args")
+
+
+def _paths(arguments: Manifest) -> Iterator[str]:
+    config = at(arguments, "config")
+    stated = {**arguments, **config}
+    yield from (str(stated[name]) for name in _FILES if stated.get(name))
+    yield from map(str, at(config, "galleries").values())
+
+
+def _request_seconds(arguments: Manifest) -> float:
+    return float(at(arguments, "config").get("request_timeout_seconds", 0))
+
+
+RAY_RULES = (
+    ray_asks_for_a_token,
+    head_serves_nothing,
+    redis_is_there,
+    files_are_in_every_pod,
+    api_is_at_its_port,
+    requests_end_before_their_pod,
+)
