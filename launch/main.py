@@ -1,10 +1,13 @@
 """The `kway` command: its sub-commands, and errors as one line with an exit code.
 
 Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted, 130 interrupted, 128 + n a
-rank that signal n killed.
+rank that signal n killed, or this process ended by it as number 1 of a container.
 """
 
+import os
+import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
 import typer
@@ -17,6 +20,7 @@ from launch.commands import (
     index,
     k8s,
     losses,
+    papers,
     plan,
     query,
     report,
@@ -27,7 +31,7 @@ from launch.commands import (
     tree,
 )
 from launch.wording import printable
-from trainer.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED
+from trainer.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, KILLED
 
 app = typer.Typer(
     name="kway",
@@ -49,6 +53,7 @@ app.command("query")(query.query)
 app.command("losses")(losses.losses)
 app.command("plan")(plan.plan)
 app.command("report")(report.report)
+app.command("papers")(papers.papers)
 app.command("doctor")(doctor.doctor)
 app.add_typer(k8s.app, name="k8s")
 app.command("demo")(demo.demo)
@@ -59,6 +64,7 @@ def main() -> None:
 
     `kway --traceback COMMAND …` shows where such an error came from.
     """
+    _end_by_sigterm()
     show_origin = sys.argv[1:2] == ["--traceback"]
     if show_origin:
         del sys.argv[1]
@@ -78,6 +84,25 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _end_by_sigterm() -> None:
+    """Let process number 1 of a container end as any other would: the kernel spares it a signal
+    that it has no handler for. Commands that save or answer first put their own in its place."""
+    if os.getpid() != 1 or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return
+    signal.signal(signal.SIGTERM, _end)
+    os.register_at_fork(after_in_child=_forget_the_end)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    # At once, as the kernel does it: an exception might wait for what does not end.
+    os._exit(KILLED + number)
+
+
+def _forget_the_end() -> None:
+    if signal.getsignal(signal.SIGTERM) is _end:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _given(error: typer.TyperException) -> str:

@@ -1,0 +1,277 @@
+"""Beyond the papers: heads whose classes lie on several ranks, beside the same on one."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from safetensors.numpy import load_file
+
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiments.sharded_ranks import MEASURES, SETTINGS, measure, rows_file
+from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.section import Claim, Section, Table, Verdict
+from benchmarks.papers.turns import Median, median
+from trainer.world import World
+
+_JOB = "experiments.beyond_sharded:compare_meshes"
+_RANKS = "benchmarks.papers.experiments.sharded_ranks"
+# Ranks, and how many of them share the classes: a mesh is data x class.
+_MESHES = {"2 ranks share the classes": (2, 2), "2 ranks share the rows": (2, 1)}
+_ALONE = "1 rank"
+_LOSSES = (
+    *("ce", "batch_ce", "max_margin", "batch_max_margin", "self_norm", "nce", "bce", "softmax_cs"),
+    *("sigmoid_cs", "softmax_tanimoto", "sigmoid_tanimoto", "topk_hinge", "smooth_topk"),
+    *("quadratic", "ccql", "taylor_softmax", "spherical_softmax", "spherical_bound", "simloss"),
+)
+_FACTORED = ("quadratic", "ccql", "taylor_softmax", "spherical_softmax", "spherical_bound")
+_CASES = (
+    *(f"{weights} {loss}" for weights in ("dense", "vtree", "utree") for loss in _LOSSES),
+    *(f"factored {loss}" for loss in _FACTORED),
+)
+# What float32 loses in sums that are made in another order.
+_ROUNDING = 1e-4
+
+
+def compare_meshes(settings: Mapping[str, Any], places: Places) -> Measures:
+    """A job: how far losses and rows of each case are from those of one rank, relatively, and
+    seconds of a larger head's steps, by mesh. Every rank has one thread."""
+    alone, rows_alone = _of_one_rank(settings)
+    found: Measures = {_ALONE: {"seconds": alone["seconds"]}}
+    for mesh in settings["meshes"]:
+        num_ranks, class_group = _MESHES[mesh]
+        folder = places.work / mesh.replace(" ", "-")
+        folder.mkdir(exist_ok=True)
+        (folder / SETTINGS).write_text(json.dumps({**settings, "class_group": class_group}))
+        _start(folder, num_ranks)
+        measures = json.loads((folder / MEASURES).read_text())
+        rows = _rows(folder, num_ranks, settings["cases"])
+        found[mesh] = {
+            "seconds": measures["seconds"],
+            "losses": {
+                case: apart(losses, alone["losses"][case])
+                for case, losses in measures["losses"].items()
+            },
+            "rows": {case: apart(ours, rows_alone[case]) for case, ours in rows.items()},
+        }
+    return found
+
+
+def _of_one_rank(settings: Mapping[str, Any]) -> tuple[Measures, dict[str, np.ndarray]]:
+    """Measures and rows of this process, with one thread as the ranks have."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        world = World(0, 1, 0, 1, torch.device("cpu"), None)
+        measures, rows = measure(settings, world)
+    finally:
+        torch.set_num_threads(threads)
+    return measures, joined([rows], settings["cases"])
+
+
+def _start(folder: Path, num_ranks: int) -> None:
+    command = [sys.executable, "-m", _RANKS, str(folder), "--launch", str(num_ranks)]
+    ended = subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        raise ChildProcessError(f"{num_ranks} ranks ended with {ended.returncode}: {ended.stderr}")
+
+
+def _rows(folder: Path, num_ranks: int, cases: Sequence[str]) -> dict[str, np.ndarray]:
+    return joined([load_file(folder / rows_file(rank)) for rank in range(num_ranks)], cases)
+
+
+def joined(
+    ranks: Sequence[Mapping[str, np.ndarray]], cases: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """The rows [K, d] of all ranks together, by case, in the order of classes."""
+    found = {}
+    for case in cases:
+        ids = np.concatenate([rank[f"{case} ids"] for rank in ranks])
+        # Ranks that do not share the classes have all of them each: the first counts.
+        _, first = np.unique(ids, return_index=True)
+        found[case] = np.concatenate([rank[f"{case} rows"] for rank in ranks])[first]
+    return found
+
+
+def apart(ours: Any, theirs: Any) -> float:
+    """The largest difference, relative to the largest number."""
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+def _course(budget: Budget, album: Album) -> Course:
+    toy = budget.is_toy
+    large = budget.size(50_000, full=1_000_000, least=10_000)
+    job = Job(
+        _JOB,
+        {
+            "cases": ["dense ce", "vtree batch_ce", "factored quadratic"] if toy else list(_CASES),
+            "meshes": list(_MESHES)[:1] if toy else list(_MESHES),
+            "classes": 103,
+            "dim": 16,
+            "batch": 33,  # neither divides by the ranks
+            "steps": 3 if toy else 10,
+            "timed": {
+                "classes": large,
+                "dim": 8 if toy else 128,
+                "batch": 8 if toy else 256,
+                "steps": 3 if toy else budget.size(20, full=50, least=8),
+            },
+        },
+        alone=True,
+    )
+    results = yield [job]
+    return _section(job, results[job].measures, album)
+
+
+def _section(job: Job, measures: Measures, album: Album) -> Section:
+    settings, large = job.settings, job.settings["timed"]
+    times = {mesh: median(found["seconds"]) for mesh, found in measures.items()}
+    case = f"{large['classes']:,} classes, d = {large['dim']}, {large['batch']} rows"
+    return Section(
+        name=EXPERIMENT.name,
+        paper=EXPERIMENT.paper,
+        title=EXPERIMENT.title,
+        setup=(
+            f"{len(settings['cases'])} pairs of class weights and loss, {settings['classes']} "
+            f"classes and {settings['batch']} rows, so that neither divides, {settings['steps']} "
+            "steps of SGD on noise, from the same rows and on the same global batches on every "
+            "mesh. Ranks are CPU processes of one thread each, started by kway's launcher (gloo). "
+            f"Step times: dense ce, {case}."
+        ),
+        claims=[*_same_claims(measures), _faster_claim(times, case)],
+        tables=[_apart_table(measures), _times_table(times, case)],
+        pictures=[
+            album.add(
+                EXPERIMENT.name,
+                _figure(measures),
+                title="How far sharded heads are from the same on one rank, after all steps.",
+                words="Points, one a pair of class weights and loss, all far below the line.",
+            )
+        ],
+        remarks=[
+            "Ranks of one machine share its memory and its cores: times say what sharding costs, "
+            "not what several machines would bring."
+        ],
+    )
+
+
+def _same_claims(measures: Measures) -> list[Claim]:
+    claims = []
+    for mesh in _sharded(measures):
+        worst = {what: _worst(measures[mesh][what]) for what in ("losses", "rows")}
+        same = all(value <= _ROUNDING for _, value in worst.values())
+        said = "; ".join(f"{what} {value:.0e} ({case})" for what, (case, value) in worst.items())
+        claims.append(
+            Claim(
+                f"{mesh}: the losses and rows of one rank, to rounding ({_ROUNDING:.0e})",
+                "holds" if same else "does not hold",
+                f"at most, relatively: {said}",
+            )
+        )
+    return claims
+
+
+def _sharded(measures: Measures) -> list[str]:
+    return [mesh for mesh in measures if mesh != _ALONE]
+
+
+def _kinds(measures: Measures) -> list[str]:
+    """Of class weights."""
+    first = measures[_sharded(measures)[0]]["losses"]
+    return list(dict.fromkeys(case.split()[0] for case in first))
+
+
+def _worst(apart_by_case: Mapping[str, float]) -> tuple[str, float]:
+    case = max(apart_by_case, key=apart_by_case.__getitem__)
+    return case, apart_by_case[case]
+
+
+def _faster_claim(times: Mapping[str, Median], case: str) -> Claim:
+    one, two = times[_ALONE], times[next(iter(_MESHES))]
+    verdict: Verdict = "not settled"
+    if two.high < one.low:
+        verdict = "holds"
+    elif two.low > one.high:
+        verdict = "does not hold"
+    return Claim(
+        f"2 ranks that share the classes step faster than one ({case})",
+        verdict,
+        f"{_ms(two)} and {_ms(one)} ms (median with its interval)",
+    )
+
+
+def _ms(seconds: Median) -> str:
+    value, low, high = (1e3 * each for each in (seconds.value, seconds.low, seconds.high))
+    return Median(value, low, high, seconds.n).text(0)
+
+
+def _apart_table(measures: Measures) -> Table:
+    """The worst loss of each kind of class weights."""
+    rows = []
+    for weights in _kinds(measures):
+        for mesh in _sharded(measures):
+            cells = [weights, mesh]
+            for what in ("losses", "rows"):
+                of_weights = {
+                    case: value
+                    for case, value in measures[mesh][what].items()
+                    if case.startswith(f"{weights} ")
+                }
+                case, value = _worst(of_weights)
+                cells.append(f"{value:.1e} ({case.split()[1]})")
+            rows.append([*cells, str(len(of_weights))])
+    return Table(
+        "The largest relative difference from one rank, and the loss that has it",
+        ["class weights", "mesh", "losses of all steps", "rows after the last", "losses tried"],
+        rows,
+    )
+
+
+def _times_table(times: Mapping[str, Median], case: str) -> Table:
+    rows = [[mesh, _ms(seconds), str(seconds.n)] for mesh, seconds in times.items()]
+    return Table(f"ms a step of {case}", ["mesh", "median", "steps"], rows)
+
+
+def _figure(measures: Measures) -> Figure:
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    kinds = _kinds(measures)
+    styles = zip("os", ("tab:blue", "tab:orange"), strict=True)
+    for shift, mesh, (marker, colour) in zip(
+        (-0.15, 0.15), _sharded(measures), styles, strict=False
+    ):
+        values = measures[mesh]["rows"]
+        places = [kinds.index(case.split()[0]) + shift for case in values]
+        # Equal to the last bit has no logarithm.
+        heights = [max(value, np.finfo(np.float32).eps / 10) for value in values.values()]
+        axes.plot(places, heights, marker, color=colour, mfc="none", label=mesh)
+    axes.axhline(_ROUNDING, linestyle="--", color="grey", label="what counts as rounding")
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(kinds)), kinds)
+    axes.set_xlabel("class weights; a point is a loss")
+    axes.set_ylabel("relative difference of rows")
+    axes.legend()
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="beyond-sharded",
+    paper="beyond",
+    title="Sharded heads beside the same on one rank",
+    minutes=1,
+    course=_course,
+)

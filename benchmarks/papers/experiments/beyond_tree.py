@@ -1,0 +1,149 @@
+"""Beyond the papers: a V-tree (000) with batch cross-entropy (002) and smooth top-k (003)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.comparison import Compared, Comparison, Rates, Run, advantage, grid, mean_of
+from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiments.cifar import Cifar, cifar
+from benchmarks.papers.job import Measures
+from benchmarks.papers.section import Claim, Section, Table, verdict
+from benchmarks.papers.shards import Dataset
+
+_LOSSES = ("ce", "batch_ce", "smooth_topk")
+_WEIGHTS: Mapping[str, Mapping[str, Any]] = {
+    "dense": {"kind": "dense"},
+    "vtree": {"kind": "vtree", "tree": {"kind": "hierarchy"}},
+}
+_ARMS = tuple(f"{weights} {loss}" for loss in _LOSSES for weights in _WEIGHTS)
+_MEASURES = {"top1": "top-1", "top5": "top-5", "auprc": "AUPRC of single logits"}
+_PUBLISHED = {"model_type": "cifar_resnet", "depth": 20}
+
+
+@dataclass(frozen=True)
+class _Design:
+    cifar: Cifar
+
+    def dataset(self, _arm: str) -> Dataset:
+        return self.cifar.of()
+
+    def recipe(self, run: Run) -> Mapping[str, Any]:
+        weights, loss = run.arm.split()
+        recipe = self.cifar.recipe(run, loss={"kind": loss})
+        return {**recipe, "head": {**recipe["head"], "weights": _WEIGHTS[weights]}}
+
+
+def _course(budget: Budget, album: Album) -> Course:
+    data = cifar(budget, _PUBLISHED, "ResNet-20", train=10_000)
+    comparison = Comparison(
+        _Design(data),
+        _ARMS,
+        candidates=grid((0.3, 0.1, 0.03), (0.0, 5e-4)),
+        shared=Rates(0.1, 5e-4),
+    )
+    compared = yield from comparison.course(
+        budget,
+        steps=budget.size(250, full=40_000, least=4),
+        search_steps=budget.size(80, full=4_000, least=2),
+        at_most=6,
+    )
+    return _section(data, compared, album)
+
+
+def _section(data: Cifar, compared: Compared, album: Album) -> Section:
+    samples = compared.samples[_ARMS[0]]
+    return Section(
+        name=EXPERIMENT.name,
+        paper=EXPERIMENT.paper,
+        title=EXPERIMENT.title,
+        setup=(
+            f"{data.words()}, {samples['train']:,} training pictures. The V-tree is "
+            "that of the 20 coarse classes: a class's row is its own vector and that of its coarse "
+            f"class. {compared.setup()}"
+        ),
+        claims=_claims(compared),
+        tables=[
+            _table("each at its best rates", compared, compared.at_best),
+            _table("all at the shared rate", compared, compared.at_shared),
+        ],
+        pictures=[
+            album.add(
+                EXPERIMENT.name,
+                _figure(compared),
+                title="What the V-tree adds to each measure, at each loss's best rates.",
+                words="Points with intervals for each loss, beside a line at zero.",
+            )
+        ],
+    )
+
+
+def _claims(compared: Compared) -> list[Claim]:
+    found = [
+        _claim(
+            f"the V-tree of coarse classes raises {_MEASURES[measure]} under {loss}",
+            compared,
+            (f"vtree {loss}", f"dense {loss}"),
+            measure,
+        )
+        for loss, measure in (("ce", "top1"), ("batch_ce", "top1"), ("smooth_topk", "top5"))
+    ]
+    for weights in _WEIGHTS:
+        for loss, measure in (("batch_ce", "auprc"), ("smooth_topk", "top5")):
+            statement = f"{loss} beats ce with {weights} weights ({_MEASURES[measure]})"
+            pair = f"{weights} {loss}", f"{weights} ce"
+            found.append(_claim(statement, compared, pair, measure))
+    return found
+
+
+def _claim(statement: str, compared: Compared, arms: tuple[str, str], measure: str) -> Claim:
+    ours, theirs = (compared.at_best[arm] for arm in arms)
+    gained = advantage(ours, theirs, measure)
+    return Claim(statement, verdict(gained), f"{gained.text()} (paired, {gained.n} seeds)")
+
+
+def _table(title: str, compared: Compared, runs: Mapping[str, Sequence[Measures]]) -> Table:
+    rows = []
+    for arm in _ARMS:
+        weights, loss = arm.split()
+        cells = [mean_of(runs[arm], measure).text() for measure in _MEASURES]
+        rates = compared.rates[arm] if runs is compared.at_best else compared.shared
+        rows.append([loss, weights, *cells, rates.text()])
+    header = ["loss", "weights", *_MEASURES.values(), "rate, decay"]
+    return Table(f"CIFAR-100, {title}", header, rows)
+
+
+def _figure(compared: Compared) -> Figure:
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    for place, (measure, label) in enumerate(_MEASURES.items()):
+        gained = [
+            advantage(compared.at_best[f"vtree {loss}"], compared.at_best[f"dense {loss}"], measure)
+            for loss in _LOSSES
+        ]
+        axes.errorbar(
+            [x + 0.2 * (place - 1) for x in range(len(_LOSSES))],
+            [one.value for one in gained],
+            yerr=[one.half for one in gained],
+            fmt="os^"[place],
+            color=("tab:blue", "tab:orange", "tab:green")[place],
+            capsize=3,
+            label=label,
+        )
+    axes.axhline(0, color="grey", linewidth=1)
+    axes.set_xticks(range(len(_LOSSES)), _LOSSES)
+    axes.set_ylabel("V-tree minus dense")
+    axes.legend()
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="beyond-tree",
+    paper="beyond",
+    title="Label trees with batch cross-entropy and smooth top-k",
+    minutes=2,
+    course=_course,
+)

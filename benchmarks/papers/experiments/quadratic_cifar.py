@@ -1,0 +1,310 @@
+"""Paper 001, Figures 1 to 3: quadratic losses on 25 and on 100 classes of CIFAR-100."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.comparison import (
+    Compared,
+    Comparison,
+    Rates,
+    Run,
+    advantage,
+    grid,
+    mean_of,
+    values,
+)
+from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiments.cifar import Cifar, cifar, drops, percent
+from benchmarks.papers.intervals import Mean, difference
+from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.published import published
+from benchmarks.papers.section import Claim, Section, Table, verdict
+from benchmarks.papers.shards import Dataset
+from data.shards.hierarchy import PATH
+
+_LOSSES = ("ce", "quadratic", "ccql")
+_MAMMALS = (
+    "aquatic_mammals",
+    "small_mammals",
+    "medium_mammals",
+    "large_carnivores",
+    "large_omnivores_and_herbivores",
+)
+_FEW, _ALL = 25, 100
+_SCENES = {
+    "random": f"{_FEW} random classes",
+    "mammals": f"{_FEW} mammals",
+    "all": f"all {_ALL} classes",
+}
+_PICTURES_A_CLASS = 100
+# The rate is divided by 4 at the end of epochs 50, 80, 110, 150 and 170 of 200.
+_EPOCHS, _DROPS = 200, (50, 80, 110, 150, 170)
+_FULL_STEPS = _EPOCHS * 45_000 // 128
+_STYLES = {
+    "ce": ("tab:blue", "o", "-"),
+    "quadratic": ("tab:red", "s", "--"),
+    "ccql": ("tab:green", "^", "-."),
+}
+
+
+def class_names(_settings: Mapping[str, Any], places: Places) -> Measures:
+    """A job: CIFAR-100's classes and the coarse class of each."""
+    from data.sources import Cifar100
+
+    classes = Cifar100(places.data / Cifar100.archive).classes()
+    coarse = [info.attributes[PATH] for info in classes]
+    return {"names": [info.name for info in classes], "coarse": coarse}
+
+
+def scenes(names: Sequence[str], coarse: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
+    """The classes of each scene; None: all. The random ones are one draw without replacement."""
+    drawn = np.random.default_rng(0).choice(len(names), _FEW, replace=False)
+    mammals = [name for name, of in zip(names, coarse, strict=True) if of in _MAMMALS]
+    return {
+        "random": tuple(names[i] for i in sorted(drawn)),
+        "mammals": tuple(mammals),
+        "all": None,
+    }
+
+
+def _arm(scene: str, loss: str) -> str:
+    return f"{scene} {loss}"
+
+
+@dataclass(frozen=True)
+class _Design:
+    """An arm is a scene and a loss. Each scene has the same number of pictures a class and, but for
+    what validation takes of them, the same number of epochs."""
+
+    cifar: Cifar
+    scenes: Mapping[str, tuple[str, ...] | None]
+
+    def dataset(self, arm: str) -> Dataset:
+        classes = self.scenes[arm.split()[0]]
+        share = 1 if classes is None else len(classes) / _ALL
+        # At the published sizes there are no limits: all pictures.
+        limits = {split: round(share * limit) for split, limit in self.cifar.limits.items()}
+        return self.cifar.of(classes=classes, limits=limits)
+
+    def recipe(self, run: Run) -> Mapping[str, Any]:
+        scene, loss = run.arm.split()
+        recipe = self.cifar.recipe(run, loss={"kind": loss})
+        classes = self.scenes[scene]
+        steps = run.steps if classes is None else max(2, run.steps * len(classes) // _ALL)
+        recipe["train"]["duration"] = {"steps": steps}
+        recipe["schedule"] = drops(steps, [epoch / _EPOCHS for epoch in _DROPS], 1 / 4)
+        recipe["telemetry"] = {"log_every": max(1, steps // 40)}
+        return recipe
+
+
+def _course(budget: Budget, album: Album) -> Course:
+    asked = Job("experiments.quadratic_cifar:class_names", {})
+    found = (yield [asked])[asked]
+    network = cifar(
+        budget,
+        {"model_type": "wide_resnet", "depth": 28, "width": 10},
+        "WRN-28-10",
+        train=_PICTURES_A_CLASS * _ALL,
+    )
+    design = _Design(network, scenes(found["names"], found["coarse"]))
+    comparison = Comparison(
+        design,
+        [_arm(scene, loss) for scene in _SCENES for loss in _LOSSES],
+        candidates=grid((0.1, 0.03, 0.01, 0.003), (5e-4,)),
+        shared=Rates(0.01, 5e-4),
+        also=("train",),
+    )
+    compared = yield from comparison.course(
+        budget,
+        steps=budget.size(700, full=_FULL_STEPS, least=8),
+        search_steps=budget.size(240, full=_FULL_STEPS // 20, least=8),
+    )
+    return _section(design, compared, album)
+
+
+def _section(design: _Design, compared: Compared, album: Album) -> Section:
+    sizes = ", ".join(
+        f"{said}: {compared.samples[_arm(scene, 'ce')]['train']:,} training pictures"
+        for scene, said in _SCENES.items()
+    )
+    accuracies = album.add(
+        f"{EXPERIMENT.name}-accuracy",
+        _accuracies(compared),
+        title="Accuracy on training (filled) and test pictures (hollow), each at its best rate.",
+        words="Bars of three losses, for 25 random classes, 25 mammals and all 100 classes.",
+    )
+    curves = album.add(
+        f"{EXPERIMENT.name}-curves",
+        _curves(compared),
+        title="Training loss as a share of that of a network which answers 0, at the best rate.",
+        words="Three panels of falling curves, one a loss, by the share of the training done.",
+    )
+    return Section(
+        name=EXPERIMENT.name,
+        paper=EXPERIMENT.paper,
+        title=EXPERIMENT.title,
+        setup=(
+            f"{design.cifar.words()}; {sizes}. ccql has w = sqrt(K - 1) - 1. {compared.setup()} "
+            f"The steps are those of {_ALL} classes, {_FEW} have {_FEW / _ALL:g} of them; the rate "
+            f"is divided by 4 after {', '.join(str(epoch) for epoch in _DROPS[:-1])} and "
+            f"{_DROPS[-1]} parts in {_EPOCHS}, as in the paper."
+        ),
+        claims=_claims(compared),
+        tables=[_table(compared, own=True), _table(compared, own=False)],
+        pictures=[accuracies, curves],
+        remarks=[
+            f"The {_FEW} random classes are one draw, the same for all losses and seeds.",
+            "The paper tunes the rate of each experiment by hand and prints none; the shared rate "
+            "is one at which no loss diverges on the stand-in.",
+            "The paper prints no numbers but those of its text; what it says there of the figures "
+            "stands in brackets.",
+        ],
+    )
+
+
+def _claims(compared: Compared) -> list[Claim]:
+    best = compared.at_best
+
+    def claim(statement: str, found: Mean) -> Claim:
+        evidence = f"{percent(found)} points (paired, {found.n} seeds)"
+        return Claim(statement, verdict(found), evidence)
+
+    def over(scene: str, ours: str, theirs: str, measure: str = "top1") -> Mean:
+        return advantage(best[_arm(scene, ours)], best[_arm(scene, theirs)], measure)
+
+    return [
+        claim(
+            f"ccql is nearer to ce than to quadratic (test accuracy, {_SCENES['all']})",
+            _nearer(compared),
+        ),
+        claim(
+            f"quadratic falls behind ccql on training pictures ({_SCENES['all']})",
+            over("all", "ccql", "quadratic", "train/top1"),
+        ),
+        claim(
+            f"ccql beats quadratic (test accuracy, {_SCENES['random']})",
+            over("random", "ccql", "quadratic"),
+        ),
+        claim(f"ce beats ccql (test accuracy, {_SCENES['random']})", over("random", "ce", "ccql")),
+        claim(
+            f"quadratic loses a larger share of its test accuracy from {_FEW} to {_ALL} classes "
+            "than ce",
+            _lost_more(compared),
+        ),
+        claim(
+            f"quadratic does worse on {_SCENES['mammals']} than on {_SCENES['random']} (test)",
+            advantage(
+                best[_arm("random", "quadratic")], best[_arm("mammals", "quadratic")], "top1"
+            ),
+        ),
+    ]
+
+
+def _tests(compared: Compared, scene: str, loss: str) -> np.ndarray:
+    return np.array(values(compared.at_best[_arm(scene, loss)], "top1", diverged=0.0))
+
+
+def _nearer(compared: Compared) -> Mean:
+    """How much farther ccql is above quadratic than below ce, by seed."""
+    ce, quadratic, ccql = (_tests(compared, "all", loss) for loss in _LOSSES)
+    return difference(list(ccql - quadratic), list(ce - ccql))
+
+
+def _lost_more(compared: Compared) -> Mean:
+    """By how much the fall of quadratic's accuracy is larger than that of ce's, as shares of what
+    each has on 25 classes (guessing at the least)."""
+    ce, quadratic = (
+        1 - _tests(compared, "all", loss) / np.maximum(_tests(compared, "random", loss), 1 / _FEW)
+        for loss in ("ce", "quadratic")
+    )
+    return difference(list(quadratic), list(ce))
+
+
+def _table(compared: Compared, *, own: bool) -> Table:
+    rows = []
+    for scene, said in _SCENES.items():
+        for loss in _LOSSES:
+            runs = (compared.at_best if own else compared.at_shared)[_arm(scene, loss)]
+            printed = published("001", "figures 1 and 2").get(scene, {}).get(loss, {})
+            cells = []
+            for split, measure in (("train", "train/top1"), ("test", "top1")):
+                shown = percent(mean_of(runs, measure))
+                cells.append(f"{shown} ({printed[split]})" if split in printed else shown)
+            diverged = sum("diverged" in run for run in runs)
+            rate = [f"{compared.rates[_arm(scene, loss)].lr:g}"] if own else []
+            rows.append([said, loss, *cells, f"{diverged} of {len(runs)}", *rate])
+    which = "each at its best rate" if own else f"all at the rate {compared.shared.lr:g}"
+    header = ["classes", "loss", "training", "test", "diverged", *(["rate"] if own else [])]
+    return Table(f"Accuracy in percent, {which} (the paper's words in brackets)", header, rows)
+
+
+def _accuracies(compared: Compared) -> Figure:
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    for place, loss in enumerate(_LOSSES):
+        colour, marker, _ = _STYLES[loss]
+        for measure, filled in (("train/top1", True), ("top1", False)):
+            means = [mean_of(compared.at_best[_arm(scene, loss)], measure) for scene in _SCENES]
+            axes.errorbar(
+                [number + 0.2 * (place - 1) for number in range(len(_SCENES))],
+                [100 * one.value for one in means],
+                yerr=[100 * one.half for one in means],
+                fmt=marker,
+                color=colour,
+                markerfacecolor=colour if filled else "white",
+                capsize=3,
+                label=f"{loss}, {'training' if filled else 'test'}",
+            )
+    axes.set_xticks(range(len(_SCENES)), list(_SCENES.values()))
+    axes.set_ylabel("top-1 accuracy, %")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
+    return figure
+
+
+def _curves(compared: Compared) -> Figure:
+    figure = Figure(figsize=(9, 3.5))
+    for axes, (scene, said) in zip(figure.subplots(1, 3), _SCENES.items(), strict=True):
+        for loss in _LOSSES:
+            runs = [run for run in compared.at_best[_arm(scene, loss)] if "curve" in run]
+            if not runs:
+                continue
+            colour, _, line = _STYLES[loss]
+            steps = np.array(runs[0]["curve"]["steps"])
+            losses = np.mean([run["curve"]["losses"] for run in runs], axis=0)
+            start = loss_of_zero(loss, _ALL if scene == "all" else _FEW)
+            axes.plot(steps / steps[-1], losses / start, line, color=colour, label=loss)
+        axes.set_title(said, fontsize=10)
+        axes.set_xlabel("share of the training")
+        axes.set_yscale("log")
+    first = figure.axes[0]
+    first.set_ylabel("training loss / loss of 0")
+    first.legend(fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+def loss_of_zero(loss: str, num_classes: int) -> float:
+    """What a network that answers 0 for every class has; eq II.1 with w = sqrt(K - 1) - 1."""
+    match loss:
+        case "ce":
+            return log(num_classes)
+        case "quadratic":
+            return 1 / 2
+        case _:
+            return float(np.sqrt(num_classes - 1)) / 2
+
+
+EXPERIMENT = Experiment(
+    name="001-cifar100",
+    paper="001",
+    title="Quadratic losses on CIFAR-100 (Figures 1 to 3)",
+    minutes=6,
+    course=_course,
+)

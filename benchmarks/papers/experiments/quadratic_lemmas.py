@@ -1,0 +1,418 @@
+"""Paper 001, Lemmas 3.2, 3.4 and 3.5: closed forms beside simulation on the K-class mixture.
+
+The losses are kway's own, evaluated by a head whose rows are the classifier Theta.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.intervals import Mean, difference, mean
+from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.section import Claim, Section, Table, Verdict, verdict
+
+if TYPE_CHECKING:
+    from heads.losses import Loss
+
+_WEIGHTS = (0.0, 1.0, 10.0, 100.0, 1_000.0, 10_000.0)
+_EPSILONS = (1.0, 0.1, 0.01)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """K classes around unit centres M [K, d] in random directions, noise of covariance
+    sigma^2 I; the centres are those of draw `number`."""
+
+    k: int
+    d: int
+    sigma: float
+
+    def centers(self, number: int) -> np.ndarray:
+        rows = np.random.default_rng([number, self.k, self.d]).normal(size=(self.k, self.d))
+        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+    def text(self) -> str:
+        return f"{self.k}, {self.d}, {self.sigma:g}"
+
+
+def minimiser(centers: np.ndarray, ridge: float) -> np.ndarray:
+    """M (M'M + ridge I)^-1 [K, d]: of the quadratic loss where ridge is K sigma^2 (Lemma 3.4,
+    printed with sigma^2)."""
+    gram = centers.T @ centers + ridge * np.eye(centers.shape[1])
+    return np.linalg.solve(gram, centers.T).T
+
+
+def least_quadratic(centers: np.ndarray, sigma: float) -> float:
+    """1/2 sum_k sigma^2 / (K sigma^2 + lambda_k(MM')): the least quadratic loss (Lemma 3.4,
+    printed without the half)."""
+    eigenvalues = np.linalg.eigvalsh(centers @ centers.T).clip(0)
+    return float((sigma**2 / (len(centers) * sigma**2 + eigenvalues)).sum() / 2)
+
+
+def ccql_minimiser(centers: np.ndarray, sigma: float, w: float) -> tuple[np.ndarray, float]:
+    """Theta [K, d] of the least correct-class quadratic loss, and that loss.
+
+    Row i is a least-squares problem of its own: its matrix is (M'M + w mu_i mu_i') / K
+    + sigma^2 (1 + w / K) I, its right side (1 + w) mu_i / K.
+    """
+    k, d = centers.shape
+    plain = centers.T @ centers / k + sigma**2 * (1 + w / k) * np.eye(d)
+    rows = np.stack(
+        [
+            np.linalg.solve(plain + w / k * np.outer(center, center), (1 + w) / k * center)
+            for center in centers
+        ]
+    )
+    return rows, float((1 + w - (1 + w) / k * np.sum(rows * centers)) / 2)
+
+
+def ccql_bound(centers: np.ndarray, sigma: float) -> float:
+    """||MM' - I||^2 / K + K sigma^2 (Lemma 3.5), in which w does not occur."""
+    k = len(centers)
+    return float(np.square(centers @ centers.T - np.eye(k)).sum() / k + k * sigma**2)
+
+
+def simulated(loss: "Loss", theta: np.ndarray, features: np.ndarray, labels: np.ndarray) -> float:
+    """A loss of kway's at logits Theta x."""
+    import torch
+
+    from heads import ClassHead
+
+    num_classes, dim = theta.shape
+    head = ClassHead(dim, num_classes, loss, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(theta))
+        return float(head(torch.from_numpy(features), torch.from_numpy(labels)))
+
+
+def measure_quadratic(settings: Mapping[str, Any], _places: Places) -> Measures:
+    """The job of Lemmas 3.4 and 3.5: losses in closed form and simulated, with normal noise."""
+    from heads.losses import CorrectClassQuadratic, Quadratic
+
+    mixture, number = Mixture(**settings["mixture"]), settings["draw"]
+    centers, sigma = mixture.centers(number), mixture.sigma
+    rng = np.random.default_rng([number, mixture.k, mixture.d, 1])
+    labels = rng.integers(mixture.k, size=settings["samples"])
+    features = centers[labels] + sigma * rng.normal(size=(len(labels), mixture.d))
+
+    def quadratic(theta: np.ndarray) -> float:
+        return simulated(Quadratic(), theta, features, labels)
+
+    found: Measures = {
+        "closed": least_quadratic(centers, sigma),
+        "simulated": quadratic(minimiser(centers, mixture.k * sigma**2)),
+        "as printed": quadratic(minimiser(centers, sigma**2)),
+        "bound": ccql_bound(centers, sigma),
+        "by w": [],
+    }
+    for w in (math.sqrt(mixture.k - 1) - 1, *_WEIGHTS):
+        theta, least = ccql_minimiser(centers, sigma, w)
+        loss = CorrectClassQuadratic(w=w)
+        found["by w"].append(
+            {
+                "w": w,
+                "closed": least,
+                "simulated": simulated(loss, theta, features, labels),
+                "at M": simulated(loss, centers, features, labels),
+            }
+        )
+    return found
+
+
+def measure_cross_entropy(settings: Mapping[str, Any], _places: Places) -> Measures:
+    """The job of Lemma 3.2: CE at Theta = R M with noise of length gamma at most, uniform in the
+    ball and straight towards the nearest other centre."""
+    from heads.losses import CrossEntropy
+
+    k, d, number = settings["k"], settings["d"], settings["draw"]
+    centers = Mixture(k, d, 0.0).centers(number)
+    cosines = centers @ centers.T - 2 * np.eye(k)  # of a centre and itself: below all others
+    gamma = (1 - np.abs(centers @ centers.T - np.eye(k)).max()) / 3
+    rng = np.random.default_rng([number, k, d, 2])
+    labels = rng.integers(k, size=settings["samples"])
+    directions = rng.normal(size=(len(labels), d))
+    towards = centers[cosines.argmax(1)] - centers
+    noise = {
+        "uniform": _unit(directions) * rng.uniform(size=(len(labels), 1)) ** (1 / d),
+        "worst": _unit(towards)[labels],
+    }
+    losses = {}
+    for name, of_length_one in noise.items():
+        features = centers[labels] + gamma * of_length_one
+        losses[name] = [
+            simulated(CrossEntropy(), math.log(k / epsilon) / gamma * centers, features, labels)
+            for epsilon in _EPSILONS
+        ]
+    return {"gamma": float(gamma), **losses}
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def _course(budget: Budget, album: Album) -> Course:
+    samples = 500 if budget.is_toy else budget.size(20_000, full=200_000, least=2_000)
+    mixtures = [
+        Mixture(k, d, sigma)
+        for k, d in ((10, 32), (25, 32), (100, 32))[: 1 if budget.is_toy else 3]
+        for sigma in (0.1, 0.5)
+    ]
+    shapes = [(10, 64), (100, 64)][: 1 if budget.is_toy else 2]
+    quadratic: list[list[Measures]] = []
+    entropy: list[list[Measures]] = []
+    for number in budget.rounds(at_least=50 if budget.is_full else 5, at_most=50):
+        quadratic_jobs = [
+            Job(
+                "experiments.quadratic_lemmas:measure_quadratic",
+                {"mixture": asdict(mixture), "draw": number, "samples": samples},
+            )
+            for mixture in mixtures
+        ]
+        entropy_jobs = [
+            Job(
+                "experiments.quadratic_lemmas:measure_cross_entropy",
+                {"k": k, "d": d, "draw": number, "samples": samples},
+            )
+            for k, d in shapes
+        ]
+        results = yield [*quadratic_jobs, *entropy_jobs]
+        quadratic.append([results[job].measures for job in quadratic_jobs])
+        entropy.append([results[job].measures for job in entropy_jobs])
+    found = _Found(mixtures, shapes, quadratic, entropy)
+    return _section(found, samples, album)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Measures by draw, then by mixture (Lemmas 3.4 and 3.5) or by shape (Lemma 3.2)."""
+
+    mixtures: Sequence[Mixture]
+    shapes: Sequence[tuple[int, int]]
+    quadratic: list[list[Measures]]
+    entropy: list[list[Measures]]
+
+    def of(self, place: int, take: Callable[[Measures], float]) -> list[float]:
+        """A number of one mixture, draw by draw."""
+        return [take(of_draw[place]) for of_draw in self.quadratic]
+
+    def over(self, take: Callable[[Measures], float]) -> Mean:
+        """The mean over mixtures of a number, with the interval over draws."""
+        return mean([mean([take(one) for one in of_draw]).value for of_draw in self.quadratic])
+
+
+def _section(found: _Found, samples: int, album: Album) -> Section:
+    picture = album.add(
+        EXPERIMENT.name,
+        _figure(found),
+        title="Lemma 3.5: the least correct-class quadratic loss by w (points: simulated), and the "
+        "bound, in which w does not occur (dashed).",
+        words="Lines that rise with w through level dashed lines, one pair a mixture.",
+    )
+    return Section(
+        name=EXPERIMENT.name,
+        paper=EXPERIMENT.paper,
+        title=EXPERIMENT.title,
+        setup=f"{len(found.quadratic)} draws of unit centres in random directions, {samples:,} "
+        "samples each; losses by kway's ce, quadratic and ccql. Lemma 3.4 and 3.5 with normal "
+        "noise; Lemma 3.2 with noise no longer than gamma.",
+        claims=[
+            *_entropy_claims(found),
+            *_quadratic_claims(found),
+            *_ccql_claims(found),
+        ],
+        tables=[_entropy_table(found), _quadratic_table(found), _ccql_table(found)],
+        pictures=[picture],
+        remarks=[
+            "Lemma 3.4, derived again: K times the loss has the gradient Theta (M'M + K sigma^2 I)"
+            " - M, so the minimiser has K sigma^2 where the lemma prints sigma^2 (its own proof has"
+            " K), and an identity of d, not of K, columns; the minimum keeps the half of the loss.",
+            "Lemma 3.5's proof prices the noise of the quadratic term and not that of the term that"
+            " w weighs. At Theta = M that costs w sigma^2 / 2 more, and no Theta avoids it: the"
+            " least loss is at least w / 2 times sigma^2 / (1 + sigma^2).",
+        ],
+    )
+
+
+def _entropy_claims(found: _Found) -> list[Claim]:
+    """Of the least room below epsilon, over shapes, noises and epsilons, as a share of epsilon."""
+    room = mean(
+        [
+            min(
+                1 - loss / epsilon
+                for one in of_draw
+                for noise in ("uniform", "worst")
+                for loss, epsilon in zip(one[noise], _EPSILONS, strict=True)
+            )
+            for of_draw in found.entropy
+        ]
+    )
+    return [
+        Claim(
+            "Lemma 3.2: R = log(K / epsilon) / gamma brings CE to epsilon or less",
+            verdict(room),
+            f"the largest loss is {room.text()} of epsilon below it ({room.n} draws)",
+        )
+    ]
+
+
+def _quadratic_claims(found: _Found) -> list[Claim]:
+    gap = found.over(lambda one: one["simulated"] / one["closed"] - 1)
+    printed = found.over(lambda one: one["as printed"] / one["simulated"] - 1)
+    half = found.over(lambda one: one["simulated"] / (2 * one["closed"]))
+    return [
+        Claim(
+            "Lemma 3.4, corrected: QL is least at M (M'M + K sigma^2 I)^-1 and is "
+            "1/2 sum sigma^2 / (K sigma^2 + lambda) there",
+            _equal(gap),
+            f"simulated over closed form, less one: {gap.text(5)} ({gap.n} draws)",
+        ),
+        Claim(
+            "Lemma 3.4 as printed: QL is least at M (M'M + sigma^2 I)^-1",
+            "does not hold" if printed.low > 0 else "not settled",
+            f"there it is {printed.text()} of the loss higher (paired, {printed.n} draws)",
+        ),
+        Claim(
+            "Lemma 3.4 as printed: the least QL is sum sigma^2 / (K sigma^2 + lambda)",
+            _equal(Mean(half.value - 1, half.half, half.n)),
+            f"simulated over printed: {half.text(4)}",
+        ),
+    ]
+
+
+def _equal(gap: Mean) -> Verdict:
+    """Of a claim that `gap` is zero."""
+    return "holds" if gap.low <= 0 <= gap.high else "does not hold"
+
+
+def _ccql_claims(found: _Found) -> list[Claim]:
+    def default(take: Callable[[Measures], float]) -> Callable[[Measures], float]:
+        return lambda one: take(one["by w"][0] | {"bound": one["bound"], "ql": one["closed"]})
+
+    def largest(take: Callable[[Measures], float]) -> Callable[[Measures], float]:
+        return lambda one: take(one["by w"][-1] | {"bound": one["bound"]})
+
+    gap = found.over(
+        lambda one: mean([at["simulated"] / at["closed"] - 1 for at in one["by w"]]).value
+    )
+    below = found.over(default(lambda at: at["closed"] - at["ql"]))
+    within = found.over(default(lambda at: 1 - at["simulated"] / at["bound"]))
+    beyond = found.over(largest(lambda at: 1 - at["simulated"] / at["bound"]))
+    return [
+        Claim(
+            "the least CCQL in closed form, row by row, is what is simulated",
+            _equal(gap),
+            f"simulated over closed form, less one: {gap.text(5)} ({gap.n} draws)",
+        ),
+        Claim(
+            "Lemma 3.5: the least QL is at most the least CCQL (w = sqrt(K - 1) - 1)",
+            verdict(below),
+            f"higher by {below.text(4)} ({below.n} draws)",
+        ),
+        Claim(
+            "Lemma 3.5: ||MM' - I||^2 / K + K sigma^2 bounds the least CCQL (w = sqrt(K - 1) - 1)",
+            verdict(within),
+            f"bound less loss, over the bound: {within.text()} ({within.n} draws)",
+        ),
+        Claim(
+            f"Lemma 3.5: the bound holds for large w ({_WEIGHTS[-1]:,.0f})",
+            verdict(beyond),
+            f"bound less loss, over the bound: {beyond.text()} ({beyond.n} draws)",
+        ),
+    ]
+
+
+def _entropy_table(found: _Found) -> Table:
+    rows = []
+    for place, (k, d) in enumerate(found.shapes):
+        ones = [of_draw[place] for of_draw in found.entropy]
+        gamma = mean([one["gamma"] for one in ones]).text()
+        for which, epsilon in enumerate(_EPSILONS):
+            losses = [mean([one[noise][which] for one in ones]) for noise in ("uniform", "worst")]
+            rows.append([f"{k}, {d}", gamma, f"{epsilon:g}", *(one.text(5) for one in losses)])
+    header = ["K, d", "gamma", "epsilon", "CE, noise in the ball", "CE, noise to the nearest"]
+    return Table("Lemma 3.2: cross entropy at R M", header, rows)
+
+
+def _quadratic_table(found: _Found) -> Table:
+    rows = [
+        [
+            mixture.text(),
+            mean(found.of(place, lambda one: one["closed"])).text(5),
+            mean(found.of(place, lambda one: one["simulated"])).text(5),
+            difference(
+                found.of(place, lambda one: one["simulated"]),
+                found.of(place, lambda one: one["closed"]),
+            ).text(5),
+            mean(found.of(place, lambda one: one["as printed"])).text(5),
+            f"{max(0.0, 1 - mixture.d / mixture.k) / 2:.3f}",
+        ]
+        for place, mixture in enumerate(found.mixtures)
+    ]
+    header = ["K, d, sigma", "closed form", "simulated", "difference"]
+    header += ["at the printed minimiser", "(1 - d / K) / 2"]
+    return Table("Lemma 3.4: the least quadratic loss", header, rows)
+
+
+def _ccql_table(found: _Found) -> Table:
+    rows = []
+    for place, mixture in enumerate(found.mixtures):
+        bounds = found.of(place, lambda one: one["bound"])
+        for which in range(1 + len(_WEIGHTS)):
+            ones = [of_draw[place]["by w"][which] for of_draw in found.quadratic]
+            least, real, at_m = (
+                [at[name] for at in ones] for name in ("closed", "simulated", "at M")
+            )
+            broken = sum(loss > bound for loss, bound in zip(least, bounds, strict=True))
+            w = f"{ones[0]['w']:g}" if which else f"{ones[0]['w']:.2f} (default)"
+            shown = (mean(values).text(4) for values in (least, real, at_m, bounds))
+            rows.append([mixture.text(), w, *shown, f"{broken} of {len(ones)}"])
+    header = ["K, d, sigma", "w", "least, closed form", "simulated", "at M", "bound", "broken in"]
+    return Table("Lemma 3.5: the least correct-class quadratic loss", header, rows)
+
+
+def _figure(found: _Found) -> Figure:
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for place, mixture in enumerate(found.mixtures):
+        weights = np.array([at["w"] for at in found.quadratic[0][place]["by w"][2:]])
+        least, real = (
+            [
+                mean([of_draw[place]["by w"][which][name] for of_draw in found.quadratic])
+                for which in range(2, 1 + len(_WEIGHTS))
+            ]
+            for name in ("closed", "simulated")
+        )
+        (line,) = axes.plot(weights, [one.value for one in least])
+        colour = line.get_color()
+        axes.errorbar(
+            weights,
+            [one.value for one in real],
+            yerr=[one.half for one in real],
+            fmt="osD^vx"[place],
+            color=colour,
+            capsize=3,
+            label=f"K = {mixture.k}, sigma = {mixture.sigma:g}",
+        )
+        bound = mean(found.of(place, lambda one: one["bound"])).value
+        axes.plot(weights[[0, -1]], [bound, bound], "--", color=colour, linewidth=1)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("w: weight of the correct class")
+    axes.set_ylabel("least CCQL")
+    axes.legend(fontsize=9)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="001-lemmas",
+    paper="001",
+    title="Lemmas 3.2, 3.4 and 3.5 on the mixture model",
+    minutes=1.5,
+    course=_course,
+)

@@ -1,0 +1,136 @@
+"""What paper 002's Tables 1 and 2 show, of one dataset: SLC measures by loss."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from benchmarks.papers.comparison import Compared, advantage, mean_of, values
+from benchmarks.papers.experiment import Album, Experiment
+from benchmarks.papers.intervals import Mean, mean
+from benchmarks.papers.job import Measures
+from benchmarks.papers.published import published
+from benchmarks.papers.section import Claim, Section, Table, verdict
+from heads.losses.registry import LOSSES as REGISTERED
+
+# The paper's eleven objectives; the quadratic and spherical ones stand beside them.
+_ELEVEN = (
+    *("ce", "max_margin", "softmax_cs", "sigmoid_cs", "softmax_tanimoto"),
+    *("batch_ce", "batch_max_margin", "self_norm", "nce", "bce", "sigmoid_tanimoto"),
+)
+_BESIDE = ("quadratic", "ccql", "taylor_softmax", "spherical_softmax")
+LOSSES = (*_ELEVEN, *_BESIDE)
+_MEASURES = ("auprc", "precision_at_recall_0.9", "precision_at_recall_0.99")
+_HEADER = ("1 - AUPRC", "1 - precision at recall 0.9", "1 - precision at recall 0.99")
+_CLAIMED = ("batch_ce", "bce", "nce", "self_norm")
+
+
+def slc_section(
+    experiment: Experiment, dataset: str, network: str, compared: Compared, album: Album
+) -> Section:
+    """The section of one dataset of the paper."""
+    picture = album.add(
+        experiment.name,
+        _figure(compared),
+        title=f"{dataset}: one minus AUPRC of single logits, by loss, each at its best rates.",
+        words="Points with intervals, one a loss, those aligned with the Principle apart.",
+    )
+    samples = compared.samples["ce"]
+    return Section(
+        name=experiment.name,
+        paper=experiment.paper,
+        title=experiment.title,
+        setup=f"{network}, {samples['train']:,} training pictures. {compared.setup()}",
+        claims=_claims(dataset, compared),
+        tables=[
+            _table(f"{dataset}, each at its best rates", dataset, compared, compared.at_best),
+            _table(f"{dataset}, all at the shared rate", dataset, compared, compared.at_shared),
+            _all_logits(dataset, compared),
+        ],
+        pictures=[picture],
+    )
+
+
+def _claims(dataset: str, compared: Compared) -> list[Claim]:
+    claims = []
+    for loss in _CLAIMED:
+        for other in ("ce", "max_margin"):
+            ours = advantage(compared.at_best[loss], compared.at_best[other], "auprc")
+            claims.append(
+                Claim(
+                    f"{loss} beats {other} on single logits ({dataset}, AUPRC)",
+                    verdict(ours),
+                    f"{ours.text(4)} (paired, {ours.n} seeds)",
+                )
+            )
+    return claims
+
+
+def _table(
+    title: str, dataset: str, compared: Compared, runs: Mapping[str, list[Measures]]
+) -> Table:
+    own = runs is compared.at_best
+    rows = []
+    for loss in LOSSES:
+        printed = published("002", "table 1", dataset).get(loss)
+        ours = [_missing(mean_of(runs[loss], name)).text() for name in _MEASURES]
+        both = ours if printed is None else _beside(ours, printed)
+        aligned = "yes" if REGISTERED[loss].aligned else "no"
+        rates = [compared.rates[loss].text()] if own else []
+        rows.append([loss, aligned, *both, mean_of(runs[loss], "top1").text(), *rates])
+    header = ["loss", "aligned", *_HEADER, "top-1", *(["rate, decay"] if own else [])]
+    return Table(f"{title} (published in brackets)", header, rows)
+
+
+def _missing(found: Mean) -> Mean:
+    return Mean(1 - found.value, found.half, found.n)
+
+
+def _all_logits(dataset: str, compared: Compared) -> Table:
+    """Table 2: one logit against all of them."""
+    printed = published("002", "table 2", dataset)
+    aligned = [loss for loss in _ELEVEN if REGISTERED[loss].aligned]
+    rows = []
+    for name, columns in (
+        ("mean of aligned", [_mean_over(compared, aligned, name) for name in _MEASURES]),
+        ("batch_ce", [mean_of(compared.at_best["batch_ce"], name) for name in _MEASURES]),
+        (
+            "ce with all logits",
+            [mean_of(compared.at_best["ce"], f"all_logits/{name}") for name in _MEASURES],
+        ),
+    ):
+        ours = [_missing(found).text() for found in columns]
+        rows.append([name, *_beside(ours, printed[name])])
+    return Table(
+        f"{dataset}: one logit against all (published in brackets)", ["method", *_HEADER], rows
+    )
+
+
+def _mean_over(compared: Compared, losses: Sequence[str], measure: str) -> Mean:
+    """Over seeds, of the mean over losses."""
+    of_losses = [values(compared.at_best[loss], measure, diverged=0.0) for loss in losses]
+    return mean([sum(of_seed) / len(losses) for of_seed in zip(*of_losses, strict=True)])
+
+
+def _beside(ours: Sequence[str], printed: Sequence[float]) -> list[str]:
+    return [f"{mine} ({theirs:.3f})" for mine, theirs in zip(ours, printed, strict=True)]
+
+
+def _figure(compared: Compared) -> Figure:
+    figure = Figure(figsize=(7, 4.5))
+    axes = figure.subplots()
+    ordered = sorted(LOSSES, key=lambda loss: (REGISTERED[loss].aligned, -_auprc(compared, loss)))
+    for place, loss in enumerate(ordered):
+        found = _missing(mean_of(compared.at_best[loss], "auprc"))
+        colour = "tab:blue" if REGISTERED[loss].aligned else "tab:red"
+        axes.errorbar(found.value, place, xerr=found.half, fmt="o", color=colour, capsize=3)
+    axes.set_yticks(range(len(ordered)), ordered)
+    axes.set_xscale("log")
+    axes.set_xlabel("1 - AUPRC of single logits (less is better)")
+    axes.plot([], [], "o", color="tab:blue", label="aligned with the Principle")
+    axes.plot([], [], "o", color="tab:red", label="not aligned")
+    axes.legend()
+    return figure
+
+
+def _auprc(compared: Compared, loss: str) -> float:
+    return mean_of(compared.at_best[loss], "auprc").value

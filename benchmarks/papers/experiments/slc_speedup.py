@@ -1,0 +1,283 @@
+"""Paper 002, Table 3: how much faster one logit is than all of them, by the number of classes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.job import Job, Measures, Places, Results
+from benchmarks.papers.published import published
+from benchmarks.papers.section import Claim, Section, Table
+from benchmarks.papers.turns import Median, milliseconds, ratio, timed
+
+_JOB = "experiments.slc_speedup:time_network"
+# By the published name.
+_NETWORKS: Mapping[str, Mapping[str, Any]] = {
+    "resnet50": {"model_type": "resnet", "depths": [3, 4, 6, 3]},
+    "resnet101": {"model_type": "resnet", "depths": [3, 4, 23, 3]},
+}
+_TOY = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1]}
+_TITLES = {"resnet50": "ResNet-50", "resnet101": "ResNet-101"}
+_POWERS = (10, 14, 16, 18, 18.5)
+_BATCHES = (32, 1)  # the paper's, and a question by itself
+_REPEATED = 1 << 14  # rows of noise, which follow one another as often as needed
+
+
+def time_network(settings: Mapping[str, Any], places: Places) -> Measures:
+    """A job: seconds by round of the network's features of random noise, `backbone`, and of the
+    logits of one class and of 2^power classes of them.
+
+    The network and the product with the class rows run one after the other: each is timed by
+    itself, and their sum is the forward pass. So the network is not run once for each number of
+    classes.
+    """
+    import torch
+
+    from data.config import ImageConfig
+    from heads import ClassHead, CrossEntropy
+    from trainer.backbone import build_backbone
+    from trainer.config import BackboneConfig
+
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    image = ImageConfig(size=settings["side"])
+    config = BackboneConfig(config=dict(settings["network"]))
+    backbone = build_backbone(config, image=image).eval().to(device)
+    noise = torch.randint(
+        256, (settings["batch"], 3, image.size, image.size), dtype=torch.uint8, device=device
+    )
+    # Its own rows are not asked for.
+    head = ClassHead(backbone.dim, 1, CrossEntropy(), device=device)
+    num_classes = {power: num_classes_of(power) for power in settings["powers"]}
+    rows = _noise_rows(max(num_classes.values()), backbone.dim + 1).to(device)
+    with torch.inference_mode():
+        features = backbone({"pixel_values": noise})
+        heads = {
+            str(power): lambda number=number: head.logits(features, rows[:number])
+            for power, number in num_classes.items()
+        }
+        found = timed(
+            {
+                "backbone": lambda: backbone({"pixel_values": noise}),
+                "one": lambda: head.logits(features, rows[:1]),
+                **heads,
+            },
+            places,
+            rounds=settings["rounds"],
+            seconds=settings["seconds"],
+        )
+    return {"seconds": found, "device": device.type, "threads": torch.get_num_threads()}
+
+
+def num_classes_of(power: float) -> int:
+    """2^power, as the paper rounds it."""
+    return int(2**power)
+
+
+def _noise_rows(number: int, width: int) -> Any:
+    """[number, width]: blocks of the same noise; how long a product takes does not depend on it."""
+    import torch
+
+    rows = torch.empty(number, width)
+    for block in rows.split(_REPEATED):
+        if block.data_ptr() == rows.data_ptr():
+            block.normal_()
+        else:
+            block.copy_(rows[: len(block)])
+    return rows
+
+
+def _course(budget: Budget, album: Album) -> Course:
+    networks = {"resnet50": _TOY} if budget.is_toy else _NETWORKS
+    powers = (4, 6) if budget.is_toy else _POWERS
+    batches = (2,) if budget.is_toy else _BATCHES
+    share = 1 / (len(networks) * len(batches))
+    minutes = EXPERIMENT.minutes * budget.effort
+    jobs = {
+        (name, batch): Job(
+            _JOB,
+            {
+                "network": dict(networks[name]),
+                "side": 32 if budget.is_toy else 224,
+                "powers": list(powers),
+                "batch": batch,
+                "rounds": budget.size(15, full=100, least=2),
+                # What starting and the rows take comes on top.
+                "seconds": 600.0 if budget.is_full else max(1.0, 45 * minutes * share),
+            },
+            alone=True,
+        )
+        for name in networks
+        for batch in batches
+    }
+    results = yield list(jobs.values())
+    return _section(jobs, results, powers, album)
+
+
+def _section(
+    jobs: Mapping[tuple[str, int], Job],
+    results: Results,
+    powers: Sequence[float],
+    album: Album,
+) -> Section:
+    speedups = {case: speedups_of(results[job].measures, powers) for case, job in jobs.items()}
+    first = next(iter(jobs.values()))
+    measures = results[first].measures
+    where = "a GPU" if measures["device"] == "cuda" else f"{measures['threads']} threads of a CPU"
+    tables = [
+        _table(name, batch, results[job].measures, speedups[name, batch], powers)
+        for (name, batch), job in jobs.items()
+    ]
+    side = first.settings["side"]
+    rounds = min(len(results[job]["seconds"]["backbone"]) for job in jobs.values())
+    return Section(
+        name=EXPERIMENT.name,
+        paper=EXPERIMENT.paper,
+        title=EXPERIMENT.title,
+        setup=(
+            f"Forward passes on random noise of {side} x {side} pixels by networks with random "
+            f"weights, in eager torch on {where}; the network, one class row and all class rows "
+            f"take turns ({rounds} rounds or more), and a forward pass is the network's time and "
+            "its logits'. The paper has Tensorflow on a Titan X and batches of "
+            f"{_BATCHES[0]}. Medians, with 95% intervals of the median over rounds."
+        ),
+        claims=_claims(speedups, powers),
+        tables=tables,
+        pictures=[
+            album.add(
+                EXPERIMENT.name,
+                _figure(speedups, powers),
+                title="How many times as fast one logit is as all of them.",
+                words="Lines that rise with the number of classes, the published ones dashed.",
+            )
+        ],
+        remarks=[
+            _share_remark(jobs, results, powers[-1]),
+            "AlexNet, VGG-16 and Inception-v3, the paper's other networks, are not in "
+            "transformers: not tried.",
+        ],
+    )
+
+
+def speedups_of(measures: Measures, powers: Sequence[float]) -> dict[float, Median]:
+    """All logits' forward pass over one logit's, by rounds."""
+    seconds = measures["seconds"]
+    one = [b + h for b, h in zip(seconds["backbone"], seconds["one"], strict=True)]
+    return {
+        power: ratio(
+            [b + h for b, h in zip(seconds["backbone"], seconds[str(power)], strict=True)], one
+        )
+        for power in powers
+    }
+
+
+def _printed(name: str, power: float) -> float | None:
+    found: float | None = published("002", "table 3", name).get(power)
+    return found
+
+
+def _table(
+    name: str,
+    batch: int,
+    measures: Measures,
+    speedups: Mapping[float, Median],
+    powers: Sequence[float],
+) -> Table:
+    seconds = measures["seconds"]
+    rows = []
+    for key, label in (("one", "1"), *((str(power), f"2^{power:g}") for power in powers)):
+        whole = [b + h for b, h in zip(seconds["backbone"], seconds[key], strict=True)]
+        cells = [label, milliseconds([one / batch for one in whole])]
+        if key == "one":
+            rows.append([*cells, "", ""])
+            continue
+        power = powers[len(rows) - 1]
+        printed = _printed(name, power)
+        rows.append([*cells, speedups[power].text(), "" if printed is None else f"{printed:.2f}"])
+    return Table(
+        f"{_TITLES[name]}, batch {batch}",
+        ["logits", "ms a picture", "one logit is faster by", "published (batch 32)"],
+        rows,
+    )
+
+
+def _claims(
+    speedups: Mapping[tuple[str, int], Mapping[float, Median]], powers: Sequence[float]
+) -> list[Claim]:
+    claims = []
+    last, before = powers[-1], powers[-2]
+    for (name, batch), found in speedups.items():
+        most, case = found[last], f"{_TITLES[name]}, batch {batch}"
+        claims.append(
+            Claim(
+                f"one logit is faster than all of 2^{last:g} classes ({case})",
+                most.above(1),
+                f"{most.text()} times as fast",
+            )
+        )
+        printed = _printed(name, before)
+        if printed is not None:
+            claims.append(
+                Claim(
+                    f"at 2^{before:g} classes it is {printed:g} times as fast or more ({case})",
+                    found[before].above(printed),
+                    f"{found[before].text()} times as fast",
+                )
+            )
+    return claims
+
+
+def _share_remark(jobs: Mapping[tuple[str, int], Job], results: Results, power: float) -> str:
+    """What a speed-up here depends on: how long the network itself takes."""
+    parts = []
+    for (name, batch), job in jobs.items():
+        seconds = results[job]["seconds"]
+        share = ratio(seconds[str(power)], seconds["backbone"])
+        parts.append(f"{share.text()} ({_TITLES[name]}, batch {batch})")
+    return (
+        f"The product with all 2^{power:g} class rows takes so many times as long as the network: "
+        f"{'; '.join(parts)}. One logit's own time is nothing beside either, so a faster network "
+        "(a GPU, a compiled one) moves the speed-up, and the number of classes at which it begins."
+    )
+
+
+def _figure(
+    speedups: Mapping[tuple[str, int], Mapping[float, Median]], powers: Sequence[float]
+) -> Figure:
+    figure = Figure(figsize=(7, 4.5))
+    axes = figure.subplots()
+    styles = zip("osv^", ("tab:blue", "tab:orange", "tab:green", "tab:red"), strict=True)
+    for (name, batch), (marker, colour) in zip(speedups, styles, strict=False):
+        found = [speedups[name, batch][power] for power in powers]
+        middle = [one.value for one in found]
+        label = f"{_TITLES[name]}, batch {batch}"
+        axes.plot(powers, middle, marker=marker, color=colour, label=label)
+        low, high = zip(*(one.band for one in found), strict=True)
+        axes.fill_between(powers, low, high, color=colour, alpha=0.2)
+    for name, marker in zip(dict.fromkeys(name for name, _ in speedups), "xD", strict=False):
+        printed = [(power, value) for power in powers if (value := _printed(name, power))]
+        if printed:
+            axes.plot(
+                *zip(*printed, strict=True),
+                "--",
+                marker=marker,
+                color="grey",
+                label=f"{_TITLES[name]}, published",
+            )
+    axes.set_yscale("log")
+    axes.set_xticks(powers, [f"$2^{{{power:g}}}$" for power in powers])
+    axes.set_xlabel("classes")
+    axes.set_ylabel("forward pass of all logits / of one")
+    axes.legend()
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="002-speedup",
+    paper="002",
+    title="One logit against all of them (Table 3)",
+    minutes=2.5,
+    course=_course,
+)

@@ -1,0 +1,295 @@
+"""Paper 000's synthetic data (6.1.1), and heads trained on it as the paper's theory has it.
+
+The features are given, so there is neither backbone nor trainer: the real heads of
+`heads.build_head`, without bias and from zero, take one step of SGD a sample, in one pass. Both
+the last weights and the average of those before each step (Shalev-Shwartz and Ben-David 2014,
+chapter 14) are tested. The paper says nothing of rates or passes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.papers.intervals import Mean, difference, mean
+from benchmarks.papers.job import Job, Measures, Places, Result
+from heads.tree import CoverTree, LabelTree, NamedTree, build_cover_tree
+
+if TYPE_CHECKING:
+    from heads import ClassHead
+
+# Around the theory's ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline.
+RATES: Sequence[float] = (0.001, 0.01, 0.1, 1.0)
+SHARED: Sequence[float] = (0.01, 0.1)
+BASE = 1.3
+
+TREES = ("vtree", "utree", "vtree_chains")
+LOSSES = ("vtree", "utree", "ce", "simloss", "hierarchical_softmax")
+
+
+@dataclass(frozen=True)
+class Regime:
+    """n training samples of k classes in d dimensions, x ~ N(w_y, sigma); `tests` to test.
+
+    The label vectors are (1 - epsilon) W + epsilon W', W' another draw (paper 000, eq 21).
+    """
+
+    n: int = 100
+    d: int = 64
+    k: int = 10
+    sigma: float = 1.0
+    tests: int = 10_000
+    epsilon: float = 0.0
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A head: one of `LOSSES`, or `vtree_chains`; `base` is its cover tree's."""
+
+    loss: str
+    base: float = BASE
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One W [k, d], what is known of it, and samples of it."""
+
+    true: np.ndarray
+    label_vectors: np.ndarray
+    features: np.ndarray
+    labels: np.ndarray
+    test_features: np.ndarray
+    test_labels: np.ndarray
+
+    def bayes_accuracy(self) -> float:
+        """Of the nearest row of W, than which nothing is better."""
+        offset = np.square(self.true).sum(1) / 2
+        chosen = (self.test_features @ self.true.T - offset).argmax(1)
+        return float((chosen == self.test_labels).mean())
+
+
+def draw(regime: Regime, number: int) -> Drawn:
+    """Draw `number` of W and samples; the same W whatever n, sigma, tests or epsilon are."""
+    shape = regime.k, regime.d
+    true, other = (
+        np.random.default_rng([number, *shape, which]).normal(size=shape) for which in (0, 1)
+    )
+    train, test = (
+        _sampled(true, regime.sigma, size, np.random.default_rng([number, *shape, which]))
+        for size, which in ((regime.n, 2), (regime.tests, 3))
+    )
+    vectors = (1 - regime.epsilon) * true + regime.epsilon * other
+    return Drawn(true, vectors.astype(np.float32), *train, *test)
+
+
+def _sampled(
+    true: np.ndarray, sigma: float, size: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    labels = rng.integers(len(true), size=size)
+    noise = rng.normal(size=(size, true.shape[1]))
+    return (true[labels] + sigma * noise).astype(np.float32), labels
+
+
+def chained_vtree(cover: CoverTree) -> LabelTree:
+    """The V-tree of the explicit cover tree: a pseudoclass for each class at each level, also where
+    it has one child alone, which `CoverTree.vtree` leaves out."""
+    num_classes, num_levels = len(cover.level), int(cover.level.max()) + 1
+    places = [(c, level) for c in range(num_classes) for level in range(cover.level[c], num_levels)]
+    node = {place: num_classes + number for number, place in enumerate(places)}
+    parents = [node[c, num_levels - 1] for c in range(num_classes)]
+    for c, level in places:
+        above = c if level > cover.level[c] else int(cover.center_parent[c])
+        parents.append(-1 if above < 0 else node[above, level - 1])
+    classes = [*range(num_classes), *(-1 for _ in places)]
+    return LabelTree.from_parents(np.array(parents), np.array(classes))
+
+
+def train_heads(settings: Mapping[str, Any], places: Places) -> Measures:
+    """The job of `trained`: every arm at every rate on one draw."""
+    regime = Regime(**settings["regime"])
+    drawn = draw(regime, settings["draw"])
+    arms = []
+    for number, tree in enumerate(settings["arms"]):
+        head = head_of(Arm(**tree), drawn, places.work / f"{number}.safetensors")
+        arms.append(
+            {
+                "nodes": head.tree.num_nodes,
+                "depth": float(head.tree.depth[head.tree.node_of_class].mean()),
+                "runs": [train_head(head, drawn, rate) for rate in settings["rates"]],
+            }
+        )
+    return {"bayes": drawn.bayes_accuracy(), "arms": arms}
+
+
+def head_of(arm: Arm, drawn: Drawn, file: Path) -> "ClassHead":
+    """The arm's head; its tree, of Euclidean distances between label vectors, is written to
+    `file`, since a recipe's own compares cosines."""
+    from heads import build_head
+    from heads.config import HeadConfig
+
+    weights: dict[str, Any] = {"kind": "dense"}
+    if arm.loss in (*TREES, "hierarchical_softmax"):
+        _named_tree(arm, drawn.label_vectors).save(file)
+        weights = {"kind": "utree" if arm.loss == "utree" else "vtree", "tree": {"file": str(file)}}
+    loss = "ce" if arm.loss in TREES else arm.loss
+    config = HeadConfig.model_validate(
+        {"weights": weights, "loss": {"kind": loss}, "bias": False, "init_std": 0.0}
+    )
+    num_classes, dim = drawn.true.shape
+    return build_head(
+        config,
+        dim=dim,
+        num_classes=num_classes,
+        label_vectors=drawn.label_vectors,
+        mesh=None,
+        seed=0,
+        device="cpu",
+    )
+
+
+def _named_tree(arm: Arm, vectors: np.ndarray) -> NamedTree:
+    cover = build_cover_tree(vectors, base=arm.base, metric="euclidean")
+    names = [str(i) for i in range(len(vectors))]
+    if arm.loss == "vtree_chains":
+        tree = chained_vtree(cover)
+        return NamedTree(tree, tuple(names), ("",) * (tree.num_nodes - tree.num_classes))
+    return NamedTree.of_cover_tree(cover, names, "utree" if arm.loss == "utree" else "vtree")
+
+
+def train_head(head: "ClassHead", drawn: Drawn, rate: float) -> Measures:
+    """One pass from zero: test accuracy and Frobenius norm of the last and the averaged weights."""
+    import torch
+
+    features, labels = torch.from_numpy(drawn.features), torch.from_numpy(drawn.labels)
+    weight = head.weight
+    with torch.no_grad():
+        weight.zero_()
+    total = torch.zeros_like(weight)
+    for row in range(len(labels)):
+        total += weight.detach()
+        weight.grad = None
+        head(features[row : row + 1], labels[row : row + 1]).backward()
+        with torch.no_grad():
+            assert weight.grad is not None
+            weight.sub_(weight.grad, alpha=rate)
+    measures = {"last": _accuracy(head, drawn), "last_norm": float(weight.detach().norm())}
+    with torch.no_grad():
+        weight.copy_(total / len(labels))
+    return {
+        **measures,
+        "averaged": _accuracy(head, drawn),
+        "averaged_norm": float(weight.detach().norm()),
+    }
+
+
+def _accuracy(head: "ClassHead", drawn: Drawn) -> float:
+    import torch
+
+    features, labels = torch.from_numpy(drawn.test_features), torch.from_numpy(drawn.test_labels)
+    with torch.no_grad():
+        blocks = list(head.score_blocks(features))
+    scores = torch.cat([block.scores for block in blocks], dim=1)
+    class_ids = torch.cat([block.class_ids for block in blocks])
+    return float((class_ids[scores.argmax(1)] == labels).float().mean())
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What `arms` at `rates` reach in a regime, draw by draw, from the jobs of `job`."""
+
+    regime: Regime
+    arms: Sequence[Arm]
+    rates: Sequence[float] = RATES
+    draws: list[Measures] = field(default_factory=list)
+
+    def job(self, number: int) -> Job:
+        """Trains all of it on draw `number`."""
+        settings = {
+            "regime": asdict(self.regime),
+            "arms": [asdict(arm) for arm in self.arms],
+            "rates": list(self.rates),
+            "draw": number,
+        }
+        return Job("experiments.synthetic:train_heads", settings)
+
+    def add(self, result: Result) -> None:
+        """The next draw's."""
+        self.draws.append(result.measures)
+
+    def bayes(self) -> Mean:
+        """Accuracy of the best classifier there is."""
+        return mean([found["bayes"] for found in self.draws])
+
+    def at(self, arm: Arm, rate: float, measure: str = "averaged") -> list[float]:
+        """A measure of each draw at one rate."""
+        place, which = self.arms.index(arm), self.rates.index(rate)
+        return [float(found["arms"][place]["runs"][which][measure]) for found in self.draws]
+
+    def at_own(self, arm: Arm, measure: str = "averaged") -> list[float]:
+        """An accuracy of each draw, at the rate that is the best on the other draws."""
+        table = np.array([self.at(arm, rate, measure) for rate in self.rates])
+        # Of the others, since a rate chosen by the draw itself would be flattered.
+        others = table.sum(1, keepdims=True) - table
+        return [float(table[best, i]) for i, best in enumerate(others.argmax(0))]
+
+    def own_rate(self, arm: Arm, measure: str = "averaged") -> float:
+        """The rate that is the best over all draws."""
+        return max(self.rates, key=lambda rate: sum(self.at(arm, rate, measure)))
+
+    def advantage(self, ours: Arm, theirs: Arm, read: "Reading") -> Mean:
+        """By how much ours is better, paired by draw."""
+        return difference(read(self, ours), read(self, theirs))
+
+    def pseudoclasses(self, arm: Arm) -> list[int]:
+        """Of the arm's tree in each draw."""
+        place = self.arms.index(arm)
+        return [int(found["arms"][place]["nodes"]) - self.regime.k for found in self.draws]
+
+    def depth(self, arm: Arm) -> Mean:
+        """Mean number of nodes above a class."""
+        place = self.arms.index(arm)
+        return mean([float(found["arms"][place]["depth"]) for found in self.draws])
+
+
+# Accuracies of an arm, draw by draw.
+Reading = Callable[[Trained, Arm], list[float]]
+
+
+def own(measure: str = "averaged") -> Reading:
+    """Each arm at its own best rate."""
+    return lambda trained, arm: trained.at_own(arm, measure)
+
+
+def shared(rate: float, measure: str = "averaged") -> Reading:
+    """All at one rate."""
+    return lambda trained, arm: trained.at(arm, rate, measure)
+
+
+def readings() -> dict[str, Reading]:
+    """The ways to compare, by the words for them."""
+    return {
+        "own best rates, averaged": own(),
+        "own best rates, last weights": own("last"),
+        **{f"all at {rate:g}, averaged": shared(rate) for rate in SHARED},
+        **{f"all at {rate:g}, last weights": shared(rate, "last") for rate in SHARED},
+    }
+
+
+def pooled(regimes: Sequence[Trained], ours: Arm, theirs: Arm, read: Reading) -> Mean:
+    """The mean advantage over regimes, paired by draw."""
+    apart = [np.subtract(read(one, ours), read(one, theirs)) for one in regimes]
+    return mean(np.mean(apart, axis=0).tolist())
+
+
+def setup(regimes: Sequence[Trained]) -> str:
+    """How it was trained, in words for the page."""
+    rates = ", ".join(f"{rate:g}" for rate in regimes[0].rates)
+    return (
+        f"{len(regimes[0].draws)} draws of W, {regimes[0].regime.tests:,} test samples each. "
+        "kway's heads without bias, from zero, one pass of single-sample SGD at a constant rate; "
+        "weights averaged over the steps, and the last ones. Cover trees of the Euclidean "
+        f"distances between label vectors. Each loss at each rate of {rates}; its own best is, for "
+        "each draw, the best on the other draws."
+    )

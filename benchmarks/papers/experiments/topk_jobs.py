@@ -1,0 +1,134 @@
+"""What is measured of the algorithms for the smooth top-k loss: seconds, and where numbers end."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.papers.experiments import topk_reference as reference
+from benchmarks.papers.job import Measures, Places
+from benchmarks.papers.turns import Seconds, synchronous, timed
+from heads.losses import Block, Rows, SmoothTopK
+
+K = 5
+PRECISIONS = {"single": torch.float32, "double": torch.float64}
+
+# A loss, and what to differentiate it by.
+_Loss = tuple[Tensor, list[Tensor]]
+
+
+def time_algorithms(settings: Mapping[str, Any], places: Places) -> Measures:
+    """A job: seconds by round of the loss forward, and of its backward, for one number of classes
+    at temperature 1; and how far the losses are apart, relatively."""
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch, num_classes = settings["batch"], settings["classes"]
+    logits = torch.randn(batch, num_classes, device=device, requires_grad=True)
+    labels = torch.randint(num_classes, (batch,), device=device)
+
+    def theirs(polynomials: reference.Polynomials) -> _Loss:
+        return reference.smooth_topk(logits, labels, polynomials, k=K, tau=1.0), [logits]
+
+    forward: dict[str, Callable[[], _Loss]] = {
+        "summation": lambda: theirs(reference.summation),
+        "divide and conquer": lambda: theirs(reference.divide_and_conquer),
+        "ours": lambda: our_loss(logits, labels, 1.0),
+    }
+    backward: dict[str, Callable[[], _Loss]] = {
+        "automatic": forward["divide and conquer"],
+        "custom": lambda: theirs(reference.with_custom_backward),
+        "ours": forward["ours"],
+    }
+    limits = {"rounds": settings["rounds"], "seconds": settings["seconds"]}
+    with torch.no_grad():
+        values = [float(loss()[0]) for loss in forward.values()]
+        of_forward = timed(forward, places, **limits)
+    return {
+        "forward": of_forward,
+        "backward": _backward_seconds(backward, **limits),
+        "losses_apart": max(abs(value / values[-1] - 1) for value in values),
+        "device": device.type,
+    }
+
+
+def our_loss(logits: Tensor, labels: Tensor, tau: float) -> _Loss:
+    """All classes as one block, as the engine makes it; the true logits are a leaf of their own."""
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    block = Block.of(classes, labels, labels, logits)
+    loss = SmoothTopK(K, tau)
+    value = loss.value(loss.statistics(logits, block), Rows(len(classes), labels))
+    return value, [logits, block.true]
+
+
+def _backward_seconds(
+    losses: Mapping[str, Callable[[], _Loss]], *, rounds: int, seconds: float
+) -> Seconds:
+    """Of backward alone: a forward, which is not counted, comes before each. In turns."""
+    clock = synchronous(time.perf_counter)
+    found: Seconds = {name: [] for name in losses}
+    began = 0.0
+    for done in range(-1, rounds):  # the first warms up
+        if done == 0:
+            began = clock()
+        if done > 0 and (clock() - began) * (done + 1) / done > seconds:
+            break
+        for name, loss in losses.items():
+            value, leaves = loss()
+            started = clock()
+            torch.autograd.grad(value, leaves)
+            if done >= 0:
+                found[name].append(clock() - started)
+    return found
+
+
+def try_temperatures(settings: Mapping[str, Any], _places: Places) -> Measures:
+    """A job: whether loss and gradient are finite, by algorithm and precision and by exponent of
+    the temperature."""
+    scores, labels = trained_scores(
+        settings["batch"], settings["classes"], gain=settings["gain"], seed=settings["seed"]
+    )
+    losses: dict[str, dict[str, bool]] = {}
+    gradients: dict[str, dict[str, bool]] = {}
+    for precision, dtype in PRECISIONS.items():
+        for exponent in settings["exponents"]:
+            logits = scores.to(dtype, copy=True).requires_grad_()
+            for name, (loss, leaves) in _at(logits, labels, 10.0**exponent).items():
+                of_this = f"{name} {precision}"
+                losses.setdefault(of_this, {})[str(exponent)] = bool(loss.isfinite())
+                if leaves:
+                    is_finite = _has_finite_gradient(loss, leaves)
+                    gradients.setdefault(of_this, {})[str(exponent)] = is_finite
+    true_scores = scores.gather(1, labels[:, None])
+    return {"losses": losses, "gradients": gradients, "true_score": float(true_scores.mean())}
+
+
+def trained_scores(
+    batch: int, num_classes: int, *, gain: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Scores [batch, num_classes] such as a trained classifier of ImageNet gives, and labels:
+    normal with standard deviation 2.5, the true class `gain` higher, four similar ones half that.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    scores = 2.5 * torch.randn(batch, num_classes, generator=draw, dtype=torch.float64)
+    order = torch.rand(batch, num_classes, generator=draw).argsort(1)
+    scores.scatter_add_(1, order[:, :1], torch.full((batch, 1), gain, dtype=torch.float64))
+    scores.scatter_add_(1, order[:, 1:5], torch.full((batch, 4), gain / 2, dtype=torch.float64))
+    return scores, order[:, 0]
+
+
+def _at(logits: Tensor, labels: Tensor, tau: float) -> dict[str, _Loss]:
+    def theirs(polynomials: reference.Polynomials) -> Tensor:
+        return reference.smooth_topk(logits, labels, polynomials, k=K, tau=tau)
+
+    return {
+        "summation": (theirs(reference.summation), []),
+        "divide and conquer": (theirs(reference.divide_and_conquer), [logits]),
+        "custom backward": (theirs(reference.with_custom_backward), [logits]),
+        "ours": our_loss(logits, labels, tau),
+    }
+
+
+def _has_finite_gradient(loss: Tensor, leaves: Sequence[Tensor]) -> bool:
+    return all(bool(each.isfinite().all()) for each in torch.autograd.grad(loss, leaves))

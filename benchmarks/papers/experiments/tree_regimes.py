@@ -1,0 +1,244 @@
+"""Paper 000, synthetic experiment I (6.1.2, Figure 2): accuracy by n, d, k and sigma."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiments.synthetic import (
+    LOSSES,
+    RATES,
+    SHARED,
+    Arm,
+    Reading,
+    Regime,
+    Trained,
+    own,
+    pooled,
+    readings,
+    setup,
+    shared,
+)
+from benchmarks.papers.intervals import Mean, mean
+from benchmarks.papers.section import Claim, Section, Table, Verdict, verdict
+
+_SWEEPS: Mapping[str, tuple[float, ...]] = {
+    "n": (10, 30, 100, 300),
+    "d": (4, 16, 64, 256),
+    "k": (3, 10, 30, 100),
+    "sigma": (0.25, 1.0, 2.0, 4.0),
+}
+_FULL: Mapping[str, tuple[float, ...]] = {
+    "n": (10, 30, 100, 300, 1000, 3000),
+    "d": (4, 8, 16, 32, 64, 128, 256),
+    "k": (3, 10, 30, 100, 300),
+    "sigma": (0.25, 0.5, 1.0, 2.0, 4.0),
+}
+_TOY: Mapping[str, tuple[float, ...]] = {"n": (3, 5), "k": (4,)}
+
+_ARMS = tuple(Arm(loss) for loss in (*LOSSES, "vtree_chains"))
+_VTREE, _CE, _CHAINS = Arm("vtree"), Arm("ce"), Arm("vtree_chains")
+_MARKS = ("o", "s", "^", "D", "v", "x")
+NAMES = {
+    "vtree": "V-tree",
+    "utree": "U-tree",
+    "ce": "cross entropy",
+    "simloss": "SimLoss",
+    "hierarchical_softmax": "hierarchical softmax",
+    "vtree_chains": "V-tree with chains",
+}
+
+
+def _course(budget: Budget, album: Album) -> Course:
+    sweeps, baseline, rates = _SWEEPS, Regime(), RATES
+    if budget.is_full:
+        sweeps = _FULL
+    elif budget.is_toy:
+        sweeps, baseline, rates = _TOY, Regime(n=3, d=8, k=5, tests=100), SHARED
+    elif budget.effort < 0.5:
+        sweeps = {name: values[::2] for name, values in sweeps.items()}
+    axes = {
+        name: [Regime(**{**vars(baseline), name: value}) for value in values]
+        for name, values in sweeps.items()
+    }
+    regimes = {
+        regime: Trained(regime, _ARMS, rates) for of_axis in axes.values() for regime in of_axis
+    }
+    for number in budget.rounds(at_least=50 if budget.is_full else 3, at_most=50):
+        results = yield [trained.job(number) for trained in regimes.values()]
+        for trained in regimes.values():
+            trained.add(results[trained.job(number)])
+    return _section(regimes, axes, album)
+
+
+def _section(
+    regimes: Mapping[Regime, Trained], axes: Mapping[str, Sequence[Regime]], album: Album
+) -> Section:
+    everyone = list(regimes.values())
+    base = everyone[0].regime
+    ranges = "; ".join(
+        f"{name} of {', '.join(f'{getattr(regime, name):g}' for regime in of_axis)}"
+        for name, of_axis in axes.items()
+    )
+    picture = album.add(
+        EXPERIMENT.name,
+        _figure(regimes, axes),
+        title="Test accuracy by regime, averaged weights, each loss at its own best rate; dashed: "
+        "the Bayes classifier.",
+        words="A panel each for n, d, k and sigma, with a line with intervals for each loss.",
+    )
+    return Section(
+        name=EXPERIMENT.name,
+        paper=EXPERIMENT.paper,
+        title=EXPERIMENT.title,
+        setup=f"{setup(everyone)} One of these at a time is changed: {ranges}; the others are of "
+        "n = 100, d = 64, k = 10, sigma = 1."
+        if base.d == Regime().d
+        else setup(everyone),
+        claims=_claims(everyone),
+        tables=[_accuracies(everyone), _advantages(everyone)],
+        pictures=[picture],
+        remarks=_remarks(everyone),
+    )
+
+
+def _claims(everyone: Sequence[Trained]) -> list[Claim]:
+    ways: list[tuple[str, Reading]] = [
+        ("each at its own best rate", own()),
+        *((f"all at rate {rate:g}", shared(rate)) for rate in SHARED),
+    ]
+    claims = [
+        _against("ce", f"synthetic I: the tree loss beats cross entropy, {words}", read, everyone)
+        for words, read in ways
+    ]
+    for other in ("simloss", "hierarchical_softmax"):
+        statement = f"synthetic I: the tree loss beats {NAMES[other]}, each at its own best rate"
+        claims.append(_against(other, statement, own(), everyone))
+    return [*claims, _everywhere(everyone)]
+
+
+def _against(other: str, statement: str, read: Reading, everyone: Sequence[Trained]) -> Claim:
+    """Of the mean over regimes, with the number of regimes where it is settled."""
+    theirs = Arm(other)
+    over = pooled(everyone, _VTREE, theirs, read)
+    apart = [one.advantage(_VTREE, theirs, read) for one in everyone]
+    evidence = (
+        f"{over.text(4)} accuracy (mean of {len(apart)} regimes, {over.n} draws, paired); higher "
+        f"in {_higher(apart)}, lower in {_lower(apart)} of them"
+    )
+    return Claim(statement, verdict(over), evidence)
+
+
+def _everywhere(everyone: Sequence[Trained]) -> Claim:
+    others = [Arm(loss) for loss in ("ce", "simloss", "hierarchical_softmax")]
+    settled = [[one.advantage(_VTREE, other, own()) for other in others] for one in everyone]
+    everywhere = sum(_higher(of_regime) == len(others) for of_regime in settled)
+    never = sum(any(found.high <= 0 for found in of_regime) for of_regime in settled)
+    found: Verdict = "not settled"
+    if everywhere == len(settled):
+        found = "holds"
+    elif never:
+        found = "does not hold"
+    return Claim(
+        "synthetic I: the tree loss outperforms all others in all regimes, own best rates",
+        found,
+        f"higher than all in {everywhere} of {len(settled)} regimes, no better than one of them "
+        f"in {never}",
+    )
+
+
+def _higher(found: Sequence[Mean]) -> int:
+    return sum(one.low > 0 for one in found)
+
+
+def _lower(found: Sequence[Mean]) -> int:
+    return sum(one.high < 0 for one in found)
+
+
+def _accuracies(everyone: Sequence[Trained]) -> Table:
+    header = ["n, d, k, sigma", *(NAMES[arm.loss] for arm in _ARMS), "Bayes"]
+    rows = [
+        [
+            _said(one.regime),
+            *(mean(one.at_own(arm)).text() for arm in _ARMS),
+            one.bayes().text(),
+        ]
+        for one in everyone
+    ]
+    return Table("Test accuracy, averaged weights, each at its own best rate", header, rows)
+
+
+def _advantages(everyone: Sequence[Trained]) -> Table:
+    ways = readings()
+    rows = [
+        [_said(one.regime), *(one.advantage(_VTREE, _CE, read).text() for read in ways.values())]
+        for one in everyone
+    ]
+    for arm in (_VTREE, _CHAINS):
+        over = [pooled(everyone, arm, _CE, read) for read in ways.values()]
+        rows.append([f"all, {NAMES[arm.loss]}", *(found.text(4) for found in over)])
+    return Table("V-tree minus cross entropy, paired by draw", ["n, d, k, sigma", *ways], rows)
+
+
+def _said(regime: Regime) -> str:
+    return f"{regime.n:g}, {regime.d:g}, {regime.k:g}, {regime.sigma:g}"
+
+
+def _remarks(everyone: Sequence[Trained]) -> list[str]:
+    trees = [one.pseudoclasses(_VTREE) for one in everyone]
+    stars = sum(count == 1 for of_regime in trees for count in of_regime)
+    depths = [mean([one.depth(arm).value for one in everyone]).value for arm in (_VTREE, _CHAINS)]
+    rates = [mean([one.own_rate(arm) for one in everyone]).value for arm in (_VTREE, _CHAINS, _CE)]
+    return [
+        f"In {stars} of {sum(map(len, trees))} draws the V-tree is one pseudoclass above all "
+        "classes: random vectors of many dimensions are all equally far from each other. There the "
+        "V-tree and hierarchical softmax are the cross entropy itself, at any rate.",
+        "Every node of a class's path moves in a step, so a longer path can move its row further "
+        f"at the same rate: on average {depths[0]:.1f} nodes lie above a class, {depths[1]:.1f} "
+        "where pseudoclasses with one child are kept (V-tree with chains). A shared rate is so not "
+        "the same rate for all, and the Lipschitz constant of Lemma 1, which the paper takes to be "
+        "one for all parameterizations, can grow with the depth. The best "
+        f"rates are {rates[0]:.3f} with the V-tree, {rates[1]:.3f} with chains and "
+        f"{rates[2]:.3f} with cross entropy (means over regimes).",
+    ]
+
+
+def _figure(regimes: Mapping[Regime, Trained], axes: Mapping[str, Sequence[Regime]]) -> Figure:
+    figure = Figure(figsize=(8, 6.5), layout="constrained")
+    panels = figure.subplots(2, 2).ravel()
+    for panel, (name, of_axis) in zip(panels, axes.items(), strict=False):
+        for number, arm in enumerate(_ARMS):
+            found = [mean(regimes[regime].at_own(arm)) for regime in of_axis]
+            # A little apart, so that intervals do not hide each other.
+            places = [float(getattr(regime, name)) * 1.03 ** (number - 2) for regime in of_axis]
+            panel.errorbar(
+                places,
+                [one.value for one in found],
+                yerr=[one.half for one in found],
+                marker=_MARKS[number],
+                markersize=4,
+                linewidth=1,
+                capsize=2,
+                label=NAMES[arm.loss],
+            )
+        values = [float(getattr(regime, name)) for regime in of_axis]
+        best = [regimes[regime].bayes().value for regime in of_axis]
+        panel.plot(values, best, "k--", linewidth=1, label="Bayes")
+        panel.set_xscale("log")
+        panel.set_xticks(values, [f"{value:g}" for value in values])
+        panel.minorticks_off()
+        panel.set_xlabel(name)
+        panel.set_ylabel("test accuracy")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="000-synthetic-regimes",
+    paper="000",
+    title="Synthetic I: data regimes (Figure 2)",
+    minutes=5,
+    course=_course,
+)

@@ -1,0 +1,78 @@
+"""What paper 000's Table 1 shows, of one dataset: the tree loss, cross-entropy and SimLoss."""
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+
+from benchmarks.papers.comparison import Compared, advantage, mean_of
+from benchmarks.papers.job import Measures
+from benchmarks.papers.published import published
+from benchmarks.papers.section import Claim, Table, verdict
+
+ARMS = ("vtree", "ce", "simloss")
+_MEASURES = {"top1": "top-1", "sa": "SA"}
+
+
+def head(arm: str) -> dict[str, object]:
+    """A recipe's head of an arm: the tree loss is cross-entropy on V-tree weights."""
+    if arm == "vtree":
+        return {"weights": {"kind": "vtree"}, "loss": {"kind": "ce"}}
+    return {"loss": {"kind": arm}}
+
+
+def claims(dataset: str, compared: Compared) -> list[Claim]:
+    """That the tree loss beats both others by both measures."""
+    found = []
+    for other in ("ce", "simloss"):
+        for measure, name in _MEASURES.items():
+            ours = advantage(compared.at_best["vtree"], compared.at_best[other], measure)
+            found.append(
+                Claim(
+                    f"the tree loss beats {other} ({dataset}, {name})",
+                    verdict(ours),
+                    f"{ours.text(4)} (paired, {ours.n} seeds)",
+                )
+            )
+    return found
+
+
+def table(title: str, dataset: str, compared: Compared, *, is_best: bool) -> Table:
+    """Percent, as the paper prints them; its own in brackets."""
+    runs: Mapping[str, list[Measures]] = compared.at_best if is_best else compared.at_shared
+    rows = []
+    for arm in ARMS:
+        printed = published("000", "table 1", dataset)[arm]
+        cells = []
+        for measure in _MEASURES:
+            found = mean_of(runs[arm], measure)
+            cells.append(f"{found.percent(1)} ({printed[measure]:.2f})")
+        rates = compared.rates[arm] if is_best else compared.shared
+        rows.append([arm, *cells, rates.text()])
+    return Table(
+        f"{title} (published in brackets)", ["loss", "top-1 %", "SA %", "rate, decay"], rows
+    )
+
+
+def figure(compared: Compared) -> Figure:
+    """Both measures of the three, at their best rates and at the shared one."""
+    figure = Figure(figsize=(7, 3))
+    for axes, (measure, name) in zip(figure.subplots(1, 2), _MEASURES.items(), strict=True):
+        for runs, marker, label in (
+            (compared.at_best, "o", "each at its best rates"),
+            (compared.at_shared, "s", "all at the shared rate"),
+        ):
+            found = [mean_of(runs[arm], measure) for arm in ARMS]
+            axes.errorbar(
+                ARMS,
+                [100 * one.value for one in found],
+                yerr=[100 * one.half for one in found],
+                fmt=marker,
+                mfc="none" if marker == "s" else None,
+                capsize=3,
+                label=label,
+            )
+        axes.set_ylabel(f"{name} %")
+        axes.margins(x=0.2)
+    axes.legend(fontsize="small")
+    figure.tight_layout()
+    return figure

@@ -1,0 +1,79 @@
+"""docs/papers.md from the sections that experiments left. No number on it is typed by hand."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from shutil import copyfile
+
+from benchmarks.papers.section import Claim, Section, Table
+from data.aside import commit
+
+PAPERS = {
+    "000": "Tree loss",
+    "001": "Quadratic losses",
+    "002": "Single-logit classification",
+    "003": "Smooth top-k",
+    "004": "Spherical losses",
+    "beyond": "Beyond the papers",
+}
+
+
+def write_page(
+    sections: Sequence[Section], page: Path, *, pictures: Path, command: str, machine: str
+) -> None:
+    """Write `page` and copy its pictures from the folder `pictures` beside it, below `papers/`."""
+    folder = page.parent / "papers"
+    for section in sections:
+        for picture in section.pictures:
+            folder.mkdir(parents=True, exist_ok=True)
+            copyfile(pictures / picture.file, folder / picture.file)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    commit(page, page_text(sections, command=command, machine=machine).encode())
+
+
+def page_text(sections: Sequence[Section], *, command: str, machine: str) -> str:
+    """The page as Markdown."""
+    parts = [
+        "# The papers' experiments, run again",
+        "<!-- Written by kway papers. Change benchmarks/papers/ and run it again. -->",
+        f"`{command}` measured all that stands here ({machine}) and wrote this page. "
+        "Intervals are 95% confidence intervals of the mean over seeds (Student's t); differences "
+        "are paired by seed. A published number stands beside ours where the paper prints one.",
+        "## What holds",
+        _claims([(section, claim) for section in sections for claim in section.claims]),
+    ]
+    for paper, title in PAPERS.items():
+        of_paper = [section for section in sections if section.paper == paper]
+        if of_paper:
+            name = title if paper == "beyond" else f"Paper {paper}: {title.lower()}"
+            parts += [f"## {name}", *(_section(section) for section in of_paper)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _claims(claims: Sequence[tuple[Section, Claim]]) -> str:
+    header = ("paper", "what is claimed", "here", "numbers")
+    rows = [(s.paper, claim.statement, claim.verdict, claim.evidence) for s, claim in claims]
+    return _grid(header, rows)
+
+
+def _section(section: Section) -> str:
+    parts = [f"### {section.title}", section.setup]
+    parts += [_table(table) for table in section.tables]
+    parts += [
+        f"![{picture.words}](papers/{picture.file})\n\n*{picture.title}*"
+        for picture in section.pictures
+    ]
+    parts += [f"- {remark}" for remark in section.remarks]
+    return "\n\n".join(parts)
+
+
+def _table(table: Table) -> str:
+    return f"**{table.title}**\n\n{_grid(table.header, table.rows)}"
+
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

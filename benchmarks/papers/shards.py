@@ -1,0 +1,199 @@
+"""Shards for the experiments, made of the published files below the user's `data`.
+
+An experiment names what it wants by a `Dataset`; equal ones are made once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+
+from benchmarks.papers.job import FOLDER, Job, Measures, Places
+from data.shards.hierarchy import PATH
+from data.shards.manifest import ClassInfo, SourceInfo
+from data.sources import Cifar100, LabelledTexts, Mnist
+from data.sources.label_vectors import WithLabelVectors
+from data.sources.packing import lossless
+from data.sources.source import Modality, Sample, Source
+from data.tokens.train import train_tokenizer
+from data.writing.writer import write_shards
+from heads.tree import load_label_vectors
+
+# Label vectors that tell a class and its coarse class: half of the similarity is the latter.
+COARSE = "coarse classes"
+_VOCABULARY = 20_000
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A published dataset, changed as an experiment wants it.
+
+    `side`: pictures shrunk to so many pixels. `classes`: names of those kept. `noise`: the share of
+    training labels replaced by a random one of the same coarse class, itself included (paper 003,
+    5.1). `validation`: so many training samples, at most a quarter, become the split `validation`.
+    `limits`: at most so many samples of a split. `vectors`: a file of label vectors below the
+    user's data, or COARSE. `options` are the source's own. Which samples and labels these are
+    depends on `seed` alone.
+    """
+
+    source: str
+    side: int | None = None
+    classes: tuple[str, ...] | None = None
+    noise: float = 0.0
+    validation: int = 0
+    limits: Mapping[str, int] = field(default_factory=dict)
+    vectors: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def job(self) -> Job:
+        """Makes the shards; their folder is the job's key below `places.shards`."""
+        return Job("shards:make_shards", asdict(self))
+
+
+class _Known(NamedTuple):
+    place: str  # below the user's data
+    open: Callable[..., Source]
+
+
+_SOURCES = {
+    "mnist": _Known("mnist", Mnist),
+    "cifar100": _Known("cifar-100-binary.tar.gz", Cifar100),
+    "tweeteval-emoji": _Known("tweeteval-emoji", LabelledTexts),
+}
+
+
+def make_shards(settings: Mapping[str, Any], places: Places) -> Measures:
+    """The job of a `Dataset`: how many samples each split has."""
+    dataset = Dataset(**settings)
+    if dataset.source not in _SOURCES:
+        raise ValueError(f"no source {dataset.source}: choose one of {', '.join(_SOURCES)}")
+    place, opened = _SOURCES[dataset.source]
+    path = places.data / place
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: --data needs {place}, see docs/papers.md")
+    options = dict(dataset.options)
+    if dataset.source == "tweeteval-emoji":
+        options["work"] = places.work
+    inner = opened(path, **options)
+    if dataset.vectors not in ("", COARSE):
+        inner = WithLabelVectors(inner, places.data / dataset.vectors, _vectors_of)
+    source = Changed(inner, dataset)
+    written = write_shards(source, shards_of(dataset, places), samples_per_shard=100_000, workers=1)
+    manifest = written.manifest
+    sizes = {
+        split: sum(shard.samples for shard in manifest.of_split(split)) for split in manifest.splits
+    }
+    if source.modality == "text":
+        out = tokenizer_of(dataset, places)
+        train_tokenizer(
+            str(shards_of(dataset, places)), out, vocab_size=_VOCABULARY, lowercase=True, threads=1
+        )
+    return {FOLDER: shards_of(dataset, places).name, **sizes}
+
+
+def shards_of(dataset: Dataset, places: Places) -> Path:
+    """The folder of a dataset's shards."""
+    return places.shards / f"{dataset.source}-{dataset.job.key[:12]}"
+
+
+def tokenizer_of(dataset: Dataset, places: Places) -> Path:
+    """The tokenizer of a dataset of texts, learned from its training texts."""
+    folder = shards_of(dataset, places)
+    return folder.with_name(f"{folder.name}-tokenizer")
+
+
+def _vectors_of(file: Path, names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    return load_label_vectors(file, names, missing="zero")
+
+
+class _Task(NamedTuple):
+    task: Any
+    label: int
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A source of samples as a `Dataset` wants them."""
+
+    inner: Source
+    dataset: Dataset
+
+    @property
+    def modality(self) -> Modality:
+        return self.inner.modality
+
+    def describe(self) -> SourceInfo:
+        inner = self.inner.describe()
+        return SourceInfo(
+            kind=inner.kind, parameters={**inner.parameters, "changed": self.dataset.job.key}
+        )
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        everyone = self.inner.classes()
+        return tuple(everyone[label] for label in self._labels)
+
+    def label_vectors(self) -> np.ndarray | None:
+        if self.dataset.vectors == COARSE:
+            paths = [info.attributes[PATH] for info in self.classes()]
+            places = sorted(set(paths))
+            coarse = np.eye(len(places), dtype=np.float32)[[places.index(path) for path in paths]]
+            return np.hstack([np.eye(len(paths), dtype=np.float32), coarse])
+        vectors = self.inner.label_vectors()
+        return None if vectors is None else vectors[self._labels]
+
+    def splits(self) -> dict[str, Sequence[_Task]]:
+        dataset = self.dataset
+        found: dict[str, Sequence[_Task]] = {}
+        new = {label: place for place, label in enumerate(self._labels)}
+        for split, tasks in self.inner.splits().items():
+            rng = np.random.default_rng([dataset.seed, *split.encode()])
+            kept = [task for task in tasks if task.label in new]
+            mixed = [kept[place] for place in rng.permutation(len(kept))]
+            found[split] = [_Task(task, new[task.label]) for task in mixed]
+        if dataset.validation:
+            number = min(dataset.validation, len(found["train"]) // 4)
+            found["validation"], found["train"] = found["train"][:number], found["train"][number:]
+        for split, limit in dataset.limits.items():
+            found[split] = found[split][:limit]
+        if dataset.noise:
+            found["train"] = self._with_noise(found["train"])
+        return found
+
+    def render(self, task: _Task) -> Sample | None:
+        sample = self.inner.render(task.task)
+        if sample is None:
+            return None
+        data = sample.data
+        if (side := self.dataset.side) is not None:
+            picture = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+            assert picture is not None, "our own PNG"
+            shrunk = cv2.resize(picture, (side, side), interpolation=cv2.INTER_AREA)
+            grey = shrunk.ndim == 2
+            data = lossless(shrunk if grey else cv2.cvtColor(shrunk, cv2.COLOR_BGR2RGB))
+        return Sample(sample.key, data, sample.extension, task.label)
+
+    def _with_noise(self, tasks: Sequence[_Task]) -> list[_Task]:
+        rng = np.random.default_rng([self.dataset.seed, 1])
+        paths = [info.attributes[PATH] for info in self.classes()]
+        same = {path: [i for i, other in enumerate(paths) if other == path] for path in set(paths)}
+        noisy = []
+        for task, replaced in zip(tasks, rng.random(len(tasks)) < self.dataset.noise, strict=True):
+            label = int(rng.choice(same[paths[task.label]])) if replaced else task.label
+            noisy.append(task._replace(label=label))
+        return noisy
+
+    @cached_property
+    def _labels(self) -> list[int]:
+        """The source's numbers of the classes that are kept."""
+        names = [info.name for info in self.inner.classes()]
+        if self.dataset.classes is None:
+            return list(range(len(names)))
+        if unknown := set(self.dataset.classes) - set(names):
+            raise ValueError(f"{self.dataset.source} has no class {min(unknown)}: correct it")
+        return [names.index(name) for name in self.dataset.classes]

@@ -1,0 +1,35 @@
+"""What tests of the papers' experiments share: tiny published datasets, and toy-sized conduct."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.papers.conduct import conduct
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.section import Section
+from tests.papers.published_files import write_papers_data
+
+
+@pytest.fixture(scope="session")
+def papers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for `--data`."""
+    return write_papers_data(tmp_path_factory.mktemp("papers-data"))
+
+
+@pytest.fixture
+def conducted(
+    papers_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Experiment], Section]:
+    """Runs an experiment at toy size in this process; its pictures are below `tmp_path`."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the trainer would take every core
+
+    def run(experiment: Experiment) -> Section:
+        with Laboratory(papers_data, tmp_path, workers=0) as laboratory:
+            (section,) = conduct([experiment], laboratory, minutes=0)
+        for picture in section.pictures:
+            assert (tmp_path / "pictures" / picture.file).stat().st_size > 1000
+        return section
+
+    return run

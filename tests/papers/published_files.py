@@ -1,0 +1,93 @@
+"""Tiny datasets in the published layouts: MNIST, CIFAR-100 in its binary version, tweeteval."""
+
+import io
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+
+_COARSE = [f"coarse {i}" for i in range(20)]
+_MAMMALS = (
+    "aquatic_mammals",
+    "small_mammals",
+    "medium_mammals",
+    "large_carnivores",
+    "large_omnivores_and_herbivores",
+)
+_EMOJI = ("❤", "😍", "😂", "💕")
+
+
+def write_papers_data(folder: Path) -> Path:
+    """All of them, laid out as `--data` wants it."""
+    _write_mnist(folder / "mnist", {"train": 400, "t10k": 100})
+    _write_cifar(folder / "cifar-100-binary.tar.gz", {"train": 1_200, "test": 300})
+    _write_tweets(folder / "tweeteval-emoji", {"train": 200, "val": 40, "test": 80})
+    _write_emoji_vectors(folder / "emoji2vec" / "emoji2vec.bin")
+    return folder
+
+
+def _write_mnist(folder: Path, sizes: dict[str, int]) -> None:
+    folder.mkdir(parents=True)
+    for stem, number in sizes.items():
+        labels = (np.arange(number) % 10).astype(np.uint8)
+        pictures = _pictures(labels, 10, 28, channels=1)[..., 0]
+        header = struct.pack(">4I", 0x803, number, 28, 28)
+        (folder / f"{stem}-images-idx3-ubyte").write_bytes(header + pictures.tobytes())
+        header = struct.pack(">2I", 0x801, number)
+        (folder / f"{stem}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
+
+
+def _write_cifar(path: Path, sizes: dict[str, int]) -> None:
+    """Class i of 100 is of coarse class i // 5; the published superclasses of mammals are there."""
+    coarse = [*_MAMMALS, *_COARSE[len(_MAMMALS) :]]
+    files = {
+        "fine_label_names.txt": "".join(f"fine {i}\n" for i in range(100)).encode(),
+        "coarse_label_names.txt": "".join(f"{name}\n" for name in coarse).encode(),
+    }
+    for split, number in sizes.items():
+        labels = (np.arange(number) % 100).astype(np.uint8)
+        planes = _pictures(labels, 100, 32, channels=3).transpose(0, 3, 1, 2)
+        files[f"{split}.bin"] = b"".join(
+            bytes([label // 5, label]) + picture.tobytes()
+            for label, picture in zip(labels, planes, strict=True)
+        )
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"cifar-100-binary/{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def _write_tweets(folder: Path, sizes: dict[str, int]) -> None:
+    folder.mkdir(parents=True)
+    mapping = "".join(f"{i}\t{emoji}\t_name_{i}_\n" for i, emoji in enumerate(_EMOJI))
+    (folder / "mapping.txt").write_text(mapping, encoding="utf-8")
+    rng = np.random.default_rng(0)
+    for split, number in sizes.items():
+        labels = [i % len(_EMOJI) for i in range(number)]
+        texts = [
+            f"text {rng.integers(1_000_000)} of kind{label}" + (" ️" if label == 0 else "")
+            for label in labels
+        ]
+        (folder / f"{split}_text.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+        (folder / f"{split}_labels.txt").write_text("".join(f"{i}\n" for i in labels))
+
+
+def _write_emoji_vectors(path: Path) -> None:
+    """In word2vec's binary format."""
+    path.parent.mkdir()
+    vectors = np.random.default_rng(0).standard_normal((len(_EMOJI), 8)).astype("<f4")
+    lines = (
+        emoji.encode() + b" " + row.tobytes() + b"\n"
+        for emoji, row in zip(_EMOJI, vectors, strict=True)
+    )
+    path.write_bytes(f"{len(_EMOJI)} 8\n".encode() + b"".join(lines))
+
+
+def _pictures(labels: np.ndarray, num_classes: int, side: int, *, channels: int) -> np.ndarray:
+    """uint8 [N, side, side, channels]: a pattern a class, with noise."""
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 200, (num_classes, side, side, channels))
+    noise = rng.integers(0, 56, (len(labels), side, side, channels))
+    return (patterns[labels] + noise).astype(np.uint8)

@@ -1,0 +1,18 @@
+"""Single logits of very many classes, at toy size."""
+
+from collections.abc import Callable
+
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments import beyond_million
+from benchmarks.papers.section import Section
+
+
+def test_single_logits_of_many_classes_are_measured_beside_the_ideal(
+    conducted: Callable[[Experiment], Section],
+) -> None:
+    section = conducted(beyond_million.EXPERIMENT)
+    table, _ = section.tables
+    rows = {row[0]: float(row[1].split()[0]) for row in table.rows}
+    assert list(rows) == ["ce", "nce", "quadratic", "ideal"]
+    assert rows["ideal"] > 0.9
+    assert rows["ce"] > 0.3  # by chance: one in a hundred

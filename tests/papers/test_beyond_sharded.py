@@ -1,0 +1,26 @@
+"""Heads on two ranks beside the same on one, at toy size."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments import beyond_sharded
+from benchmarks.papers.section import Section
+
+
+def test_heads_on_two_ranks_are_those_of_one(conducted: Callable[[Experiment], Section]) -> None:
+    section = conducted(beyond_sharded.EXPERIMENT)
+    same, _ = section.claims
+    assert same.verdict == "holds", same.evidence
+    assert {row[0] for row in section.tables[0].rows} == {"dense", "vtree", "factored"}
+
+
+def test_rows_of_ranks_are_joined_in_the_order_of_classes() -> None:
+    ranks = [
+        {"a ids": np.array([2, 0]), "a rows": np.array([[2.0], [0.0]])},
+        {"a ids": np.array([1]), "a rows": np.array([[1.0]])},
+    ]
+    joined = beyond_sharded.joined(ranks, ["a"])["a"]
+    assert joined.tolist() == [[0.0], [1.0], [2.0]]
+    assert beyond_sharded.apart([1.0, 4.0], [1.0, 5.0]) == 0.2

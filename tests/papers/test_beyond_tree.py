@@ -1,0 +1,20 @@
+"""Label trees with other papers' losses, at toy size."""
+
+from collections.abc import Callable
+
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments import beyond_tree
+from benchmarks.papers.section import Section
+
+
+def test_a_tree_goes_with_every_loss(conducted: Callable[[Experiment], Section]) -> None:
+    section = conducted(beyond_tree.EXPERIMENT)
+    best, shared = section.tables
+    arms = [
+        (loss, weights)
+        for loss in ("ce", "batch_ce", "smooth_topk")
+        for weights in ("dense", "vtree")
+    ]
+    assert [tuple(row[:2]) for row in best.rows] == arms
+    assert [tuple(row[:2]) for row in shared.rows] == arms
+    assert len(section.claims) == 7

@@ -1,0 +1,116 @@
+"""Jobs are measured once, within a budget, and what they measured becomes a page."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.conduct import conduct, kept_sections
+from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.intervals import difference, mean
+from benchmarks.papers.job import Job, Places, Results
+from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.page import page_text
+from benchmarks.papers.section import Claim, Section, Table, verdict
+
+
+def measured(settings: Mapping[str, float], places: Places) -> dict[str, float]:
+    """A job: it leaves a line each time it is done."""
+    with (places.data / "done").open("a") as done:
+        done.write(f"{settings['number']}\n")
+    if settings.get("kills"):
+        os._exit(1)
+    return {"double": 2 * settings["number"], "process": os.getpid()}
+
+
+def job(number: float, **settings: float) -> Job:
+    return Job("conduct_jobs:measured", {"number": number, **settings})
+
+
+@pytest.fixture(autouse=True)
+def _jobs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of tests are below `benchmarks.papers` as those of experiments are."""
+    monkeypatch.setattr(Job, "resolve", lambda _job: measured)
+
+
+def course(budget: Budget, _album: Album) -> Course:
+    found: Results = {}
+    for number in budget.rounds(at_least=1, at_most=4):
+        found |= yield [job(number)]
+    numbers = [one["double"] for one in found.values()]
+    return Section("one", "001", "One", f"{len(numbers)} rounds", tables=[_table(numbers)])
+
+
+def _table(numbers: Sequence[float]) -> Table:
+    return Table("Doubles", ["number"], [[str(number)] for number in numbers])
+
+
+ONE = Experiment("one", "001", "One", 1, course)
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
+        first = laboratory.measure([job(1), job(2), job(1)])
+        again = laboratory.measure([job(2), job(3)])
+    assert [first[job(n)]["double"] for n in (1, 2)] == [2, 4]
+    assert again[job(2)] == first[job(2)]
+    assert (tmp_path / "done").read_text().split() == ["1", "2", "3"]
+
+
+def test_results_of_before_an_error_are_kept(tmp_path: Path) -> None:
+    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
+        with pytest.raises(KeyError):
+            laboratory.measure([job(1), Job("conduct_jobs:measured", {})])
+        assert laboratory.measure([job(1)])[job(1)]["double"] == 2
+    assert (tmp_path / "done").read_text().split() == ["1"]
+
+
+def test_an_experiment_has_rounds_while_its_budget_lasts(tmp_path: Path) -> None:
+    for minutes, rounds in ((1e-9, 1), (60, 4), (None, 4)):
+        out = tmp_path / str(minutes)
+        with Laboratory(tmp_path, out, workers=0) as laboratory:
+            (section,) = conduct([ONE], laboratory, minutes)
+            assert section.setup == f"{rounds} rounds"
+            assert kept_sections(laboratory, [ONE]) == [
+                Section.from_json(json.loads(json.dumps(section.to_json())))
+            ]
+
+
+def test_sizes_shrink_with_the_budget_and_never_grow() -> None:
+    assert Budget(5, designed=10).size(100, full=10_000) == 50
+    assert Budget(50, designed=10).size(100, full=10_000) == 100
+    assert Budget(None, designed=10).size(100, full=10_000) == 10_000
+    assert Budget(0, designed=10).size(100, full=10_000, least=7) == 7
+
+
+def test_intervals_are_those_of_students_t() -> None:
+    found = mean([1.0, 2.0, 3.0])
+    assert (found.value, found.n) == (2.0, 3)
+    assert found.half == pytest.approx(4.302653 * 1.0 / 3**0.5, rel=1e-6)
+    assert mean([5.0]).text() == "5.000"
+    assert difference([2.0, 4.0], [1.0, 3.0]).half == 0.0
+    assert [verdict(mean(numbers)) for numbers in ([1, 2, 1.5], [-1, -2, -1.5], [-1, 1, 0])] == [
+        "holds",
+        "does not hold",
+        "not settled",
+    ]
+
+
+def test_a_page_has_every_claim_and_table_whatever_they_contain() -> None:
+    section = Section(
+        "one",
+        "001",
+        "One",
+        "As it was.",
+        claims=[Claim("a|b", "holds", "1 > 0")],
+        tables=[Table("T", ["x", "y"], [["1", "2|3"]])],
+        remarks=["Mind this."],
+    )
+    text = page_text([section], command="kway papers all", machine="a machine")
+    assert "| 001 | a\\|b | holds | 1 > 0 |" in text
+    assert "| 1 | 2\\|3 |" in text
+    assert "`kway papers all`" in text
+    assert "- Mind this." in text

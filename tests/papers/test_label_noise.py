@@ -1,0 +1,54 @@
+"""Paper 003 under label noise, at toy size; and the best of a run's checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.comparison import Rates, Run
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments.cifar import densenet
+from benchmarks.papers.experiments.label_noise import EXPERIMENT
+from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.section import Section
+from benchmarks.papers.training import training
+
+
+def test_both_losses_are_tested_at_each_share_of_noise(
+    conducted: Callable[[Experiment], Section],
+) -> None:
+    section = conducted(EXPERIMENT)
+    best, shared = section.tables
+    assert [row[0] for row in best.rows] == [row[0] for row in shared.rows] == ["0", "1"]
+    clean, noisy = best.rows
+    assert clean[1].endswith("(94.34)")
+    assert noisy[3].endswith("(72.93)")
+    assert "(" not in noisy[2]  # the paper has no last checkpoint of cross-entropy
+    assert [claim.statement for claim in section.claims] == [
+        "without noise ce beats smooth_topk (top-1)",
+        "at label noise 1 smooth_topk beats ce (top-5)",
+        "at label noise 1 smooth_topk beats ce (top-1)",
+    ]
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_the_best_checkpoint_is_tested_beside_the_last(
+    mode: str, papers_data: Path, tmp_path: Path
+) -> None:
+    network = densenet(Budget(0, 1), 12, train=256)
+    recipe: dict[str, Any] = network.recipe(
+        Run("ce", Rates(0.1, 0.0), 6, seed=1, split="test"), loss={"kind": "ce"}
+    )
+    recipe["evaluation"]["every"] = {"steps": 1}
+    recipe["checkpoint"]["keep_best"] = {"measure": "top1", "mode": mode}
+    job = training(network.of(), recipe, also=("test", "train"))
+    with Laboratory(papers_data, tmp_path, workers=0) as laboratory:
+        laboratory.measure([network.of().job])
+        found = laboratory.measure([job])[job]
+    best, last = found["best"]["test"]["top1"], found["test"]["top1"]
+    assert last == found["top1"]
+    assert best < last if mode == "min" else best >= last
+    assert found["best"]["test"]["step"] == found["best"]["step"]
+    assert found["best"]["train"]["step"] == found["best"]["step"]

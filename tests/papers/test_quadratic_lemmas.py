@@ -1,0 +1,76 @@
+"""Paper 001's lemmas at toy size, and the closed forms behind them."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments.quadratic_lemmas import (
+    EXPERIMENT,
+    Mixture,
+    ccql_bound,
+    ccql_minimiser,
+    least_quadratic,
+    minimiser,
+    simulated,
+)
+from benchmarks.papers.section import Section
+from heads.losses import CorrectClassQuadratic, Quadratic
+
+_SIGMA = 0.4
+
+
+def _every_direction(centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A finite sample with exactly the mixture's moments: steps along every axis, both ways."""
+    k, d = centers.shape
+    steps = np.concatenate([np.eye(d), -np.eye(d)]) * _SIGMA * np.sqrt(d)
+    labels = np.repeat(np.arange(k), 2 * d)
+    return centers[labels] + np.tile(steps, (k, 1)), labels
+
+
+def test_lemmas_are_set_beside_simulation(conducted: Callable[[Experiment], Section]) -> None:
+    section = conducted(EXPERIMENT)
+    verdicts = {claim.statement: claim.verdict for claim in section.claims}
+    assert len(verdicts) == 8
+    assert next(v for s, v in verdicts.items() if "for large w" in s) == "does not hold"
+    entropy, quadratic, ccql = section.tables
+    assert [row[2] for row in entropy.rows] == ["1", "0.1", "0.01"]
+    assert [row[0] for row in quadratic.rows] == ["10, 32, 0.1", "10, 32, 0.5"]
+    assert ccql.rows[-1][1] == "10000"
+
+
+@pytest.mark.parametrize(("k", "d"), [(4, 6), (7, 3)])
+def test_corrected_lemma_34_is_exact_on_a_sample_with_the_moments_of_the_mixture(
+    k: int, d: int
+) -> None:
+    centers = Mixture(k, d, _SIGMA).centers(0)
+    features, labels = _every_direction(centers)
+    best = minimiser(centers, k * _SIGMA**2)
+    least = simulated(Quadratic(), best, features, labels)
+    assert least == pytest.approx(least_quadratic(centers, _SIGMA), rel=1e-12)
+    nudge = np.random.default_rng(0).normal(size=best.shape) * 1e-3
+    for theta in (best + nudge, best - nudge, minimiser(centers, _SIGMA**2)):
+        assert simulated(Quadratic(), theta, features, labels) > least
+
+
+@pytest.mark.parametrize("w", [0.0, 1.5, 500.0])
+def test_least_ccql_is_exact_and_a_minimum(w: float) -> None:
+    centers = Mixture(5, 3, _SIGMA).centers(1)
+    features, labels = _every_direction(centers)
+    best, least = ccql_minimiser(centers, _SIGMA, w)
+    loss = CorrectClassQuadratic(w=w)
+    assert simulated(loss, best, features, labels) == pytest.approx(least, rel=1e-12)
+    nudge = np.random.default_rng(0).normal(size=best.shape) * 1e-3
+    for theta in (best + nudge, best - nudge):
+        assert simulated(loss, theta, features, labels) > least
+    # Lemma 3.5's bound knows nothing of w, and the loss does.
+    assert (least <= ccql_bound(centers, _SIGMA)) == (w < 100)
+    assert least >= w / 2 * _SIGMA**2 / (1 + _SIGMA**2)
+
+
+def test_without_weight_ccql_is_the_quadratic_loss() -> None:
+    centers = Mixture(6, 4, _SIGMA).centers(2)
+    rows, least = ccql_minimiser(centers, _SIGMA, 0.0)
+    assert least == pytest.approx(least_quadratic(centers, _SIGMA))
+    np.testing.assert_allclose(rows, minimiser(centers, 6 * _SIGMA**2))

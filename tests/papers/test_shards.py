@@ -1,0 +1,75 @@
+"""Published datasets as the experiments change them."""
+
+from pathlib import Path
+from shutil import rmtree
+
+import numpy as np
+import pytest
+
+from benchmarks.papers.job import Places
+from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.shards import COARSE, Dataset, shards_of
+from data import Manifest, open_split
+from data.images.decode import decode
+from data.shards.manifest import load_label_vectors
+
+
+def made(dataset: Dataset, data: Path, out: Path) -> Path:
+    with Laboratory(data, out, workers=0) as laboratory:
+        laboratory.measure([dataset.job])
+    return shards_of(dataset, Places(data, out / "shards", out))
+
+
+def labels(shards: Path, split: str) -> list[int]:
+    with open_split(shards, split) as opened:
+        return [int(label) for label in opened.labels]
+
+
+def test_chosen_classes_are_renumbered_and_parts_of_training_are_held_out(
+    papers_data: Path, tmp_path: Path
+) -> None:
+    classes = ("fine 7", "fine 90", "fine 3")
+    dataset = Dataset("cifar100", classes=classes, validation=5, limits={"test": 4}, side=8)
+    shards = made(dataset, papers_data, tmp_path)
+    assert tuple(Manifest.load(shards).class_names) == classes
+    sizes = {split: labels(shards, split) for split in ("train", "validation", "test")}
+    assert [len(found) for found in sizes.values()] == [31, 5, 4]
+    assert sorted(sizes["train"] + sizes["validation"]) == [0] * 12 + [1] * 12 + [2] * 12
+    with open_split(shards, "test") as opened:
+        assert decode(opened.read(0)[0], 3).shape == (8, 8, 3)
+
+
+def test_noise_stays_within_the_coarse_class_and_out_of_the_test(
+    papers_data: Path, tmp_path: Path
+) -> None:
+    shards = [
+        made(Dataset("cifar100", noise=noise), papers_data, tmp_path) for noise in (0.0, 0.5, 1.0)
+    ]
+    clean, half, full = (np.array(labels(one, "train")) for one in shards)
+    assert (clean // 5 == half // 5).all()
+    assert (clean // 5 == full // 5).all()
+    # One in five is replaced by itself.
+    assert (clean != half).mean() == pytest.approx(0.4, abs=0.05)
+    assert (clean != full).mean() == pytest.approx(0.8, abs=0.05)
+    assert labels(shards[0], "test") == labels(shards[2], "test")
+
+
+def test_vectors_of_coarse_classes_make_half_of_the_similarity(
+    papers_data: Path, tmp_path: Path
+) -> None:
+    shards = made(Dataset("cifar100", vectors=COARSE), papers_data, tmp_path)
+    vectors = load_label_vectors(shards, Manifest.load(shards))
+    cosines = vectors @ vectors.T / 2
+    assert cosines[0, [0, 1, 4, 5, 99]].tolist() == [1, 0.5, 0.5, 0, 0]
+
+
+def test_shards_that_are_gone_are_made_again(papers_data: Path, tmp_path: Path) -> None:
+    dataset = Dataset("mnist", limits={"train": 10, "test": 5})
+    shards = made(dataset, papers_data, tmp_path)
+    rmtree(shards)
+    assert labels(made(dataset, papers_data, tmp_path), "test") == labels(shards, "test")
+
+
+def test_data_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"mnist does not exist: --data needs mnist"):
+        made(Dataset("mnist"), tmp_path, tmp_path / "out")

@@ -1,0 +1,18 @@
+"""Paper 002 on MNIST, at toy size."""
+
+from collections.abc import Callable
+
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments.single_logit_mnist import EXPERIMENT
+from benchmarks.papers.experiments.single_logits import LOSSES
+from benchmarks.papers.section import Section
+
+
+def test_all_objectives_are_measured_on_mnist(conducted: Callable[[Experiment], Section]) -> None:
+    section = conducted(EXPERIMENT)
+    best, shared, all_logits = section.tables
+    assert [row[0] for row in best.rows] == [row[0] for row in shared.rows] == list(LOSSES)
+    assert {row[0]: row[1] for row in best.rows}["batch_ce"] == "yes"
+    assert "(0.001)" in best.rows[LOSSES.index("batch_ce")][2]  # as published
+    assert [row[0] for row in all_logits.rows][-1] == "ce with all logits"
+    assert len(section.claims) == 8

@@ -1,0 +1,27 @@
+"""Paper 002 on CIFAR-100, at toy size."""
+
+from collections.abc import Callable
+
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments.single_logit_cifar import EXPERIMENT, slc_cifar
+from benchmarks.papers.experiments.single_logits import LOSSES
+from benchmarks.papers.section import Section
+
+
+def test_all_objectives_are_measured_on_cifar(conducted: Callable[[Experiment], Section]) -> None:
+    section = conducted(EXPERIMENT)
+    best, shared, all_logits = section.tables
+    assert [row[0] for row in best.rows] == [row[0] for row in shared.rows] == list(LOSSES)
+    assert "(0.371)" in best.rows[LOSSES.index("batch_ce")][2]  # as published
+    assert [row[0] for row in all_logits.rows][-1] == "ce with all logits"
+    assert len(section.claims) == 8
+    assert "a stand-in for" in section.setup
+
+
+def test_the_published_size_has_the_papers_network_and_all_pictures() -> None:
+    network = slc_cifar(Budget(None, 7))
+    assert network.network == {"model_type": "slc_cnn"}
+    dataset = network.of()
+    assert (dataset.side, dataset.limits, dataset.validation) == (None, {}, 5_000)
+    assert "stand-in" not in network.words()

@@ -1,0 +1,34 @@
+"""The cost of a step by classes and features, at toy size, and how slopes are fitted."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments.spherical_cost import EXPERIMENT, rows_apart, slope
+from benchmarks.papers.section import Section
+
+
+def test_a_slope_is_the_exponent_with_its_interval_over_rounds() -> None:
+    noise = np.random.default_rng(0).lognormal(sigma=0.01, size=(3, 20))
+    seconds = {size: (size**1.5 * noise[i]).tolist() for i, size in enumerate((10, 100, 1_000))}
+    found = slope(seconds)
+    assert found.value == pytest.approx(1.5, abs=0.01)
+    assert found.n == 20
+    assert 0 < found.half < 0.01
+
+
+def test_both_heads_take_the_same_step() -> None:
+    assert rows_apart(steps=3, num_classes=50, dim=8) < 1e-5
+
+
+def test_both_heads_are_timed_by_classes_and_by_features(
+    conducted: Callable[[Experiment], Section],
+) -> None:
+    section = conducted(EXPERIMENT)
+    by_classes, by_dims = section.tables
+    assert [row[0] for row in by_classes.rows] == ["factored", "dense"]
+    assert by_classes.header[1:3] == ["D = 100", "D = 1,000"]
+    assert by_dims.header[1:3] == ["d = 8", "d = 16"]
+    assert len(section.claims) == 3

@@ -1,0 +1,47 @@
+"""Paper 004's tables at toy size, and which measurements they share."""
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import pytest
+
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments.single_logit_cifar import compared_on_cifar
+from benchmarks.papers.experiments.single_logit_mnist import compared_on_mnist
+from benchmarks.papers.experiments.spherical_tables import EXPERIMENT
+from benchmarks.papers.job import Job, Result
+from benchmarks.papers.section import Section
+
+
+def test_spherical_losses_are_compared_on_both_datasets(
+    conducted: Callable[[Experiment], Section],
+) -> None:
+    section = conducted(EXPERIMENT)
+    mnist, cifar = section.tables
+    losses = ["ce", "taylor_softmax", "spherical_softmax", "spherical_bound"]
+    assert [row[0] for row in mnist.rows] == [row[0] for row in cifar.rows] == losses
+    assert mnist.rows[1][1].endswith("(0.785)")
+    assert cifar.rows[1][1].endswith("(33.1)")
+    assert "(" not in mnist.rows[-1][1]  # the paper prints none of the bound
+    assert len(section.claims) == 10
+
+
+@pytest.mark.parametrize("compared", [compared_on_mnist, compared_on_cifar])
+def test_runs_are_those_of_the_single_logit_experiments(
+    compared: Callable[[Budget, Sequence[str]], Generator[Sequence[Job], Any, Any]],
+) -> None:
+    theirs = _asked(compared(Budget(6, 12), ("ce", "bce")))
+    assert _asked(compared(Budget(1.5, 3), ("ce",))) < theirs
+
+
+def _asked(course: Generator[Sequence[Job], Any, Any]) -> set[Job]:
+    """All jobs, each of which is told to have measured the same."""
+    asked: set[Job] = set()
+    jobs = next(course)
+    while True:
+        asked |= set(jobs)
+        try:
+            jobs = course.send({job: Result({"top1": 0.5}, 1.0) for job in jobs})
+        except StopIteration:
+            return asked

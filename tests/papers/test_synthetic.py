@@ -1,0 +1,123 @@
+"""Paper 000's synthetic experiments, at toy size, and what they are made of."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments import tree_base, tree_metric, tree_norms, tree_regimes
+from benchmarks.papers.experiments.synthetic import (
+    Arm,
+    Regime,
+    Trained,
+    chained_vtree,
+    draw,
+    head_of,
+    train_head,
+)
+from benchmarks.papers.experiments.tree_norms import least_norm
+from benchmarks.papers.job import Result
+from benchmarks.papers.section import Section
+from heads.tree import LabelTree, build_cover_tree
+
+Conducted = Callable[[Experiment], Section]
+
+
+def test_regimes_compare_the_tree_with_every_loss(conducted: Conducted) -> None:
+    section = conducted(tree_regimes.EXPERIMENT)
+    accuracies, advantages = section.tables
+    assert [row[0] for row in accuracies.rows] == ["3, 8, 5, 1", "5, 8, 5, 1", "3, 8, 4, 1"]
+    assert accuracies.header[1:] == [*tree_regimes.NAMES.values(), "Bayes"]
+    assert [row[0] for row in advantages.rows[3:]] == ["all, V-tree", "all, V-tree with chains"]
+    assert len(section.claims) == 6
+
+
+def test_norms_are_compared_at_the_optimum_and_trained(conducted: Conducted) -> None:
+    section = conducted(tree_norms.EXPERIMENT)
+    exact, trained, line = section.tables
+    assert [row[0] for row in exact.rows] == ["4", "8", "16", "power of k"]
+    assert [row[0] for row in trained.rows] == ["4", "8", "power of k"]
+    assert line.rows[0] == ["2", "2.24", "0.71"]  # root of 1 + 2^2, root of 1/2
+    assert section.claims[-1].verdict == "does not hold"  # Lemma 3 at k = 2
+
+
+def test_bases_and_metrics_have_a_row_each(conducted: Conducted) -> None:
+    base = conducted(tree_base.EXPERIMENT)
+    rows = [row[0] for row in base.tables[0].rows]
+    assert rows == ["cross entropy", "V-tree, base 1.05", "V-tree, base 1.3", "Bayes"]
+    metric = conducted(tree_metric.EXPERIMENT)
+    assert [row[0] for row in metric.tables[0].rows] == ["0", "1"]
+    assert "epsilon = 1" in metric.claims[0].statement
+
+
+def test_a_draw_keeps_its_w_and_its_test_set_whatever_n_and_epsilon() -> None:
+    one = draw(Regime(n=5, d=3, k=4, tests=20), 7)
+    other = draw(Regime(n=9, d=3, k=4, tests=20, epsilon=1.0), 7)
+    np.testing.assert_array_equal(one.true, other.true)
+    np.testing.assert_array_equal(one.test_features, other.test_features)
+    np.testing.assert_array_equal(one.label_vectors, one.true.astype(np.float32))
+    assert abs(np.corrcoef(one.true.ravel(), other.label_vectors.ravel())[0, 1]) < 0.9
+
+
+def test_training_is_one_pass_of_averaged_sgd(tmp_path: Path) -> None:
+    drawn = draw(Regime(n=6, d=3, k=4, tests=50), 0)
+    found = train_head(head_of(Arm("ce"), drawn, tmp_path / "none"), drawn, rate=0.1)
+    weights = np.zeros((4, 3))
+    before = []
+    for x, y in zip(drawn.features, drawn.labels, strict=True):
+        before.append(weights.copy())
+        p = np.exp(weights @ x)
+        weights -= 0.1 * np.outer(p / p.sum() - np.eye(4)[y], x)
+    assert found["last_norm"] == pytest.approx(np.linalg.norm(weights), rel=1e-5)
+    assert found["averaged_norm"] == pytest.approx(np.linalg.norm(np.mean(before, 0)), rel=1e-5)
+    predicted = (drawn.test_features @ weights.T).argmax(1)
+    assert found["last"] == pytest.approx((predicted == drawn.test_labels).mean())
+
+
+def test_a_tree_of_one_pseudoclass_is_cross_entropy_itself(tmp_path: Path) -> None:
+    drawn = draw(Regime(n=30, d=6, k=5, tests=200), 0)
+    star = head_of(Arm("vtree", base=100.0), drawn, tmp_path / "tree")
+    assert star.tree.num_nodes == 6
+    dense = head_of(Arm("ce"), drawn, tmp_path / "none")
+    assert train_head(star, drawn, 0.1)["last"] == train_head(dense, drawn, 0.1)["last"]
+
+
+def test_chains_keep_a_pseudoclass_a_level() -> None:
+    vectors = np.random.default_rng(0).normal(size=(12, 3))
+    cover = build_cover_tree(vectors, metric="euclidean")
+    chained, compressed = chained_vtree(cover), cover.vtree()
+    num_levels = int(cover.level.max()) + 1
+    assert chained.num_nodes == 12 + int((num_levels - cover.level).sum())
+    assert set(chained.depth[chained.node_of_class].tolist()) == {num_levels}
+
+    def groups(tree: LabelTree) -> set[frozenset[int]]:
+        below = {
+            node: frozenset(
+                i for i, at in enumerate(tree.node_of_class) if node in {*tree.ancestors(at), at}
+            )
+            for node in range(tree.num_nodes)
+        }
+        return {classes for classes in below.values() if len(classes) > 1}
+
+    assert groups(chained) == groups(compressed)
+
+
+def test_own_rate_of_a_draw_is_chosen_by_the_other_draws() -> None:
+    arm = Arm("ce")
+    accuracies = [(0.9, 0.1), (0.2, 0.3), (0.2, 0.3)]  # by draw, at two rates
+    trained = Trained(Regime(), [arm], (0.1, 1.0))
+    for of_draw in accuracies:
+        runs = [{"averaged": accuracy} for accuracy in of_draw]
+        trained.add(Result({"arms": [{"runs": runs}]}, 0.0))
+    assert trained.at_own(arm) == [0.1, 0.2, 0.2]
+    assert trained.own_rate(arm) == 0.1
+
+
+def test_least_norm_shares_what_classes_have_in_common() -> None:
+    tree = LabelTree.from_parents([2, 2, -1], [0, 1, -1])
+    rows = np.array([[3.0], [3.0]])
+    # Root r and leaves 3 - r: r^2 + 2 (3 - r)^2 is least at r = 2, where it is 6.
+    assert least_norm(tree, rows) == pytest.approx(6**0.5)
+    assert least_norm(LabelTree.dense(2), rows) == pytest.approx(18**0.5)

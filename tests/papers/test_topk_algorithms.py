@@ -1,0 +1,76 @@
+"""Paper 003's algorithms against their definition, and its Tables 3 to 5 at toy size."""
+
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments import topk_reference as reference
+from benchmarks.papers.experiments.topk_algorithms import EXPERIMENT
+from benchmarks.papers.experiments.topk_jobs import our_loss, trained_scores
+from benchmarks.papers.section import Section
+
+_ALGORITHMS = [
+    reference.summation,
+    reference.divide_and_conquer,
+    reference.with_custom_backward,
+]
+
+
+def _by_definition(scores: Tensor, k: int) -> Tensor:
+    terms = scores.exp()
+    return sum(terms[:, list(chosen)].prod(1) for chosen in combinations(range(9), k)).log()
+
+
+@pytest.mark.parametrize("polynomials", _ALGORITHMS)
+@pytest.mark.parametrize("k", [1, 4, 9])
+def test_an_algorithm_computes_the_sum_over_all_tuples(
+    polynomials: reference.Polynomials, k: int
+) -> None:
+    scores = torch.randn(3, 9, dtype=torch.float64)
+    lower, upper = polynomials(scores, k)
+    torch.testing.assert_close(upper, _by_definition(scores, k))
+    if k > 1:
+        torch.testing.assert_close(lower, _by_definition(scores, k - 1))
+
+
+def test_algorithm_2_gives_the_gradient_of_autograd() -> None:
+    scores = torch.randn(4, 13, dtype=torch.float64, requires_grad=True)
+    gradients = []
+    for polynomials in (reference.divide_and_conquer, reference.with_custom_backward):
+        lower, upper = polynomials(scores, 5)
+        gradients.append(torch.autograd.grad((2 * upper - lower).sum(), scores)[0])
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.1])
+def test_ours_is_the_loss_of_the_paper_and_its_gradient(tau: float) -> None:
+    scores, labels = trained_scores(6, 50, gain=5.0, seed=1)
+    logits = scores.requires_grad_()
+    theirs = reference.smooth_topk(logits, labels, reference.divide_and_conquer, k=5, tau=tau)
+    ours, leaves = our_loss(logits, labels, tau)
+    torch.testing.assert_close(ours, theirs)
+    by_logits, by_true = torch.autograd.grad(ours, leaves)
+    whole = by_logits.index_put((torch.arange(6), labels), by_true, accumulate=True)
+    torch.testing.assert_close(whole, torch.autograd.grad(theirs, logits)[0])
+
+
+def test_tables_3_to_5_have_every_algorithm(conducted: Callable[[Experiment], Section]) -> None:
+    section = conducted(EXPERIMENT)
+    forward, backward, losses, gradients = section.tables
+    assert [row[0].split(" (")[0] for row in forward.rows] == [
+        "summation",
+        "divide and conquer",
+        "ours",
+    ]
+    assert len(backward.rows) == 3
+    assert losses.rows[0][2:] == [
+        *("yes (yes)", "yes (yes)", "yes (no)", "no (no)", "no (no)", "no (no)")
+    ]
+    assert all(cell.startswith("yes") for row in losses.rows[2:] for cell in row[2:])
+    assert {row[0]: row[-1] for row in gradients.rows}["ours"] == "yes"
+    verdicts = {claim.statement: claim.verdict for claim in section.claims}
+    assert [word for said, word in verdicts.items() if "is stable" in said] == ["holds", "holds"]

@@ -1,0 +1,22 @@
+"""Paper 003 by the size of the training set, at toy size."""
+
+from collections.abc import Callable
+
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments.topk_sizes import EXPERIMENT
+from benchmarks.papers.section import Section
+
+
+def test_losses_are_compared_at_shares_of_the_training_set(
+    conducted: Callable[[Experiment], Section],
+) -> None:
+    section = conducted(EXPERIMENT)
+    (table,) = section.tables
+    whole, least = table.rows
+    assert (whole[0], least[0]) == ("100%", "5%")
+    assert int(least[1]) == round(0.05 * int(whole[1]))
+    assert least[-2:] == ["58.31", "60.44"]  # as published
+    assert [claim.statement for claim in section.claims] == [
+        "smooth_topk beats ce with 5% of the training pictures (top-5)"
+    ]
+    assert "stand-in for ResNet-18 on ImageNet" in section.setup

@@ -1,0 +1,23 @@
+"""Paper 000's Table 1 on CIFAR-100 and on tweets, at toy size."""
+
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments import tree_cifar, tree_twitter
+from benchmarks.papers.section import Section
+
+
+@pytest.mark.parametrize(
+    ("experiment", "published"),
+    [(tree_cifar.EXPERIMENT, "(52.78)"), (tree_twitter.EXPERIMENT, "(20.96)")],
+)
+def test_three_losses_stand_beside_what_was_published(
+    conducted: Callable[[Experiment], Section], experiment: Experiment, published: str
+) -> None:
+    section = conducted(experiment)
+    for table in section.tables[:2]:
+        assert [row[0] for row in table.rows] == ["vtree", "ce", "simloss"]
+        assert table.rows[0][1].endswith(published)
+    assert len(section.claims) == 4

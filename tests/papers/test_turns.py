@@ -1,0 +1,35 @@
+"""Ratios of contenders that take turns, and the intervals of their medians."""
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.papers.turns import median, ratio
+
+
+def test_a_median_stands_between_order_statistics_that_bound_it_with_95_percent() -> None:
+    found = median([9, 1, 8, 2, 7, 3, 6, 4, 5])
+    assert (found.value, found.low, found.high, found.n) == (5, 2, 8, 9)  # 96.1%, as printed
+
+
+def test_the_interval_holds_the_median_in_95_of_100_draws() -> None:
+    draws = np.random.default_rng(0).exponential(size=(2_000, 21))
+    found = [median(draw.tolist()) for draw in draws]
+    inside = np.mean([one.low <= math.log(2) <= one.high for one in found])
+    assert 0.94 < inside < 0.99
+
+
+def test_few_rounds_say_nothing_of_the_interval_and_settle_nothing() -> None:
+    found = median([3.0, 3.1, 2.9])
+    assert found.text() == "3.00"
+    assert found.above(1) == "not settled"
+    assert found.band == (3.0, 3.0)
+
+
+@pytest.mark.parametrize(("least", "expected"), [(1, "holds"), (9, "does not hold")])
+def test_a_ratio_is_one_within_a_round(least: float, expected: str) -> None:
+    ours = np.array([1.0, 10.0, 100.0] * 3)  # what else the machine does hits both
+    found = ratio((4 * ours).tolist(), ours.tolist())
+    assert found.text() == "4.00 (4.00 to 4.00)"
+    assert found.above(least) == expected
