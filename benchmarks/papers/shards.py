@@ -76,7 +76,7 @@ def make_shards(settings: Mapping[str, Any], places: Places) -> Measures:
     place, opened = _SOURCES[dataset.source]
     path = places.data / place
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: --data needs {place}, see docs/papers.md")
+        raise FileNotFoundError(f"{path} does not exist: --data needs {place} as published")
     options = dict(dataset.options)
     if dataset.source == "tweeteval-emoji":
         options["work"] = places.work

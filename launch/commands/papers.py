@@ -26,7 +26,10 @@ def papers(
         typer.Argument(metavar="NAME...", help="all, a paper (000 to 004, beyond), or experiments"),
     ] = None,
     data: Annotated[
-        Path, typer.Option(help="the published datasets; docs/papers.md says which")
+        Path,
+        typer.Option(
+            help="with mnist/, cifar-100-binary.tar.gz, tweeteval-emoji/, emoji2vec/, as published"
+        ),
     ] = Path("data"),
     budget: Annotated[
         str, typer.Option(help="minutes for all that is named together, or full: published sizes")
@@ -59,7 +62,9 @@ def papers(
     chosen = _chosen(EXPERIMENTS, names)
     minutes = _minutes(budget)
     if not data.is_dir():
-        raise FileNotFoundError(f"--data {data} is no folder: see docs/papers.md for what it holds")
+        raise FileNotFoundError(
+            f"--data {data} is no folder: name that of the datasets (kway papers --help)"
+        )
     written = page or out / "papers.md"
     out.mkdir(parents=True, exist_ok=True)
     check_writable(written, "--page")
@@ -67,7 +72,7 @@ def papers(
     with opened as laboratory:
         conduct(chosen, laboratory, minutes, _report())
     sections = kept_sections(laboratory, EXPERIMENTS)
-    command = shlex.join(["kway", "papers", *names, "--budget", budget])
+    command = shlex.join(["kway", "papers", *names, "--data", "DATA", "--budget", budget])
     write_page(
         sections,
         written,
