@@ -70,12 +70,10 @@ class Laboratory:
                     yield job, Result(result.measures, result.seconds * self.workers)
 
     def _at_once(self, jobs: Sequence[Job], threads: int) -> Iterator[tuple[Job, Result]]:
-        pool = self._started() if jobs else None
-        futures = (
-            {}
-            if pool is None
-            else {pool.submit(_work_with, threads, job, self._places(job)): job for job in jobs}
-        )
+        if not jobs:
+            return
+        pool = self._started()
+        futures = {pool.submit(_work_with, threads, job, self._places(job)): job for job in jobs}
         for future in as_completed(futures):
             try:
                 yield futures[future], future.result()

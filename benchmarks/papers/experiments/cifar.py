@@ -6,7 +6,6 @@ from typing import Any
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.comparison import Run
-from benchmarks.papers.intervals import Mean
 from benchmarks.papers.shards import Dataset
 
 _MEAN, _STD = [0.507, 0.487, 0.441], [0.267, 0.256, 0.276]
@@ -106,8 +105,3 @@ def drops(steps: int, shares: Sequence[float], factor: float) -> dict[str, Any]:
     """A schedule that multiplies the rate by `factor` after these shares of the steps."""
     milestones = [{"steps": round(share * steps)} for share in shares]
     return {"kind": "step", "milestones": milestones, "factor": factor}
-
-
-def percent(found: Mean, digits: int = 1) -> str:
-    """A share and its interval in percent."""
-    return Mean(100 * found.value, 100 * found.half, found.n).text(digits)

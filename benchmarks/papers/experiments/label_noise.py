@@ -17,7 +17,6 @@ from benchmarks.papers.experiments.cifar import (
     Cifar,
     densenet,
     drops,
-    percent,
 )
 from benchmarks.papers.intervals import Mean, difference
 from benchmarks.papers.published import published
@@ -156,7 +155,7 @@ def _claims(found: _Found) -> list[Claim]:
                 said = "without noise ce beats smooth_topk (top-1)"
             else:
                 said = f"at label noise {noise:g} smooth_topk beats ce ({_shown(top)})"
-            evidence = f"{percent(ours)} points (paired, {ours.n} seeds)"
+            evidence = f"{ours.percent()} points (paired, {ours.n} seeds)"
             claims.append(Claim(said, verdict(ours), evidence))
     return claims
 
@@ -171,7 +170,7 @@ def _table(title: str, found: _Found, *, shared: bool) -> Table:
         row = [f"{noise:g}"]
         for top in ("top5", "top1"):
             for column in _COLUMNS:
-                ours = percent(found.mean(column, noise, top, shared=shared))
+                ours = found.mean(column, noise, top, shared=shared).percent()
                 printed = _published(column, top, noise)
                 row.append(ours if printed is None else f"{ours} ({printed:.2f})")
         if not shared:

@@ -20,7 +20,7 @@ from benchmarks.papers.comparison import (
     values,
 )
 from benchmarks.papers.experiment import Album, Course, Experiment
-from benchmarks.papers.experiments.cifar import Cifar, cifar, drops, percent
+from benchmarks.papers.experiments.cifar import Cifar, cifar, drops
 from benchmarks.papers.intervals import Mean, difference
 from benchmarks.papers.job import Job, Measures, Places
 from benchmarks.papers.published import published
@@ -172,7 +172,7 @@ def _claims(compared: Compared) -> list[Claim]:
     best = compared.at_best
 
     def claim(statement: str, found: Mean) -> Claim:
-        evidence = f"{percent(found)} points (paired, {found.n} seeds)"
+        evidence = f"{found.percent()} points (paired, {found.n} seeds)"
         return Claim(statement, verdict(found), evidence)
 
     def over(scene: str, ours: str, theirs: str, measure: str = "top1") -> Mean:
@@ -234,7 +234,7 @@ def _table(compared: Compared, *, own: bool) -> Table:
             printed = published("001", "figures 1 and 2").get(scene, {}).get(loss, {})
             cells = []
             for split, measure in (("train", "train/top1"), ("test", "top1")):
-                shown = percent(mean_of(runs, measure))
+                shown = mean_of(runs, measure).percent()
                 cells.append(f"{shown} ({printed[split]})" if split in printed else shown)
             diverged = sum("diverged" in run for run in runs)
             rate = [f"{compared.rates[_arm(scene, loss)].lr:g}"] if own else []

@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.comparison import Compared, advantage, mean_of
 from benchmarks.papers.experiment import Album, Course, Experiment
-from benchmarks.papers.experiments.cifar import percent
 from benchmarks.papers.experiments.single_logit_cifar import compared_on_cifar, slc_cifar
 from benchmarks.papers.experiments.single_logit_mnist import compared_on_mnist
 from benchmarks.papers.intervals import Mean
@@ -64,7 +63,7 @@ def _claims(found: Mapping[str, Compared]) -> list[Claim]:
                 Claim(
                     f"{better} has fewer errors than {worse} ({_NAMES[name]})",
                     verdict(ours),
-                    f"{percent(ours, 2)} points (paired, {ours.n} seeds)",
+                    f"{ours.percent(2)} points (paired, {ours.n} seeds)",
                 )
             )
     return claims
@@ -74,13 +73,13 @@ def _table(name: str, compared: Compared) -> Table:
     rows = []
     for loss in _LOSSES:
         printed = published("004", name).get(loss)
-        own = percent(_errors(compared, loss, own=True), 2)
+        own = _errors(compared, loss, own=True).percent(2)
         rows.append(
             [
                 loss,
                 own if printed is None else f"{own} ({printed:g})",
                 compared.rates[loss].text(),
-                percent(_errors(compared, loss, own=False), 2),
+                _errors(compared, loss, own=False).percent(2),
             ]
         )
     header = ["loss", "best rates", "rate, decay", f"shared rates {compared.shared.text()}"]

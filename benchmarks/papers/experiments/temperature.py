@@ -23,7 +23,6 @@ from benchmarks.papers.experiments.cifar import (
     Cifar,
     densenet,
     drops,
-    percent,
 )
 from benchmarks.papers.intervals import difference, mean
 from benchmarks.papers.job import Job, Measures, Places
@@ -176,7 +175,7 @@ def _claims(compared: Compared, shares: Mapping[str, list[float]]) -> list[Claim
                     Claim(
                         f"temperature {tau} trains better than {small} (top-5, {name})",
                         verdict(ours),
-                        f"{percent(ours)} points (paired, {ours.n} seeds)",
+                        f"{ours.percent()} points (paired, {ours.n} seeds)",
                     )
                 )
     low, high = shares[_SMALL], shares[_LARGE]
@@ -185,7 +184,7 @@ def _claims(compared: Compared, shares: Mapping[str, list[float]]) -> list[Claim
         Claim(
             f"derivatives are denser at temperature {_LARGE} than at {_SMALL}",
             verdict(denser),
-            f"{percent(mean(high))}% against {percent(mean(low))}% of the elements",
+            f"{mean(high).percent()}% against {mean(low).percent()}% of the elements",
         )
     )
     return claims
@@ -196,11 +195,11 @@ def _table(compared: Compared, shares: Mapping[str, list[float]]) -> Table:
     for tau, share in shares.items():
         cells = []
         for measure, printed in (("train/top5", "training"), ("top5", "testing")):
-            ours = percent(mean_of(compared.at_shared[tau], measure))
+            ours = mean_of(compared.at_shared[tau], measure).percent()
             cells.append(f"{ours} ({published('003', 'table 6', printed)[tau]:.2f})")
         best = compared.at_best[tau]
-        cells += [percent(mean_of(best, measure)) for measure in ("train/top5", "top5")]
-        rows.append([tau, *cells, f"{compared.rates[tau].lr:g}", percent(mean(share))])
+        cells += [mean_of(best, measure).percent() for measure in ("train/top5", "top5")]
+        rows.append([tau, *cells, f"{compared.rates[tau].lr:g}", mean(share).percent()])
     shared = f"rate {compared.shared.lr:g}"
     return Table(
         "Top-5 accuracy in percent (published in brackets), and non-zero derivatives",

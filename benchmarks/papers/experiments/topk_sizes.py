@@ -16,7 +16,6 @@ from benchmarks.papers.experiments.cifar import (
     Cifar,
     densenet,
     drops,
-    percent,
 )
 from benchmarks.papers.published import published
 from benchmarks.papers.section import Claim, Section, Table, verdict
@@ -120,7 +119,7 @@ def _claims(shares: tuple[float, ...], compared: Compared) -> list[Claim]:
                 Claim(
                     f"smooth_topk beats ce with {share:.0%} of the training pictures (top-5)",
                     verdict(ours),
-                    f"{percent(ours)} points (paired, {ours.n} seeds)",
+                    f"{ours.percent()} points (paired, {ours.n} seeds)",
                 )
             )
     return claims
@@ -135,8 +134,8 @@ def _table(shares: tuple[float, ...], compared: Compared) -> Table:
             [
                 f"{share:.0%}",
                 f"{pictures:,}",
-                *(percent(mean_of(compared.at_best[arm], "top5")) for arm in arms),
-                *(percent(mean_of(compared.at_shared[arm], "top5")) for arm in arms),
+                *(mean_of(compared.at_best[arm], "top5").percent() for arm in arms),
+                *(mean_of(compared.at_shared[arm], "top5").percent() for arm in arms),
                 *(compared.rates[arm].text() for arm in arms),
                 *(f"{published('003', 'table 2', loss)[_PRINTED[share]]:.2f}" for loss in _LOSSES),
             ]
