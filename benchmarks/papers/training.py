@@ -160,7 +160,4 @@ def evaluated_logits(
     classes = list(task.head.class_rows())
     ids = torch.cat([block.class_ids for block in classes])
     weights = torch.cat([block.rows for block in classes])
-    logits = rows.features.flatten(1) @ weights[:, : task.head.dim].T
-    if task.head.bias:
-        logits = logits + weights[:, task.head.dim]
-    return logits, rows.labels, ids
+    return task.head.logits(rows.features.flatten(1), weights), rows.labels, ids
