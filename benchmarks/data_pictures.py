@@ -18,7 +18,7 @@ from PIL import Image
 
 from benchmarks.timing import Row, rate_row, take_turns
 from data import Cursor, Split, TrainLoader, open_split
-from data.augment import for_training, random_box, sample_rng
+from data.augment import SampleDraws, for_training, random_box
 from data.config import AugmentConfig, DataConfig, ImageConfig
 from data.images.decode import decode
 from data.sources import ImageFolder
@@ -132,10 +132,12 @@ def _against_bare_decoding(split: Split) -> Iterator[Row]:
     count = _in_batches(len(split), 12)
     data = [split.read(index)[0] for index in range(len(split))]
 
+    draws = SampleDraws()
+
     def bare() -> None:
         for number in range(count):
             index = number % len(data)
-            rng = sample_rng(0, number // len(data), index)
+            rng = draws.at(0, number // len(data), index)
             for_training(decode(data[index], 3), IMAGE, AUGMENT, rng)
 
     # The workers' start is part of neither: the loader hands out a batch before the clock runs.

@@ -3,6 +3,8 @@
 So pixels do not depend on ranks, workers, or where a run was resumed.
 """
 
+from typing import Any
+
 import numpy as np
 
 # Keep the draws apart from other uses of the same seed.
@@ -10,9 +12,22 @@ _SAMPLES = 0x6B776179  # "kway"
 _PAIRS = 0x70616972  # "pair"
 
 
-def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """A generator of its own for one sample of one epoch."""
-    return _generator(seed, _SAMPLES, index, epoch)
+class SampleDraws:
+    """A generator of its own for each sample of each epoch, until the next one is asked for.
+
+    It is one generator that moves: to make one costs more than decoding a small picture.
+    """
+
+    def __init__(self) -> None:
+        self._generator = _generator(0, _SAMPLES, 0, 0)
+        self._start = self._generator.bit_generator.state
+
+    def at(self, seed: int, epoch: int, index: int) -> np.random.Generator:
+        """The same numbers for the same sample."""
+        state: Any = self._start["state"]
+        state["key"][0], state["counter"][1], state["counter"][2] = seed, index, epoch
+        self._generator.bit_generator.state = self._start
+        return self._generator
 
 
 def pair_rng(seed: int, position: int) -> np.random.Generator:

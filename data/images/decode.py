@@ -23,6 +23,7 @@ from PIL import (
 
 from data.config import ImageConfig
 from data.images.jpeg_header import has_more_scans, jpeg_size
+from data.images.png_header import png_header
 
 # Loader processes are the parallelism here; OpenCV's own threads would fight them, and hang a fork.
 cv2.setNumThreads(0)
@@ -114,11 +115,7 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
     What is transparent shows a white ground. Raises ValueError for what is no picture, is cut off,
     has more than `max_pixels` or is too thin a strip.
     """
-    if (size := jpeg_size(data)) is not None:
-        _check_size(*size, max_pixels)
-        extension, transparent = "jpg", False
-    else:
-        extension, transparent = _inspect(data, max_pixels)
+    extension, transparent = _checked(data, max_pixels)
     if transparent:
         picture = _on_white(data)
         return picture if channels == 3 else cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)[:, :, None]
@@ -129,6 +126,17 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
     if decoded is None:
         raise ValueError(f"a picture that cannot be decoded: its {extension} data is damaged")
     return decoded[:, :, None] if channels == 1 else decoded
+
+
+def _checked(data: bytes, max_pixels: int) -> tuple[str, bool]:
+    """As `_inspect`, without Pillow where the header is plain."""
+    if (size := jpeg_size(data)) is not None:
+        _check_size(*size, max_pixels)
+        return "jpg", False
+    if (header := png_header(data)) is not None:
+        _check_size(header.height, header.width, max_pixels)
+        return "png", header.transparent
+    return _inspect(data, max_pixels)
 
 
 def _on_white(data: bytes) -> np.ndarray:
@@ -199,4 +207,6 @@ def _square(picture: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
 
 def planes(picture: np.ndarray) -> np.ndarray:
     """[H, W, C], or grey [H, W] -> a new array [C, H, W]; faster than a transposed copy."""
+    if picture.ndim == 2:
+        return picture[None].copy()
     return np.stack(cv2.split(picture))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from data.augment import for_training, sample_rng
+from data.augment import SampleDraws, for_training
 from data.config import AugmentConfig, DataConfig, ImageConfig, TextConfig
 from data.images.decode import crops_for_evaluation, decode
 from data.loading.padding import pad_tokens
@@ -77,6 +77,7 @@ class Pictures:
     def __init__(self, image: ImageConfig, augment: AugmentConfig) -> None:
         self._image = image
         self._augment = augment
+        self._draws = SampleDraws()
         self._memory = PixelMemory()
 
     def decode(self, data: bytes) -> np.ndarray:
@@ -85,7 +86,7 @@ class Pictures:
     def for_training(
         self, decoded: np.ndarray, *, side: int, seed: int, epoch: int, index: int
     ) -> np.ndarray:
-        rng = sample_rng(seed, epoch, index)
+        rng = self._draws.at(seed, epoch, index)
         return for_training(decoded, self._image.scaled_to(side), self._augment, rng)
 
     def for_evaluation(self, decoded: np.ndarray) -> np.ndarray:

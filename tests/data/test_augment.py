@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.augment import colour, for_training, sample_rng
+from data.augment import SampleDraws, colour, for_training
 from data.augment.crop import resized
 from data.augment.rand_augment import OPERATIONS, rand_augment
 from data.config import AugmentConfig, ColourConfig, ImageConfig, RandAugmentConfig
@@ -42,7 +42,8 @@ def samples(channels: int, augment: AugmentConfig, number: int = 60) -> list[np.
     given = picture(channels)
     before = given.copy()
     made = [
-        for_training(given, image(channels), augment, sample_rng(7, 1, i)) for i in range(number)
+        for_training(given, image(channels), augment, SampleDraws().at(7, 1, i))
+        for i in range(number)
     ]
     assert np.array_equal(given, before)
     return made
@@ -112,7 +113,7 @@ def test_colour_jitter_draws_from_its_range_in_every_order(
         monkeypatch.setattr(colour, name, note)
     config = ColourConfig(brightness=0.2, contrast=1.5, saturation=0.6, hue=0.1)
     for i in range(600):
-        colour.jitter(picture(3), config, sample_rng(0, 0, i))
+        colour.jitter(picture(3), config, SampleDraws().at(0, 0, i))
     orders = {tuple(name for name, _ in calls[i : i + 4]) for i in range(0, len(calls), 4)}
     assert orders == set(permutations(("brightness", "contrast", "saturation", "hue")))
     ranges = {"brightness": (0.8, 1.2), "contrast": (0, 2.5), "saturation": (0.4, 1.6)}
@@ -171,7 +172,7 @@ def test_rand_augment_draws_each_operation_equally_often_with_either_sign(
     given = given[:, :, 0] if channels == 1 else given
     config = RandAugmentConfig(operations=3, magnitude=4)
     for i in range(2000):
-        rand_augment(given, config, (0,), sample_rng(0, 0, i))
+        rand_augment(given, config, (0,), SampleDraws().at(0, 0, i))
     assert len(calls) == 6000
     counts = np.bincount([i for i, _ in calls], minlength=number)
     assert len(counts) == number

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from data import Batch, Cursor, EvalLoader, Manifest, TrainLoader, open_split
-from data.augment import draw_mix, for_training, pair_rng, sample_rng
+from data.augment import SampleDraws, draw_mix, for_training, pair_rng
 from data.config import AugmentConfig, DataConfig, ImageConfig, MixConfig
 from data.images.decode import centre, decode, planes
 from data.loading.sides import Sides
@@ -108,7 +108,7 @@ def test_the_side_changes_the_pixels_of_a_sample_and_none_of_its_draws(shards: P
             index = int(batch.indices[0])
             picture = decode(split.read(index)[0], 3)
             image = ImageConfig(size=side, resize=14)
-            expected = for_training(picture, image, settings.augment, sample_rng(5, 0, index))
+            expected = for_training(picture, image, settings.augment, SampleDraws().at(5, 0, index))
             assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
     batches.close()
 

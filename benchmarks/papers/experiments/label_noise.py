@@ -233,6 +233,6 @@ EXPERIMENT = Experiment(
     name="003-label-noise",
     paper="003",
     title="Label noise on CIFAR-100 (Table 1)",
-    minutes=7,
+    minutes=4.5,
     course=_course,
 )

@@ -305,6 +305,6 @@ EXPERIMENT = Experiment(
     name="001-cifar100",
     paper="001",
     title="Quadratic losses on CIFAR-100 (Figures 1 to 3)",
-    minutes=6,
+    minutes=4.5,
     course=_course,
 )

@@ -278,6 +278,6 @@ EXPERIMENT = Experiment(
     name="002-speedup",
     paper="002",
     title="One logit against all of them (Table 3)",
-    minutes=2.5,
+    minutes=2,
     course=_course,
 )

@@ -269,6 +269,6 @@ EXPERIMENT = Experiment(
     name="003-temperature",
     paper="003",
     title="The temperature of the smooth top-5 loss (Figure 2, Table 6)",
-    minutes=3,
+    minutes=2.5,
     course=_course,
 )

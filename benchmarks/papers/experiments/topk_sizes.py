@@ -186,6 +186,6 @@ EXPERIMENT = Experiment(
     name="003-sizes",
     paper="003",
     title="Top-5 by the size of the training set (Table 2's shape)",
-    minutes=3,
+    minutes=2.5,
     course=_course,
 )

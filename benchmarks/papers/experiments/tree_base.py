@@ -173,6 +173,6 @@ EXPERIMENT = Experiment(
     name="000-synthetic-base",
     paper="000",
     title="Synthetic III: the cover tree's base (Figure 4)",
-    minutes=3.5,
+    minutes=2.5,
     course=_course,
 )

@@ -67,6 +67,6 @@ EXPERIMENT = Experiment(
     name="000-cifar100",
     paper="000",
     title="Tree loss on CIFAR-100 (Table 1)",
-    minutes=4,
+    minutes=3,
     course=_course,
 )

@@ -239,6 +239,6 @@ EXPERIMENT = Experiment(
     name="000-synthetic-regimes",
     paper="000",
     title="Synthetic I: data regimes (Figure 2)",
-    minutes=5,
+    minutes=4,
     course=_course,
 )

@@ -131,6 +131,6 @@ EXPERIMENT = Experiment(
     name="000-twitter",
     paper="000",
     title="Tree loss on tweets (Table 1)",
-    minutes=5,
+    minutes=3,
     course=_course,
 )

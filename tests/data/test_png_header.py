@@ -1,0 +1,83 @@
+"""The header of a PNG without Pillow: what Pillow says of it, or nothing."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, PngImagePlugin
+
+from data.images.decode import decode
+from data.images.png_header import png_header
+
+_MODES = {"L": False, "RGB": False, "P": False, "LA": True, "RGBA": True}
+
+
+def png(mode: str = "RGB", **options: object) -> bytes:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 4), dtype=np.uint8)
+    buffer = io.BytesIO()
+    picture = Image.fromarray(noise)
+    picture = picture if mode == "RGBA" else picture.convert("RGB")
+    picture.convert(mode).save(buffer, "PNG", **options)
+    return buffer.getvalue()
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    size, crc = struct.pack(">I", len(content)), struct.pack(">I", zlib.crc32(name + content))
+    return size + name + content + crc
+
+
+def with_chunk(data: bytes, name: bytes, content: bytes) -> bytes:
+    """`data` with a chunk after its header."""
+    return data[:33] + chunk(name, content) + data[33:]
+
+
+@pytest.mark.parametrize("mode", _MODES)
+def test_size_and_alpha_are_those_of_the_picture(mode: str) -> None:
+    assert png_header(png(mode)) == (40, 60, _MODES[mode])
+
+
+def test_chunks_that_say_nothing_of_the_pixels_are_passed_over() -> None:
+    data = with_chunk(png(), b"gAMA", b"\0\0\xb1\x8f")
+    assert png_header(with_chunk(data, b"pHYs", bytes(9))) == (40, 60, False)
+
+
+def described() -> PngImagePlugin.PngInfo:
+    """A text: Pillow has a limit for what it holds."""
+    texts = PngImagePlugin.PngInfo()
+    texts.add_text("Title", "noise", zip=True)
+    return texts
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png("1"),
+        png("P", transparency=3),
+        png(pnginfo=described()),
+        with_chunk(png(), b"eXIf", b"MM\0\x2a\0\0\0\x08\0\0"),
+        with_chunk(png(), b"gAMA", bytes(1000)),
+        png()[:33],
+        png().replace(b"IDAT", b"IEND"),
+        png()[:20] + b"\xff" + png()[21:],
+    ],
+    ids=["bits", "tRNS", "text", "EXIF", "large", "cut", "empty", "checksum"],
+)
+def test_what_is_not_plain_is_left_to_pillow(data: bytes) -> None:
+    assert png_header(data) is None
+
+
+@pytest.mark.parametrize("mode", [*_MODES, "1"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_are_those_of_a_file_that_pillow_measures(mode: str, channels: int) -> None:
+    """The same picture with a text, which sends it the other way."""
+    plain, by_pillow = png(mode), png(mode, pnginfo=described())
+    assert np.array_equal(decode(plain, channels), decode(by_pillow, channels))
+
+
+@pytest.mark.parametrize(("width", "height", "said"), [(9000, 9000, "limit"), (1, 500, "strip")])
+def test_limits_hold_for_plain_headers(width: int, height: int, said: str) -> None:
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    with pytest.raises(ValueError, match=said):
+        decode(png()[:8] + chunk(b"IHDR", header) + chunk(b"IDAT", b""), 3)
