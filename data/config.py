@@ -142,6 +142,12 @@ class AugmentConfig(_Config):
     crop_ratio: tuple[float, float] = Field(
         (3 / 4, 4 / 3), description="width / height of the crop"
     )
+    pad: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="pixels of a random shift at most, either way; needs crop_area null",
+    )
     flip: float = Field(0.5, ge=0, le=1, description="probability of a left-right flip")
     colour: ColourConfig | None = None
     grey: float = Field(0, ge=0, le=1, description="probability that a picture loses its colour")
@@ -159,6 +165,10 @@ class AugmentConfig(_Config):
         low, high = self.crop_ratio
         if not 0 < low <= high:
             raise ValueError(f"crop_ratio is [{low}, {high}]: give two numbers, 0 < low <= high")
+        if self.pad and self.crop_area is not None:
+            raise ValueError(
+                f"pad is {self.pad} and crop_area {list(self.crop_area)}: set one to null or 0"
+            )
         return self
 
 

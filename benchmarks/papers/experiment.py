@@ -31,10 +31,13 @@ class Album:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`minutes` of an hour's budget for all are this one's. `course` runs it."""
+    """`minutes` of an hour's budget for all are this one's; `full`: what the published sizes are,
+    for which it may want a GPU. `course` runs it."""
 
     name: str
     paper: str
     title: str
     minutes: float
+    full: str
     course: Callable[[Budget, Album], Course]
+    wants_gpu: bool = False

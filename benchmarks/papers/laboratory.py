@@ -14,6 +14,7 @@ from typing import Self
 
 from benchmarks.papers.job import FOLDER, Job, Places, Result, Results
 from data.aside import commit
+from data.parent import die_with_parent
 
 Report = Callable[[int, int], None]
 
@@ -90,7 +91,10 @@ class Laboratory:
             for number in range(self.workers):
                 numbers.put(number)
             self._pool = ProcessPoolExecutor(
-                self.workers, mp_context=context, initializer=_begin, initargs=(numbers,)
+                self.workers,
+                mp_context=context,
+                initializer=_begin,
+                initargs=(numbers, os.getpid()),
             )
         return self._pool
 
@@ -123,10 +127,12 @@ class Laboratory:
         return Places(self.data, self.out / "shards", self.out / "work" / job.key)
 
 
-def _begin(numbers: "multiprocessing.SimpleQueue[int]") -> None:
-    """Each worker has a GPU of its own where there are any."""
+def _begin(numbers: "multiprocessing.SimpleQueue[int]", parent: int) -> None:
+    """Each worker has a GPU of its own where there are any, and ends with this process, though
+    that be killed."""
     import torch
 
+    die_with_parent(parent)
     number = numbers.get()
     if (count := torch.cuda.device_count()) > 0:
         torch.cuda.set_device(number % count)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from shutil import copyfile
 
+from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.section import Claim, Section, Table
 from data.aside import commit
 
@@ -17,20 +18,40 @@ PAPERS = {
 }
 
 
+# What is of ImageNet, and stands in a recipe's first lines beside what to expect.
+_IMAGENET = (
+    "Two tables are of ImageNet, on which no budget of this command trains. Table 1 of paper 000 "
+    "is `kway train launch/recipes/imagenet-resnet50-vtree.yaml` beside `imagenet-resnet50.yaml`, "
+    "Table 2 of paper 003 is `imagenet-resnet50-smooth-topk.yaml` on subsets. Each recipe says "
+    "what it needs and what is published, [cluster.md](cluster.md) how it runs on many GPUs."
+)
+
+
 def write_page(
-    sections: Sequence[Section], page: Path, *, pictures: Path, command: str, machine: str
+    sections: Sequence[Section],
+    page: Path,
+    *,
+    catalogue: Sequence[Experiment],
+    pictures: Path,
+    command: str,
+    machine: str,
 ) -> None:
-    """Write `page` and copy its pictures from the folder `pictures` beside it, below `papers/`."""
+    """Write `page` and copy its pictures from the folder `pictures` beside it, below `papers/`.
+
+    `catalogue`: all experiments there are, whether or not they have a section.
+    """
     folder = page.parent / "papers"
     for section in sections:
         for picture in section.pictures:
             folder.mkdir(parents=True, exist_ok=True)
             copyfile(pictures / picture.file, folder / picture.file)
     page.parent.mkdir(parents=True, exist_ok=True)
-    commit(page, page_text(sections, command=command, machine=machine).encode())
+    commit(page, page_text(sections, catalogue, command=command, machine=machine).encode())
 
 
-def page_text(sections: Sequence[Section], *, command: str, machine: str) -> str:
+def page_text(
+    sections: Sequence[Section], catalogue: Sequence[Experiment], *, command: str, machine: str
+) -> str:
     """The page as Markdown."""
     parts = [
         "# The papers' experiments, run again",
@@ -46,7 +67,14 @@ def page_text(sections: Sequence[Section], *, command: str, machine: str) -> str
         if of_paper:
             name = title if paper == "beyond" else f"Paper {paper}: {title.lower()}"
             parts += [f"## {name}", *(_section(section) for section in of_paper)]
+    parts += ["## What needs a GPU", _IMAGENET, _published_sizes(catalogue)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _published_sizes(catalogue: Sequence[Experiment]) -> str:
+    header = ("experiment", "under --budget full", "takes")
+    rows = [(one.name, one.full, "a GPU" if one.wants_gpu else "cores") for one in catalogue]
+    return _grid(header, rows)
 
 
 def _claims(claims: Sequence[tuple[Section, Claim]]) -> str:

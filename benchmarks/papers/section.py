@@ -65,6 +65,12 @@ class Section:
         )
 
 
+def paired(statement: str, gain: Mean, *, points: bool = False) -> Claim:
+    """That `gain`, of differences seed by seed, is positive; `points`: of shares, in percent."""
+    shown = f"{gain.percent(2)} points" if points else gain.text(4)
+    return Claim(statement, verdict(gain), f"{shown} (paired, {gain.n} seeds)")
+
+
 def verdict(advantage: Mean) -> Verdict:
     """Of a claim that `advantage` is positive: settled where its interval leaves out zero."""
     if advantage.low > 0:

@@ -1,7 +1,7 @@
 """One decoded picture -> one training sample, each draw from the sample's own generator.
 
-The order: crop, flip, colour jitter, greyscale, RandAugment, erasing. Mixing with another sample
-comes after it (`data/augment/mix.py`).
+The order: crop or shift, flip, colour jitter, greyscale, RandAugment, erasing. Mixing with another
+sample comes after it (`data/augment/mix.py`).
 """
 
 import cv2
@@ -24,7 +24,7 @@ def for_training(
 ) -> np.ndarray:
     """uint8 [H, W, C] -> uint8 [C, size, size], a new array."""
     fill: Fill = tuple(round(255 * min(max(mean, 0.0), 1.0)) for mean in image.mean)
-    drawn = _cropped(picture, image, augment, rng)
+    drawn = _cropped(picture, image, augment, fill, rng)
     if image.channels == 1:
         drawn = drawn[:, :, 0]
     if rng.random() < augment.flip:
@@ -42,13 +42,28 @@ def for_training(
 
 
 def _cropped(
-    picture: np.ndarray, image: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
+    picture: np.ndarray,
+    image: ImageConfig,
+    augment: AugmentConfig,
+    fill: Fill,
+    rng: np.random.Generator,
 ) -> np.ndarray:
-    """uint8 [size, size, C]: a random box, or the centre that evaluation takes."""
+    """uint8 [size, size, C]: a random box, or the centre that evaluation takes, which may shift."""
     if augment.crop_area is None:
-        return centre(picture, image)
+        middle = centre(picture, image)
+        return _shifted(middle, augment.pad, fill, rng) if augment.pad else middle
     top, left, height, width = random_box(picture.shape[0], picture.shape[1], augment, rng)
     return resized(picture[top : top + height, left : left + width], image.size)
+
+
+def _shifted(picture: np.ndarray, most: int, fill: Fill, rng: np.random.Generator) -> np.ndarray:
+    """A random window of [H, W, C] with `most` pixels of `fill` around it (He et al. 2016, 4.2)."""
+    height, width, channels = picture.shape
+    padded = np.empty((height + 2 * most, width + 2 * most, channels), np.uint8)
+    padded[:] = fill
+    padded[most : most + height, most : most + width] = picture
+    top, left = rng.integers(2 * most + 1, size=2)
+    return padded[top : top + height, left : left + width]
 
 
 def _erase(pixels: np.ndarray, fill: Fill, rng: np.random.Generator) -> None:

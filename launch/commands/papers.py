@@ -67,6 +67,7 @@ def papers(
         )
     written = page or out / "papers.md"
     out.mkdir(parents=True, exist_ok=True)
+    written.parent.mkdir(parents=True, exist_ok=True)
     check_writable(written, "--page")
     opened = Laboratory(data.resolve(), out.resolve(), workers=workers or _default_workers())
     with opened as laboratory:
@@ -76,6 +77,7 @@ def papers(
     write_page(
         sections,
         written,
+        catalogue=EXPERIMENTS,
         pictures=laboratory.out / "pictures",
         command=command,
         machine=machine(),

@@ -200,3 +200,27 @@ def test_rand_augment_draws_each_operation_equally_often_with_either_sign(
 def test_a_setting_out_of_range_is_refused_with_the_range(wrong: dict, remedy: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){remedy}"):
         AugmentConfig.model_validate(wrong)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_padded_picture_is_shifted_by_every_number_of_pixels_up_to_it(channels: int) -> None:
+    augment, still = AugmentConfig(crop_area=None, pad=2, flip=0), samples(channels, STILL, 1)[0]
+    seen = set()
+    for pixels in samples(channels, augment, 200):
+        ground = np.full((channels, 36, 36), 0, np.uint8)
+        ground[:] = np.round(np.array(image(channels).mean) * 255)[:, None, None]
+        ground[:, 2:-2, 2:-2] = still
+        matches = [
+            (top, left)
+            for top in range(5)
+            for left in range(5)
+            if np.array_equal(ground[:, top : top + 32, left : left + 32], pixels)
+        ]
+        assert len(matches) == 1
+        seen.add(matches[0])
+    assert len(seen) == 25
+
+
+def test_a_picture_is_cropped_or_shifted() -> None:
+    with pytest.raises(ValueError, match=r"pad is 4 and crop_area \[0.08, 1.0\]"):
+        AugmentConfig(pad=4)

@@ -2,7 +2,11 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -48,7 +52,7 @@ def _table(numbers: Sequence[float]) -> Table:
     return Table("Doubles", ["number"], [[str(number)] for number in numbers])
 
 
-ONE = Experiment("one", "001", "One", 1, course)
+ONE = Experiment("one", "001", "One", 1, "Ten of them", course)
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
@@ -66,6 +70,24 @@ def test_results_of_before_an_error_are_kept(tmp_path: Path) -> None:
             laboratory.measure([job(1), Job("conduct_jobs:measured", {})])
         assert laboratory.measure([job(1)])[job(1)]["double"] == 2
     assert (tmp_path / "done").read_text().split() == ["1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_the_laboratory(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "tests.papers.sleeper", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as started:
+        _until((tmp_path / "worker").is_file)
+        started.send_signal(number)
+        assert started.wait(20) != 0
+    worker = int((tmp_path / "worker").read_text())
+    _until(lambda: not Path(f"/proc/{worker}").exists())
+
+
+def _until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_an_experiment_has_rounds_while_its_budget_lasts(tmp_path: Path) -> None:
@@ -109,8 +131,9 @@ def test_a_page_has_every_claim_and_table_whatever_they_contain() -> None:
         tables=[Table("T", ["x", "y"], [["1", "2|3"]])],
         remarks=["Mind this."],
     )
-    text = page_text([section], command="kway papers all", machine="a machine")
+    text = page_text([section], [ONE], command="kway papers all", machine="a machine")
     assert "| 001 | a\\|b | holds | 1 > 0 |" in text
     assert "| 1 | 2\\|3 |" in text
     assert "`kway papers all`" in text
     assert "- Mind this." in text
+    assert "| one | Ten of them | cores |" in text

@@ -15,7 +15,7 @@ from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.intervals import Mean, difference, mean
 from benchmarks.papers.job import Job, Measures, Places
-from benchmarks.papers.section import Claim, Section, Table, verdict
+from benchmarks.papers.section import Claim, Section, Table, paired
 from benchmarks.papers.turns import Median, ratio, timed
 from heads import ClassHead, FactoredHead
 from heads.losses import CrossEntropy, NoiseContrastiveEstimation, Quadratic
@@ -255,11 +255,7 @@ def _claims(runs: Mapping[str, list[Measures]], faster: Median) -> list[Claim]:
     for loss in _LOSSES[1:]:
         gained = difference(_values(runs[loss], "auprc"), _values(runs["ce"], "auprc"))
         claims.append(
-            Claim(
-                f"{loss}, aligned with the Principle, beats ce on single logits (AUPRC)",
-                verdict(gained),
-                f"{gained.text()} (paired, {gained.n} seeds)",
-            )
+            paired(f"{loss}, aligned with the Principle, beats ce on single logits (AUPRC)", gained)
         )
     return claims
 
@@ -329,5 +325,7 @@ EXPERIMENT = Experiment(
     paper="beyond",
     title="Single logits of a million classes",
     minutes=2,
+    full="more samples and steps",
+    wants_gpu=True,
     course=_course,
 )

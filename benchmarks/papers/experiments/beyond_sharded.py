@@ -273,5 +273,6 @@ EXPERIMENT = Experiment(
     paper="beyond",
     title="Sharded heads beside the same on one rank",
     minutes=1,
+    full="a million classes a step",
     course=_course,
 )

@@ -11,7 +11,7 @@ from benchmarks.papers.comparison import Compared, Comparison, Rates, Run, advan
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments.cifar import Cifar, cifar
 from benchmarks.papers.job import Measures
-from benchmarks.papers.section import Claim, Section, Table, verdict
+from benchmarks.papers.section import Claim, Section, Table, paired
 from benchmarks.papers.shards import Dataset
 
 _LOSSES = ("ce", "batch_ce", "smooth_topk")
@@ -101,8 +101,7 @@ def _claims(compared: Compared) -> list[Claim]:
 
 def _claim(statement: str, compared: Compared, arms: tuple[str, str], measure: str) -> Claim:
     ours, theirs = (compared.at_best[arm] for arm in arms)
-    gained = advantage(ours, theirs, measure)
-    return Claim(statement, verdict(gained), f"{gained.text()} (paired, {gained.n} seeds)")
+    return paired(statement, advantage(ours, theirs, measure))
 
 
 def _table(title: str, compared: Compared, runs: Mapping[str, Sequence[Measures]]) -> Table:
@@ -145,5 +144,7 @@ EXPERIMENT = Experiment(
     paper="beyond",
     title="Label trees with batch cross-entropy and smooth top-k",
     minutes=2,
+    full="ResNet-20 on all pictures, at their size",
+    wants_gpu=True,
     course=_course,
 )

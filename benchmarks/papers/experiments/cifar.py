@@ -44,14 +44,14 @@ class Cifar:
     def recipe(self, run: Run, *, loss: Mapping[str, Any], **optimizer: Any) -> dict[str, Any]:
         """A recipe's tree with `loss` in its head; a cosine schedule. `optimizer` beside the rates.
 
-        Crops stand for the papers' shifts, which the stand-in's few pixels leave no room for.
+        The stand-in's few pixels leave no room for the papers' shifts.
         """
-        crops = [0.6, 1.0] if self.side == _PUBLISHED_SIDE else None
+        shifts = {"pad": 4} if self.side == _PUBLISHED_SIDE else {}
         return {
             "seed": run.seed,
             "data": {
                 "image": {"size": self.side, "mean": _MEAN, "std": _STD},
-                "augment": {"crop_area": crops, "flip": 0.5},
+                "augment": {"crop_area": None, **shifts, "flip": 0.5},
                 "eval_split": run.split,
             },
             "backbone": {"config": dict(self.network)},
@@ -65,7 +65,7 @@ class Cifar:
     def words(self) -> str:
         """The network, the pictures and their batches, for the page."""
         pictures = f"CIFAR-100 at {self.side} x {self.side} pixels"
-        changed = "mirrored and cropped" if self.side == _PUBLISHED_SIDE else "mirrored"
+        changed = "mirrored and shifted" if self.side == _PUBLISHED_SIDE else "mirrored"
         return f"{self.network_name} on {pictures}, {changed} at random, in batches of {self.batch}"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import log
 from typing import Any
 
@@ -24,7 +25,7 @@ from benchmarks.papers.experiments.cifar import Cifar, cifar, drops
 from benchmarks.papers.intervals import Mean, difference
 from benchmarks.papers.job import Job, Measures, Places
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Section, Table, verdict
+from benchmarks.papers.section import Claim, Section, Table, paired
 from benchmarks.papers.shards import Dataset
 from data.shards.hierarchy import PATH
 
@@ -170,10 +171,7 @@ def _section(design: _Design, compared: Compared, album: Album) -> Section:
 
 def _claims(compared: Compared) -> list[Claim]:
     best = compared.at_best
-
-    def claim(statement: str, found: Mean) -> Claim:
-        evidence = f"{found.percent()} points (paired, {found.n} seeds)"
-        return Claim(statement, verdict(found), evidence)
+    claim = partial(paired, points=True)
 
     def over(scene: str, ours: str, theirs: str, measure: str = "top1") -> Mean:
         return advantage(best[_arm(scene, ours)], best[_arm(scene, theirs)], measure)
@@ -306,5 +304,7 @@ EXPERIMENT = Experiment(
     paper="001",
     title="Quadratic losses on CIFAR-100 (Figures 1 to 3)",
     minutes=4.5,
+    full="WRN-28-10 on all pictures for the paper's epochs",
+    wants_gpu=True,
     course=_course,
 )

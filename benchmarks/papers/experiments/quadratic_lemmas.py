@@ -414,5 +414,6 @@ EXPERIMENT = Experiment(
     paper="001",
     title="Lemmas 3.2, 3.4 and 3.5 on the mixture model",
     minutes=1.5,
+    full="more draws and samples",
     course=_course,
 )

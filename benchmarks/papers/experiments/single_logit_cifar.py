@@ -62,5 +62,7 @@ EXPERIMENT = Experiment(
     paper="002",
     title="Single-logit classification on CIFAR-100 (Tables 1 and 2)",
     minutes=5,
+    full="the paper's CNN on all pictures for its steps",
+    wants_gpu=True,
     course=_course,
 )

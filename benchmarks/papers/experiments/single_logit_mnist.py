@@ -68,5 +68,7 @@ EXPERIMENT = Experiment(
     paper="002",
     title="Single-logit classification on MNIST (Tables 1 and 2)",
     minutes=11,
+    full="the paper's steps, for each loss",
+    wants_gpu=True,
     course=_course,
 )

@@ -9,7 +9,7 @@ from benchmarks.papers.experiment import Album, Experiment
 from benchmarks.papers.intervals import Mean, mean
 from benchmarks.papers.job import Measures
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Section, Table, verdict
+from benchmarks.papers.section import Claim, Section, Table, paired
 from heads.losses.registry import LOSSES as REGISTERED
 
 # The paper's eleven objectives; the quadratic and spherical ones stand beside them.
@@ -55,13 +55,7 @@ def _claims(dataset: str, compared: Compared) -> list[Claim]:
     for loss in _CLAIMED:
         for other in ("ce", "max_margin"):
             ours = advantage(compared.at_best[loss], compared.at_best[other], "auprc")
-            claims.append(
-                Claim(
-                    f"{loss} beats {other} on single logits ({dataset}, AUPRC)",
-                    verdict(ours),
-                    f"{ours.text(4)} (paired, {ours.n} seeds)",
-                )
-            )
+            claims.append(paired(f"{loss} beats {other} on single logits ({dataset}, AUPRC)", ours))
     return claims
 
 

@@ -279,5 +279,7 @@ EXPERIMENT = Experiment(
     paper="002",
     title="One logit against all of them (Table 3)",
     minutes=2,
+    full="more rounds; the paper's times are of a GPU",
+    wants_gpu=True,
     course=_course,
 )

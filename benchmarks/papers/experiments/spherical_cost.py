@@ -325,5 +325,6 @@ EXPERIMENT = Experiment(
     paper="004",
     title="The cost of a step by classes and features",
     minutes=2,
+    full="more rounds",
     course=_course,
 )

@@ -11,7 +11,7 @@ from benchmarks.papers.experiments.single_logit_cifar import compared_on_cifar, 
 from benchmarks.papers.experiments.single_logit_mnist import compared_on_mnist
 from benchmarks.papers.intervals import Mean
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Section, Table, verdict
+from benchmarks.papers.section import Claim, Section, Table, paired
 
 _LOSSES = ("ce", "taylor_softmax", "spherical_softmax", "spherical_bound")
 _NAMES = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
@@ -60,10 +60,8 @@ def _claims(found: Mapping[str, Compared]) -> list[Claim]:
             best = found[name].at_best
             ours = advantage(best[better], best[worse], "top1")
             claims.append(
-                Claim(
-                    f"{better} has fewer errors than {worse} ({_NAMES[name]})",
-                    verdict(ours),
-                    f"{ours.percent(2)} points (paired, {ours.n} seeds)",
+                paired(
+                    f"{better} has fewer errors than {worse} ({_NAMES[name]})", ours, points=True
                 )
             )
     return claims
@@ -117,5 +115,7 @@ EXPERIMENT = Experiment(
     paper="004",
     title="Spherical losses on MNIST and CIFAR-100 (the tables of errors)",
     minutes=1.5,
+    full="the networks and steps of paper 002",
+    wants_gpu=True,
     course=_course,
 )

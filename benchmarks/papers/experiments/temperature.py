@@ -27,7 +27,7 @@ from benchmarks.papers.experiments.cifar import (
 from benchmarks.papers.intervals import difference, mean
 from benchmarks.papers.job import Job, Measures, Places
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Section, Table, verdict
+from benchmarks.papers.section import Claim, Section, Table, paired, verdict
 from benchmarks.papers.shards import Dataset, shards_of
 from benchmarks.papers.training import evaluated_logits
 
@@ -172,10 +172,10 @@ def _claims(compared: Compared, shares: Mapping[str, list[float]]) -> list[Claim
             for small in ("0", _SMALL):
                 ours = advantage(runs[tau], runs[small], "train/top5")
                 claims.append(
-                    Claim(
+                    paired(
                         f"temperature {tau} trains better than {small} (top-5, {name})",
-                        verdict(ours),
-                        f"{ours.percent()} points (paired, {ours.n} seeds)",
+                        ours,
+                        points=True,
                     )
                 )
     low, high = shares[_SMALL], shares[_LARGE]
@@ -270,5 +270,7 @@ EXPERIMENT = Experiment(
     paper="003",
     title="The temperature of the smooth top-5 loss (Figure 2, Table 6)",
     minutes=2.5,
+    full="DenseNet-40-12 on all pictures for the published epochs",
+    wants_gpu=True,
     course=_course,
 )

@@ -68,5 +68,7 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Tree loss on CIFAR-100 (Table 1)",
     minutes=3,
+    full="ResNet-20 on all pictures, at their size, for the usual steps",
+    wants_gpu=True,
     course=_course,
 )

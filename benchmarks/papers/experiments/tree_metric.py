@@ -144,5 +144,6 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Synthetic IV: metric quality (Figure 5)",
     minutes=2,
+    full="as many draws of W as the paper, at more values of epsilon",
     course=_course,
 )

@@ -268,5 +268,6 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Synthetic II: parameter norms (Figure 3)",
     minutes=1.5,
+    full="as many draws of W as the paper, at its n and numbers of classes",
     course=_course,
 )

@@ -240,5 +240,6 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Synthetic I: data regimes (Figure 2)",
     minutes=4,
+    full="as many draws of W as the paper, at all its values of n, d, k and sigma",
     course=_course,
 )

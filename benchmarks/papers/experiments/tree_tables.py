@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from benchmarks.papers.comparison import Compared, advantage, mean_of
 from benchmarks.papers.job import Measures
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Table, verdict
+from benchmarks.papers.section import Claim, Table, paired
 
 ARMS = ("vtree", "ce", "simloss")
 _MEASURES = {"top1": "top-1", "sa": "SA"}
@@ -26,13 +26,7 @@ def claims(dataset: str, compared: Compared) -> list[Claim]:
     for other in ("ce", "simloss"):
         for measure, name in _MEASURES.items():
             ours = advantage(compared.at_best["vtree"], compared.at_best[other], measure)
-            found.append(
-                Claim(
-                    f"the tree loss beats {other} ({dataset}, {name})",
-                    verdict(ours),
-                    f"{ours.text(4)} (paired, {ours.n} seeds)",
-                )
-            )
+            found.append(paired(f"the tree loss beats {other} ({dataset}, {name})", ours))
     return found
 
 

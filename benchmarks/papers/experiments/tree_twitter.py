@@ -132,5 +132,7 @@ EXPERIMENT = Experiment(
     paper="000",
     title="Tree loss on tweets (Table 1)",
     minutes=3,
+    full="LaBSE as pretrained, on all tweets of TweetEval; the paper's own are not public",
+    wants_gpu=True,
     course=_course,
 )

@@ -1,0 +1,30 @@
+"""A laboratory whose only job sleeps, for a test that kills it (python -m tests.papers.sleeper)."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.laboratory import Laboratory
+
+
+class Sleeping(Job):
+    def resolve(self) -> Any:
+        return _sleep
+
+
+def _sleep(_settings: Mapping[str, Any], places: Places) -> Measures:
+    begun = places.data / "begun"
+    begun.write_text(str(os.getpid()))
+    begun.rename(places.data / "worker")
+    time.sleep(600)
+    return {}
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    with Laboratory(folder, folder / "out", workers=1) as laboratory:
+        laboratory.measure([Sleeping("sleeper", {})])
