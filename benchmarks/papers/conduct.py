@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Album, Experiment
+from benchmarks.papers.job import Job
 from benchmarks.papers.laboratory import Laboratory
 from benchmarks.papers.section import Section
 from data.aside import commit
@@ -29,6 +31,7 @@ def conduct(
     before it left over, for more rounds. Sections and pictures are kept below `laboratory.out`.
     """
     sections = []
+    charged: set[Job] = set()
     designed = sum(experiment.minutes for experiment in experiments)
     left = minutes
     for number, experiment in enumerate(experiments):
@@ -38,7 +41,8 @@ def conduct(
             budget = Budget(share, experiment.minutes)
             waiting = sum(one.minutes for one in experiments[number:])
             budget.allowed = max(share, left * experiment.minutes / waiting)
-        section = _one(experiment, laboratory, budget, report)
+        section = _one(experiment, laboratory, budget, charged, report)
+        section = replace(section, minutes=budget.spent)
         if left is not None:
             left -= budget.spent
         path = laboratory.out / "sections" / f"{experiment.name}.json"
@@ -58,7 +62,14 @@ def kept_sections(laboratory: Laboratory, experiments: Sequence[Experiment]) -> 
     ]
 
 
-def _one(experiment: Experiment, laboratory: Laboratory, budget: Budget, report: Report) -> Section:
+def _one(
+    experiment: Experiment,
+    laboratory: Laboratory,
+    budget: Budget,
+    charged: set[Job],
+    report: Report,
+) -> Section:
+    """A job that several experiments ask for is charged to the first of them (`charged`)."""
     course = experiment.course(budget, Album(laboratory.out / "pictures"))
     done = 0
     jobs = next(course)
@@ -70,9 +81,9 @@ def _one(experiment: Experiment, laboratory: Laboratory, budget: Budget, report:
 
         results = laboratory.measure(jobs, told)
         done += len(results)
-        budget.spent += sum(one.seconds for one in results.values()) / (
-            60 * max(1, laboratory.workers)
-        )
+        seconds = sum(one.seconds for job, one in results.items() if job not in charged)
+        budget.spent += seconds / (60 * max(1, laboratory.workers))
+        charged.update(results)
         report(experiment, done, done, budget)
         try:
             jobs = course.send(results)

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 from shutil import copyfile
+from typing import get_args
 
 from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.section import Claim, Section, Table
+from benchmarks.papers.section import Claim, Section, Table, Verdict
 from data.aside import commit
 
 PAPERS = {
@@ -25,6 +26,16 @@ _IMAGENET = (
     "Table 2 of paper 003 is `imagenet-resnet50-smooth-topk.yaml` on subsets. Each recipe says "
     "what it needs and what is published, [cluster.md](cluster.md) how it runs on many GPUs."
 )
+
+
+_DATA = """DATA is a folder with what the experiments that are named need, as published:
+
+| | |
+|---|---|
+| `mnist/` | the four idx files of <http://yann.lecun.com/exdb/mnist/>, packed by gzip or not |
+| `cifar-100-binary.tar.gz` | <https://www.cs.toronto.edu/~kriz/cifar.html> |
+| `tweeteval-emoji/` | `datasets/emoji` of <https://github.com/cardiffnlp/tweeteval> |
+| `emoji2vec/emoji2vec.bin` | <https://github.com/uclnlp/emoji2vec> |"""
 
 
 def write_page(
@@ -56,10 +67,15 @@ def page_text(
     parts = [
         "# The papers' experiments, run again",
         "<!-- Written by kway papers. Change benchmarks/papers/ and run it again. -->",
-        f"`{command}` measured all that stands here ({machine}) and wrote this page. "
+        f"`{command}` wrote this page from what it measured, now or before, in the same folder: "
+        f"{sum(section.minutes for section in sections):.0f} minutes of work for all workers "
+        f"({machine}). Each section says which experiment it is: `kway papers NAME --data DATA` "
+        "runs it alone.",
         "Intervals are 95% confidence intervals of the mean over seeds (Student's t); differences "
-        "are paired by seed. A published number stands beside ours where the paper prints one.",
+        "are paired by seed. Of many claims a few come out wrong by chance at that level. A "
+        "published number stands beside ours where the paper prints one.",
         "## What holds",
+        _counts(sections),
         _claims([(section, claim) for section in sections for claim in section.claims]),
     ]
     for paper, title in PAPERS.items():
@@ -68,7 +84,13 @@ def page_text(
             name = title if paper == "beyond" else f"Paper {paper}: {title.lower()}"
             parts += [f"## {name}", *(_section(section) for section in of_paper)]
     parts += ["## What needs a GPU", _IMAGENET, _published_sizes(catalogue)]
+    parts += ["## The data", _DATA]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _counts(sections: Sequence[Section]) -> str:
+    verdicts = [claim.verdict for section in sections for claim in section.claims]
+    return ", ".join(f"{verdicts.count(one)} {one}" for one in get_args(Verdict)) + "."
 
 
 def _published_sizes(catalogue: Sequence[Experiment]) -> str:
@@ -84,7 +106,8 @@ def _claims(claims: Sequence[tuple[Section, Claim]]) -> str:
 
 
 def _section(section: Section) -> str:
-    parts = [f"### {section.title}", section.setup]
+    took = f"`{section.name}`, {section.minutes:.1f} minutes."
+    parts = [f"### {section.title}", f"{took} {section.setup}"]
     parts += [_table(table) for table in section.tables]
     parts += [
         f"![{picture.words}](papers/{picture.file})\n\n*{picture.title}*"

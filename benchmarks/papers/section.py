@@ -39,7 +39,8 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """`setup` says what was run (networks, data, steps, seeds), `remarks` what to bear in mind."""
+    """`setup` says what was run (networks, data, steps, seeds), `remarks` what to bear in mind,
+    `minutes` how long its jobs took on all workers."""
 
     name: str
     paper: str
@@ -49,6 +50,7 @@ class Section:
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     remarks: Sequence[str] = field(default_factory=tuple)
+    minutes: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -96,6 +96,7 @@ def test_an_experiment_has_rounds_while_its_budget_lasts(tmp_path: Path) -> None
         with Laboratory(tmp_path, out, workers=0) as laboratory:
             (section,) = conduct([ONE], laboratory, minutes)
             assert section.setup == f"{rounds} rounds"
+            assert section.minutes > 0
             assert kept_sections(laboratory, [ONE]) == [
                 Section.from_json(json.loads(json.dumps(section.to_json())))
             ]
@@ -136,4 +137,5 @@ def test_a_page_has_every_claim_and_table_whatever_they_contain() -> None:
     assert "| 1 | 2\\|3 |" in text
     assert "`kway papers all`" in text
     assert "- Mind this." in text
+    assert "1 holds, 0 does not hold" in text
     assert "| one | Ten of them | cores |" in text

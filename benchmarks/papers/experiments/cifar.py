@@ -31,11 +31,16 @@ class Cifar:
     batch: int
     limits: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def is_published(self) -> bool:
+        """Whether it is the paper's network at the pictures' own size."""
+        return self.side == _PUBLISHED_SIDE
+
     def of(self, **changes: Any) -> Dataset:
         """A dataset; `changes` are fields of `Dataset`."""
         dataset = Dataset(
             "cifar100",
-            side=None if self.side == _PUBLISHED_SIDE else self.side,
+            side=None if self.is_published else self.side,
             validation=5_000,
             limits=self.limits,
         )
@@ -46,7 +51,7 @@ class Cifar:
 
         The stand-in's few pixels leave no room for the papers' shifts.
         """
-        shifts = {"pad": 4} if self.side == _PUBLISHED_SIDE else {}
+        shifts = {"pad": 4} if self.is_published else {}
         return {
             "seed": run.seed,
             "data": {
@@ -65,7 +70,7 @@ class Cifar:
     def words(self) -> str:
         """The network, the pictures and their batches, for the page."""
         pictures = f"CIFAR-100 at {self.side} x {self.side} pixels"
-        changed = "mirrored and shifted" if self.side == _PUBLISHED_SIDE else "mirrored"
+        changed = "mirrored and shifted" if self.is_published else "mirrored"
         return f"{self.network_name} on {pictures}, {changed} at random, in batches of {self.batch}"
 
 

@@ -91,7 +91,8 @@ class _Design:
         share = 1 if classes is None else len(classes) / _ALL
         # At the published sizes there are no limits: all pictures.
         limits = {split: round(share * limit) for split, limit in self.cifar.limits.items()}
-        return self.cifar.of(classes=classes, limits=limits)
+        validation = round(share * self.cifar.of().validation)
+        return self.cifar.of(classes=classes, limits=limits, validation=validation)
 
     def recipe(self, run: Run) -> Mapping[str, Any]:
         scene, loss = run.arm.split()

@@ -43,9 +43,7 @@ def compared_on_mnist(
     comparison = Comparison(
         _Design(),
         arms,
-        candidates=grid(
-            (1.0, 0.1, 0.01, 0.001) if budget.is_full else (1.0, 0.1, 0.01), (0.0, 5e-4)
-        ),
+        candidates=grid((1.0, 0.1, 0.01, 0.001), (0.0, 5e-4)),
         shared=Rates(0.1, 0.0),
         all_logits=("ce",),
     )

@@ -75,7 +75,8 @@ def _course(budget: Budget, album: Album) -> Course:
     candidates = grid((1e-4, 3e-5) if budget.is_full else (3e-3, 1e-3), (0.01, 0.1))
     shared = Rates(3e-5 if budget.is_full else 1e-3, 0.01)
     found = {}
-    for texts in ("clean", "keep"):
+    # What time is left over is for the texts that the claims are of.
+    for texts in ("keep", "clean"):
         comparison = Comparison(_Design(budget, texts), ARMS, candidates, shared)
         found[texts] = yield from comparison.course(
             budget, **sizes, at_least=3, at_most=10 if texts == "clean" else 3
