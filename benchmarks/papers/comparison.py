@@ -2,7 +2,7 @@
 the rate that all share."""
 
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -162,6 +162,13 @@ def values(runs: Sequence[Measures], measure: str, *, diverged: float) -> list[f
 def mean_of(runs: Sequence[Measures], measure: str, *, diverged: float = 0.0) -> Mean:
     """The mean of a measure over seeds."""
     return mean(values(runs, measure, diverged=diverged))
+
+
+def cell(runs: Sequence[Measures], measure: str, form: Callable[[Mean], str]) -> str:
+    """The mean of a measure for a table; or how many runs diverged, of which there is none."""
+    if diverged := sum("diverged" in run for run in runs):
+        return f"diverged ({diverged} of {len(runs)})"
+    return form(mean_of(runs, measure))
 
 
 def advantage(

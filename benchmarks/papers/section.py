@@ -74,7 +74,7 @@ def paired(statement: str, gain: Mean, *, points: bool = False) -> Claim:
 
 
 def verdict(advantage: Mean) -> Verdict:
-    """Of a claim that `advantage` is positive: settled where its interval leaves out zero."""
+    """Of a claim that `advantage` is positive: settled where all of its interval is, or none."""
     if advantage.low > 0:
         return "holds"
-    return "does not hold" if advantage.high < 0 else "not settled"
+    return "does not hold" if advantage.high <= 0 else "not settled"

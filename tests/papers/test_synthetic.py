@@ -18,7 +18,6 @@ from benchmarks.papers.experiments.synthetic import (
     train_head,
 )
 from benchmarks.papers.experiments.tree_norms import least_norm
-from benchmarks.papers.job import Result
 from benchmarks.papers.section import Section
 from heads.tree import LabelTree, build_cover_tree
 
@@ -31,7 +30,7 @@ def test_regimes_compare_the_tree_with_every_loss(conducted: Conducted) -> None:
     assert [row[0] for row in accuracies.rows] == ["3, 8, 5, 1", "5, 8, 5, 1", "3, 8, 4, 1"]
     assert accuracies.header[1:] == [*tree_regimes.NAMES.values(), "Bayes"]
     assert [row[0] for row in advantages.rows[3:]] == ["all, V-tree", "all, V-tree with chains"]
-    assert len(section.claims) == 6
+    assert len(section.claims) == 9
 
 
 def test_norms_are_compared_at_the_optimum_and_trained(conducted: Conducted) -> None:
@@ -46,7 +45,12 @@ def test_norms_are_compared_at_the_optimum_and_trained(conducted: Conducted) -> 
 def test_bases_and_metrics_have_a_row_each(conducted: Conducted) -> None:
     base = conducted(tree_base.EXPERIMENT)
     rows = [row[0] for row in base.tables[0].rows]
-    assert rows == ["cross entropy", "V-tree, base 1.05", "V-tree, base 1.3", "Bayes"]
+    assert rows == [
+        *("cross entropy", "SimLoss", "hierarchical softmax"),
+        *("V-tree, base 1.05", "V-tree, base 1.3"),
+        *("V-tree with chains, base 1.05", "V-tree with chains, base 1.3"),
+        "Bayes",
+    ]
     metric = conducted(tree_metric.EXPERIMENT)
     assert [row[0] for row in metric.tables[0].rows] == ["0", "1"]
     assert "epsilon = 1" in metric.claims[0].statement
@@ -104,15 +108,22 @@ def test_chains_keep_a_pseudoclass_a_level() -> None:
     assert groups(chained) == groups(compressed)
 
 
-def test_own_rate_of_a_draw_is_chosen_by_the_other_draws() -> None:
+def of_draw(accuracies: dict[str, float]) -> dict[str, object]:
+    """What a draw measured of one arm, by rate."""
+    runs = {rate: {"averaged": at, "last": at} for rate, at in accuracies.items()}
+    return {"bayes": 1.0, "arms": [{"nodes": 3, "depth": 1.0, "runs": runs}]}
+
+
+def test_rates_are_chosen_by_draws_that_are_not_measured() -> None:
     arm = Arm("ce")
-    accuracies = [(0.9, 0.1), (0.2, 0.3), (0.2, 0.3)]  # by draw, at two rates
-    trained = Trained(Regime(), [arm], (0.1, 1.0))
-    for of_draw in accuracies:
-        runs = [{"averaged": accuracy} for accuracy in of_draw]
-        trained.add(Result({"arms": [{"runs": runs}]}, 0.0))
-    assert trained.at_own(arm) == [0.1, 0.2, 0.2]
+    trained = Trained(Regime(), [arm], (0.1, 0.5))
+    trained.searched = [of_draw({"0.1": 0.9, "0.5": 0.1}), of_draw({"0.1": 0.2, "0.5": 0.3})]
+    trained.draws = [of_draw({"0.1": 0.2, "0.5": 0.7})]
     assert trained.own_rate(arm) == 0.1
+    assert trained.at_own(arm) == [0.2]
+    assert trained.at(arm, 0.5) == [0.7]
+    (asked,) = trained.job(7).settings["arms"]
+    assert asked["rates"] == [0.01, 0.1]
 
 
 def test_least_norm_shares_what_classes_have_in_common() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from benchmarks.papers.comparison import Compared, advantage, mean_of, values
+from benchmarks.papers.comparison import Compared, advantage, cell, mean_of, values
 from benchmarks.papers.experiment import Album, Experiment
 from benchmarks.papers.intervals import Mean, mean
 from benchmarks.papers.job import Measures
@@ -66,17 +66,21 @@ def _table(
     rows = []
     for loss in LOSSES:
         printed = published("002", "table 1", dataset).get(loss)
-        ours = [_missing(mean_of(runs[loss], name)).text() for name in _MEASURES]
+        ours = [cell(runs[loss], name, _missing_text) for name in _MEASURES]
         both = ours if printed is None else _beside(ours, printed)
         aligned = "yes" if REGISTERED[loss].aligned else "no"
         rates = [compared.rates[loss].text()] if own else []
-        rows.append([loss, aligned, *both, mean_of(runs[loss], "top1").text(), *rates])
+        rows.append([loss, aligned, *both, cell(runs[loss], "top1", Mean.text), *rates])
     header = ["loss", "aligned", *_HEADER, "top-1", *(["rate, decay"] if own else [])]
     return Table(f"{title} (published in brackets)", header, rows)
 
 
 def _missing(found: Mean) -> Mean:
     return Mean(1 - found.value, found.half, found.n)
+
+
+def _missing_text(found: Mean) -> str:
+    return _missing(found).text()
 
 
 def _all_logits(dataset: str, compared: Compared) -> Table:

@@ -324,7 +324,7 @@ EXPERIMENT = Experiment(
     name="004-cost",
     paper="004",
     title="The cost of a step by classes and features",
-    minutes=2,
+    minutes=1.5,
     full="more rounds",
     course=_course,
 )

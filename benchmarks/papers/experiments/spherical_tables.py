@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.comparison import Compared, advantage, mean_of
+from benchmarks.papers.comparison import Compared, advantage, cell, mean_of
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments.single_logit_cifar import compared_on_cifar, slc_cifar
 from benchmarks.papers.experiments.single_logit_mnist import compared_on_mnist
@@ -71,21 +71,23 @@ def _table(name: str, compared: Compared) -> Table:
     rows = []
     for loss in _LOSSES:
         printed = published("004", name).get(loss)
-        own = _errors(compared, loss, own=True).percent(2)
+        own, shared = (
+            cell(runs[loss], "top1", lambda right: _error(right).percent(2))
+            for runs in (compared.at_best, compared.at_shared)
+        )
         rows.append(
             [
                 loss,
                 own if printed is None else f"{own} ({printed:g})",
                 compared.rates[loss].text(),
-                _errors(compared, loss, own=False).percent(2),
+                shared,
             ]
         )
     header = ["loss", "best rates", "rate, decay", f"shared rates {compared.shared.text()}"]
     return Table(f"{_NAMES[name]}: errors in percent (published in brackets)", header, rows)
 
 
-def _errors(compared: Compared, loss: str, *, own: bool) -> Mean:
-    right = mean_of((compared.at_best if own else compared.at_shared)[loss], "top1")
+def _error(right: Mean) -> Mean:
     return Mean(1 - right.value, right.half, right.n)
 
 
@@ -93,7 +95,7 @@ def _figure(found: Mapping[str, Compared]) -> Figure:
     figure = Figure(figsize=(8, 3))
     for axes, (name, compared) in zip(figure.subplots(1, 2), found.items(), strict=True):
         for place, loss in enumerate(_LOSSES):
-            ours = _errors(compared, loss, own=True)
+            ours = _error(mean_of(compared.at_best[loss], "top1"))
             axes.errorbar(
                 100 * ours.value, place, xerr=100 * ours.half, fmt="o", color="k", capsize=3
             )
@@ -114,7 +116,7 @@ EXPERIMENT = Experiment(
     name="004-tables",
     paper="004",
     title="Spherical losses on MNIST and CIFAR-100 (the tables of errors)",
-    minutes=1.5,
+    minutes=1,
     full="the networks and steps of paper 002",
     wants_gpu=True,
     course=_course,

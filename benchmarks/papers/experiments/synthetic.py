@@ -6,27 +6,41 @@ the last weights and the average of those before each step (Shalev-Shwartz and B
 chapter 14) are tested. The paper says nothing of rates or passes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.papers.budget import Budget
 from benchmarks.papers.intervals import Mean, difference, mean
-from benchmarks.papers.job import Job, Measures, Places, Result
+from benchmarks.papers.job import Job, Measures, Places, Results
 from heads.tree import CoverTree, LabelTree, NamedTree, build_cover_tree
 
 if TYPE_CHECKING:
     from heads import ClassHead
 
-# Around the theory's ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline.
-RATES: Sequence[float] = (0.001, 0.01, 0.1, 1.0)
+# Around the theory's ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline; a path of many
+# nodes moves a row a few times as far, so that a step of the grid must not be more than that.
+RATES: Sequence[float] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SHARED: Sequence[float] = (0.01, 0.1)
 BASE = 1.3
 
+PUBLISHED_DRAWS = 50
+_LEAST_DRAWS = 3
+
 TREES = ("vtree", "utree", "vtree_chains")
 LOSSES = ("vtree", "utree", "ce", "simloss", "hierarchical_softmax")
+
+NAMES = {
+    "vtree": "V-tree",
+    "utree": "U-tree",
+    "ce": "cross entropy",
+    "simloss": "SimLoss",
+    "hierarchical_softmax": "hierarchical softmax",
+    "vtree_chains": "V-tree with chains",
+}
 
 
 @dataclass(frozen=True)
@@ -107,17 +121,18 @@ def chained_vtree(cover: CoverTree) -> LabelTree:
 
 
 def train_heads(settings: Mapping[str, Any], places: Places) -> Measures:
-    """The job of `trained`: every arm at every rate on one draw."""
+    """The job of `Trained`: every arm at each of its rates on one draw."""
     regime = Regime(**settings["regime"])
     drawn = draw(regime, settings["draw"])
     arms = []
     for number, tree in enumerate(settings["arms"]):
-        head = head_of(Arm(**tree), drawn, places.work / f"{number}.safetensors")
+        arm = Arm(tree["loss"], tree["base"])
+        head = head_of(arm, drawn, places.work / f"{number}.safetensors")
         arms.append(
             {
                 "nodes": head.tree.num_nodes,
                 "depth": float(head.tree.depth[head.tree.node_of_class].mean()),
-                "runs": [train_head(head, drawn, rate) for rate in settings["rates"]],
+                "runs": {f"{rate:g}": train_head(head, drawn, rate) for rate in tree["rates"]},
             }
         )
     return {"bayes": drawn.bayes_accuracy(), "arms": arms}
@@ -195,28 +210,38 @@ def _accuracy(head: "ClassHead", drawn: Drawn) -> float:
     return float((class_ids[scores.argmax(1)] == labels).float().mean())
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trained:
-    """What `arms` at `rates` reach in a regime, draw by draw, from the jobs of `job`."""
+    """What `arms` reach in a regime, draw by draw: each at the best of `rates`, which are searched
+    on draws of their own, at those that all share, and at those of `also`."""
 
     regime: Regime
     arms: Sequence[Arm]
     rates: Sequence[float] = RATES
+    searched: list[Measures] = field(default_factory=list)
     draws: list[Measures] = field(default_factory=list)
+    also: Mapping[Arm, float] = field(default_factory=dict)
+
+    def search(self, number: int) -> Job:
+        """Trains all of it at all rates on draw `number`."""
+        return self._job(number, dict.fromkeys(self.arms, self.rates))
 
     def job(self, number: int) -> Job:
-        """Trains all of it on draw `number`."""
+        """Trains all of it on draw `number` at the rates that were chosen."""
+        chosen = {}
+        for arm in self.arms:
+            own = {self.own_rate(arm, measure) for measure in ("averaged", "last")}
+            also = {self.also[arm]} if arm in self.also else set()
+            chosen[arm] = sorted({*own, *SHARED, *also})
+        return self._job(number, chosen)
+
+    def _job(self, number: int, rates: Mapping[Arm, Sequence[float]]) -> Job:
         settings = {
             "regime": asdict(self.regime),
-            "arms": [asdict(arm) for arm in self.arms],
-            "rates": list(self.rates),
+            "arms": [{**asdict(arm), "rates": list(rates[arm])} for arm in self.arms],
             "draw": number,
         }
         return Job("experiments.synthetic:train_heads", settings)
-
-    def add(self, result: Result) -> None:
-        """The next draw's."""
-        self.draws.append(result.measures)
 
     def bayes(self) -> Mean:
         """Accuracy of the best classifier there is."""
@@ -224,19 +249,23 @@ class Trained:
 
     def at(self, arm: Arm, rate: float, measure: str = "averaged") -> list[float]:
         """A measure of each draw at one rate."""
-        place, which = self.arms.index(arm), self.rates.index(rate)
-        return [float(found["arms"][place]["runs"][which][measure]) for found in self.draws]
+        return self._of(self.draws, arm, rate, measure)
+
+    def searched_at(self, arm: Arm, rate: float, measure: str = "averaged") -> list[float]:
+        """The same of the draws of the search."""
+        return self._of(self.searched, arm, rate, measure)
+
+    def _of(self, draws: Sequence[Measures], arm: Arm, rate: float, measure: str) -> list[float]:
+        place = self.arms.index(arm)
+        return [float(found["arms"][place]["runs"][f"{rate:g}"][measure]) for found in draws]
 
     def at_own(self, arm: Arm, measure: str = "averaged") -> list[float]:
-        """An accuracy of each draw, at the rate that is the best on the other draws."""
-        table = np.array([self.at(arm, rate, measure) for rate in self.rates])
-        # Of the others, since a rate chosen by the draw itself would be flattered.
-        others = table.sum(1, keepdims=True) - table
-        return [float(table[best, i]) for i, best in enumerate(others.argmax(0))]
+        """An accuracy of each draw, at the arm's own rate."""
+        return self.at(arm, self.own_rate(arm, measure), measure)
 
     def own_rate(self, arm: Arm, measure: str = "averaged") -> float:
-        """The rate that is the best over all draws."""
-        return max(self.rates, key=lambda rate: sum(self.at(arm, rate, measure)))
+        """The rate that is the best over the draws of the search."""
+        return max(self.rates, key=lambda rate: sum(self.searched_at(arm, rate, measure)))
 
     def advantage(self, ours: Arm, theirs: Arm, read: "Reading") -> Mean:
         """By how much ours is better, paired by draw."""
@@ -283,13 +312,40 @@ def pooled(regimes: Sequence[Trained], ours: Arm, theirs: Arm, read: Reading) ->
     return mean(np.mean(apart, axis=0).tolist())
 
 
+def search(
+    budget: Budget, everyone: Sequence[Trained], *, draws: int
+) -> Generator[Sequence[Job], Results, None]:
+    """Searches the rates of all on the first `draws`."""
+    numbers = range(1 if budget.is_toy else draws)
+    results = yield [one.search(number) for one in everyone for number in numbers]
+    for one in everyone:
+        one.searched += [results[one.search(number)].measures for number in numbers]
+
+
+def measure(
+    budget: Budget, everyone: Sequence[Trained], *, together: int = 1
+) -> Generator[Sequence[Job], Results, None]:
+    """Measures all on the draws that follow, so many together, while the budget lasts."""
+    first, rounds = len(everyone[0].searched), PUBLISHED_DRAWS // together
+    at_least = rounds if budget.is_full else -(-_LEAST_DRAWS // together)
+    for number in budget.rounds(at_least=at_least, at_most=rounds):
+        numbers = range(first + number * together, first + (number + 1) * together)
+        results = yield [one.job(draw) for one in everyone for draw in numbers]
+        for one in everyone:
+            one.draws += [results[one.job(draw)].measures for draw in numbers]
+
+
 def setup(regimes: Sequence[Trained]) -> str:
     """How it was trained, in words for the page."""
-    rates = ", ".join(f"{rate:g}" for rate in regimes[0].rates)
+    one = regimes[0]
+    rates = ", ".join(f"{rate:g}" for rate in one.rates)
+    own = [regime.own_rate(arm) for regime in regimes for arm in regime.arms]
+    at_edge = sum(rate in (one.rates[0], one.rates[-1]) for rate in own)
     return (
-        f"{len(regimes[0].draws)} draws of W, {regimes[0].regime.tests:,} test samples each. "
-        "kway's heads without bias, from zero, one pass of single-sample SGD at a constant rate; "
-        "weights averaged over the steps, and the last ones. Cover trees of the Euclidean "
-        f"distances between label vectors. Each loss at each rate of {rates}; its own best is, for "
-        "each draw, the best on the other draws."
+        f"{len(one.draws)} draws of W, {one.regime.tests:,} test samples each. kway's heads "
+        "without bias, from zero, one pass of single-sample SGD at a constant rate (the paper says "
+        "nothing of rates and passes); weights averaged over the steps, and the last ones. Cover "
+        "trees of the Euclidean distances between label vectors. Each loss has the best rate of "
+        f"{rates} on {len(one.searched)} further draws, for averaged and for last weights apart; "
+        f"in {at_edge} of {len(own)} cases that is the smallest or the largest."
     )

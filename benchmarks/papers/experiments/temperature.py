@@ -13,6 +13,7 @@ from benchmarks.papers.comparison import (
     Rates,
     Run,
     advantage,
+    cell,
     grid,
     mean_of,
 )
@@ -24,7 +25,7 @@ from benchmarks.papers.experiments.cifar import (
     densenet,
     drops,
 )
-from benchmarks.papers.intervals import difference, mean
+from benchmarks.papers.intervals import Mean, difference, mean
 from benchmarks.papers.job import Job, Measures, Places
 from benchmarks.papers.published import published
 from benchmarks.papers.section import Claim, Section, Table, paired, verdict
@@ -122,7 +123,7 @@ def _course(budget: Budget, album: Album) -> Course:
     compared = yield from comparison.course(
         budget,
         steps=budget.size(240, full=DENSENET_STEPS, least=4),
-        search_steps=budget.size(80, full=DENSENET_STEPS // 30, least=2),
+        search_steps=budget.size(240, full=DENSENET_STEPS // 30, least=2),
     )
     jobs = [design.derivative(taus, seed) for seed in range(1, compared.seeds + 1)]
     results = yield jobs
@@ -195,10 +196,10 @@ def _table(compared: Compared, shares: Mapping[str, list[float]]) -> Table:
     for tau, share in shares.items():
         cells = []
         for measure, printed in (("train/top5", "training"), ("top5", "testing")):
-            ours = mean_of(compared.at_shared[tau], measure).percent()
+            ours = cell(compared.at_shared[tau], measure, Mean.percent)
             cells.append(f"{ours} ({published('003', 'table 6', printed)[tau]:.2f})")
         best = compared.at_best[tau]
-        cells += [mean_of(best, measure).percent() for measure in ("train/top5", "top5")]
+        cells += [cell(best, measure, Mean.percent) for measure in ("train/top5", "top5")]
         rows.append([tau, *cells, f"{compared.rates[tau].lr:g}", mean(share).percent()])
     shared = f"rate {compared.shared.lr:g}"
     return Table(

@@ -34,7 +34,7 @@ def _course(budget: Budget, album: Album) -> Course:
     compared = yield from comparison.course(
         budget,
         steps=budget.size(300, full=64_000, least=4),
-        search_steps=budget.size(100, full=8_000, least=2),
+        search_steps=budget.size(300, full=8_000, least=2),
     )
     return Section(
         name=EXPERIMENT.name,

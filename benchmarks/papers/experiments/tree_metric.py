@@ -9,14 +9,17 @@ from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments.synthetic import (
     LOSSES,
+    NAMES,
     RATES,
     SHARED,
     Arm,
     Reading,
     Regime,
     Trained,
+    measure,
     own,
     readings,
+    search,
     setup,
     shared,
 )
@@ -24,8 +27,8 @@ from benchmarks.papers.intervals import Mean, difference, mean
 from benchmarks.papers.section import Claim, Section, Table, verdict
 
 _CE = Arm("ce")
-_ARMS = tuple(Arm(loss) for loss in LOSSES if loss != "ce")
-_MARKS = ("o", "s", "^", "D")
+_ARMS = tuple(Arm(loss) for loss in (*LOSSES, "vtree_chains") if loss != "ce")
+_MARKS = ("o", "s", "^", "D", "v")
 
 
 def _course(budget: Budget, album: Album) -> Course:
@@ -37,10 +40,9 @@ def _course(budget: Budget, album: Album) -> Course:
     by_epsilon = [
         Trained(replace(regime, epsilon=step / (steps - 1)), _ARMS, rates) for step in range(steps)
     ]
-    for number in budget.rounds(at_least=50 if budget.is_full else 3, at_most=50):
-        results = yield [one.job(number) for one in (plain, *by_epsilon)]
-        for one in (plain, *by_epsilon):
-            one.add(results[one.job(number)])
+    everyone = [plain, *by_epsilon]
+    yield from search(budget, everyone, draws=4)
+    yield from measure(budget, everyone)
     return _section(plain, by_epsilon, album)
 
 
@@ -62,7 +64,8 @@ def _section(plain: Trained, by_epsilon: Sequence[Trained], album: Album) -> Sec
         setup=f"n = {regime.n}, d = {regime.d}, k = {regime.k}, sigma = {regime.sigma:g}; trees "
         f"and similarities of (1 - epsilon) W + epsilon W'. {setup([plain])}",
         claims=[
-            _claim(plain, by_epsilon[-1], words, read)
+            _claim(plain, by_epsilon[-1], tree, words, read)
+            for tree in ("vtree", "vtree_chains")
             for words, read in (
                 ("each at its own best rate", own()),
                 *((f"all at rate {rate:g}", shared(rate)) for rate in SHARED),
@@ -77,11 +80,11 @@ def _section(plain: Trained, by_epsilon: Sequence[Trained], album: Album) -> Sec
     )
 
 
-def _claim(plain: Trained, worst: Trained, words: str, read: Reading) -> Claim:
-    ours = _advantage(plain, worst, Arm("vtree"), read)
+def _claim(plain: Trained, worst: Trained, tree: str, words: str, read: Reading) -> Claim:
+    ours = _advantage(plain, worst, Arm(tree), read)
     return Claim(
-        f"synthetic IV: at epsilon = {worst.regime.epsilon:g} the tree loss still beats cross "
-        f"entropy, {words}",
+        f"synthetic IV: at epsilon = {worst.regime.epsilon:g} the tree loss ({NAMES[tree]}) still "
+        f"beats cross entropy, {words}",
         verdict(ours),
         f"{ours.text(4)} accuracy (paired, {ours.n} draws)",
     )
@@ -100,7 +103,7 @@ def _accuracies(plain: Trained, by_epsilon: Sequence[Trained]) -> Table:
         ]
         for one in by_epsilon
     ]
-    header = ["epsilon", *(arm.loss for arm in (*_ARMS, _CE))]
+    header = ["epsilon", *(NAMES[arm.loss] for arm in (*_ARMS, _CE))]
     return Table("Test accuracy, averaged weights, each at its own best rate", header, rows)
 
 
@@ -108,7 +111,7 @@ def _advantages(plain: Trained, by_epsilon: Sequence[Trained]) -> Table:
     ways = readings()
     rows = [
         [
-            f"{one.regime.epsilon:g}, {arm.loss}",
+            f"{one.regime.epsilon:g}, {NAMES[arm.loss]}",
             *(_advantage(plain, one, arm, read).text() for read in ways.values()),
         ]
         for one in by_epsilon
@@ -122,16 +125,16 @@ def _figure(plain: Trained, by_epsilon: Sequence[Trained]) -> Figure:
     axes = figure.subplots()
     level = mean(plain.at_own(_CE))
     axes.axhspan(level.low, level.high, color="0.9")
-    axes.axhline(level.value, color="black", linestyle="--", label="ce")
+    axes.axhline(level.value, color="black", linestyle="--", label=NAMES["ce"])
     for number, arm in enumerate(_ARMS):
         found = [mean(one.at_own(arm)) for one in by_epsilon]
         axes.errorbar(
-            [one.regime.epsilon + 0.01 * (number - 1.5) for one in by_epsilon],
+            [one.regime.epsilon + 0.01 * (number - 2) for one in by_epsilon],
             [one.value for one in found],
             yerr=[one.half for one in found],
             marker=_MARKS[number],
             capsize=3,
-            label=arm.loss,
+            label=NAMES[arm.loss],
         )
     axes.set_xlabel("epsilon: 0 the true W, 1 another one")
     axes.set_ylabel("test accuracy")

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from benchmarks.papers.comparison import Compared, advantage, mean_of
+from benchmarks.papers.comparison import Compared, advantage, cell, mean_of
+from benchmarks.papers.intervals import Mean
 from benchmarks.papers.job import Measures
 from benchmarks.papers.published import published
 from benchmarks.papers.section import Claim, Table, paired
@@ -38,8 +39,7 @@ def table(title: str, dataset: str, compared: Compared, *, is_best: bool) -> Tab
         printed = published("000", "table 1", dataset)[arm]
         cells = []
         for measure in _MEASURES:
-            found = mean_of(runs[arm], measure)
-            cells.append(f"{found.percent(1)} ({printed[measure]:.2f})")
+            cells.append(f"{cell(runs[arm], measure, Mean.percent)} ({printed[measure]:.2f})")
         rates = compared.rates[arm] if is_best else compared.shared
         rows.append([arm, *cells, rates.text()])
     return Table(
