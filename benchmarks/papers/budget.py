@@ -46,7 +46,8 @@ class Budget:
         return full if self.is_full else max(least, round(designed * self.effort))
 
     def rounds(self, *, at_least: int = 3, at_most: int = 10) -> Iterator[int]:
-        """0, 1, ...: another while it fits into the minutes, judged by the longest so far."""
+        """0, 1, ...: another while it fits into the minutes, judged by the longest so far; without
+        minutes, `at_least`."""
         for number in range(at_most):
             before = self.spent
             if number >= (2 if self.is_toy else at_least) and not self._fits():
@@ -55,4 +56,4 @@ class Budget:
             self.largest_round = max(self.largest_round, self.spent - before)
 
     def _fits(self) -> bool:
-        return self.allowed is None or self.spent + self.largest_round <= self.allowed
+        return self.allowed is not None and self.spent + self.largest_round <= self.allowed

@@ -104,6 +104,7 @@ class Comparison:
             samples={arm: shards[self.design.dataset(arm).job].measures for arm in self.arms},
             rates=best,
             shared=self.shared,
+            measure=self.measure,
             at_best={arm: runs(arm, best[arm]) for arm in self.arms},
             at_shared={arm: runs(arm, self.shared) for arm in self.arms},
         )
@@ -142,6 +143,7 @@ class Compared:
     samples: Mapping[str, Measures]
     rates: Mapping[str, Rates]
     shared: Rates
+    measure: str
     at_best: Mapping[str, list[Measures]]
     at_shared: Mapping[str, list[Measures]]
 
@@ -150,7 +152,7 @@ class Compared:
         return (
             f"{self.steps:,} steps, {self.seeds} seeds. Learning rate and weight decay of each: "
             f"the best of the same {self.num_candidates} candidates after {self.search_steps:,} "
-            f"steps, by held-out training samples; shared: {self.shared.text()}."
+            f"steps, by {self.measure} on held-out training samples; shared: {self.shared.text()}."
         )
 
 

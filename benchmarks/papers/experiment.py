@@ -32,7 +32,7 @@ class Album:
 @dataclass(frozen=True)
 class Experiment:
     """`minutes` of an hour's budget for all are this one's; `full`: what the published sizes are,
-    for which it may want a GPU. `course` runs it."""
+    for which it may want a GPU. `course` runs it on what it `needs` below the user's data."""
 
     name: str
     paper: str
@@ -41,3 +41,4 @@ class Experiment:
     full: str
     course: Callable[[Budget, Album], Course]
     wants_gpu: bool = False
+    needs: tuple[str, ...] = ()

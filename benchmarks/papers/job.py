@@ -55,8 +55,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What a job measured, and the seconds that it took one worker (0: nothing was measured anew,
-    as for shards that stood there)."""
+    """What a job measured, and the seconds that it took one worker, now or when it was measured."""
 
     measures: Measures
     seconds: float

@@ -1,5 +1,6 @@
 """Runs jobs on all cores, or all GPUs, and keeps what they measure."""
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from io import TextIOWrapper
 from pathlib import Path
 from shutil import rmtree
 from types import TracebackType
@@ -14,13 +16,14 @@ from typing import Self
 
 from benchmarks.papers.job import FOLDER, Job, Places, Result, Results
 from data.aside import commit
-from data.parent import die_with_parent
+from data.pool import end_with_parent
 
 Report = Callable[[int, int], None]
 
 
 class Laboratory:
-    """`out` holds results, shards and unfinished work; `data` is the user's. For one process.
+    """`out` holds results, shards and unfinished work, of one laboratory at a time; `data` is the
+    user's.
 
     `workers` processes do a job each; 0: this one does them. They start with the first job and end
     with the laboratory, at once after an error: what they were doing is gone on with later.
@@ -29,8 +32,19 @@ class Laboratory:
     def __init__(self, data: Path, out: Path, *, workers: int) -> None:
         self.data, self.out, self.workers = data, out, workers
         self._pool: ProcessPoolExecutor | None = None
+        self._lock: TextIOWrapper
 
     def __enter__(self) -> Self:
+        """ValueError where another laboratory has `out`."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.out / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise ValueError(
+                f"{self.out} is in use by another kway papers: wait for it, or name another --out"
+            ) from None
         return self
 
     def __exit__(
@@ -39,10 +53,16 @@ class Laboratory:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
+        try:
+            self._end_workers(at_once=kind is not None)
+        finally:
+            self._lock.close()
+
+    def _end_workers(self, *, at_once: bool) -> None:
         if self._pool is None:
             return
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
-        if kind is not None:
+        self._pool.shutdown(wait=not at_once, cancel_futures=True)
+        if at_once:
             for process in multiprocessing.active_children():
                 process.terminate()
 
@@ -62,11 +82,11 @@ class Laboratory:
             for job in jobs:
                 yield job, _work(job, self._places(job))
             return
-        threads = max(1, (os.cpu_count() or 1) // self.workers)
+        threads = max(1, cores() // self.workers)
         yield from self._at_once([job for job in jobs if not job.alone], threads)
         for job in jobs:
             if job.alone:
-                for _, result in self._at_once([job], os.cpu_count() or 1):
+                for _, result in self._at_once([job], cores()):
                     # It had the machine to itself.
                     yield job, Result(result.measures, result.seconds * self.workers)
 
@@ -87,14 +107,15 @@ class Laboratory:
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            numbers = context.SimpleQueue()
+            devices = context.SimpleQueue()
+            visible = visible_gpus()
             for number in range(self.workers):
-                numbers.put(number)
+                devices.put(visible[number % len(visible)] if visible else "")
             self._pool = ProcessPoolExecutor(
                 self.workers,
                 mp_context=context,
                 initializer=_begin,
-                initargs=(numbers, os.getpid()),
+                initargs=(devices,),
             )
         return self._pool
 
@@ -127,15 +148,25 @@ class Laboratory:
         return Places(self.data, self.out / "shards", self.out / "work" / job.key)
 
 
-def _begin(numbers: "multiprocessing.SimpleQueue[int]", parent: int) -> None:
-    """Each worker has a GPU of its own where there are any, and ends with this process, though
-    that be killed."""
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls each GPU that this process may use."""
     import torch
 
-    die_with_parent(parent)
-    number = numbers.get()
-    if (count := torch.cuda.device_count()) > 0:
-        torch.cuda.set_device(number % count)
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return named.split(",")[:count] if named else [str(number) for number in range(count)]
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _begin(devices: "multiprocessing.SimpleQueue[str]") -> None:
+    """Each worker sees one GPU where there are any, for a trainer takes the first that it sees."""
+    end_with_parent()
+    if device := devices.get():
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
 
 
 def _work_with(threads: int, job: Job, places: Places) -> Result:

@@ -21,10 +21,11 @@ PAPERS = {
 
 # What is of ImageNet, and stands in a recipe's first lines beside what to expect.
 _IMAGENET = (
-    "Two tables are of ImageNet, on which no budget of this command trains. Table 1 of paper 000 "
-    "is `kway train launch/recipes/imagenet-resnet50-vtree.yaml` beside `imagenet-resnet50.yaml`, "
-    "Table 2 of paper 003 is `imagenet-resnet50-smooth-topk.yaml` on subsets. Each recipe says "
-    "what it needs and what is published, [cluster.md](cluster.md) how it runs on many GPUs."
+    "What the papers have of ImageNet no budget of this command trains; recipes do, on many GPUs: "
+    "Table 1 of paper 000 is `kway train launch/recipes/imagenet-resnet50-vtree.yaml` beside "
+    "`imagenet-resnet50.yaml`, Tables 1 and 2 of 002 are `imagenet-resnet50-batch-ce.yaml`, Table "
+    "2 of 003 is `imagenet-resnet50-smooth-topk.yaml` on subsets. Each recipe says what it needs "
+    "and what is published, docs/cluster.md how it runs."
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from benchmarks.papers.intervals import Mean
 
 # What can be said of a published claim from here.
-Verdict = Literal["holds", "does not hold", "not settled", "not tried"]
+Verdict = Literal["holds", "does not hold", "not settled"]
 
 
 @dataclass(frozen=True)

@@ -56,15 +56,19 @@ class Dataset:
         return Job("shards:make_shards", asdict(self))
 
 
+MNIST, CIFAR_100 = "mnist", "cifar-100-binary.tar.gz"  # below the user's data
+TWEETS, EMOJI_VECTORS = "tweeteval-emoji", "emoji2vec/emoji2vec.bin"
+
+
 class _Known(NamedTuple):
-    place: str  # below the user's data
+    place: str
     open: Callable[..., Source]
 
 
 _SOURCES = {
-    "mnist": _Known("mnist", Mnist),
-    "cifar100": _Known("cifar-100-binary.tar.gz", Cifar100),
-    "tweeteval-emoji": _Known("tweeteval-emoji", LabelledTexts),
+    "mnist": _Known(MNIST, Mnist),
+    "cifar100": _Known(CIFAR_100, Cifar100),
+    "tweeteval-emoji": _Known(TWEETS, LabelledTexts),
 }
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trainer.task import Task
 
 _CURVE_POINTS = 100
+# As a recipe's tokenizer: the one that was learned from the dataset's own texts.
+MADE = "made"
 
 
 def training(
@@ -54,7 +56,7 @@ def run_recipe(settings: Mapping[str, Any], places: Places) -> Measures:
     dataset = Dataset(**settings["dataset"])
     tree = dict(settings["recipe"])
     data = {**tree.get("data", {}), "shards": str(shards_of(dataset, places))}
-    if "text" in data:
+    if data.get("text", {}).get("tokenizer") == MADE:
         data["text"] = {**data["text"], "tokenizer": str(tokenizer_of(dataset, places))}
     tree |= {"run": str(run), "data": data}
     recipe = build_recipe(tree, origin="an experiment's recipe")

@@ -1,6 +1,5 @@
 """`kway papers`: the experiments of the five papers, run again within a budget."""
 
-import os
 import shlex
 import sys
 import time
@@ -32,7 +31,10 @@ def papers(
         ),
     ] = Path("data"),
     budget: Annotated[
-        str, typer.Option(help="minutes for all that is named together, or full: published sizes")
+        str,
+        typer.Option(
+            help="minutes for all that is named together, about; or full: published sizes"
+        ),
     ] = "60",
     out: Annotated[
         Path,
@@ -61,28 +63,41 @@ def papers(
 
     chosen = _chosen(EXPERIMENTS, names)
     minutes = _minutes(budget)
-    if not data.is_dir():
-        raise FileNotFoundError(
-            f"--data {data} is no folder: name that of the datasets (kway papers --help)"
-        )
+    _check_data(chosen, data)
     written = page or out / "papers.md"
-    out.mkdir(parents=True, exist_ok=True)
-    written.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (out, written.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    check_writable(out / "results.json", "--out")
     check_writable(written, "--page")
+    where = machine()
+    command = shlex.join(["kway", "papers", *names, "--data", "DATA", "--budget", budget])
     opened = Laboratory(data.resolve(), out.resolve(), workers=workers or _default_workers())
     with opened as laboratory:
-        conduct(chosen, laboratory, minutes, _report())
-    sections = kept_sections(laboratory, EXPERIMENTS)
-    command = shlex.join(["kway", "papers", *names, "--data", "DATA", "--budget", budget])
-    write_page(
-        sections,
-        written,
-        catalogue=EXPERIMENTS,
-        pictures=laboratory.out / "pictures",
-        command=command,
-        machine=machine(),
-    )
+        try:
+            conduct(chosen, laboratory, minutes, _report())
+        finally:
+            # What was done before an error is worth a page, too.
+            sections = kept_sections(laboratory, EXPERIMENTS)
+            write_page(
+                sections,
+                written,
+                catalogue=EXPERIMENTS,
+                pictures=laboratory.out / "pictures",
+                command=command,
+                machine=where,
+            )
     print(printable(f"{written}: {counted(len(sections), 'experiment')}"))
+
+
+def _check_data(chosen: "list[Experiment]", data: Path) -> None:
+    """Before anything is measured, for that takes long."""
+    for one in chosen:
+        for needed in one.needs:
+            if not (data / needed).exists():
+                raise FileNotFoundError(
+                    f"{one.name} needs {needed} as published in --data, and {data / needed} does "
+                    "not exist: name the folder that has it"
+                )
 
 
 def _chosen(catalogue: "tuple[Experiment, ...]", names: list[str]) -> "list[Experiment]":
@@ -109,9 +124,9 @@ def _minutes(budget: str) -> float | None:
 
 
 def _default_workers() -> int:
-    import torch
+    from benchmarks.papers.laboratory import cores, visible_gpus
 
-    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
+    return len(visible_gpus()) or cores()
 
 
 def _report() -> "Callable[[Experiment, int, int, Budget], None]":

@@ -13,7 +13,7 @@ from benchmarks.papers.experiments.cifar import Cifar, cifar
 from benchmarks.papers.intervals import Mean
 from benchmarks.papers.job import Measures
 from benchmarks.papers.section import Claim, Section, Table, paired
-from benchmarks.papers.shards import Dataset
+from benchmarks.papers.shards import CIFAR_100, Dataset
 
 _LOSSES = ("ce", "batch_ce", "smooth_topk")
 _WEIGHTS: Mapping[str, Mapping[str, Any]] = {
@@ -63,7 +63,7 @@ def _section(data: Cifar, compared: Compared, album: Album) -> Section:
         title=EXPERIMENT.title,
         setup=(
             f"{data.words()}, {samples['train']:,} training pictures. The V-tree is "
-            "that of the 20 coarse classes: a class's row is its own vector and that of its coarse "
+            "that of the coarse classes: a class's row is its own vector and that of its coarse "
             f"class. {compared.setup()}"
         ),
         claims=_claims(compared),
@@ -148,4 +148,5 @@ EXPERIMENT = Experiment(
     full="ResNet-20 on all pictures, at their size",
     wants_gpu=True,
     course=_course,
+    needs=(CIFAR_100,),
 )

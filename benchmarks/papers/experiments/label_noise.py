@@ -30,7 +30,7 @@ from benchmarks.papers.experiments.cifar import (
 from benchmarks.papers.intervals import Mean, difference
 from benchmarks.papers.published import published
 from benchmarks.papers.section import Claim, Section, Table, paired
-from benchmarks.papers.shards import Dataset
+from benchmarks.papers.shards import CIFAR_100, Dataset
 
 _NOISES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _LOSSES = ("ce", "smooth_topk")
@@ -128,7 +128,7 @@ def _section(network: Cifar, found: _Found, album: Album) -> Section:
         EXPERIMENT.name,
         _figure(found),
         title="Test accuracy by label noise, each loss at its best rates; the paper's dashed.",
-        words="Two panels, top-5 and top-1 accuracy, falling as the share of noisy labels grows.",
+        words="Two panels, top-5 and top-1 accuracy by the share of noisy labels.",
     )
     return Section(
         name=EXPERIMENT.name,
@@ -266,4 +266,5 @@ EXPERIMENT = Experiment(
     full="DenseNet-40-40 on all pictures for the published epochs",
     wants_gpu=True,
     course=_course,
+    needs=(CIFAR_100,),
 )

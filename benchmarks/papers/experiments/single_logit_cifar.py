@@ -10,7 +10,7 @@ from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments.cifar import Cifar, cifar
 from benchmarks.papers.experiments.single_logits import LOSSES, slc_section
 from benchmarks.papers.job import Job, Results
-from benchmarks.papers.shards import Dataset
+from benchmarks.papers.shards import CIFAR_100, Dataset
 
 
 @dataclass(frozen=True)
@@ -65,4 +65,5 @@ EXPERIMENT = Experiment(
     full="the paper's CNN on all pictures for its steps",
     wants_gpu=True,
     course=_course,
+    needs=(CIFAR_100,),
 )

@@ -8,7 +8,7 @@ from benchmarks.papers.comparison import Compared, Comparison, Rates, Run, grid
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments.single_logits import LOSSES, slc_section
 from benchmarks.papers.job import Job, Results
-from benchmarks.papers.shards import Dataset
+from benchmarks.papers.shards import MNIST, Dataset
 
 _DATASET = Dataset("mnist", validation=10_000)
 
@@ -69,4 +69,5 @@ EXPERIMENT = Experiment(
     full="the paper's steps, for each loss",
     wants_gpu=True,
     course=_course,
+    needs=(MNIST,),
 )

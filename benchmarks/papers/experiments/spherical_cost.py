@@ -214,7 +214,7 @@ def _section(by_classes: _Times, by_dims: _Times, dim: str, classes: str, album:
                 EXPERIMENT.name,
                 _figure((by_classes, f"classes D ({dim})"), (by_dims, f"features d ({classes})")),
                 title="Seconds of a training step, the factored head beside a dense one.",
-                words="By classes the factored head's line is flat and the dense one's rises.",
+                words="Two panels, by classes and by features, with a line for either head.",
             )
         ],
         remarks=[
@@ -282,8 +282,9 @@ def _break_even(by_classes: _Times, dim: str) -> str:
     most = max(wins)
     times = median(dense[most]) / median(factored[most])
     return (
-        f"The factored head is the faster one from {min(wins):,} classes on, of those measured "
-        f"({dim}); at {most:,} it is {times:.0f} times as fast."
+        f"Of the numbers of classes measured, the factored head is the faster one at "
+        f"{', '.join(f'{size:,}' for size in sorted(wins))} ({dim}); at {most:,} it is "
+        f"{times:.0f} times as fast."
     )
 
 

@@ -220,18 +220,15 @@ def _speed_claims(found: Mapping[int, Measures]) -> list[Claim]:
 def _stability_claims(losses: Stable, gradients: Stable) -> list[Claim]:
     claims = []
     for name, label in (("divide and conquer", "Algorithm 1 in log space"), ("ours", "ours")):
-        holds = all(
-            all(finite[f"{name} {precision}"].values())
-            for finite in (losses, gradients)
-            for precision in PRECISIONS
-        )
-        claims.append(
-            Claim(
-                f"{label} is stable at all temperatures, loss and gradient, in both precisions",
-                _holds(holds),
-                f"losses: {_reach(losses, name)}; gradients: {_reach(gradients, name)}",
+        for what, finite in (("loss", losses), ("gradient", gradients)):
+            holds = all(all(finite[f"{name} {precision}"].values()) for precision in PRECISIONS)
+            claims.append(
+                Claim(
+                    f"{label} is stable at all temperatures in both precisions ({what})",
+                    _holds(holds),
+                    _reach(finite, name),
+                )
             )
-        )
     single, double = (sum(losses[f"summation {precision}"].values()) for precision in PRECISIONS)
     claims.append(
         Claim(

@@ -9,7 +9,7 @@ from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments.cifar import Cifar, cifar
 from benchmarks.papers.experiments.tree_tables import ARMS, claims, figure, head, table
 from benchmarks.papers.section import Section
-from benchmarks.papers.shards import COARSE, Dataset
+from benchmarks.papers.shards import CIFAR_100, COARSE, Dataset
 
 
 class _Design:
@@ -40,7 +40,7 @@ def _course(budget: Budget, album: Album) -> Course:
         name=EXPERIMENT.name,
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
-        setup=f"{data.words()}. {compared.setup()}",
+        setup=f"{data.words()}. The rate falls as a cosine. {compared.setup()}",
         claims=claims("cifar100", compared),
         tables=[
             table("CIFAR-100, each at its best rates", "cifar100", compared, is_best=True),
@@ -71,4 +71,5 @@ EXPERIMENT = Experiment(
     full="ResNet-20 on all pictures, at their size, for the usual steps",
     wants_gpu=True,
     course=_course,
+    needs=(CIFAR_100,),
 )

@@ -1,0 +1,426 @@
+"""The direction of the papers' claims: made-up numbers by which the published winner clearly wins,
+and the same ones mirrored."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.papers.comparison import Compared, Rates, advantage, cell
+from benchmarks.papers.experiments import (
+    beyond_million,
+    beyond_tree,
+    label_noise,
+    quadratic_cifar,
+    single_logits,
+    spherical_tables,
+    temperature,
+    topk_sizes,
+    tree_base,
+    tree_metric,
+    tree_norms,
+    tree_regimes,
+    tree_tables,
+)
+from benchmarks.papers.experiments.synthetic import Arm, Regime, Trained, own, pooled, shared
+from benchmarks.papers.intervals import Mean, difference
+from benchmarks.papers.job import Measures
+from benchmarks.papers.section import Claim, verdict
+from benchmarks.papers.turns import median
+
+# By arm, then by measure (`split/measure`): what its runs have, but for a little spread.
+Levels = Mapping[str, Mapping[str, float]]
+
+_SEEDS = 3
+_HOLDS, _NOT = "holds", "does not hold"
+
+
+def around(level: float, number: int) -> np.ndarray:
+    """A number a seed; another spread for every `number`, so that pairs differ."""
+    return level + np.random.default_rng(number).uniform(-0.005, 0.005, _SEEDS)
+
+
+def runs(levels: Mapping[str, float], number: int) -> list[Measures]:
+    """Of one arm, with nothing but these measures: whoever reads another fails."""
+    found: list[Measures] = [{} for _ in range(_SEEDS)]
+    for measure, level in levels.items():
+        *splits, name = measure.split("/")
+        for run, value in zip(found, around(level, number), strict=True):
+            for split in splits:
+                run = run.setdefault(split, {})
+            run[name] = float(value)
+    return found
+
+
+def mirrored(levels: Levels) -> Levels:
+    return {arm: {name: 1 - level for name, level in of.items()} for arm, of in levels.items()}
+
+
+def compared(at_best: Levels, at_shared: Levels | None = None) -> Compared:
+    """Where the shared rate is not asked for, it says the opposite of the best rates."""
+    other = mirrored(at_best) if at_shared is None else at_shared
+    rates = Rates(0.1, 0.0)
+    return Compared(
+        steps=1,
+        search_steps=1,
+        num_candidates=1,
+        seeds=_SEEDS,
+        samples={arm: {"train": 1} for arm in at_best},
+        rates=dict.fromkeys(at_best, rates),
+        shared=rates,
+        at_best={arm: runs(of, n) for n, (arm, of) in enumerate(at_best.items())},
+        at_shared={arm: runs(of, n) for n, (arm, of) in enumerate(other.items())},
+    )
+
+
+def each(measures: Sequence[str], **levels: float) -> Levels:
+    """Arms that have one level in all measures."""
+    return {arm: dict.fromkeys(measures, level) for arm, level in levels.items()}
+
+
+def verdicts(claims: Sequence[Claim]) -> list[str]:
+    return [claim.verdict for claim in claims]
+
+
+# ---------------------------------------------------------------- what claims are made of
+
+
+def test_an_advantage_is_ours_less_theirs_and_a_diverged_run_of_ours_is_worth_nothing() -> None:
+    ours, theirs = runs({"top1": 0.9}, 0), runs({"top1": 0.2}, 1)
+    assert advantage(ours, theirs, "top1").value == pytest.approx(0.7, abs=0.01)
+    lost = advantage([{"diverged": "a loss is inf"}] * _SEEDS, theirs, "top1")
+    assert lost.value == pytest.approx(-0.2, abs=0.01)
+
+
+def test_no_difference_at_all_is_no_advantage() -> None:
+    same = difference([0.1, 0.5, 0.3], [0.1, 0.5, 0.3])
+    assert (same.low, same.high) == (0, 0)
+    assert verdict(same) == "does not hold"
+
+
+def test_a_cell_says_how_many_runs_diverged() -> None:
+    found = runs({"top1": 0.5}, 0)
+    assert cell(found, "top1", Mean.percent).startswith("50.")
+    found[1] = {"diverged": "a loss is inf"}
+    assert cell(found, "top1", Mean.percent) == "diverged (1 of 3)"
+
+
+# ---------------------------------------------------------------- losses, seed by seed
+
+
+def on_single_logits(levels: Levels) -> list[Claim]:
+    return single_logits._claims("MNIST", compared(levels))
+
+
+def on_tree_tables(levels: Levels) -> list[Claim]:
+    return tree_tables.claims("CIFAR-100", compared(levels))
+
+
+def on_sizes(levels: Levels) -> list[Claim]:
+    return topk_sizes._claims(tuple(topk_sizes._PRINTED), compared(levels))
+
+
+def on_label_noise(levels: Levels) -> list[Claim]:
+    found = label_noise._Found(compared(levels), label_noise._NOISES)
+    return label_noise._claims(found)
+
+
+def on_beyond_tree(levels: Levels) -> list[Claim]:
+    return beyond_tree._claims(compared(levels))
+
+
+_SINGLE_LOGITS = each(
+    ["auprc"], ce=0.3, max_margin=0.2, batch_ce=0.9, bce=0.8, nce=0.7, self_norm=0.6
+)
+_TREE = each(["top1", "sa"], vtree=0.8, ce=0.6, simloss=0.5)
+# At the full size the paper claims nothing: there it is the other way round.
+_SIZES = {
+    f"{loss} {share:g}": {"top5": level if share < 1 else 1 - level}
+    for share in topk_sizes._PRINTED
+    for loss, level in (("smooth_topk", 0.8), ("ce", 0.6))
+}
+_TOPS = ("top5", "top1")
+# Of ce its best checkpoint, of ours the last one. Without noise ce wins in top-1; its top-5 says
+# the opposite, of which there is no claim.
+_NOISY = {
+    f"{loss} {noise:g}": {
+        f"{split}/{top}": 1 - level if noise == 0 and top == "top1" else level for top in _TOPS
+    }
+    for noise in label_noise._NOISES
+    for loss, split, level in (("ce", "best/test", 0.4), ("smooth_topk", "test", 0.7))
+}
+_BEYOND = {
+    "dense ce": {"top1": 0.5, "top5": 0.5, "auprc": 0.3},
+    "vtree ce": {"top1": 0.6, "top5": 0.6, "auprc": 0.3},
+    "dense batch_ce": {"top1": 0.5, "auprc": 0.8},
+    "vtree batch_ce": {"top1": 0.6, "auprc": 0.8},
+    "dense smooth_topk": {"top5": 0.7},
+    "vtree smooth_topk": {"top5": 0.8},
+}
+_BY_SEED = [
+    (on_single_logits, _SINGLE_LOGITS, 8),
+    (on_tree_tables, _TREE, 4),
+    (on_sizes, _SIZES, 4),
+    (on_label_noise, _NOISY, 11),
+    (on_beyond_tree, _BEYOND, 7),
+]
+
+
+@pytest.mark.parametrize(("claims", "levels", "number"), _BY_SEED)
+def test_claims_hold_where_the_published_winner_wins_and_only_there(
+    claims: Any, levels: Levels, number: int
+) -> None:
+    assert verdicts(claims(levels)) == [_HOLDS] * number
+    assert verdicts(claims(mirrored(levels))) == [_NOT] * number
+
+
+@pytest.mark.parametrize("loss", ["batch_ce", "bce", "nce", "self_norm"])
+def test_a_claim_of_single_logits_is_of_the_loss_that_it_names(loss: str) -> None:
+    claims = on_single_logits({**_SINGLE_LOGITS, loss: {"auprc": 0.1}})
+    # By the first word, for batch_ce ends as bce does.
+    assert {claim.statement.split()[0] for claim in claims if claim.verdict == _NOT} == {loss}
+    assert verdicts(claims).count(_NOT) == 2
+
+
+def test_spherical_losses_win_on_mnist_and_cross_entropy_on_cifar() -> None:
+    mnist = each(["top1"], taylor_softmax=0.9, ce=0.8, spherical_softmax=0.6, spherical_bound=0.2)
+    cifar = each(["top1"], ce=0.9, taylor_softmax=0.7, spherical_softmax=0.6, spherical_bound=0.2)
+
+    def on(mnist: Levels, cifar: Levels) -> list[str]:
+        found = {"mnist": compared(mnist), "cifar100": compared(cifar)}
+        return verdicts(spherical_tables._claims(found))
+
+    assert on(mnist, cifar) == [_HOLDS] * 10
+    assert on(mirrored(mnist), mirrored(cifar)) == [_NOT] * 10
+    # The datasets are not taken for each other: on MNIST ce is second, on CIFAR-100 first.
+    assert on(cifar, mnist).count(_NOT) == 2
+
+
+_TEMPERATURES = {
+    tau: {"train/top5": level}
+    for tau, level in zip(temperature._TAUS, (0.2, 0.3, 0.8, 0.9, 0.7, 0.5, 0.4), strict=True)
+}
+_SHARES = {"1e-3": [0.10, 0.12, 0.11], "100": [0.90, 0.95, 0.92]}
+
+
+def test_moderate_temperatures_train_better_than_small_ones_and_have_denser_derivatives() -> None:
+    of = temperature._claims
+    wins, loses = _TEMPERATURES, mirrored(_TEMPERATURES)
+    swapped = {"1e-3": _SHARES["100"], "100": _SHARES["1e-3"]}
+    assert verdicts(of(compared(wins, wins), _SHARES)) == [_HOLDS] * 13
+    assert verdicts(of(compared(loses, loses), swapped)) == [_NOT] * 13
+    for at_best, at_shared, named in ((wins, loses, "best"), (loses, wins, "shared")):
+        *trained, denser = of(compared(at_best, at_shared), _SHARES)
+        held = [claim.statement for claim in trained if claim.verdict == _HOLDS]
+        assert [named in statement for statement in held] == [True] * 6
+        assert denser.verdict == _HOLDS
+
+
+# ---------------------------------------------------------------- quadratic losses
+
+_QUADRATIC = {
+    "random ce": {"top1": 0.9},
+    "random ccql": {"top1": 0.8},
+    "random quadratic": {"top1": 0.6},
+    "mammals quadratic": {"top1": 0.4},
+    "all ce": {"top1": 0.8},
+    "all ccql": {"top1": 0.7, "train/top1": 0.9},
+    "all quadratic": {"top1": 0.3, "train/top1": 0.4},
+}
+# By the place of a claim: what turns it round, and it alone.
+_TURNED = [
+    {"all ccql": {"top1": 0.4, "train/top1": 0.9}},
+    {
+        "all ccql": {"top1": 0.7, "train/top1": 0.4},
+        "all quadratic": {"top1": 0.3, "train/top1": 0.9},
+    },
+    {"random ccql": {"top1": 0.5}},
+    {"random ce": {"top1": 0.7}},
+    # It loses next to nothing, ce 11%.
+    {"random quadratic": {"top1": 0.3}, "mammals quadratic": {"top1": 0.2}},
+    {"mammals quadratic": {"top1": 0.7}},
+]
+
+
+def test_quadratic_claims_hold_where_accuracies_are_as_published() -> None:
+    assert verdicts(quadratic_cifar._claims(compared(_QUADRATIC))) == [_HOLDS] * 6
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_a_quadratic_claim_turns_with_its_own_numbers(place: int) -> None:
+    found = verdicts(quadratic_cifar._claims(compared({**_QUADRATIC, **_TURNED[place]})))
+    assert found == [_NOT if number == place else _HOLDS for number in range(6)]
+
+
+def test_how_much_nearer_and_how_much_more_was_lost_is_as_by_hand() -> None:
+    found = compared(_QUADRATIC)
+    # 0.7 - 0.3 above quadratic, 0.8 - 0.7 below ce.
+    assert quadratic_cifar._nearer(found).value == pytest.approx(0.3, abs=0.02)
+    # 1 - 0.3 / 0.6 of quadratic's, 1 - 0.8 / 0.9 of ce's.
+    assert quadratic_cifar._lost_more(found).value == pytest.approx(0.39, abs=0.02)
+
+
+# ---------------------------------------------------------------- very many classes
+
+
+def million(**levels: float) -> dict[str, list[Measures]]:
+    """What training ended with; half-way it was the other way round."""
+    return {
+        loss: [
+            {"points": [{"auprc": 1 - value}, {"auprc": value}]}
+            for value in around(level, number).tolist()
+        ]
+        for number, (loss, level) in enumerate(levels.items())
+    }
+
+
+def test_aligned_losses_win_with_a_million_classes_and_one_logit_is_faster() -> None:
+    wins, loses = million(ce=0.3, nce=0.8, quadratic=0.7), million(ce=0.8, nce=0.3, quadratic=0.2)
+    fast, slow = (median([times + turn for turn in range(9)]) for times in (500, 20))
+    assert verdicts(beyond_million._claims(wins, fast)) == [_HOLDS] * 3
+    assert verdicts(beyond_million._claims(loses, slow)) == [_NOT] * 3
+    wins["nce"][0] = {"diverged": "a loss is inf"}
+    assert verdicts(beyond_million._claims(wins, fast)) == [_HOLDS, "not settled", _HOLDS]
+
+
+# ---------------------------------------------------------------- synthetic experiments
+
+_VTREE, _CE, _CHAINS = Arm("vtree"), Arm("ce"), Arm("vtree_chains")
+_OTHERS = tuple(Arm(loss) for loss in ("utree", "ce", "simloss", "hierarchical_softmax"))
+
+
+def trained(
+    levels: Mapping[Arm, float], *, stars: Sequence[Arm] = (), regime: Regime | None = None
+) -> Trained:
+    """Arms whose averaged accuracy is around their level at every rate; the last weights say the
+    opposite. The trees of `stars` have one pseudoclass."""
+    regime = regime or Regime()
+    found = Trained(regime, list(levels), (0.01, 0.1))
+    accuracies = [around(level, number) for number, level in enumerate(levels.values())]
+    for draw in range(_SEEDS):
+        arms = []
+        for arm, of_arm in zip(levels, accuracies, strict=True):
+            at = {"averaged": float(of_arm[draw]), "last": 1 - float(of_arm[draw])}
+            nodes = regime.k + (1 if arm in stars else 5)
+            arms.append({"nodes": nodes, "depth": 2.0, "runs": {"0.01": at, "0.1": at}})
+        found.draws.append({"bayes": 1.0, "arms": arms})
+    found.searched = found.draws[:1]
+    return found
+
+
+def in_regime(tree: float, others: float) -> Trained:
+    return trained({_VTREE: tree, _CHAINS: tree, **dict.fromkeys(_OTHERS, others)})
+
+
+_WINS, _LOSES = in_regime(0.9, 0.5), in_regime(0.5, 0.9)
+
+
+def test_regimes_are_won_by_the_tree_loss() -> None:
+    assert verdicts(tree_regimes._claims([_WINS, _WINS])) == [_HOLDS] * 9
+    assert verdicts(tree_regimes._claims([_LOSES, _LOSES])) == [_NOT] * 9
+
+
+@pytest.mark.parametrize("read", [own(), shared(0.01), shared(0.1)])
+def test_the_mean_over_regimes_is_ours_less_theirs(read: Any) -> None:
+    over = pooled([_WINS, in_regime(0.5, 0.6)], _VTREE, _CE, read)
+    assert over.value == pytest.approx((0.4 - 0.1) / 2, abs=0.01)
+    assert over.n == _SEEDS
+    for ours, theirs, expected in ((_VTREE, _CE, _HOLDS), (_CE, _VTREE, _NOT)):
+        found = tree_regimes._against(ours, theirs, "", read, [_WINS, in_regime(0.5, 0.6)])
+        assert found.verdict == expected
+        assert "higher in 1, lower in 1" in found.evidence
+
+
+def test_all_regimes_means_every_one_of_them() -> None:
+    even = in_regime(0.501, 0.5)
+    assert tree_regimes._everywhere([_WINS, _WINS]).verdict == _HOLDS
+    assert tree_regimes._everywhere([_WINS, even]).verdict == "not settled"
+    assert tree_regimes._everywhere([_WINS, even, _LOSES]).verdict == _NOT
+
+
+def by_base(levels: Mapping[float, float], *, stars: Sequence[float] = ()) -> Trained:
+    """Trees by base beside cross entropy at 0.5."""
+    arms = {Arm("vtree", base): level for base, level in levels.items()}
+    return trained({_CE: 0.5, **arms}, stars=[Arm("vtree", base) for base in stars])
+
+
+@pytest.mark.parametrize("read", [own(), shared(0.1)])
+def test_trees_of_all_bases_beat_cross_entropy_but_for_those_that_are_it(read: Any) -> None:
+    def found(one: Trained) -> str:
+        return tree_base._against(one, "vtree", "", read).verdict
+
+    assert found(by_base({1.05: 0.7, 1.3: 0.9, 3.0: 0.5}, stars=[3.0])) == _HOLDS
+    assert found(by_base({1.05: 0.7, 1.3: 0.9, 3.0: 0.3})) == _NOT
+    assert found(by_base({1.05: 0.7, 1.3: 0.501})) == "not settled"
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        ({1.05: 0.6, 1.3: 0.9, 2.0: 0.7}, _HOLDS),
+        ({1.05: 0.7, 1.3: 0.5, 2.0: 0.8}, _NOT),
+        # Above the mean of the others, and not the highest.
+        ({1.05: 0.3, 1.3: 0.8, 2.0: 0.9}, "not settled"),
+    ],
+)
+def test_the_best_base_is_the_published_one_where_no_other_is_higher(
+    levels: Mapping[float, float], expected: str
+) -> None:
+    assert tree_base._best_base(by_base(levels), "vtree", 1.3).verdict == expected
+
+
+@pytest.mark.parametrize("read", [own(), shared(0.01), shared(0.1)])
+@pytest.mark.parametrize("tree", ["vtree", "vtree_chains"])
+def test_a_wrong_metric_leaves_the_tree_above_cross_entropy(tree: str, read: Any) -> None:
+    for of_tree, of_ce, expected in ((0.9, 0.5, _HOLDS), (0.5, 0.9, _NOT)):
+        worst = trained({Arm("utree"): 0.7, Arm(tree): of_tree}, regime=Regime(epsilon=1.0))
+        plain = trained({_CE: of_ce})
+        assert tree_metric._claim(plain, worst, tree, "", read).verdict == expected
+
+
+# ---------------------------------------------------------------- norms
+
+_CLASSES = (10, 100, 1000)
+
+
+def powers(power: float, number: int) -> np.ndarray:
+    """Norms [draw, number of classes] that grow by about this power of them."""
+    return np.stack([np.array(_CLASSES) ** exact for exact in around(power, number)])
+
+
+def norms(exact: Mapping[str, float], of_trained: Mapping[str, np.ndarray]) -> tree_norms._Norms:
+    """Powers of the norms at W*; trained norms [draw, number of classes] of `W` and `V`."""
+    by_classes = []
+    for place, classes in enumerate(_CLASSES):
+        found = Trained(Regime(k=classes), [_CE, _VTREE], (0.1,))
+        for draw in range(_SEEDS):
+            columns = [of_trained[name][draw, place] for name in ("W", "V")]
+            arms = [{"runs": {"0.1": {"averaged": 0.5, "averaged_norm": n}}} for n in columns]
+            found.draws.append({"arms": arms})
+        found.searched = found.draws[:1]
+        by_classes.append(found)
+    at_optimum = {name: powers(power, n).tolist() for n, (name, power) in enumerate(exact.items())}
+    return tree_norms._Norms(_CLASSES, at_optimum, by_classes)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("V*", "W*"), ("U*", "W*"), ("V", "W")])
+def test_a_norm_grows_slower_where_its_power_of_k_is_less(ours: str, theirs: str) -> None:
+    found = norms(
+        {"W*": 0.5, "V*": 0.3, "U*": 0.4}, {"W": powers(0.5, 7), "V": 10 * powers(0.3, 8)}
+    )
+    assert tree_norms._slower(found, ours, theirs, "").verdict == _HOLDS
+    assert tree_norms._slower(found, theirs, ours, "").verdict == _NOT
+
+
+def test_a_norm_is_smaller_where_it_is_at_the_largest_number_of_classes() -> None:
+    short, long = powers(0.3, 7), powers(0.5, 8)
+    long[:, 0] /= 10  # at the least number it is the other way round
+    assert tree_norms._smaller(norms({}, {"V": short, "W": long}), "V", "W").verdict == _HOLDS
+    assert tree_norms._smaller(norms({}, {"V": long, "W": short}), "V", "W").verdict == _NOT
+
+
+def test_a_bound_holds_where_no_norm_is_above_it() -> None:
+    for of_norms, expected in (([1.0, 2.0], _HOLDS), ([1.0, 3.0], _NOT)):
+        line = {"classes": [2, 4], "norms": of_norms, "bounds": [1.5, 2.5]}
+        assert tree_norms._lemma(line).verdict == expected

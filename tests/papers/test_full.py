@@ -1,0 +1,68 @@
+"""Under `--budget full` experiments ask for runs that are valid, of the published networks."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.experiment import Album, Experiment
+from benchmarks.papers.experiments import EXPERIMENTS
+from benchmarks.papers.job import Job, Result
+from benchmarks.papers.training import MADE
+from trainer.config import Recipe
+from trainer.recipe import build_recipe
+
+_NETWORKS = {
+    "000-cifar100": {"model_type": "cifar_resnet", "depth": 20},
+    "001-cifar100": {"model_type": "wide_resnet", "depth": 28, "width": 10},
+    "002-mnist": {"model_type": "mlp"},
+    "002-cifar100": {"model_type": "slc_cnn"},
+    "003-label-noise": {"model_type": "cifar_densenet", "depth": 40, "growth_rate": 40},
+    "003-sizes": {"model_type": "cifar_densenet", "depth": 40, "growth_rate": 12},
+    "003-temperature": {"model_type": "cifar_densenet", "depth": 40, "growth_rate": 12},
+    "beyond-tree": {"model_type": "cifar_resnet", "depth": 20},
+}
+
+
+def searched(experiment: Experiment, album: Path) -> list[Job]:
+    """The first runs that the course asks for; what comes before is made up."""
+    course = experiment.course(Budget(None, experiment.minutes), Album(album))
+    jobs = next(course)
+    while not jobs[0].function.startswith("training"):
+        jobs = course.send({job: Result(_made_up(job), 0.0) for job in jobs})
+    return list(jobs)
+
+
+def _made_up(job: Job) -> dict[str, object]:
+    if job.function.endswith("class_names"):
+        mammals = ["large_carnivores"] * 25
+        return {"names": [str(i) for i in range(100)], "coarse": [*mammals, *["other"] * 75]}
+    return {"train": 45_000, "validation": 5_000, "test": 10_000}
+
+
+@pytest.mark.parametrize("name", _NETWORKS)
+def test_published_networks_are_searched_at_all_pictures(name: str, tmp_path: Path) -> None:
+    (experiment,) = (one for one in EXPERIMENTS if one.name == name)
+    for job in searched(experiment, tmp_path):
+        recipe = built(job, tmp_path)
+        network = recipe.backbone.config
+        assert network is not None
+        assert {key: network[key] for key in _NETWORKS[name]} == _NETWORKS[name]
+        if name != "003-sizes":
+            assert not job.settings["dataset"]["limits"]
+        if name != "002-mnist":
+            assert (recipe.data.image.size, recipe.data.augment.pad) == (32, 4)
+
+
+def test_a_pretrained_encoder_has_its_own_tokenizer(tmp_path: Path) -> None:
+    (experiment,) = (one for one in EXPERIMENTS if one.name == "000-twitter")
+    for job in searched(experiment, tmp_path):
+        recipe = built(job, tmp_path)
+        assert recipe.data.text is not None
+        assert recipe.data.text.tokenizer == f"hub:{recipe.backbone.name}" != MADE
+
+
+def built(job: Job, folder: Path) -> Recipe:
+    tree = dict(job.settings["recipe"])
+    tree |= {"run": str(folder / "run"), "data": {**tree["data"], "shards": str(folder)}}
+    return build_recipe(tree, origin="a test")
