@@ -69,6 +69,7 @@ def compared(at_best: Levels, at_shared: Levels | None = None) -> Compared:
         samples={arm: {"train": 1} for arm in at_best},
         rates=dict.fromkeys(at_best, rates),
         shared=rates,
+        measure="top1",
         at_best={arm: runs(of, n) for n, (arm, of) in enumerate(at_best.items())},
         at_shared={arm: runs(of, n) for n, (arm, of) in enumerate(other.items())},
     )
@@ -100,8 +101,8 @@ def test_no_difference_at_all_is_no_advantage() -> None:
 
 
 def test_a_cell_says_how_many_runs_diverged() -> None:
-    found = runs({"top1": 0.5}, 0)
-    assert cell(found, "top1", Mean.percent).startswith("50.")
+    found: list[Measures] = [{"top1": 0.25}, {"top1": 0.25}, {"top1": 0.25}]
+    assert cell(found, "top1", Mean.percent) == "25.0 ± 0.0"
     found[1] = {"diverged": "a loss is inf"}
     assert cell(found, "top1", Mean.percent) == "diverged (1 of 3)"
 
