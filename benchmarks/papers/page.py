@@ -6,7 +6,7 @@ from shutil import copyfile
 from typing import get_args
 
 from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.section import Claim, Section, Table, Verdict
+from benchmarks.papers.section import Section, Table, Verdict
 from data.aside import commit
 
 PAPERS = {
@@ -73,17 +73,21 @@ def page_text(
         f"({machine}). Each section says which experiment it is: `kway papers NAME --data DATA` "
         "runs it alone.",
         "Intervals are 95% confidence intervals of the mean over seeds (Student's t); differences "
-        "are paired by seed. Of many claims a few come out wrong by chance at that level. A "
-        "published number stands beside ours where the paper prints one.",
+        "are paired by seed; of times they are those of the median. Of many claims a few come out "
+        "wrong by chance at that level. A published number stands beside ours where the paper "
+        "prints one.",
         "## What holds",
         _counts(sections),
-        _claims([(section, claim) for section in sections for claim in section.claims]),
     ]
-    for paper, title in PAPERS.items():
-        of_paper = [section for section in sections if section.paper == paper]
-        if of_paper:
-            name = title if paper == "beyond" else f"Paper {paper}: {title.lower()}"
-            parts += [f"## {name}", *(_section(section) for section in of_paper)]
+    by_paper = {
+        title if paper == "beyond" else f"Paper {paper}: {title.lower()}": of_paper
+        for paper, title in PAPERS.items()
+        if (of_paper := [section for section in sections if section.paper == paper])
+    }
+    for name, of_paper in by_paper.items():
+        parts += [f"**{name}**", _claims(of_paper)]
+    for name, of_paper in by_paper.items():
+        parts += [f"## {name}", *(_section(section) for section in of_paper)]
     parts += ["## What needs a GPU", _IMAGENET, _published_sizes(catalogue)]
     parts += ["## The data", _DATA]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -100,10 +104,18 @@ def _published_sizes(catalogue: Sequence[Experiment]) -> str:
     return _grid(header, rows)
 
 
-def _claims(claims: Sequence[tuple[Section, Claim]]) -> str:
-    header = ("paper", "what is claimed", "here", "numbers")
-    rows = [(s.paper, claim.statement, claim.verdict, claim.evidence) for s, claim in claims]
+def _claims(sections: Sequence[Section]) -> str:
+    header = ("experiment", "what is claimed", "here", "numbers")
+    rows = [
+        (section.name, claim.statement, _said(claim.verdict), claim.evidence)
+        for section in sections
+        for claim in section.claims
+    ]
     return _grid(header, rows)
+
+
+def _said(verdict: Verdict) -> str:
+    return f"**{verdict}**" if verdict == "does not hold" else verdict
 
 
 def _section(section: Section) -> str:

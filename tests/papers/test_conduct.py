@@ -133,7 +133,7 @@ def test_a_page_has_every_claim_and_table_whatever_they_contain() -> None:
         remarks=["Mind this."],
     )
     text = page_text([section], [ONE], command="kway papers all", machine="a machine")
-    assert "| 001 | a\\|b | holds | 1 > 0 |" in text
+    assert "| one | a\\|b | holds | 1 > 0 |" in text
     assert "| 1 | 2\\|3 |" in text
     assert "`kway papers all`" in text
     assert "- Mind this." in text

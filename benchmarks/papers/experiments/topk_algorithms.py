@@ -92,7 +92,7 @@ def _section(
         setup=(
             f"The loss of given scores, k = {K}, float32, {_batches_said(batches)} rows, on "
             f"{_machine(found)} (paper: a Titan Xp); contenders take turns, medians over "
-            f"{min(rounds)} to {max(rounds)} rounds with 95% intervals. Algorithms 1 to 3 stand in "
+            f"{min(rounds)} to {max(rounds)} rounds. Algorithms 1 to 3 stand in "
             "benchmarks/papers/experiments/topk_reference.py as the paper prints them, all of "
             "whose scores are worked on at once. Ours (heads/losses/symmetric.py) multiplies in a "
             "row's 2k largest scores one by one, gets the others' polynomials from power sums by "
@@ -111,7 +111,7 @@ def _section(
                 EXPERIMENT.name,
                 _figure(found),
                 title="Seconds by number of classes; the published ones, on a GPU, dashed.",
-                words="Two panels, forward and backward, with lines that rise.",
+                words="Two panels, forward and backward, with a line for each algorithm.",
             )
         ],
         remarks=[
