@@ -94,15 +94,17 @@ class Laboratory:
         if not jobs:
             return
         pool = self._started()
-        futures = {pool.submit(_work_with, threads, job, self._places(job)): job for job in jobs}
-        for future in as_completed(futures):
-            try:
+        try:
+            futures = {
+                pool.submit(_work_with, threads, job, self._places(job)): job for job in jobs
+            }
+            for future in as_completed(futures):
                 yield futures[future], future.result()
-            except BrokenProcessPool as error:
-                raise ChildProcessError(
-                    "a worker was killed, perhaps for memory: the same command goes on with what "
-                    "was not measured yet, --workers 1 takes less"
-                ) from error
+        except BrokenProcessPool as error:
+            raise ChildProcessError(
+                "a worker was killed, perhaps for memory: the same command goes on with what was "
+                "not measured yet, --workers 1 takes less"
+            ) from error
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:

@@ -65,6 +65,10 @@ def papers(
     minutes = _minutes(budget)
     _check_data(chosen, data)
     written = page or out / "papers.md"
+    if out.is_file():
+        raise NotADirectoryError(f"--out {out} is a file: name a folder")
+    if written.is_dir():
+        raise IsADirectoryError(f"--page {written} is a folder: name a file in it")
     for folder in (out, written.parent):
         folder.mkdir(parents=True, exist_ok=True)
     check_writable(out / "results.json", "--out")
@@ -78,14 +82,15 @@ def papers(
         finally:
             # What was done before an error is worth a page, too.
             sections = kept_sections(laboratory, EXPERIMENTS)
-            write_page(
-                sections,
-                written,
-                catalogue=EXPERIMENTS,
-                pictures=laboratory.out / "pictures",
-                command=command,
-                machine=where,
-            )
+            if sections:
+                write_page(
+                    sections,
+                    written,
+                    catalogue=EXPERIMENTS,
+                    pictures=laboratory.out / "pictures",
+                    command=command,
+                    machine=where,
+                )
     print(printable(f"{written}: {counted(len(sections), 'experiment')}"))
 
 

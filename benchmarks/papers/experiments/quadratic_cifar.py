@@ -211,9 +211,9 @@ def _tests(compared: Compared, scene: str, loss: str) -> np.ndarray:
 
 
 def _nearer(compared: Compared) -> Mean:
-    """How much farther ccql is above quadratic than below ce, by seed."""
+    """How much farther ccql is from quadratic than from ce, by seed."""
     ce, quadratic, ccql = (_tests(compared, "all", loss) for loss in _LOSSES)
-    return difference(list(ccql - quadratic), list(ce - ccql))
+    return difference(list(abs(ccql - quadratic)), list(abs(ce - ccql)))
 
 
 def _lost_more(compared: Compared) -> Mean:

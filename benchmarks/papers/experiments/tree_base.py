@@ -88,7 +88,7 @@ def _against(trained: Trained, tree: str, words: str, read: Reading) -> Claim:
     trees = [arm for arm in _of(trained, tree) if max(trained.pseudoclasses(arm)) > 1]
     apart = [trained.advantage(arm, _CE, read) for arm in trees]
     found: Verdict = "not settled"
-    if all(one.low > 0 for one in apart):
+    if apart and all(one.low > 0 for one in apart):
         found = "holds"
     elif any(one.high <= 0 for one in apart):
         found = "does not hold"

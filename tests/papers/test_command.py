@@ -1,0 +1,170 @@
+"""`kway papers` as a person meets it: its list, its one-line errors, the page that it writes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from benchmarks.papers import experiments
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.experiment import Album, Course, Experiment
+from benchmarks.papers.experiments import EXPERIMENTS
+from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.section import Claim, Section, Table
+from tests.papers.counted import doubling
+
+Kway = Callable[..., int]
+_NEEDED = "numbers.txt"
+
+
+def _section_of(name: str, paper: str, album: Album, double: int) -> Section:
+    picture = album.add(name, Figure(figsize=(1, 1)), title="Nothing.", words="A blank.")
+    return Section(
+        name,
+        paper,
+        f"Experiment {name}",
+        "As it was.",
+        claims=[Claim("it is doubled", "holds", f"{double}")],
+        tables=[Table("Doubles", ["double"], [[f"{double}"]])],
+        pictures=[picture],
+    )
+
+
+def _course(name: str, paper: str) -> Callable[[Budget, Album], Course]:
+    def course(_budget: Budget, album: Album) -> Course:
+        job = doubling(4_321)
+        results = yield [job]
+        return _section_of(name, paper, album, results[job]["double"])
+
+    return course
+
+
+def _fails(_budget: Budget, _album: Album) -> Course:
+    yield from ()
+    raise ValueError("numbers ran out: bring more")
+
+
+# Both ask for the same job.
+_ONE = Experiment("001-one", "001", "The first", 1, "two", _course("001-one", "001"))
+_TWO = Experiment("002-two", "002", "The second", 2, "four", _course("002-two", "002"))
+_BAD = Experiment("003-bad", "003", "The third", 3, "six", _fails, needs=(_NEEDED,))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder for --data, and the folder where the command is called."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / _NEEDED).touch()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _called_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def _three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "EXPERIMENTS", (_ONE, _TWO, _BAD))
+
+
+def test_without_a_name_every_experiment_is_listed(
+    kway: Kway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kway("papers") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [one.name for one in EXPERIMENTS]
+    for one, line in zip(EXPERIMENTS, lines, strict=True):
+        assert one.title in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_experiment_stands_once_in_the_list_and_below_its_paper() -> None:
+    names = [one.name for one in EXPERIMENTS]
+    assert len(set(names)) == len(names)
+    assert all(one.name.startswith(f"{one.paper}-") for one in EXPERIMENTS)
+
+
+@pytest.mark.usefixtures("_three")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["004"], "no experiment 004: choose of all, 001, 002, 003, 001-one, 002-two, 003-bad"),
+        (["001-one", "001-on"], "no experiment 001-on: choose of all, "),
+        *((["001", "--budget", wrong], f"--budget is {wrong}: give minutes above 0, or full")
+          for wrong in ("0", "-1", "nan", "inf", "x", "")),
+        (["003", "--data", "none"], f"003-bad needs {_NEEDED} as published in --data, and none/"),
+        (["all", "--data", f"data/{_NEEDED}"], f"data/{_NEEDED}/{_NEEDED} does not exist"),
+        (["001", "--page", "data"], "data is a folder: name a file in it with --page"),
+        (["001", "--workers", "0"], "--workers"),
+        (["001", "--budgte", "1"], "--budgte"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_is_written(
+    arguments: list[str],
+    message: str,
+    kway: Kway,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert kway("papers", *arguments) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1, error
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [data / _NEEDED]
+
+
+@pytest.mark.usefixtures("_three")
+def test_a_folder_in_use_is_left_alone(
+    kway: Kway, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Laboratory(data, tmp_path / "out", workers=0):
+        assert kway("papers", "001", "--out", "out") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{tmp_path / 'out'} is in use by another kway papers" in error
+    assert not (tmp_path / "out" / "papers.md").exists()
+
+
+@pytest.mark.usefixtures("_three")
+def test_a_page_is_written_with_its_pictures_and_what_was_measured_is_not_measured_again(
+    kway: Kway, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--data", data, "--out", "out", "--budget", "2", "--workers", "1")
+    page = tmp_path / "out" / "papers.md"
+
+    assert kway("papers", "001", *given) == 0
+    out, error = capsys.readouterr()
+    assert out == "out/papers.md: 1 experiment\n"
+    assert "001-one: 1 of 1 jobs" in error.splitlines()[-1]
+    first = page.read_text()
+    assert "`kway papers 001 --data DATA --budget 2`" in first
+    assert "| it is doubled | holds | 8642 |" in first
+    assert "![A blank.](papers/001-one.png)" in first
+    assert [path.name for path in (page.parent / "papers").iterdir()] == ["001-one.png"]
+    assert "| 002-two | four |" in first  # of the catalogue, though it was not run
+    assert "### Experiment 002-two" not in first
+
+    # The same again; then another that asks for the same job, onto a page elsewhere.
+    assert kway("papers", "001", *given) == 0
+    elsewhere = tmp_path / "docs" / "of papers.md"
+    assert kway("papers", "002-two", *given, "--page", elsewhere) == 0
+    assert capsys.readouterr().out.endswith("of papers.md: 2 experiments\n")
+    both = elsewhere.read_text()
+    assert both.index("### Experiment 001-one") < both.index("### Experiment 002-two")
+    pictures = {path.name for path in (elsewhere.parent / "papers").iterdir()}
+    assert pictures == {"001-one.png", "002-two.png"}
+
+    # An error ends it, and what was done before stands on the page.
+    page.unlink()
+    assert kway("papers", "all", *given) == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == "error: numbers ran out: bring more"
+    assert "### Experiment 002-two" in page.read_text()
+
+    assert (data / "done").read_text() == "4321\n"  # one job, once

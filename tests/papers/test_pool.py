@@ -1,0 +1,103 @@
+"""Jobs of a laboratory in processes of their own: two real workers."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.papers.job import Job, Measures, Places
+from benchmarks.papers.laboratory import Laboratory, cores
+from tests.papers.counted import Doubling, doubling, until
+
+_WORKERS = 2
+
+
+class Observing(Job):
+    """Found in a worker by this module's name, not below benchmarks.papers."""
+
+    def resolve(self) -> Any:
+        return _observed
+
+
+def _observed(settings: Mapping[str, Any], places: Places) -> Measures:
+    """Waits until so many have begun, then for a moment; what it was like meanwhile."""
+    begun = time.monotonic()  # of the machine: processes can be compared
+    number = settings["number"]
+    (places.data / f"begun-{number}").touch()
+    until(lambda: all((places.data / f"begun-{n}").exists() for n in settings["awaits"]))
+    time.sleep(0.1)
+    return {
+        "number": number,
+        "begun": begun,
+        "ended": time.monotonic(),
+        "process": os.getpid(),
+        "threads": torch.get_num_threads(),
+        "variable": int(os.environ["OMP_NUM_THREADS"]),
+    }
+
+
+def observe(number: int, *, awaits: tuple[int, ...] = (), alone: bool = False) -> Job:
+    return Observing("observed", {"number": number, "awaits": list(awaits)}, alone=alone)
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
+    data = tmp_path_factory.mktemp("pool")
+    with Laboratory(data, data / "out", workers=_WORKERS) as opened:
+        yield opened
+
+
+def test_two_jobs_at_a_time_share_the_cores_and_those_alone_have_all_of_them(
+    laboratory: Laboratory,
+) -> None:
+    # Each of the first two ends only when the other has begun.
+    together = [observe(1, awaits=(2,)), observe(2, awaits=(1,))]
+    alone = [observe(number, alone=True) for number in (3, 4, 5)]
+    said: list[tuple[int, int]] = []
+    found = laboratory.measure([alone[0], *together, *alone[1:]], lambda *so: said.append(so))
+
+    assert [found[job]["number"] for job in (*together, *alone)] == [1, 2, 3, 4, 5]
+    assert said == [(done, 5) for done in range(1, 6)]
+    assert len({found[job]["process"] for job in together} - {os.getpid()}) == _WORKERS
+    share = max(1, cores() // _WORKERS)
+    for jobs, threads in ((together, share), (alone, cores())):
+        assert {found[job]["threads"] for job in jobs} == {threads}
+        assert {found[job]["variable"] for job in jobs} == {threads}
+
+    ended = max(found[job]["ended"] for job in together)
+    for job in alone:
+        assert found[job]["begun"] >= ended
+        ended = found[job]["ended"]
+        # All workers are charged for it.
+        took = found[job]["ended"] - found[job]["begun"]
+        assert found[job].seconds >= _WORKERS * took
+
+
+def test_what_a_job_raises_in_a_worker_is_raised_here_and_the_others_go_on(
+    laboratory: Laboratory,
+) -> None:
+    with pytest.raises(KeyError, match="number"):
+        laboratory.measure([Doubling("double", {})])
+    assert laboratory.measure([doubling(7)])[doubling(7)]["double"] == 14
+
+
+def test_a_worker_that_is_killed_is_one_line_and_what_was_measured_is_kept(tmp_path: Path) -> None:
+    first, other = doubling(1), doubling(2)
+    killed = doubling(3, kills_after=first)
+    with (
+        pytest.raises(ChildProcessError, match=r"a worker was killed.* --workers 1") as caught,
+        Laboratory(tmp_path, tmp_path / "out", workers=_WORKERS) as laboratory,
+    ):
+        laboratory.measure([first, killed])
+    assert "\n" not in str(caught.value)
+
+    # The same again, without the killer: only what is missing is measured.
+    (tmp_path / "done").write_text("")
+    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
+        found = laboratory.measure([first, other])
+    assert [found[job]["double"] for job in (first, other)] == [2, 4]
+    assert (tmp_path / "done").read_text().split() == ["2"]
