@@ -66,9 +66,9 @@ def papers(
     _check_data(chosen, data)
     written = page or out / "papers.md"
     if out.is_file():
-        raise NotADirectoryError(f"--out {out} is a file: name a folder")
+        raise NotADirectoryError(f"{out} is a file: name a folder with --out")
     if written.is_dir():
-        raise IsADirectoryError(f"--page {written} is a folder: name a file in it")
+        raise IsADirectoryError(f"{written} is a folder: name a file in it with --page")
     for folder in (out, written.parent):
         folder.mkdir(parents=True, exist_ok=True)
     check_writable(out / "results.json", "--out")
