@@ -77,11 +77,15 @@ def _claims(dataset: str, compared: Compared) -> list[Claim]:
     one_logit = values(compared.at_best["batch_ce"], "auprc", diverged=0.0)
     return [
         *claims,
-        paired(f"losses aligned with the Principle beat the others ({dataset}, mean AUPRC)",
-               difference(*means)),
-        paired(f"one logit of batch_ce beats all logits of ce ({dataset}, AUPRC)",
-               difference(one_logit, all_logits)),
-    ]  # fmt: skip
+        paired(
+            f"losses aligned with the Principle beat the others ({dataset}, mean AUPRC)",
+            difference(*means),
+        ),
+        paired(
+            f"one logit of batch_ce beats all logits of ce ({dataset}, AUPRC)",
+            difference(one_logit, all_logits),
+        ),
+    ]
 
 
 def _table(
