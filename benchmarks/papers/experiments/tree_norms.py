@@ -276,7 +276,7 @@ EXPERIMENT = Experiment(
     name="000-synthetic-norms",
     paper="000",
     title="Synthetic II: parameter norms (Figure 3)",
-    minutes=2.5,
+    minutes=2,
     full="as many draws of W as the paper, and more classes trained",
     course=_course,
 )
