@@ -22,6 +22,8 @@ _BESIDE = ("quadratic", "ccql", "taylor_softmax", "spherical_softmax")
 LOSSES = (*_ELEVEN, *_BESIDE)
 _MEASURES = ("auprc", "precision_at_recall_0.9", "precision_at_recall_0.99")
 _HEADER = ("1 - AUPRC", "1 - precision at recall 0.9", "1 - precision at recall 0.99")
+# By whether it is aligned with the Principle.
+_STYLES = {True: ("tab:blue", "o"), False: ("tab:red", "^")}
 _CLAIMED = ("batch_ce", "bce", "nce", "self_norm")
 
 
@@ -31,7 +33,7 @@ def slc_section(
     """The section of one dataset of the paper."""
     picture = album.add(
         experiment.name,
-        _figure(compared),
+        _figure(dataset, compared),
         title=f"{dataset}: one minus AUPRC of single logits, by loss, each at its best rates.",
         words="Points with intervals, one a loss, those aligned with the Principle apart.",
     )
@@ -147,20 +149,25 @@ def _beside(ours: Sequence[str], printed: Sequence[float]) -> list[str]:
     return [f"{mine} ({theirs:.3f})" for mine, theirs in zip(ours, printed, strict=True)]
 
 
-def _figure(compared: Compared) -> Figure:
+def _figure(dataset: str, compared: Compared) -> Figure:
     figure = Figure(figsize=(7, 4.5))
     axes = figure.subplots()
     ordered = sorted(LOSSES, key=lambda loss: (REGISTERED[loss].aligned, -_auprc(compared, loss)))
     for place, loss in enumerate(ordered):
         found = _missing(mean_of(compared.at_best[loss], "auprc"))
-        colour = "tab:blue" if REGISTERED[loss].aligned else "tab:red"
-        axes.errorbar(found.value, place, xerr=found.half, fmt="o", color=colour, capsize=3)
+        colour, marker = _STYLES[REGISTERED[loss].aligned]
+        axes.errorbar(found.value, place, xerr=found.half, fmt=marker, color=colour, capsize=3)
+        if (printed := published("002", "table 1", dataset).get(loss)) is not None:
+            axes.plot(printed[0], place, "D", color="grey", mfc="none")
     axes.set_yticks(range(len(ordered)), ordered)
     axes.set_xscale("log")
     axes.set_xlabel("1 - AUPRC of single logits (less is better)")
-    axes.plot([], [], "o", color="tab:blue", label="aligned with the Principle")
-    axes.plot([], [], "o", color="tab:red", label="not aligned")
-    axes.legend()
+    for said, (colour, marker) in zip(
+        ("aligned with the Principle", "not aligned"), _STYLES.values(), strict=True
+    ):
+        axes.plot([], [], marker, color=colour, label=said)
+    axes.plot([], [], "D", color="grey", mfc="none", label="published")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     return figure
 
 

@@ -138,7 +138,7 @@ def _figure(plain: Trained, by_epsilon: Sequence[Trained]) -> Figure:
         )
     axes.set_xlabel("epsilon: 0 the true W, 1 another one")
     axes.set_ylabel("test accuracy")
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return figure
 
 
