@@ -325,7 +325,7 @@ EXPERIMENT = Experiment(
     name="beyond-million",
     paper="beyond",
     title="Single logits of a million classes",
-    minutes=1.5,
+    minutes=1,
     full="more samples and steps",
     course=_course,
 )

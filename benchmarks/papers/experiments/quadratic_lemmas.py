@@ -412,7 +412,7 @@ EXPERIMENT = Experiment(
     name="001-lemmas",
     paper="001",
     title="Lemmas 3.2, 3.4 and 3.5 on the mixture model",
-    minutes=1,
+    minutes=0.5,
     full="more draws and samples",
     course=_course,
 )

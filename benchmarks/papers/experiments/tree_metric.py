@@ -146,7 +146,7 @@ EXPERIMENT = Experiment(
     name="000-synthetic-metric",
     paper="000",
     title="Synthetic IV: metric quality (Figure 5)",
-    minutes=2,
+    minutes=1.5,
     full="as many draws of W as the paper, at more values of epsilon",
     course=_course,
 )

@@ -236,7 +236,7 @@ EXPERIMENT = Experiment(
     name="000-synthetic-regimes",
     paper="000",
     title="Synthetic I: data regimes (Figure 2)",
-    minutes=4.5,
+    minutes=3.5,
     full="as many draws of W as the paper, at more values of n, d, k and sigma",
     course=_course,
 )
