@@ -15,4 +15,4 @@ def test_all_objectives_are_measured_on_mnist(conducted: Callable[[Experiment], 
     assert {row[0]: row[1] for row in best.rows}["batch_ce"] == "yes"
     assert "(0.001)" in best.rows[LOSSES.index("batch_ce")][2]  # as published
     assert [row[0] for row in all_logits.rows][-1] == "ce with all logits"
-    assert len(section.claims) == 8
+    assert len(section.claims) == 10

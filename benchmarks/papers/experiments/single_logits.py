@@ -160,7 +160,8 @@ def _figure(dataset: str, compared: Compared) -> Figure:
         if (printed := published("002", "table 1", dataset).get(loss)) is not None:
             axes.plot(printed[0], place, "D", color="grey", mfc="none")
     axes.set_yticks(range(len(ordered)), ordered)
-    axes.set_xscale("log")
+    shown = [_missing(mean_of(compared.at_best[loss], "auprc")).value for loss in LOSSES]
+    axes.set_xscale("log" if max(shown) > 10 * min(shown) else "linear")
     axes.set_xlabel("1 - AUPRC of single logits (less is better)")
     for said, (colour, marker) in zip(
         ("aligned with the Principle", "not aligned"), _STYLES.values(), strict=True

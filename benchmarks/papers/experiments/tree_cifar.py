@@ -35,6 +35,7 @@ def _course(budget: Budget, album: Album) -> Course:
         budget,
         steps=budget.size(300, full=64_000, least=4),
         search_steps=budget.size(300, full=8_000, least=2),
+        at_least=6,
     )
     return Section(
         name=EXPERIMENT.name,
