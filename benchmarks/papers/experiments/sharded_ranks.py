@@ -23,7 +23,7 @@ from launch.ranks.placement import Placement
 from trainer.world import World, leave, open_world
 
 SETTINGS, MEASURES = "settings.json", "measures.json"
-_RATE, _TIMEOUT_SECONDS = 0.5, 120
+_TIMEOUT_SECONDS = 120
 
 
 def rows_file(rank: int) -> str:
@@ -95,25 +95,25 @@ def _trained(
     of the rows, and shares may differ by one."""
     draw = torch.Generator().manual_seed(0)
     factored = isinstance(head, FactoredHead)
-    sgd = None if factored else SGD(head.parameters(), lr=_RATE)
+    sgd = None if factored else SGD(head.parameters(), lr=settings["rate"])
     for _ in range(settings["steps"]):
         features = torch.randn(settings["batch"], head.dim, generator=draw)
         labels = torch.randint(head.num_classes, (settings["batch"],), generator=draw)
         mine = torch.arange(world.rank, len(labels), world.size)
         world.barrier()
         started = time.perf_counter()
-        loss = _step(head, sgd, features[mine].requires_grad_(), labels[mine])
+        loss = _step(head, sgd, features[mine].requires_grad_(), labels[mine], settings["rate"])
         yield time.perf_counter() - started, loss
 
 
-def _step(head: ClassHead, sgd: SGD | None, features: Tensor, labels: Tensor) -> float:
+def _step(head: ClassHead, sgd: SGD | None, features: Tensor, labels: Tensor, rate: float) -> float:
     loss: Tensor = head(features, labels)
     loss.backward()
     if sgd is not None:
         sgd.step()
         sgd.zero_grad()
     elif isinstance(head, FactoredHead):
-        head.step(_RATE)
+        head.step(rate)
     return float(loss.detach())
 
 
