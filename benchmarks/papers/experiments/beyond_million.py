@@ -28,7 +28,8 @@ _POINTS = 5  # of the training at which it is measured
 # Each loss may train on so few of the classes in a step: it computes those that its batch has, and
 # some of the others, drawn at random; quadratic's factored head has them all, exactly.
 _LOSSES = ("ce", "nce", "quadratic")
-_RATES = (1.0, 0.1, 0.01, 0.001)  # times the rows of a batch: a sample moves its row by so much
+# Times the rows of a batch: a sample moves its row by so much.
+_RATES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _MEASURES = {
     "auprc": "AUPRC",
     "precision_at_recall_0.9": "precision at recall 0.9",
@@ -67,16 +68,17 @@ def train_head(settings: Mapping[str, Any], _places: Places) -> Measures:
 
 def _head(settings: Mapping[str, Any]) -> ClassHead:
     num_classes, sampled = settings["classes"], settings["sampled"]
+    start = {"seed": settings["seed"], "init_std": settings["init_std"]}
     match settings["loss"]:
         case "quadratic":
-            return FactoredHead(_DIM, num_classes, Quadratic(), seed=settings["seed"])
+            return FactoredHead(_DIM, num_classes, Quadratic(), **start)
         case "ce":
             loss = CrossEntropy(sample_rate=sampled / num_classes)
-            return ClassHead(_DIM, num_classes, loss, seed=settings["seed"])
+            return ClassHead(_DIM, num_classes, loss, **start)
         case _:
             noise = torch.full((num_classes,), 1 / num_classes)
             nce = NoiseContrastiveEstimation(noise=noise, samples=sampled)
-            return ClassHead(_DIM, num_classes, nce, seed=settings["seed"])
+            return ClassHead(_DIM, num_classes, nce, **start)
 
 
 def _step(head: ClassHead, lr: float) -> Callable[[Tensor, Tensor], None]:
@@ -165,6 +167,8 @@ def _course(budget: Budget, album: Album) -> Course:
         "measured": 50 if budget.is_toy else min(500, seen),
         "batch": 64 if budget.is_toy else 2_048,
         "sampled": 64 if budget.is_toy else 2_048,
+        # Of a few steps at a low rate nothing would be seen behind random rows.
+        "init_std": 0.0,
     }
     steps = budget.size(60, full=5_000, least=10)
 
@@ -199,9 +203,9 @@ def _course(budget: Budget, album: Album) -> Course:
         f"{sizes['measured']:,} of them are measured by one logit each, on 20 samples of each and "
         "as many again of any class. ce and nce compute the batch's classes and "
         f"{sizes['sampled']:,} drawn ones in a step, quadratic all of them, exactly, by the "
-        f"factored head. SGD, {len(runs['ce'])} seeds; the learning rate of each is the best of "
-        f"the same {len(rates)} after {search} steps of another seed. No backbone: rows are "
-        "learned on given features."
+        f"factored head. SGD from zero, {len(runs['ce'])} seeds; the learning rate of each is "
+        f"the best of the same {len(rates)} after {search} steps of another seed. No "
+        "backbone: rows are learned on given features."
     )
     return _section(words, best, runs, ratio(times["all"], times["one"]), times.measures, album)
 

@@ -159,7 +159,8 @@ def _section(job: Job, measures: Measures, album: Album) -> Section:
             f"{len(settings['cases'])} pairs of class weights and loss, {settings['classes']} "
             f"classes and {settings['batch']} rows, so that neither divides, {settings['steps']} "
             f"steps of SGD at a rate of {settings['rate']:g} on noise, from the same rows and on "
-            "the same global batches on every mesh. Ranks are CPU processes of one thread each, started by kway's launcher (gloo). "
+            "the same global batches on every mesh. Ranks are CPU processes of one thread each, "
+            "started by kway's launcher (gloo). "
             f"Step times: dense ce, {case}."
         ),
         claims=[*_same_claims(measures), _faster_claim(times, case)],
