@@ -95,7 +95,12 @@ def page_text(
 
 def _counts(sections: Sequence[Section]) -> str:
     verdicts = [claim.verdict for section in sections for claim in section.claims]
-    return ", ".join(f"{verdicts.count(one)} {one}" for one in get_args(Verdict)) + "."
+    holds, fails, open_ = (verdicts.count(one) for one in get_args(Verdict))
+    return (
+        f"Of {len(verdicts)} claims {holds} hold, {fails} do not, and {open_} are not settled with "
+        "so few seeds. Losses were compared at the best of the same candidates for their rates and "
+        "at a shared one; where a claim does not hold, the section says what else was tried."
+    )
 
 
 def _published_sizes(catalogue: Sequence[Experiment]) -> str:
@@ -115,7 +120,7 @@ def _claims(sections: Sequence[Section]) -> str:
 
 
 def _said(verdict: Verdict) -> str:
-    return f"**{verdict}**" if verdict == "does not hold" else verdict
+    return f"<b>{verdict}</b>" if verdict == "does not hold" else verdict
 
 
 def _section(section: Section) -> str:
@@ -131,7 +136,7 @@ def _section(section: Section) -> str:
 
 
 def _table(table: Table) -> str:
-    return f"**{table.title}**\n\n{_grid(table.header, table.rows)}"
+    return f"**{_cell(table.title)}**\n\n{_grid(table.header, table.rows)}"
 
 
 def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -140,4 +145,4 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")

@@ -137,5 +137,5 @@ def test_a_page_has_every_claim_and_table_whatever_they_contain() -> None:
     assert "| 1 | 2\\|3 |" in text
     assert "`kway papers all`" in text
     assert "- Mind this." in text
-    assert "1 holds, 0 does not hold" in text
+    assert "Of 1 claims 1 hold, 0 do not" in text
     assert "| one | Ten of them | cores |" in text
