@@ -1,6 +1,7 @@
 """A laboratory whose only job sleeps, for a test that kills it (python -m tests.papers.sleeper)."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ def _sleep(_settings: Mapping[str, Any], places: Places) -> Measures:
 
 
 if __name__ == "__main__":
+    # Whoever started the tests in the background may have had it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = Path(sys.argv[1])
     with Laboratory(folder, folder / "out", workers=1) as laboratory:
         laboratory.measure([Sleeping("sleeper", {})])

@@ -76,9 +76,12 @@ def test_results_of_before_an_error_are_kept(tmp_path: Path) -> None:
 def test_workers_end_with_the_laboratory(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.papers.sleeper", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as started:
-        _until((tmp_path / "worker").is_file)
-        started.send_signal(number)
-        assert started.wait(20) != 0
+        try:
+            _until((tmp_path / "worker").is_file)
+            started.send_signal(number)
+            assert started.wait(20) != 0
+        finally:
+            started.kill()
     worker = int((tmp_path / "worker").read_text())
     _until(lambda: not Path(f"/proc/{worker}").exists())
 
