@@ -11,7 +11,7 @@ from matplotlib import cbook
 from matplotlib.figure import Figure, SubFigure
 from PIL import Image, ImageDraw, ImageFont
 
-from data.augment import draw_mix, for_training, mixed, pair_rng, sample_rng
+from data.augment import SampleDraws, draw_mix, for_training, mixed, pair_rng
 from data.augment.rand_augment import OPERATIONS
 from data.config import AugmentConfig, ImageConfig
 from data.images.decode import for_evaluation
@@ -51,7 +51,7 @@ def _settings() -> dict[str, np.ndarray]:
     tiles = {"the picture": for_evaluation(_photograph(), _IMAGE)}
     for title, (settings, index) in _ALONE.items():
         augment = AugmentConfig.model_validate(settings)
-        tiles[title] = for_training(_photograph(), _IMAGE, augment, sample_rng(0, 0, index))
+        tiles[title] = for_training(_photograph(), _IMAGE, augment, SampleDraws().at(0, 0, index))
     own, partner = tiles["the picture"], for_evaluation(_letter(), _IMAGE)
     tiles["another picture"] = partner
     for kind in ("mixup", "cutmix"):

@@ -45,6 +45,8 @@ def test_the_recipes_of_the_page_load() -> None:
 def test_the_recipe_of_the_page_turns_everything_on() -> None:
     (settings,) = (each for each in data_of_recipes() if "augment" in each)
     assert ImageConfig.model_validate(settings["image"]).crops == 10
-    assert settings["augment"].keys() == AugmentConfig.model_fields.keys() - {"crop_ratio"}
+    # A picture is cropped or shifted (pad).
+    expected = AugmentConfig.model_fields.keys() - {"crop_ratio", "pad"}
+    assert settings["augment"].keys() == expected
     augment = AugmentConfig.model_validate(settings["augment"])
     assert all(getattr(augment, name) for name in settings["augment"])
