@@ -235,27 +235,21 @@ def _figure(compared: Compared, shares: Mapping[str, list[float]]) -> Figure:
         ("train/top5", "training", "tab:blue", "o"),
         ("top5", "testing", "tab:red", "s"),
     ):
-        means = [mean_of(compared.at_shared[tau], measure) for tau in shares]
-        left.errorbar(
-            places,
-            [100 * one.value for one in means],
-            yerr=[100 * one.half for one in means],
-            color=colour,
-            marker=marker,
-            capsize=3,
-            label=f"{printed}, shared rate",
-        )
-        best = [mean_of(compared.at_best[tau], measure) for tau in shares]
-        left.errorbar(
-            places,
-            [100 * one.value for one in best],
-            yerr=[100 * one.half for one in best],
-            color=colour,
-            marker=marker,
-            linestyle=":",
-            capsize=3,
-            label=f"{printed}, best rates",
-        )
+        for runs, line, rates in (
+            (compared.at_shared, "-", "shared rate"),
+            (compared.at_best, ":", "best rates"),
+        ):
+            means = [mean_of(runs[tau], measure) for tau in shares]
+            left.errorbar(
+                places,
+                [100 * one.value for one in means],
+                yerr=[100 * one.half for one in means],
+                color=colour,
+                marker=marker,
+                linestyle=line,
+                capsize=3,
+                label=f"{printed}, {rates}",
+            )
         numbers = [published("003", "table 6", printed)[tau] for tau in shares]
         left.plot(
             places,

@@ -26,7 +26,7 @@ from benchmarks.papers.section import Claim, Section, Table, Verdict, verdict
 _BASES = (1.1, 1.3, 1.6, 2.5)
 _CE = Arm("ce")
 _FLAT = (_CE, Arm("simloss"), Arm("hierarchical_softmax"))
-_TREES = {"vtree": "V-tree", "vtree_chains": "V-tree with chains"}
+_TREES = {tree: NAMES[tree] for tree in ("vtree", "vtree_chains")}
 _RATES = (0.01, 0.03, 0.1, 0.3)
 
 
