@@ -8,12 +8,18 @@ import torch
 
 
 def machine() -> str:
-    """What the numbers were measured on, and what else it was doing."""
+    """The hardware, its load and torch, as the header of a measurement."""
+    return (
+        f"{hardware()}, load {os.getloadavg()[0]:.1f} at the start; "
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    )
+
+
+def hardware() -> str:
+    """The processor, its cores, and the GPU if there is one."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     model = models[0] if models else platform.processor() or platform.machine()
-    return (
-        f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start; "
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads"
-    )
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{model}, {os.cpu_count()} cores{gpu}"

@@ -2,13 +2,16 @@
 the rate that all share."""
 
 import itertools
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from benchmarks.papers.budget import Budget
+from benchmarks.papers.edges import edge_note, is_at_edge
 from benchmarks.papers.intervals import Mean, difference, mean
 from benchmarks.papers.job import Job, Measures, Results
+from benchmarks.papers.section import Claim, Kind, agreed, paired
 from benchmarks.papers.shards import Dataset
 from benchmarks.papers.training import training
 
@@ -58,17 +61,21 @@ class Design(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """`arms`, usually losses. The candidate with the highest `measure` on `validation` is the best.
+    """`arms`, usually losses, each at the rates that its own search found and at `shared` ones.
 
-    `also` are further splits to evaluate, `all_logits` the arms of which the measures of
-    log-probabilities are taken, too.
+    For each of `measures` the best candidate is the one with the highest value on `validation`; a
+    claim is judged at the rates that were chosen by the measure that it is about. With `refine` the
+    first measure also gets a search that goes on from the best candidate by half decades until a
+    worse learning rate is on both sides of the best one. `also` are further splits to evaluate,
+    `all_logits` the arms that are also measured by log-probabilities.
     """
 
     design: Design
     arms: Sequence[str]
     candidates: Sequence[Rates]
     shared: Rates
-    measure: str = "top1"
+    measures: Sequence[str]
+    refine: bool = False
     also: Sequence[str] = ()
     all_logits: Sequence[str] = ()
 
@@ -78,23 +85,34 @@ class Comparison:
         """Runs it: shards, search, then a seed of every arm at a time while the budget lasts."""
         shards = yield list({self.design.dataset(arm).job for arm in self.arms})
         candidates = [self.shared] if budget.is_toy else self.candidates
-        found = yield [
-            self._tried(arm, rates, search_steps) for arm in self.arms for rates in candidates
-        ]
-        best = {arm: self._best(arm, candidates, search_steps, found) for arm in self.arms}
+        search = _Search(self, search_steps)
+        yield from search.try_all(dict.fromkeys(self.arms, candidates))
+        chosen = {measure: search.chosen(measure) for measure in self.measures}
+        bracketed = []
+        if self.refine and not budget.is_toy:
+            yield from search.bracket(self.measures[0])
+            bracketed = [search.chosen(self.measures[0])]
+        searched = [*chosen.values(), *bracketed]
+        rates = {
+            arm: dict.fromkeys([*(best[arm].rates for best in searched), self.shared])
+            for arm in self.arms
+        }
         results: Results = {}
         seeds = []
         for number in budget.rounds(at_least=at_least, at_most=at_most):
             seeds.append(number + 1)  # the search had seed 0
             results |= yield [
-                self._measured(arm, rates, steps, seeds[-1])
+                self._measured(arm, each, steps, seeds[-1])
                 for arm in self.arms
-                for rates in (best[arm], self.shared)
+                for each in rates[arm]
             ]
 
         def runs(arm: str, rates: Rates) -> list[Measures]:
             jobs = [self._measured(arm, rates, steps, seed) for seed in seeds]
             return [results[job].measures for job in jobs]
+
+        def at(best: Mapping[str, Best]) -> Reached:
+            return Reached(best, {arm: runs(arm, one.rates) for arm, one in best.items()})
 
         return Compared(
             steps=steps,
@@ -102,14 +120,14 @@ class Comparison:
             num_candidates=len(candidates),
             seeds=len(seeds),
             samples={arm: shards[self.design.dataset(arm).job].measures for arm in self.arms},
-            rates=best,
             shared=self.shared,
-            measure=self.measure,
-            at_best={arm: runs(arm, best[arm]) for arm in self.arms},
+            by={measure: at(best) for measure, best in chosen.items()},
+            refined=at(bracketed[0]) if bracketed else None,
             at_shared={arm: runs(arm, self.shared) for arm in self.arms},
         )
 
-    def _tried(self, arm: str, rates: Rates, steps: int) -> Job:
+    def tried(self, arm: str, rates: Rates, steps: int) -> Job:
+        """A run of the search."""
         run = Run(arm, rates, steps, seed=0, split="validation")
         return training(self.design.dataset(arm), self.design.recipe(run))
 
@@ -122,37 +140,156 @@ class Comparison:
             logits=arm in self.all_logits,
         )
 
-    def _best(self, arm: str, candidates: Sequence[Rates], steps: int, results: Results) -> Rates:
-        """The first of equals; one that diverged counts as nothing."""
+
+@dataclass(frozen=True)
+class Best:
+    """The rates that a search chose. `at_edge`: no smaller, or no larger, learning rate was tried,
+    so a better one may be outside the grid."""
+
+    rates: Rates
+    at_edge: bool
+
+    def text(self) -> str:
+        return f"{self.rates.text()} (edge)" if self.at_edge else self.rates.text()
+
+
+class _Search:
+    """What every arm reached at the rates tried so far."""
+
+    def __init__(self, comparison: Comparison, steps: int) -> None:
+        self._comparison, self._steps = comparison, steps
+        self._reached: dict[str, dict[Rates, Measures]] = {arm: {} for arm in comparison.arms}
+
+    def try_all(
+        self, wanted: Mapping[str, Sequence[Rates]]
+    ) -> Generator[Sequence[Job], Results, None]:
+        jobs = {
+            (arm, rates): self._comparison.tried(arm, rates, self._steps)
+            for arm, of_arm in wanted.items()
+            for rates in of_arm
+        }
+        results = yield list(jobs.values())
+        for (arm, rates), job in jobs.items():
+            self._reached[arm][rates] = results[job].measures
+
+    def bracket(self, measure: str) -> Generator[Sequence[Job], Results, None]:
+        """Tries half a decade to both sides of each arm's best learning rate, until neither side
+        is better or `_MOST_EXTENSIONS` searches were made."""
+        for _ in range(_MOST_EXTENSIONS):
+            best = self.chosen(measure)
+            missing = {
+                arm: [one for one in half_decades(best[arm].rates) if one not in reached]
+                for arm, reached in self._reached.items()
+            }
+            if not any(missing.values()):
+                return
+            yield from self.try_all(missing)
+
+    def chosen(self, measure: str) -> dict[str, Best]:
+        return {arm: self._best(arm, measure) for arm in self._reached}
+
+    def _best(self, arm: str, measure: str) -> Best:
+        """The first of equals; a run that diverged is the worst."""
 
         def reached(rates: Rates) -> float:
-            measures = results[self._tried(arm, rates, steps)].measures
-            return -1.0 if "diverged" in measures else float(measures[self.measure])
+            measures = self._reached[arm][rates]
+            return -1.0 if "diverged" in measures else float(measures[measure])
 
-        return max(candidates, key=reached)
+        best = max(self._reached[arm], key=reached)
+        return Best(best, is_at_edge(best.lr, [rates.lr for rates in self._reached[arm]]))
+
+
+_MOST_EXTENSIONS = 4
+
+
+def half_decades(rates: Rates) -> list[Rates]:
+    """The learning rates half a decade below and above, as powers of ten with three digits, so that
+    two half decades from 0.1 are 1 exactly."""
+    exponent = round(2 * math.log10(rates.lr))
+    lrs = (float(f"{10 ** (near / 2):.3g}") for near in (exponent - 1, exponent + 1))
+    return [Rates(lr, rates.weight_decay) for lr in lrs]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What every arm reached at the rates that a search chose for it: measures, one a seed."""
+
+    chosen: Mapping[str, Best]
+    runs: Mapping[str, list[Measures]]
+
+    def edges(self, *arms: str) -> str:
+        """The note on best rates at an edge for a claim about `arms` (default: all)."""
+        chosen = {arm: self.chosen[arm] for arm in arms or self.chosen}
+        return edge_note(
+            [f"{arm} ({one.rates.lr:g})" for arm, one in chosen.items() if one.at_edge]
+        )
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Measures of every arm, one a seed, at the `rates` of its own and at the `shared` ones."""
+    """Measures of every arm at the rates chosen by each measure, by the bracketed search if there
+    was one (`refined`), and at the `shared` rates."""
 
     steps: int
     search_steps: int
     num_candidates: int
     seeds: int
     samples: Mapping[str, Measures]
-    rates: Mapping[str, Rates]
     shared: Rates
-    measure: str
-    at_best: Mapping[str, list[Measures]]
+    by: Mapping[str, Reached]
+    refined: Reached | None
     at_shared: Mapping[str, list[Measures]]
 
+    @property
+    def best(self) -> Reached:
+        """At the rates chosen by the first measure."""
+        return next(iter(self.by.values()))
+
+    @property
+    def at_best(self) -> Mapping[str, list[Measures]]:
+        return self.best.runs
+
+    def readings(self) -> dict[str, Reached]:
+        """The searches by which a claim is judged, named for the page."""
+        if self.refined is None:
+            return {"grid": self.best}
+        return {"grid": self.best, "bracketed": self.refined}
+
+    def judge(
+        self,
+        statement: str,
+        gain: Callable[[Reached], Mean],
+        arms: Sequence[str],
+        kind: Kind,
+        *,
+        points: bool = False,
+    ) -> Claim:
+        """The claim that `gain`, a mean over `arms` paired by seed, is positive at the rates of
+        every search."""
+        claims = {
+            name: paired(statement, gain(reached), kind, points=points, note=reached.edges(*arms))
+            for name, reached in self.readings().items()
+        }
+        evidence = [
+            f"{name}: {claim.evidence}" if self.refined else claim.evidence
+            for name, claim in claims.items()
+        ]
+        verdicts = [claim.verdict for claim in claims.values()]
+        return Claim(statement, agreed(verdicts), ". ".join(evidence), kind)
+
     def setup(self) -> str:
-        """How it was compared, in words for the page."""
-        return (
+        """How the arms were compared, for the page."""
+        found = (
             f"{self.steps:,} steps, {self.seeds} seeds. Learning rate and weight decay of each: "
             f"the best of the same {self.num_candidates} candidates after {self.search_steps:,} "
-            f"steps, by {self.measure} on held-out training samples; shared: {self.shared.text()}."
+            f"steps, by {' or '.join(self.by)} on held-out training samples"
+            f"{self.best.edges()}; shared: {self.shared.text()}."
+        )
+        if self.refined is None:
+            return found
+        return (
+            f"{found} A bracketed search continues from the best candidate by half decades, until "
+            f"a worse rate is on both sides of the best one{self.refined.edges()}."
         )
 
 

@@ -1,12 +1,14 @@
 """Runs experiments one after the other within a budget, and keeps the section of each."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Album, Experiment
-from benchmarks.papers.job import Job
+from benchmarks.papers.job import Job, Results
 from benchmarks.papers.laboratory import Laboratory
 from benchmarks.papers.section import Section
 from data.aside import commit
@@ -28,7 +30,7 @@ def conduct(
     """The sections of the experiments within `minutes` together; None: the published sizes.
 
     An experiment has its share of the minutes, by which its sizes are chosen, and what those
-    before it left over, for more rounds. Sections and pictures are kept below `laboratory.out`.
+    before it left over, for more rounds. Sections and figures are kept below `laboratory.out`.
     """
     sections = []
     charged: set[Job] = set()
@@ -52,14 +54,20 @@ def conduct(
     return sections
 
 
-def kept_sections(laboratory: Laboratory, experiments: Sequence[Experiment]) -> list[Section]:
-    """Of those experiments that were conducted, now or before, in the order of `experiments`."""
-    paths = [laboratory.out / "sections" / f"{one.name}.json" for one in experiments]
-    return [
+def kept_sections(out: Path, experiments: Sequence[Experiment]) -> list[Section]:
+    """The sections below a laboratory's `out`, in the order of `experiments`: of those that ended,
+    now or before.
+
+    Those in an earlier version's format are left out: conducting the experiment again writes them
+    from its kept results.
+    """
+    paths = [out / "sections" / f"{one.name}.json" for one in experiments]
+    read = [
         Section.from_json(json.loads(path.read_text(encoding="utf-8")))
         for path in paths
         if path.is_file()
     ]
+    return [section for section in read if section is not None]
 
 
 def _one(
@@ -71,22 +79,30 @@ def _one(
 ) -> Section:
     """A job that several experiments ask for is charged to the first of them (`charged`)."""
     course = experiment.course(budget, Album(laboratory.out / "pictures"))
-    done = 0
+    everything: Results = {}
     jobs = next(course)
     while True:
-        before = done
+        before = len(everything)
 
-        def told(of_these: int, total: int, before: int = before) -> None:
-            report(experiment, before + of_these, before + total, budget)
+        def told(found: Results, total: int, before: int = before) -> None:
+            new = {job: result for job, result in found.items() if job not in charged}
+            seconds = sum(result.seconds for result in new.values())
+            budget.spent += seconds / (60 * max(1, laboratory.workers))
+            charged.update(new)
+            report(experiment, before + len(found), before + total, budget)
 
         results = laboratory.measure(jobs, told)
-        done += len(results)
-        seconds = sum(one.seconds for job, one in results.items() if job not in charged)
-        budget.spent += seconds / (60 * max(1, laboratory.workers))
-        charged.update(results)
-        report(experiment, done, done, budget)
+        everything |= results
         try:
             jobs = course.send(results)
         except StopIteration as end:
             section: Section = end.value
-            return section
+            return replace(section, outdated=_outdated(everything))
+
+
+def _outdated(results: Results) -> list[str]:
+    """`12 of 80 results: older code, torch 2.12.0`, for each combination of reasons."""
+    reasons = Counter(result.outdated for result in results.values() if result.outdated)
+    return [
+        f"{count} of {len(results)} results: {', '.join(why)}" for why, count in reasons.items()
+    ]

@@ -45,6 +45,11 @@ def mean(numbers: Sequence[float]) -> Mean:
     return Mean(float(values.mean()), float(half), values.size)
 
 
+def shown(found: Mean | None, digits: int = 3) -> str:
+    """A table's cell; None is a comparison of a model with itself."""
+    return "degenerate" if found is None else found.text(digits)
+
+
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Mean:
     """Of pairs, such as two losses at the same seed: it varies less than the means do."""
     if len(ours) != len(theirs):

@@ -1,4 +1,4 @@
-"""A job: one measurement, which is made once and kept under the digest of what was asked."""
+"""A job: one measurement, made once and kept under a digest of its function and settings."""
 
 import hashlib
 import importlib
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Another number: what was measured before counts no more.
+# Part of every key: increment it to discard all kept results.
 _FORMAT = 1
 
 Measures = dict[str, Any]
@@ -55,10 +55,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What a job measured, and the seconds that it took one worker, now or when it was measured."""
+    """What a job measured, and the seconds that it took one worker, now or when it was measured.
+
+    `outdated` names how the conditions of that measurement differ from the current ones: "older
+    code", another torch, another machine. Empty: they do not.
+    """
 
     measures: Measures
     seconds: float
+    outdated: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
         return self.measures[name]

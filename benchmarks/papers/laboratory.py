@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from io import TextIOWrapper
 from pathlib import Path
@@ -15,22 +15,27 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.papers.job import FOLDER, Job, Places, Result, Results
+from benchmarks.papers.provenance import Provenance
 from data.aside import commit
 from data.pool import end_with_parent
 
-Report = Callable[[int, int], None]
+# Called with the results so far and the number asked for: at the start, after each result, and
+# every `_SECONDS_BETWEEN_REPORTS` while jobs run.
+Report = Callable[[Results, int], None]
+_SECONDS_BETWEEN_REPORTS = 10
 
 
 class Laboratory:
-    """`out` holds results, shards and unfinished work, of one laboratory at a time; `data` is the
-    user's.
+    """`out` contains results, shards and unfinished work, for one laboratory at a time; `data` is
+    the user's.
 
-    `workers` processes do a job each; 0: this one does them. They start with the first job and end
-    with the laboratory, at once after an error: what they were doing is gone on with later.
+    `workers` processes run one job each; 0: this process runs them. They start with the first job
+    and end with the laboratory, immediately after an error: the next run resumes their jobs.
+    `again`: measure again what is kept from older code, another torch or another machine.
     """
 
-    def __init__(self, data: Path, out: Path, *, workers: int) -> None:
-        self.data, self.out, self.workers = data, out, workers
+    def __init__(self, data: Path, out: Path, *, workers: int, again: bool = False) -> None:
+        self.data, self.out, self.workers, self.again = data, out, workers, again
         self._pool: ProcessPoolExecutor | None = None
         self._lock: TextIOWrapper
 
@@ -66,31 +71,38 @@ class Laboratory:
             for process in multiprocessing.active_children():
                 process.terminate()
 
-    def measure(self, jobs: Sequence[Job], report: Report = lambda done, total: None) -> Results:
+    def measure(self, jobs: Sequence[Job], report: Report = lambda found, total: None) -> Results:
         """Results of all jobs, each measured now or before. Raises what a job raises; the results
-        of those that ended before are kept."""
-        found = {job: result for job in jobs if (result := self._kept(job)) is not None}
-        missing = [job for job in dict.fromkeys(jobs) if job not in found]
-        for job, result in self._measured(missing):
-            self._keep(job, result)
-            found[job] = result
-            report(len(found), len(set(jobs)))
+        of the jobs that ended before it are kept."""
+        asked = dict.fromkeys(jobs)
+        found = {job: result for job in asked if (result := self._kept(job)) is not None}
+        report(found, len(asked))
+        for measured in self._measured([job for job in asked if job not in found]):
+            for job, result in measured.items():
+                self._keep(job, result)
+            found |= measured
+            report(found, len(asked))
         return found
 
-    def _measured(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Result]]:
+    def _measured(self, jobs: Sequence[Job]) -> Iterator[Results]:
+        """Results as jobs end; empty ones now and then while they run."""
         if self.workers == 0:
             for job in jobs:
-                yield job, _work(job, self._places(job))
+                yield {job: _work(job, self._places(job))}
             return
-        threads = max(1, cores() // self.workers)
-        yield from self._at_once([job for job in jobs if not job.alone], threads)
+        yield from self._in_parallel(
+            [job for job in jobs if not job.alone], threads_of_a_job(max(1, self.workers))
+        )
         for job in jobs:
             if job.alone:
-                for _, result in self._at_once([job], cores()):
-                    # It had the machine to itself.
-                    yield job, Result(result.measures, result.seconds * self.workers)
+                for measured in self._in_parallel([job], threads_of_a_job(1)):
+                    # No other worker ran meanwhile, so the job is charged for all of them.
+                    yield {
+                        one: Result(result.measures, result.seconds * self.workers)
+                        for one, result in measured.items()
+                    }
 
-    def _at_once(self, jobs: Sequence[Job], threads: int) -> Iterator[tuple[Job, Result]]:
+    def _in_parallel(self, jobs: Sequence[Job], threads: int) -> Iterator[Results]:
         if not jobs:
             return
         pool = self._started()
@@ -98,12 +110,16 @@ class Laboratory:
             futures = {
                 pool.submit(_work_with, threads, job, self._places(job)): job for job in jobs
             }
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            while futures:
+                ended = wait(futures, _SECONDS_BETWEEN_REPORTS, FIRST_COMPLETED).done
+                if not ended:
+                    yield {}
+                for future in ended:
+                    yield {futures.pop(future): future.result()}
         except BrokenProcessPool as error:
             raise ChildProcessError(
-                "a worker was killed, perhaps for memory: the same command goes on with what was "
-                "not measured yet, --workers 1 takes less"
+                "a worker was killed, perhaps because memory ran out: run the same command again "
+                "to resume; --workers 1 needs less memory"
             ) from error
 
     def _started(self) -> ProcessPoolExecutor:
@@ -129,12 +145,16 @@ class Laboratory:
         made = kept["measures"].get(FOLDER)
         if made is not None and not (self.out / "shards" / made).is_dir():
             return None
-        return Result(kept["measures"], kept["seconds"])
+        outdated = Provenance.of(job).outdates(kept.get("provenance"))
+        if outdated and self.again:
+            return None
+        return Result(kept["measures"], kept["seconds"], outdated)
 
     def _keep(self, job: Job, result: Result) -> None:
         kept = {
             "function": job.function,
             "settings": job.settings,
+            "provenance": Provenance.of(job).to_json(),
             "measures": result.measures,
             "seconds": result.seconds,
         }
@@ -164,8 +184,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def threads_of_a_job(jobs_in_parallel: int) -> int:
+    """OMP_NUM_THREADS if it is set, otherwise this job's share of the cores.
+
+    Raises ValueError for an OMP_NUM_THREADS that is not a positive number.
+    """
+    text = os.environ.get("OMP_NUM_THREADS")
+    if text is None:
+        return max(1, cores() // jobs_in_parallel)
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"OMP_NUM_THREADS is {text!r}: unset it, or set it to a number above 0")
+    return int(text)
+
+
 def _begin(devices: "multiprocessing.SimpleQueue[str]") -> None:
-    """Each worker sees one GPU where there are any, for a trainer takes the first that it sees."""
+    """Each worker sees at most one GPU, because a trainer takes the first that it sees."""
     end_with_parent()
     if device := devices.get():
         os.environ["CUDA_VISIBLE_DEVICES"] = device

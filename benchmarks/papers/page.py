@@ -6,7 +6,7 @@ from shutil import copyfile
 from typing import get_args
 
 from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.section import Section, Table, Verdict
+from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict
 from data.aside import commit
 
 PAPERS = {
@@ -18,6 +18,15 @@ PAPERS = {
     "beyond": "Beyond the papers",
 }
 
+
+_REST = (
+    "Only the first row counts. *Stand-in*: a statement of a paper, tested on a model or input far "
+    "smaller than the paper's (an MLP on images of 8 x 8 pixels, a BERT of one layer), which can "
+    "neither confirm nor refute it. *Own question*: no paper states it. *Trivial*: true by "
+    "construction. *Own code*: about the speed or stability of kway's implementation. "
+    "*Degenerate*: both sides of the comparison are the same model, such as a tree loss whose tree "
+    "has one inner node, which is cross entropy."
+)
 
 # What is of ImageNet, and stands in a recipe's first lines beside what to expect.
 _IMAGENET = (
@@ -68,16 +77,18 @@ def page_text(
     parts = [
         "# The papers' experiments, run again",
         "<!-- Written by kway papers. Change benchmarks/papers/ and run it again. -->",
-        f"`{command}` wrote this page from what it measured, now or before, in the same folder: "
-        f"{sum(section.minutes for section in sections):.0f} minutes of work for all workers "
-        f"({machine}). Each section says which experiment it is: `kway papers NAME --data DATA` "
-        "runs it alone.",
-        "Intervals are 95% confidence intervals of the mean over seeds (Student's t); differences "
-        "are paired by seed; of times they are those of the median. Of many claims a few come out "
-        "wrong by chance at that level. A published number stands beside ours where the paper "
-        "prints one.",
+        f"`{command}` wrote this page from the results in its folder, which took "
+        f"{sum(section.minutes for section in sections):.0f} minutes on all workers to measure "
+        f"(page written on {machine}). `kway papers NAME --data DATA` runs one experiment; each "
+        "section starts with its name.",
+        "Intervals are 95% confidence intervals of the mean over seeds (Student's t), paired by "
+        "seed for differences; for times they are intervals of the median. At that level a few of "
+        "many claims come out wrong by chance. Published numbers are in brackets.",
         "## What holds",
+        _headline(sections),
         _counts(sections),
+        _REST,
+        _outdated(sections),
     ]
     by_paper = {
         title if paper == "beyond" else f"Paper {paper}: {title.lower()}": of_paper
@@ -93,13 +104,39 @@ def page_text(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _counts(sections: Sequence[Section]) -> str:
-    verdicts = [claim.verdict for section in sections for claim in section.claims]
-    holds, fails, open_ = (verdicts.count(one) for one in get_args(Verdict))
+def _headline(sections: Sequence[Section]) -> str:
+    of_papers = _of_kind(sections, Kind.PAPER)
+    holds, fails, unsettled, degenerate = (
+        sum(claim.verdict == one for claim in of_papers) for one in get_args(Verdict)
+    )
     return (
-        f"Of {len(verdicts)} claims {holds} hold, {fails} do not, and {open_} are not settled with "
-        "so few seeds. Losses were compared at the best of the same candidates for their rates and "
-        "at a shared one; where a claim does not hold, the section says what else was tried."
+        f"Of {len(of_papers) - degenerate} claims of the papers that were tested on the paper's "
+        f"kind of model and data, {holds} hold, {fails} do not hold and {unsettled} are not "
+        "settled with so few seeds. A claim with several readings, such as best and shared "
+        "rates, is settled only where all of them agree."
+    )
+
+
+def _counts(sections: Sequence[Section]) -> str:
+    rows = []
+    for kind in Kind:
+        verdicts = [claim.verdict for claim in _of_kind(sections, kind)]
+        rows.append([kind, *(str(verdicts.count(one)) for one in get_args(Verdict))])
+    return _grid(["about", *get_args(Verdict)], rows)
+
+
+def _of_kind(sections: Sequence[Section], kind: Kind) -> list[Claim]:
+    return [claim for section in sections for claim in section.claims if claim.kind is kind]
+
+
+def _outdated(sections: Sequence[Section]) -> str:
+    names = [section.name for section in sections if section.outdated]
+    if not names:
+        return ""
+    return (
+        "Measured with older code, another torch or, for timings, another machine than the page "
+        f"was written with: {', '.join(names)}. Their sections give the numbers of such results; "
+        "`kway papers NAME --again` measures them again."
     )
 
 
@@ -110,13 +147,17 @@ def _published_sizes(catalogue: Sequence[Experiment]) -> str:
 
 
 def _claims(sections: Sequence[Section]) -> str:
-    header = ("experiment", "what is claimed", "here", "numbers")
+    header = ("experiment", "what is claimed", "about", "here", "numbers")
     rows = [
-        (section.name, claim.statement, _said(claim.verdict), claim.evidence)
+        (_marked(section), claim.statement, claim.kind, _said(claim.verdict), claim.evidence)
         for section in sections
         for claim in section.claims
     ]
     return _grid(header, rows)
+
+
+def _marked(section: Section) -> str:
+    return f"{section.name} (older code)" if section.outdated else section.name
 
 
 def _said(verdict: Verdict) -> str:
@@ -126,13 +167,14 @@ def _said(verdict: Verdict) -> str:
 def _section(section: Section) -> str:
     took = f"`{section.name}`, {section.minutes:.1f} minutes."
     parts = [f"### {section.title}", f"{took} {section.setup}"]
+    parts += [f"**Older code:** {'; '.join(section.outdated)}." if section.outdated else ""]
     parts += [_table(table) for table in section.tables]
     parts += [
         f"![{picture.words}](papers/{picture.file})\n\n*{picture.title}*"
         for picture in section.pictures
     ]
     parts += [f"- {remark}" for remark in section.remarks]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _table(table: Table) -> str:

@@ -38,21 +38,33 @@ def papers(
     ] = "60",
     out: Annotated[
         Path,
-        typer.Option("-o", "--out", help="results, shards and pictures; kept and gone on with"),
+        typer.Option("-o", "--out", help="results, shards and figures, kept to resume from"),
     ] = Path("runs/papers"),
     page: Annotated[Path | None, typer.Option(help="the page; default: papers.md in --out")] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="runs at a time; default: GPUs, or cores without any")
     ] = None,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="measure again what older code, torch or another machine measured"
+        ),
+    ] = False,
+    page_only: Annotated[
+        bool,
+        typer.Option("--page-only", help="measure nothing: write the page from what is kept"),
+    ] = False,
 ) -> None:
     """Run the experiments of the papers again and write the page that compares them.
 
-    Without a name it lists them. What was measured before is not measured again: the same command
-    goes on with what was cut off.
+    Without a name it lists them. Kept results are not measured again: run the same command to
+    resume an interrupted run. Results of older code are used and marked on the page.
     """
     from benchmarks.papers.experiments import EXPERIMENTS
 
-    if not names:
+    if page_only and (names or again):
+        raise ValueError("--page-only measures nothing: leave out the names and --again")
+    if not names and not page_only:
         for one in EXPERIMENTS:
             print(f"{one.name}  {one.title}, {one.minutes:g} min of an hour")
         return
@@ -61,7 +73,7 @@ def papers(
     from benchmarks.papers.laboratory import Laboratory
     from benchmarks.papers.page import write_page
 
-    chosen = _chosen(EXPERIMENTS, names)
+    chosen = _chosen(EXPERIMENTS, names or [])
     minutes = _minutes(budget)
     _check_data(chosen, data)
     written = page or out / "papers.md"
@@ -74,24 +86,38 @@ def papers(
     check_writable(out / "results.json", "--out")
     check_writable(written, "--page")
     where = machine()
-    command = shlex.join(["kway", "papers", *names, "--data", "DATA", "--budget", budget])
-    opened = Laboratory(data.resolve(), out.resolve(), workers=workers or _default_workers())
-    with opened as laboratory:
-        try:
-            conduct(chosen, laboratory, minutes, _report())
-        finally:
-            # What was done before an error is worth a page, too.
-            sections = kept_sections(laboratory, EXPERIMENTS)
-            if sections:
-                write_page(
-                    sections,
-                    written,
-                    catalogue=EXPERIMENTS,
-                    pictures=laboratory.out / "pictures",
-                    command=command,
-                    machine=where,
-                )
-    print(printable(f"{written}: {counted(len(sections), 'experiment')}"))
+    given = [*(names or []), "--data", "DATA", "--budget", budget, *(["--again"] if again else [])]
+    command = shlex.join(["kway", "papers", *(["--page-only"] if page_only else given)])
+
+    def write() -> int:
+        """Returns the number of experiments on the page; 0: there is none to write."""
+        sections = kept_sections(out, EXPERIMENTS)
+        if sections:
+            write_page(
+                sections,
+                written,
+                catalogue=EXPERIMENTS,
+                pictures=out / "pictures",
+                command=command,
+                machine=where,
+            )
+        return len(sections)
+
+    if page_only:
+        number = write()
+        if not number:
+            raise ValueError(f"no experiment has ended in {out}: run kway papers all --out {out}")
+    else:
+        opened = Laboratory(
+            data.resolve(), out.resolve(), workers=workers or _default_workers(), again=again
+        )
+        with opened as laboratory:
+            try:
+                conduct(chosen, laboratory, minutes, _report())
+            finally:
+                # Experiments that ended before an error are on the page.
+                number = write()
+    print(printable(f"{written}: {counted(number, 'experiment')}"))
 
 
 def _check_data(chosen: "list[Experiment]", data: Path) -> None:
@@ -135,18 +161,26 @@ def _default_workers() -> int:
 
 
 def _report() -> "Callable[[Experiment, int, int, Budget], None]":
-    """A line now and then: how far the experiment is, and its minutes."""
-    last = 0.0
+    """Prints a line every few seconds: jobs done, minutes elapsed, minutes of the budget used.
+
+    The budget is charged when a job ends, also for a result measured before, so the elapsed time
+    is what shows that a long job is running.
+    """
+    last = began = 0.0
+    current = ""
 
     def told(experiment: "Experiment", done: int, total: int, budget: "Budget") -> None:
-        nonlocal last
-        if done < total and time.monotonic() - last < _SECONDS_BETWEEN_LINES:
+        nonlocal last, began, current
+        now = time.monotonic()
+        if experiment.name != current:
+            current, began = experiment.name, now
+        if done < total and now - last < _SECONDS_BETWEEN_LINES:
             return
-        last = time.monotonic()
+        last = now
         allowed = "" if budget.allowed is None else f" of {budget.allowed:.1f}"
         print(
-            f"{experiment.name}: {done} of {total} jobs asked for so far, {budget.spent:.1f}"
-            f"{allowed} min",
+            f"{experiment.name}: {done} of {total} jobs asked for so far, "
+            f"{(now - began) / 60:.1f} min elapsed, budget used {budget.spent:.1f}{allowed} min",
             file=sys.stderr,
             flush=True,
         )

@@ -2,12 +2,13 @@
 and the same ones mirrored."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.papers.comparison import Compared, Rates, advantage, cell
+from benchmarks.papers.comparison import Best, Compared, Rates, Reached, advantage, cell
 from benchmarks.papers.experiments import (
     beyond_million,
     beyond_tree,
@@ -17,16 +18,18 @@ from benchmarks.papers.experiments import (
     spherical_tables,
     temperature,
     topk_sizes,
+    trained,
     tree_base,
     tree_metric,
     tree_norms,
     tree_regimes,
     tree_tables,
 )
-from benchmarks.papers.experiments.synthetic import Arm, Regime, Trained, own, pooled, shared
+from benchmarks.papers.experiments.synthetic import Arm, Regime
+from benchmarks.papers.experiments.trained import Trained, own, pooled, shared
 from benchmarks.papers.intervals import Mean, difference
 from benchmarks.papers.job import Measures
-from benchmarks.papers.section import Claim, verdict
+from benchmarks.papers.section import Claim, Kind, agreed, verdict
 from benchmarks.papers.turns import median
 from heads import LOSSES
 
@@ -34,7 +37,7 @@ from heads import LOSSES
 Levels = Mapping[str, Mapping[str, float]]
 
 _SEEDS = 3
-_HOLDS, _NOT = "holds", "does not hold"
+_HOLDS, _NOT, _OPEN = "holds", "does not hold", "not settled"
 
 
 def around(level: float, number: int) -> np.ndarray:
@@ -58,20 +61,32 @@ def mirrored(levels: Levels) -> Levels:
     return {arm: {name: 1 - level for name, level in of.items()} for arm, of in levels.items()}
 
 
-def compared(at_best: Levels, at_shared: Levels | None = None) -> Compared:
-    """Where the shared rate is not asked for, it says the opposite of the best rates."""
+def compared(
+    at_best: Levels,
+    at_shared: Levels | None = None,
+    *,
+    refined: Levels | None = None,
+    measures: Sequence[str] = ("top1",),
+    at_edge: Sequence[str] = (),
+) -> Compared:
+    """Where the shared rate is not asked for, it says the opposite of the best rates. Every measure
+    chose the same rates; those of the arms `at_edge` are at an edge of the grid."""
     other = mirrored(at_best) if at_shared is None else at_shared
     rates = Rates(0.1, 0.0)
+
+    def reached(levels: Levels) -> Reached:
+        chosen = {arm: Best(rates, at_edge=arm in at_edge) for arm in levels}
+        return Reached(chosen, {arm: runs(of, n) for n, (arm, of) in enumerate(levels.items())})
+
     return Compared(
         steps=1,
         search_steps=1,
         num_candidates=1,
         seeds=_SEEDS,
         samples={arm: {"train": 1} for arm in at_best},
-        rates=dict.fromkeys(at_best, rates),
         shared=rates,
-        measure="top1",
-        at_best={arm: runs(of, n) for n, (arm, of) in enumerate(at_best.items())},
+        by={measure: reached(at_best) for measure in measures},
+        refined=None if refined is None else reached(refined),
         at_shared={arm: runs(of, n) for n, (arm, of) in enumerate(other.items())},
     )
 
@@ -95,7 +110,8 @@ def test_an_advantage_is_ours_less_theirs_and_a_diverged_run_of_ours_is_worth_no
     assert lost.value == pytest.approx(-0.2, abs=0.01)
 
 
-def test_no_difference_at_all_is_no_advantage() -> None:
+def test_no_difference_at_all_is_no_advantage_and_no_comparison_is_degenerate() -> None:
+    assert verdict(None) == "degenerate"
     same = difference([0.1, 0.5, 0.3], [0.1, 0.5, 0.3])
     assert (same.low, same.high) == (0, 0)
     assert verdict(same) == "does not hold"
@@ -112,30 +128,35 @@ def test_a_cell_says_how_many_runs_diverged() -> None:
 
 
 def on_single_logits(levels: Levels) -> list[Claim]:
-    return single_logits._claims("MNIST", compared(levels))
+    """All but the last claim, which is of another form."""
+    return single_logits._claims("MNIST", compared(levels), Kind.PAPER)[:-1]
 
 
 def on_tree_tables(levels: Levels) -> list[Claim]:
-    return tree_tables.claims("CIFAR-100", compared(levels))
+    return tree_tables.claims("CIFAR-100", compared(levels), Kind.PAPER)
 
 
 def on_sizes(levels: Levels) -> list[Claim]:
-    return topk_sizes._claims(tuple(topk_sizes._PRINTED), compared(levels))
+    return topk_sizes._claims(tuple(topk_sizes._PRINTED), compared(levels), Kind.PAPER)
 
 
 def on_label_noise(levels: Levels) -> list[Claim]:
     found = label_noise._Found(compared(levels), label_noise._NOISES)
-    return label_noise._claims(found)
+    return label_noise._claims(found, Kind.PAPER)
 
 
 def on_beyond_tree(levels: Levels) -> list[Claim]:
-    return beyond_tree._claims(compared(levels))
+    return beyond_tree._claims(compared(levels, measures=("top1", "top5", "auprc")))
 
 
-_NAMED = ("batch_ce", "bce", "nce", "self_norm")
+_NAMED = ("self_norm", "nce", "bce", "batch_ce", "batch_max_margin")
+_SLC = ("auprc", "precision_at_recall_0.9", "precision_at_recall_0.99")
 _SINGLE_LOGITS = {
-    **{loss: {"auprc": 0.8 if LOSSES[loss].aligned else 0.3} for loss in single_logits.LOSSES},
-    "ce": {"auprc": 0.3, "all_logits/auprc": 0.6},
+    **{
+        loss: dict.fromkeys(_SLC, 0.8 if LOSSES[loss].aligned else 0.3)
+        for loss in single_logits.LOSSES
+    },
+    "ce": dict.fromkeys(_SLC, 0.3) | {f"all_logits/{measure}": 0.6 for measure in _SLC},
 }
 _TREE = each(["top1", "sa"], vtree=0.8, ce=0.6, simloss=0.5)
 # At the full size the paper claims nothing: there it is the other way round.
@@ -184,7 +205,7 @@ def test_claims_hold_where_the_published_winner_wins_and_only_there(
 
 @pytest.mark.parametrize("loss", _NAMED)
 def test_a_claim_of_single_logits_is_of_the_loss_that_it_names(loss: str) -> None:
-    claims = on_single_logits({**_SINGLE_LOGITS, loss: {"auprc": 0.1}})
+    claims = on_single_logits({**_SINGLE_LOGITS, loss: dict.fromkeys(_SLC, 0.1)})
     # By the first word, for batch_ce ends as bce does.
     found = [(claim.statement.split()[0], claim.verdict) for claim in claims]
     of_losses = [(name, said) for name, said in found if name in _NAMED]
@@ -197,7 +218,8 @@ def test_spherical_losses_win_on_mnist_and_cross_entropy_on_cifar() -> None:
 
     def on(mnist: Levels, cifar: Levels) -> list[str]:
         found = {"mnist": compared(mnist), "cifar100": compared(cifar)}
-        return verdicts(spherical_tables._claims(found))
+        kinds = dict.fromkeys(found, Kind.PAPER)
+        return verdicts(spherical_tables._claims(found, kinds))
 
     assert on(mnist, cifar) == [_HOLDS] * 10
     assert on(mirrored(mnist), mirrored(cifar)) == [_NOT] * 10
@@ -213,7 +235,7 @@ _SHARES = {"1e-3": [0.10, 0.12, 0.11], "100": [0.90, 0.95, 0.92]}
 
 
 def test_moderate_temperatures_train_better_than_small_ones_and_have_denser_derivatives() -> None:
-    of = temperature._claims
+    of = partial(temperature._claims, kind=Kind.PAPER)
     wins, loses = _TEMPERATURES, mirrored(_TEMPERATURES)
     swapped = {"1e-3": _SHARES["100"], "100": _SHARES["1e-3"]}
     assert verdicts(of(compared(wins, wins), _SHARES)) == [_HOLDS] * 13
@@ -252,12 +274,13 @@ _TURNED = [
 
 
 def test_quadratic_claims_hold_where_accuracies_are_as_published() -> None:
-    assert verdicts(quadratic_cifar._claims(compared(_QUADRATIC))) == [_HOLDS] * 6
+    assert verdicts(quadratic_cifar._claims(compared(_QUADRATIC), Kind.PAPER)) == [_HOLDS] * 6
 
 
 @pytest.mark.parametrize("place", range(6))
 def test_a_quadratic_claim_turns_with_its_own_numbers(place: int) -> None:
-    found = verdicts(quadratic_cifar._claims(compared({**_QUADRATIC, **_TURNED[place]})))
+    turned = compared({**_QUADRATIC, **_TURNED[place]})
+    found = verdicts(quadratic_cifar._claims(turned, Kind.PAPER))
     assert found == [_NOT if number == place else _HOLDS for number in range(6)]
 
 
@@ -286,10 +309,13 @@ def million(**levels: float) -> dict[str, list[Measures]]:
 def test_aligned_losses_win_with_a_million_classes_and_one_logit_is_faster() -> None:
     wins, loses = million(ce=0.3, nce=0.8, quadratic=0.7), million(ce=0.8, nce=0.3, quadratic=0.2)
     fast, slow = (median([times + turn for turn in range(9)]) for times in (500, 20))
-    assert verdicts(beyond_million._claims(wins, fast)) == [_HOLDS] * 3
-    assert verdicts(beyond_million._claims(loses, slow)) == [_NOT] * 3
+    best = {"ce": 0.1, "nce": 0.1, "quadratic": beyond_million._RATES[-1]}
+    won = beyond_million._claims(best, wins, fast)
+    assert verdicts(won) == [_HOLDS] * 3
+    assert ["edge" in claim.evidence for claim in won] == [False, False, True]
+    assert verdicts(beyond_million._claims(best, loses, slow)) == [_NOT] * 3
     wins["nce"][0] = {"diverged": "a loss is inf"}
-    assert verdicts(beyond_million._claims(wins, fast)) == [_HOLDS, "not settled", _HOLDS]
+    assert verdicts(beyond_million._claims(best, wins, fast)) == [_HOLDS, _OPEN, _HOLDS]
 
 
 # ---------------------------------------------------------------- synthetic experiments
@@ -302,11 +328,11 @@ _READINGS = [
 _OTHERS = tuple(Arm(loss) for loss in ("utree", "ce", "simloss", "hierarchical_softmax"))
 
 
-def trained(
-    levels: Mapping[Arm, float], *, stars: Sequence[Arm] = (), regime: Regime | None = None
+def measured(
+    levels: Mapping[Arm, float], *, flat: Sequence[Arm] = (), regime: Regime | None = None
 ) -> Trained:
     """Arms whose averaged accuracy is around their level at every rate; the last weights say the
-    opposite. The trees of `stars` have one pseudoclass."""
+    opposite. The trees of `flat` have one pseudoclass above all classes."""
     regime = regime or Regime()
     found = Trained(regime, list(levels), (0.01, 0.1))
     accuracies = [around(level, number) for number, level in enumerate(levels.values())]
@@ -314,34 +340,84 @@ def trained(
         arms = []
         for arm, of_arm in zip(levels, accuracies, strict=True):
             at = {"averaged": float(of_arm[draw]), "last": 1 - float(of_arm[draw])}
-            nodes = regime.k + (1 if arm in stars else 5)
-            arms.append({"nodes": nodes, "depth": 2.0, "runs": {"0.01": at, "0.1": at}})
+            tree = {"nodes": regime.k + 5, "depth": 2.0, "flat": arm in flat or arm.loss == "ce"}
+            arms.append({**tree, "runs": {"0.01": at, "0.1": at}})
         found.draws.append({"bayes": 1.0, "arms": arms})
     found.searched = found.draws[:1]
     return found
 
 
 def in_regime(tree: float, others: float) -> Trained:
-    return trained({_VTREE: tree, _CHAINS: tree, **dict.fromkeys(_OTHERS, others)})
+    return measured({_VTREE: tree, _CHAINS: tree, **dict.fromkeys(_OTHERS, others)})
 
 
 _WINS, _LOSES = in_regime(0.9, 0.5), in_regime(0.5, 0.9)
 
 
 def test_regimes_are_won_by_the_tree_loss() -> None:
-    assert verdicts(tree_regimes._claims([_WINS, _WINS])) == [_HOLDS] * 9
-    assert verdicts(tree_regimes._claims([_LOSES, _LOSES])) == [_NOT] * 9
+    assert verdicts(tree_regimes._claims([_WINS, _WINS])) == [_HOLDS] * 5
+    assert verdicts(tree_regimes._claims([_LOSES, _LOSES])) == [_NOT] * 5
 
 
 @pytest.mark.parametrize("read", _READINGS)
 def test_the_mean_over_regimes_is_ours_less_theirs(read: Any) -> None:
     over = pooled([_WINS, in_regime(0.5, 0.6)], _VTREE, _CE, read)
+    assert over is not None
     assert over.value == pytest.approx((0.4 - 0.1) / 2, abs=0.01)
     assert over.n == _SEEDS
+
+
+def test_a_claim_of_the_regimes_counts_those_where_it_is_settled() -> None:
     for ours, theirs, expected in ((_VTREE, _CE, _HOLDS), (_CE, _VTREE, _NOT)):
-        found = tree_regimes._against(ours, theirs, "", read, [_WINS, in_regime(0.5, 0.6)])
+        found = tree_regimes._against(ours, theirs, [_WINS, in_regime(0.5, 0.6)])
         assert found.verdict == expected
         assert "higher in 1, lower in 1" in found.evidence
+
+
+def one_sided(better_at: str) -> Trained:
+    """The tree is better at one of the rates and worse at the other."""
+    found, turned = in_regime(0.9, 0.5), in_regime(0.5, 0.9)
+    for draw, other in zip(found.draws, turned.draws, strict=True):
+        for arm, of_turned in zip(draw["arms"], other["arms"], strict=True):
+            for rate in arm["runs"]:
+                if rate != better_at:
+                    arm["runs"][rate] = of_turned["runs"][rate]
+    return found
+
+
+@pytest.mark.parametrize("rate", ["0.01", "0.1"])
+def test_a_synthetic_claim_is_settled_only_where_all_rates_agree(rate: str) -> None:
+    assert tree_regimes._against(_VTREE, _CE, [one_sided(rate)]).verdict == _OPEN
+    assert tree_regimes._everywhere([one_sided(rate)]).verdict == _OPEN
+    assert tree_base._against(one_sided(rate), "vtree").verdict == _OPEN
+    assert tree_metric._claim(one_sided(rate), one_sided(rate), "vtree").verdict == _OPEN
+
+
+def test_cross_entropy_against_itself_is_degenerate_and_not_in_the_mean() -> None:
+    softmax = Arm("hierarchical_softmax")
+    same = measured(
+        {_VTREE: 0.5, _CHAINS: 0.9, **dict.fromkeys(_OTHERS, 0.5)}, flat=[_VTREE, softmax]
+    )
+    (against_ce, chains, against_simloss, against_softmax, _) = tree_regimes._claims([same])
+    assert against_ce.verdict == against_softmax.verdict == "degenerate"
+    assert chains.verdict == _HOLDS
+    assert against_simloss.verdict == _OPEN  # another loss, whatever the tree
+    assert tree_metric._claim(same, same, "vtree").verdict == "degenerate"
+
+    over = pooled([_WINS, same], _VTREE, _CE, own())
+    assert over is not None
+    assert over.value == pytest.approx(0.4, abs=0.01)
+    assert tree_regimes._everywhere([_WINS, same]).verdict == _OPEN  # for SimLoss alone
+
+
+def test_a_draw_counts_in_the_regimes_in_which_it_is_not_degenerate() -> None:
+    some = in_regime(0.9, 0.5)
+    some.draws[0]["arms"][0]["flat"] = True  # the V-tree of the first draw
+    assert list(trained.gaps((some, _VTREE), (some, _CE), own())) == [1, 2]
+    assert list(trained.gaps((some, _CHAINS), (some, _CE), own())) == [0, 1, 2]
+    found = some.advantage(_VTREE, _CE, own())
+    assert found is not None
+    assert found.n == _SEEDS - 1
 
 
 def test_all_regimes_means_every_one_of_them() -> None:
@@ -351,18 +427,18 @@ def test_all_regimes_means_every_one_of_them() -> None:
     assert tree_regimes._everywhere([_WINS, even, _LOSES]).verdict == _NOT
 
 
-def by_base(levels: Mapping[float, float], *, stars: Sequence[float] = ()) -> Trained:
+def by_base(levels: Mapping[float, float], *, flat: Sequence[float] = ()) -> Trained:
     """Trees by base beside cross entropy at 0.5."""
     arms = {Arm("vtree", base): level for base, level in levels.items()}
-    return trained({_CE: 0.5, **arms}, stars=[Arm("vtree", base) for base in stars])
+    return measured({_CE: 0.5, **arms}, flat=[Arm("vtree", base) for base in flat])
 
 
-@pytest.mark.parametrize("read", _READINGS)
-def test_trees_of_all_bases_beat_cross_entropy_but_for_those_that_are_it(read: Any) -> None:
+def test_trees_of_all_bases_beat_cross_entropy_but_for_those_that_are_it() -> None:
     def found(one: Trained) -> str:
-        return tree_base._against(one, "vtree", "", read).verdict
+        return tree_base._against(one, "vtree").verdict
 
-    assert found(by_base({1.05: 0.7, 1.3: 0.9, 3.0: 0.5}, stars=[3.0])) == _HOLDS
+    assert found(by_base({1.05: 0.7, 1.3: 0.9, 3.0: 0.5}, flat=[3.0])) == _HOLDS
+    assert found(by_base({1.3: 0.5, 3.0: 0.5}, flat=[1.3, 3.0])) == "degenerate"
     assert found(by_base({1.05: 0.7, 1.3: 0.9, 3.0: 0.3})) == _NOT
     assert found(by_base({1.05: 0.7, 1.3: 0.501})) == "not settled"
 
@@ -382,13 +458,12 @@ def test_the_best_base_is_the_published_one_where_no_other_is_higher(
     assert tree_base._best_base(by_base(levels), "vtree", 1.3).verdict == expected
 
 
-@pytest.mark.parametrize("read", _READINGS)
 @pytest.mark.parametrize("tree", ["vtree", "vtree_chains"])
-def test_a_wrong_metric_leaves_the_tree_above_cross_entropy(tree: str, read: Any) -> None:
+def test_a_wrong_metric_leaves_the_tree_above_cross_entropy(tree: str) -> None:
     for of_tree, of_ce, expected in ((0.9, 0.5, _HOLDS), (0.5, 0.9, _NOT)):
-        worst = trained({Arm("utree"): 0.7, Arm(tree): of_tree}, regime=Regime(epsilon=1.0))
-        plain = trained({_CE: of_ce})
-        assert tree_metric._claim(plain, worst, tree, "", read).verdict == expected
+        worst = measured({Arm("utree"): 0.7, Arm(tree): of_tree}, regime=Regime(epsilon=1.0))
+        plain = measured({_CE: of_ce})
+        assert tree_metric._claim(plain, worst, tree).verdict == expected
 
 
 # ---------------------------------------------------------------- norms
@@ -401,14 +476,31 @@ def powers(power: float, number: int) -> np.ndarray:
     return np.stack([np.array(_CLASSES) ** exact for exact in around(power, number)])
 
 
-def norms(exact: Mapping[str, float], of_trained: Mapping[str, np.ndarray]) -> tree_norms._Norms:
-    """Powers of the norms at W*; trained norms [draw, number of classes] of `W` and `V`."""
+def norms(
+    exact: Mapping[str, float],
+    of_trained: Mapping[str, np.ndarray],
+    *,
+    own: Mapping[str, float] | None = None,
+    factor: Mapping[str, float] | None = None,
+) -> tree_norms._Norms:
+    """Powers of the norms at W*; trained norms [draw, number of classes] of `W` and `V`, the same
+    at every rate but for `factor` ("W 0.3": 2). `own` are the best rates."""
+    own, factor = own or {"W": 0.1, "V": 0.1}, factor or {}
     by_classes = []
     for place, classes in enumerate(_CLASSES):
-        found = Trained(Regime(k=classes), [_CE, _VTREE], (0.1,))
+        found = Trained(Regime(k=classes), [_CE, _VTREE], (0.001, 0.01, 0.1, 0.3, 1.0))
         for draw in range(_SEEDS):
-            columns = [of_trained[name][draw, place] for name in ("W", "V")]
-            arms = [{"runs": {"0.1": {"averaged": 0.5, "averaged_norm": n}}} for n in columns]
+            arms = []
+            for name in ("W", "V"):
+                norm = of_trained[name][draw, place]
+                runs = {
+                    f"{rate:g}": {
+                        "averaged": 0.9 if rate == own[name] else 0.5,
+                        "averaged_norm": norm * (factor.get(f"{name} {rate:g}", 1)),
+                    }
+                    for rate in found.rates
+                }
+                arms.append({"runs": runs})
             found.draws.append({"arms": arms})
         found.searched = found.draws[:1]
         by_classes.append(found)
@@ -416,20 +508,95 @@ def norms(exact: Mapping[str, float], of_trained: Mapping[str, np.ndarray]) -> t
     return tree_norms._Norms(_CLASSES, at_optimum, by_classes)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("V*", "W*"), ("U*", "W*"), ("V", "W")])
-def test_a_norm_grows_slower_where_its_power_of_k_is_less(ours: str, theirs: str) -> None:
-    found = norms(
-        {"W*": 0.5, "V*": 0.3, "U*": 0.4}, {"W": powers(0.5, 7), "V": 10 * powers(0.3, 8)}
-    )
-    assert tree_norms._slower(found, ours, theirs, "").verdict == _HOLDS
-    assert tree_norms._slower(found, theirs, ours, "").verdict == _NOT
+@pytest.mark.parametrize("ours", ["V*", "U*"])
+def test_a_norm_grows_slower_where_its_power_of_k_is_less(ours: str) -> None:
+    for power, expected in ((0.5, _HOLDS), (0.2, _NOT)):
+        found = norms({"W*": power, "V*": 0.3, "U*": 0.4}, dict.fromkeys("WV", powers(0.5, 7)))
+        assert tree_norms._slower_at_optimum(found, ours, "").verdict == expected
+
+
+def test_a_trained_norm_grows_slower_where_its_power_of_k_is_less() -> None:
+    fast, slow = powers(0.5, 7), 10 * powers(0.3, 8)
+    assert tree_norms._slower_trained(norms({}, {"W": fast, "V": slow})).verdict == _HOLDS
+    assert tree_norms._slower_trained(norms({}, {"W": slow, "V": fast})).verdict == _NOT
 
 
 def test_a_norm_is_smaller_where_it_is_at_the_largest_number_of_classes() -> None:
     short, long = powers(0.3, 7), powers(0.5, 8)
     long[:, 0] /= 10  # at the least number it is the other way round
-    assert tree_norms._smaller(norms({}, {"V": short, "W": long}), "V", "W").verdict == _HOLDS
-    assert tree_norms._smaller(norms({}, {"V": long, "W": short}), "V", "W").verdict == _NOT
+    assert tree_norms._smaller_trained(norms({}, {"V": short, "W": long})).verdict == _HOLDS
+    assert tree_norms._smaller_trained(norms({}, {"V": long, "W": short})).verdict == _NOT
+
+
+def test_norms_at_different_rates_settle_nothing_unless_common_rates_agree() -> None:
+    # V is longer at every common rate; W's own rate makes W longer still.
+    level = powers(0.4, 7)
+    found = norms(
+        {},
+        {"V": 1.1 * level, "W": level},
+        own={"W": 0.3, "V": 0.1},
+        factor={"W 0.3": 2.0, "V 0.3": 2.0},
+    )
+    claim = tree_norms._smaller_trained(found)
+    assert claim.verdict == _OPEN
+    assert "own best rates (W 0.3, V 0.1) 0.45" in claim.evidence
+    assert "both at 0.3 -0.1" in claim.evidence
+
+
+# ---------------------------------------------------------------- searches
+
+
+def test_the_best_rate_at_an_edge_of_its_grid_is_in_the_claim_and_in_the_setup() -> None:
+    found = compared(_TREE, at_edge=["simloss"])
+    claims = tree_tables.claims("cifar100", found, Kind.STAND_IN)
+    note = "; best rate at an edge of the grid: simloss (0.1)"
+    assert [claim.evidence.endswith(note) for claim in claims] == [False, False, True, True]
+    assert note in found.setup()
+
+
+def test_both_searches_must_agree_on_single_logits() -> None:
+    loses = mirrored(_SINGLE_LOGITS)
+    for refined, expected in ((_SINGLE_LOGITS, _HOLDS), (loses, _OPEN)):
+        both = compared(_SINGLE_LOGITS, refined=refined)
+        *claims, _ = single_logits._claims("MNIST", both, Kind.PAPER)
+        assert set(verdicts(claims)) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("of_one", "expected"),
+    [((0.9, 0.9, 0.9), _NOT), ((0.1, 0.1, 0.1), _NOT), ((0.9, 0.1, 0.9), _HOLDS),
+     ((0.9, 0.9, 0.6), _OPEN)],
+)  # fmt: skip
+def test_one_logit_is_comparable_where_neither_is_better_in_all_measures(
+    of_one: Sequence[float], expected: str
+) -> None:
+    levels = {**_SINGLE_LOGITS, "batch_ce": dict(zip(_SLC, of_one, strict=True))}
+    *_, claim = single_logits._claims("MNIST", compared(levels), Kind.PAPER)
+    assert "comparable" in claim.statement
+    assert claim.verdict == expected
+
+
+def test_the_mean_relative_improvement_is_as_by_hand() -> None:
+    # One minus the measure: 0.2 of aligned losses, 0.7 of the others.
+    reached = compared(_SINGLE_LOGITS).best
+    for measure in _SLC:
+        found = single_logits._improvement("MNIST", reached, measure)
+        assert found.value == pytest.approx(1 - 0.2 / 0.7, abs=0.01)
+    # 10% less is not 20% less, where the paper has more than that; on CIFAR-100 it has less.
+    little = {
+        loss: dict.fromkeys(_SLC, 0.37 if LOSSES[loss].aligned else 0.3)
+        for loss in single_logits.LOSSES
+    }
+    little["ce"] |= {f"all_logits/{measure}": 0.6 for measure in _SLC}
+    for dataset, expected in (("MNIST", _NOT), ("CIFAR-100", _HOLDS)):
+        claims = single_logits._claims(dataset, compared(little), Kind.PAPER)
+        improved = [claim for claim in claims if "relative improvement" in claim.statement]
+        assert verdicts(improved) == [expected] * 3
+
+
+def test_readings_that_disagree_settle_nothing() -> None:
+    assert agreed(["holds", "holds"]) == _HOLDS
+    assert agreed(["holds", "not settled"]) == agreed(["holds", "does not hold"]) == _OPEN
 
 
 def test_a_bound_holds_where_no_norm_is_above_it() -> None:

@@ -11,7 +11,7 @@ from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments import EXPERIMENTS
 from benchmarks.papers.laboratory import Laboratory
-from benchmarks.papers.section import Claim, Section, Table
+from benchmarks.papers.section import Claim, Kind, Section, Table
 from tests.papers.counted import doubling
 
 Kway = Callable[..., int]
@@ -25,7 +25,7 @@ def _section_of(name: str, paper: str, album: Album, double: int) -> Section:
         paper,
         f"Experiment {name}",
         "As it was.",
-        claims=[Claim("it is doubled", "holds", f"{double}")],
+        claims=[Claim("it is doubled", "holds", f"{double}", Kind.PAPER)],
         tables=[Table("Doubles", ["double"], [[f"{double}"]])],
         pictures=[picture],
     )
@@ -99,6 +99,8 @@ def test_an_experiment_stands_once_in_the_list_and_below_its_paper() -> None:
         (["all", "--data", f"data/{_NEEDED}"], f"data/{_NEEDED}/{_NEEDED} does not exist"),
         (["001", "--page", "data"], "data is a folder: name a file in it with --page"),
         (["001", "--workers", "0"], "--workers"),
+        (["001", "--page-only"], "--page-only measures nothing: leave out the names and --again"),
+        (["--page-only"], "no experiment has ended in runs/papers"),
         (["001", "--budgte", "1"], "--budgte"),
     ],
 )  # fmt: skip
@@ -142,9 +144,10 @@ def test_a_page_is_written_with_its_pictures_and_what_was_measured_is_not_measur
     out, error = capsys.readouterr()
     assert out == "out/papers.md: 1 experiment\n"
     assert "001-one: 1 of 1 jobs" in error.splitlines()[-1]
+    assert "min elapsed, budget used " in error.splitlines()[-1]
     first = page.read_text()
     assert "`kway papers 001 --data DATA --budget 2`" in first
-    assert "| it is doubled | holds | 8642 |" in first
+    assert "| it is doubled | paper | holds | 8642 |" in first
     assert "![A blank.](papers/001-one.png)" in first
     assert [path.name for path in (page.parent / "papers").iterdir()] == ["001-one.png"]
     assert "| 002-two | four |" in first  # of the catalogue, though it was not run
@@ -167,4 +170,14 @@ def test_a_page_is_written_with_its_pictures_and_what_was_measured_is_not_measur
     assert last == "error: numbers ran out: bring more"
     assert "### Experiment 002-two" in page.read_text()
 
+    # The page alone, while another laboratory works.
+    page.unlink()
+    with Laboratory(data, tmp_path / "out", workers=0):
+        assert kway("papers", "--page-only", "--out", "out") == 0
+    assert capsys.readouterr().out == "out/papers.md: 2 experiments\n"
+    assert "### Experiment 002-two" in page.read_text()
+
     assert (data / "done").read_text() == "4321\n"  # one job, once
+
+    assert kway("papers", "001", *given, "--again") == 0
+    assert (data / "done").read_text() == "4321\n"  # the code is the same

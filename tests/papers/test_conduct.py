@@ -18,7 +18,7 @@ from benchmarks.papers.intervals import difference, mean
 from benchmarks.papers.job import Job, Places, Results
 from benchmarks.papers.laboratory import Laboratory
 from benchmarks.papers.page import page_text
-from benchmarks.papers.section import Claim, Section, Table, verdict
+from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
 
 
 def measured(settings: Mapping[str, float], places: Places) -> dict[str, float]:
@@ -72,6 +72,72 @@ def test_results_of_before_an_error_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "done").read_text().split() == ["1"]
 
 
+def test_a_result_of_older_code_is_kept_marked_and_measured_again_on_request(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    with Laboratory(tmp_path, out, workers=0) as laboratory:
+        assert laboratory.measure([job(1)])[job(1)].outdated == ()
+        (section,) = conduct([ONE], laboratory, 60)
+        assert section.outdated == []
+        kept = out / "results" / f"{job(1).key}.json"
+        result = json.loads(kept.read_text())
+        result["provenance"]["code"] = "another"
+        result["provenance"]["torch"] = "1.0"
+        kept.write_text(json.dumps(result))
+        (section,) = conduct([ONE], laboratory, 60)
+    assert section.outdated == ["1 of 4 results: older code, torch 1.0"]
+    text = page_text([section], [ONE], command="kway papers all", machine="a machine")
+    assert "**Older code:** 1 of 4 results: older code, torch 1.0." in text
+    assert "`kway papers NAME --again`" in text
+    assert (tmp_path / "done").read_text().split() == ["1", "0", "2", "3"]
+
+    with Laboratory(tmp_path, out, workers=0, again=True) as laboratory:
+        (section,) = conduct([ONE], laboratory, 60)
+    assert section.outdated == []
+    assert (tmp_path / "done").read_text().split() == ["1", "0", "2", "3", "1"]
+
+
+def test_a_result_without_provenance_is_of_older_code(tmp_path: Path) -> None:
+    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
+        laboratory.measure([job(1)])
+        kept = tmp_path / "out" / "results" / f"{job(1).key}.json"
+        result = json.loads(kept.read_text())
+        del result["provenance"]
+        kept.write_text(json.dumps(result))
+        assert laboratory.measure([job(1)])[job(1)].outdated == ("older code",)
+
+
+def test_the_minutes_of_a_batch_are_charged_as_its_jobs_end(tmp_path: Path) -> None:
+    told: list[tuple[int, int, float]] = []
+
+    def three(_budget: Budget, _album: Album) -> Course:
+        yield [job(number) for number in (1, 2, 3)]
+        return Section("three", "001", "Three", "")
+
+    experiment = Experiment("three", "001", "Three", 1, "", three)
+    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
+        conduct(
+            [experiment],
+            laboratory,
+            60,
+            lambda _, done, total, budget: told.append((done, total, budget.spent)),
+        )
+    assert [(done, total) for done, total, _ in told] == [(number, 3) for number in range(4)]
+    spent = [minutes for *_, minutes in told]
+    assert 0 == spent[0] < spent[1] < spent[2] < spent[3]
+
+
+def test_a_section_of_an_earlier_format_is_left_out(tmp_path: Path) -> None:
+    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
+        conduct([ONE], laboratory, 60)
+    path = tmp_path / "out" / "sections" / "one.json"
+    tree = json.loads(path.read_text())
+    del tree["format"]
+    path.write_text(json.dumps(tree))
+    assert kept_sections(tmp_path / "out", [ONE]) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_workers_end_with_the_laboratory(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.papers.sleeper", str(tmp_path)]
@@ -100,9 +166,9 @@ def test_an_experiment_has_rounds_while_its_budget_lasts(tmp_path: Path) -> None
             (section,) = conduct([ONE], laboratory, minutes)
             assert section.setup == f"{rounds} rounds"
             assert section.minutes > 0
-            assert kept_sections(laboratory, [ONE]) == [
-                Section.from_json(json.loads(json.dumps(section.to_json())))
-            ]
+        assert kept_sections(out, [ONE]) == [
+            Section.from_json(json.loads(json.dumps(section.to_json())))
+        ]
 
 
 def test_sizes_shrink_with_the_budget_and_never_grow() -> None:
@@ -131,14 +197,30 @@ def test_a_page_has_every_claim_and_table_whatever_they_contain() -> None:
         "001",
         "One",
         "As it was.",
-        claims=[Claim("a|b", "holds", "1 > 0")],
+        claims=[Claim("a|b", "holds", "1 > 0", Kind.PAPER)],
         tables=[Table("T", ["x", "y"], [["1", "2|3"]])],
         remarks=["Mind this."],
     )
     text = page_text([section], [ONE], command="kway papers all", machine="a machine")
-    assert "| one | a\\|b | holds | 1 > 0 |" in text
+    assert "| one | a\\|b | paper | holds | 1 > 0 |" in text
     assert "| 1 | 2\\|3 |" in text
     assert "`kway papers all`" in text
     assert "- Mind this." in text
-    assert "Of 1 claims 1 hold, 0 do not" in text
+    assert "Of 1 claims of the papers" in text
     assert "| one | Ten of them | cores |" in text
+
+
+def test_only_claims_of_papers_count_and_degenerate_ones_do_not() -> None:
+    wanted: list[tuple[Kind, Verdict]] = [
+        (Kind.PAPER, "holds"),
+        (Kind.PAPER, "not settled"),
+        (Kind.PAPER, "degenerate"),
+        *((kind, "holds") for kind in Kind if kind is not Kind.PAPER),
+    ]
+    claims = [Claim("a", said, "", kind) for kind, said in wanted]
+    section = Section("one", "001", "One", "", claims=claims)
+    text = page_text([section], [ONE], command="kway papers all", machine="a machine")
+    assert "Of 2 claims of the papers" in text
+    assert "1 hold, 0 do not hold and 1 are not settled" in text
+    assert "| paper | 1 | 0 | 1 | 1 |" in text
+    assert "| stand-in | 1 | 0 | 0 | 0 |" in text

@@ -44,6 +44,11 @@ def observe(number: int, *, awaits: tuple[int, ...] = (), alone: bool = False) -
     return Observing("observed", {"number": number, "awaits": list(awaits)}, alone=alone)
 
 
+@pytest.fixture(autouse=True)
+def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
 @pytest.fixture(scope="module")
 def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
     data = tmp_path_factory.mktemp("pool")
@@ -58,10 +63,13 @@ def test_two_jobs_at_a_time_share_the_cores_and_those_alone_have_all_of_them(
     together = [observe(1, awaits=(2,)), observe(2, awaits=(1,))]
     alone = [observe(number, alone=True) for number in (3, 4, 5)]
     said: list[tuple[int, int]] = []
-    found = laboratory.measure([alone[0], *together, *alone[1:]], lambda *so: said.append(so))
+    found = laboratory.measure(
+        [alone[0], *together, *alone[1:]],
+        lambda found, total: said.append((len(found), total)),
+    )
 
     assert [found[job]["number"] for job in (*together, *alone)] == [1, 2, 3, 4, 5]
-    assert said == [(done, 5) for done in range(1, 6)]
+    assert said == [(done, 5) for done in range(6)]
     assert len({found[job]["process"] for job in together} - {os.getpid()}) == _WORKERS
     share = max(1, cores() // _WORKERS)
     for jobs, threads in ((together, share), (alone, cores())):
@@ -75,6 +83,28 @@ def test_two_jobs_at_a_time_share_the_cores_and_those_alone_have_all_of_them(
         # All workers are charged for it.
         took = found[job]["ended"] - found[job]["begun"]
         assert found[job].seconds >= _WORKERS * took
+
+
+def test_jobs_have_as_many_threads_as_omp_num_threads_says(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    jobs = [observe(11), observe(12, alone=True)]
+    found = laboratory.measure(jobs)
+    for one in jobs:
+        assert (found[one]["threads"], found[one]["variable"]) == (3, 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    with pytest.raises(ValueError, match="OMP_NUM_THREADS is 'many'"):
+        laboratory.measure([observe(13)])
+
+
+def test_a_report_comes_while_a_long_job_runs(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.papers.laboratory._SECONDS_BETWEEN_REPORTS", 0.01)
+    said: list[int] = []
+    laboratory.measure([observe(14)], lambda found, _: said.append(len(found)))
+    assert said.count(0) > 1
 
 
 def test_what_a_job_raises_in_a_worker_is_raised_here_and_the_others_go_on(

@@ -17,7 +17,7 @@ from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments.sharded_ranks import MEASURES, SETTINGS, measure, rows_file
 from benchmarks.papers.job import Job, Measures, Places
-from benchmarks.papers.section import Claim, Section, Table, Verdict
+from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict
 from benchmarks.papers.turns import Median, median
 from trainer.world import World
 
@@ -192,6 +192,7 @@ def _same_claims(measures: Measures) -> list[Claim]:
                 f"{mesh}: the losses and rows of one rank, to rounding ({_ROUNDING:.0e})",
                 "holds" if same else "does not hold",
                 f"at most, relatively: {said}",
+                Kind.OWN_QUESTION,
             )
         )
     return claims
@@ -223,6 +224,7 @@ def _faster_claim(times: Mapping[str, Median], case: str) -> Claim:
         f"2 ranks that share the classes step faster than one with as many threads ({case})",
         verdict,
         f"{_ms(two)} and {_ms(one)} ms (median with its interval)",
+        Kind.OWN_QUESTION,
     )
 
 

@@ -7,12 +7,21 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.comparison import Compared, Comparison, Rates, Run, advantage, cell, grid
+from benchmarks.papers.comparison import (
+    Best,
+    Compared,
+    Comparison,
+    Rates,
+    Run,
+    advantage,
+    cell,
+    grid,
+)
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments.cifar import Cifar, cifar
 from benchmarks.papers.intervals import Mean
 from benchmarks.papers.job import Measures
-from benchmarks.papers.section import Claim, Section, Table, paired
+from benchmarks.papers.section import Claim, Kind, Section, Table, paired
 from benchmarks.papers.shards import CIFAR_100, Dataset
 
 _LOSSES = ("ce", "batch_ce", "smooth_topk")
@@ -45,6 +54,7 @@ def _course(budget: Budget, album: Album) -> Course:
         _ARMS,
         candidates=grid((0.3, 0.1, 0.03), (0.0, 5e-4)),
         shared=Rates(0.1, 5e-4),
+        measures=tuple(_MEASURES),
     )
     compared = yield from comparison.course(
         budget,
@@ -64,18 +74,25 @@ def _section(data: Cifar, compared: Compared, album: Album) -> Section:
         setup=(
             f"{data.words()}, {samples['train']:,} training pictures. The V-tree is "
             "that of the coarse classes: a class's row is its own vector and that of its coarse "
-            f"class. {compared.setup()}"
+            f"class. {compared.setup()} Each measure is read at the rates chosen by it."
         ),
         claims=_claims(compared),
         tables=[
-            _table("each at its best rates", compared, compared.at_best),
-            _table("all at the shared rate", compared, compared.at_shared),
+            *(
+                _table(f"each at its best rates by {name}", reached.runs, reached.chosen)
+                for name, reached in zip(_MEASURES.values(), compared.by.values(), strict=True)
+            ),
+            _table(
+                "all at the shared rate",
+                compared.at_shared,
+                dict.fromkeys(_ARMS, compared.shared),
+            ),
         ],
         pictures=[
             album.add(
                 EXPERIMENT.name,
                 _figure(compared),
-                title="What the V-tree adds to each measure, at each loss's best rates.",
+                title="What the V-tree adds to each measure, at each loss's best rates by it.",
                 words="Points with intervals for each loss, beside a line at zero.",
             )
         ],
@@ -101,17 +118,20 @@ def _claims(compared: Compared) -> list[Claim]:
 
 
 def _claim(statement: str, compared: Compared, arms: tuple[str, str], measure: str) -> Claim:
-    ours, theirs = (compared.at_best[arm] for arm in arms)
-    return paired(statement, advantage(ours, theirs, measure))
+    reached = compared.by[measure]
+    ours, theirs = (reached.runs[arm] for arm in arms)
+    gain = advantage(ours, theirs, measure)
+    return paired(statement, gain, Kind.OWN_QUESTION, note=reached.edges(*arms))
 
 
-def _table(title: str, compared: Compared, runs: Mapping[str, Sequence[Measures]]) -> Table:
+def _table(
+    title: str, runs: Mapping[str, Sequence[Measures]], rates: Mapping[str, Best | Rates]
+) -> Table:
     rows = []
     for arm in _ARMS:
         weights, loss = arm.split()
         cells = [cell(runs[arm], measure, Mean.text) for measure in _MEASURES]
-        rates = compared.rates[arm] if runs is compared.at_best else compared.shared
-        rows.append([loss, weights, *cells, rates.text()])
+        rows.append([loss, weights, *cells, rates[arm].text()])
     header = ["loss", "weights", *_MEASURES.values(), "rate, decay"]
     return Table(f"CIFAR-100, {title}", header, rows)
 
@@ -120,9 +140,9 @@ def _figure(compared: Compared) -> Figure:
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     for place, (measure, label) in enumerate(_MEASURES.items()):
+        runs = compared.by[measure].runs
         gained = [
-            advantage(compared.at_best[f"vtree {loss}"], compared.at_best[f"dense {loss}"], measure)
-            for loss in _LOSSES
+            advantage(runs[f"vtree {loss}"], runs[f"dense {loss}"], measure) for loss in _LOSSES
         ]
         axes.errorbar(
             [x + 0.2 * (place - 1) for x in range(len(_LOSSES))],

@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.comparison import Run
+from benchmarks.papers.section import Kind
 from benchmarks.papers.shards import Dataset
 
 _MEAN, _STD = [0.507, 0.487, 0.441], [0.267, 0.256, 0.276]
@@ -35,6 +36,11 @@ class Cifar:
     def is_published(self) -> bool:
         """Whether it is the paper's network at the pictures' own size."""
         return self.side == _PUBLISHED_SIDE
+
+    @property
+    def kind(self) -> Kind:
+        """Of the paper's claims, tested on it."""
+        return Kind.PAPER if self.is_published else Kind.STAND_IN
 
     def of(self, **changes: Any) -> Dataset:
         """A dataset; `changes` are fields of `Dataset`."""

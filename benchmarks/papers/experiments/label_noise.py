@@ -29,7 +29,7 @@ from benchmarks.papers.experiments.cifar import (
 )
 from benchmarks.papers.intervals import Mean, difference
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Section, Table, paired
+from benchmarks.papers.section import Claim, Kind, Section, Table, paired
 from benchmarks.papers.shards import CIFAR_100, Dataset
 
 _NOISES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -110,7 +110,7 @@ def _course(budget: Budget, album: Album) -> Course:
         [_arm(loss, noise) for noise in noises for loss in _LOSSES],
         candidates=grid((1.0, 0.3, 0.1, 0.03), (1e-4,)),
         shared=Rates(0.1, 1e-4),
-        measure="top5",
+        measures=("top5",),
         also=("test",),
     )
     compared = yield from comparison.course(
@@ -140,7 +140,7 @@ def _section(network: Cifar, found: _Found, album: Album) -> Section:
             f"test are the true ones. k = 5, temperature 1. {compared.setup()} Rates are searched "
             "at each share of noise, by top-5."
         ),
-        claims=_claims(found),
+        claims=_claims(found, network.kind),
         tables=[
             _table("each at its best rates", found, shared=False),
             _table("all at the shared rate", found, shared=True),
@@ -173,9 +173,10 @@ def _remarks(network: Cifar, compared: Compared) -> list[str]:
     return remarks
 
 
-def _claims(found: _Found) -> list[Claim]:
+def _claims(found: _Found, kind: Kind) -> list[Claim]:
     claims = []
     for noise in found.noises:
+        note = found.compared.best.edges(*(_arm(loss, noise) for loss in _LOSSES))
         for top in ("top5", "top1"):
             ours = found.advantage(noise, top)
             if noise == 0:
@@ -185,7 +186,7 @@ def _claims(found: _Found) -> list[Claim]:
                 said = "without noise ce beats smooth_topk (top-1)"
             else:
                 said = f"at label noise {noise:g} smooth_topk beats ce ({_shown(top)})"
-            claims.append(paired(said, ours, points=True))
+            claims.append(paired(said, ours, kind, points=True, note=note))
     return claims
 
 
@@ -203,11 +204,11 @@ def _table(title: str, found: _Found, *, shared: bool) -> Table:
                 printed = _published(column, top, noise)
                 row.append(ours if printed is None else f"{ours} ({printed:.2f})")
         if not shared:
-            chosen = (found.compared.rates[_arm(loss, noise)].lr for loss in _LOSSES)
-            row.append("; ".join(f"{lr:g}" for lr in chosen))
+            chosen = found.compared.best.chosen
+            row.append("; ".join(chosen[_arm(loss, noise)].text() for loss in _LOSSES))
         rows.append(row)
     measures = [f"{_shown(top)}: {column}" for top in ("top5", "top1") for column in _COLUMNS]
-    header = ["noise", *measures, *([] if shared else ["rates: ce; smooth_topk"])]
+    header = ["noise", *measures, *([] if shared else ["rate, decay: ce; smooth_topk"])]
     return Table(f"Test accuracy in percent, {title} (published in brackets)", header, rows)
 
 

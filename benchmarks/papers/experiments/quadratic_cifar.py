@@ -25,7 +25,7 @@ from benchmarks.papers.experiments.cifar import Cifar, cifar, drops
 from benchmarks.papers.intervals import Mean, difference
 from benchmarks.papers.job import Job, Measures, Places
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Section, Table, paired
+from benchmarks.papers.section import Claim, Kind, Section, Table, paired
 from benchmarks.papers.shards import CIFAR_100, Dataset
 from data.shards.hierarchy import PATH
 
@@ -120,6 +120,7 @@ def _course(budget: Budget, album: Album) -> Course:
         [_arm(scene, loss) for scene in _SCENES for loss in _LOSSES],
         candidates=grid((0.1, 0.03, 0.01, 0.003), (5e-4,)),
         shared=Rates(0.01, 5e-4),
+        measures=("top1",),
         also=("train",),
     )
     compared = yield from comparison.course(
@@ -157,7 +158,7 @@ def _section(design: _Design, compared: Compared, album: Album) -> Section:
             f"is divided by 4 after {', '.join(str(epoch) for epoch in _DROPS[:-1])} and "
             f"{_DROPS[-1]} parts in {_EPOCHS}, as in the paper."
         ),
-        claims=_claims(compared),
+        claims=_claims(compared, design.cifar.kind),
         tables=[_table(compared, own=True), _table(compared, own=False)],
         pictures=[accuracies, curves],
         remarks=[
@@ -170,9 +171,10 @@ def _section(design: _Design, compared: Compared, album: Album) -> Section:
     )
 
 
-def _claims(compared: Compared) -> list[Claim]:
+def _claims(compared: Compared, kind: Kind) -> list[Claim]:
     best = compared.at_best
-    claim = partial(paired, points=True)
+    claim = partial(paired, kind=kind, points=True)
+    edges = compared.best.edges
 
     def over(scene: str, ours: str, theirs: str, measure: str = "top1") -> Mean:
         return advantage(best[_arm(scene, ours)], best[_arm(scene, theirs)], measure)
@@ -181,20 +183,28 @@ def _claims(compared: Compared) -> list[Claim]:
         claim(
             f"ccql is nearer to ce than to quadratic (test accuracy, {_SCENES['all']})",
             _nearer(compared),
+            note=edges("all ce", "all quadratic", "all ccql"),
         ),
         claim(
             f"quadratic falls behind ccql on training pictures ({_SCENES['all']})",
             over("all", "ccql", "quadratic", "train/top1"),
+            note=edges("all ccql", "all quadratic"),
         ),
         claim(
             f"ccql beats quadratic (test accuracy, {_SCENES['random']})",
             over("random", "ccql", "quadratic"),
+            note=edges("random ccql", "random quadratic"),
         ),
-        claim(f"ce beats ccql (test accuracy, {_SCENES['random']})", over("random", "ce", "ccql")),
+        claim(
+            f"ce beats ccql (test accuracy, {_SCENES['random']})",
+            over("random", "ce", "ccql"),
+            note=edges("random ce", "random ccql"),
+        ),
         claim(
             f"quadratic loses a larger share of its test accuracy from {_FEW} to {_ALL} classes "
             "than ce",
             _lost_more(compared),
+            note=edges("all ce", "all quadratic", "random ce", "random quadratic"),
         ),
         claim(
             f"quadratic does worse on {_SCENES['mammals']} than on {_SCENES['random']}, one draw "
@@ -202,6 +212,7 @@ def _claims(compared: Compared) -> list[Claim]:
             advantage(
                 best[_arm("random", "quadratic")], best[_arm("mammals", "quadratic")], "top1"
             ),
+            note=edges("random quadratic", "mammals quadratic"),
         ),
     ]
 
@@ -237,10 +248,10 @@ def _table(compared: Compared, *, own: bool) -> Table:
                 shown = mean_of(runs, measure).percent()
                 cells.append(f"{shown} ({printed[split]})" if split in printed else shown)
             diverged = sum("diverged" in run for run in runs)
-            rate = [f"{compared.rates[_arm(scene, loss)].lr:g}"] if own else []
+            rate = [compared.best.chosen[_arm(scene, loss)].text()] if own else []
             rows.append([said, loss, *cells, f"{diverged} of {len(runs)}", *rate])
     which = "each at its best rate" if own else f"all at the rate {compared.shared.lr:g}"
-    header = ["classes", "loss", "training", "test", "diverged", *(["rate"] if own else [])]
+    header = ["classes", "loss", "training", "test", "diverged", *(["rate, decay"] if own else [])]
     return Table(f"Accuracy in percent, {which} (the paper's words in brackets)", header, rows)
 
 

@@ -15,7 +15,7 @@ from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.intervals import Mean, difference, mean
 from benchmarks.papers.job import Job, Measures, Places
-from benchmarks.papers.section import Claim, Section, Table, Verdict, verdict
+from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
 
 if TYPE_CHECKING:
     from heads.losses import Loss
@@ -254,6 +254,7 @@ def _entropy_claims(found: _Found) -> list[Claim]:
             "Lemma 3.2: R = log(K / epsilon) / gamma brings CE to epsilon or less",
             "holds" if room >= 0 else "does not hold",
             f"the largest loss is {room:.3f} of epsilon below it ({len(found.entropy)} draws)",
+            Kind.PAPER,
         )
     ]
 
@@ -268,16 +269,19 @@ def _quadratic_claims(found: _Found) -> list[Claim]:
             "1/2 sum sigma^2 / (K sigma^2 + lambda) there",
             _equal(gap),
             f"simulated over closed form, less one: {gap.text(5)} ({gap.n} draws)",
+            Kind.OWN_QUESTION,
         ),
         Claim(
             "Lemma 3.4 as printed: QL is least at M (M'M + sigma^2 I)^-1",
             verdict(Mean(-printed.value, printed.half, printed.n)),
             f"there it is {printed.text()} of the loss higher (paired, {printed.n} draws)",
+            Kind.PAPER,
         ),
         Claim(
             "Lemma 3.4 as printed: the least QL is sum sigma^2 / (K sigma^2 + lambda)",
             _equal(Mean(half.value - 1, half.half, half.n)),
             f"simulated over printed: {half.text(4)}",
+            Kind.PAPER,
         ),
     ]
 
@@ -307,21 +311,25 @@ def _ccql_claims(found: _Found) -> list[Claim]:
             "the least CCQL in closed form, row by row, is what is simulated",
             _equal(gap),
             f"simulated over closed form, less one: {gap.text(5)} ({gap.n} draws)",
+            Kind.OWN_QUESTION,
         ),
         Claim(
             "Lemma 3.5: the least QL is at most the least CCQL (w = sqrt(K - 1) - 1)",
             verdict(below),
             f"higher by {below.text(4)} ({below.n} draws)",
+            Kind.TRIVIAL,  # CCQL is QL and a term that is never negative
         ),
         Claim(
             "Lemma 3.5: ||MM' - I||^2 / K + K sigma^2 bounds the least CCQL (w = sqrt(K - 1) - 1)",
             verdict(within),
             f"bound less loss, over the bound: {within.text()} ({within.n} draws)",
+            Kind.PAPER,
         ),
         Claim(
             f"Lemma 3.5: the bound holds for large w ({_WEIGHTS[-1]:,.0f})",
             verdict(beyond),
             f"bound less loss, over the bound: {beyond.text()} ({beyond.n} draws)",
+            Kind.PAPER,
         ),
     ]
 

@@ -41,6 +41,7 @@ def compared_on_cifar(
         arms,
         candidates=grid((1.0, 0.1, 0.01, 0.001), (0.0,)),
         shared=Rates(0.1, 0.0),
+        measures=("top1",),
         all_logits=("ce",),
     )
     return (
@@ -54,7 +55,8 @@ def compared_on_cifar(
 
 def _course(budget: Budget, album: Album) -> Course:
     compared = yield from compared_on_cifar(budget, LOSSES)
-    return slc_section(EXPERIMENT, "CIFAR-100", slc_cifar(budget).words(), compared, album)
+    network = slc_cifar(budget)
+    return slc_section(EXPERIMENT, "CIFAR-100", network.words(), compared, network.kind, album)
 
 
 EXPERIMENT = Experiment(

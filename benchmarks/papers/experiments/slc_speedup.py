@@ -9,7 +9,7 @@ from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.job import Job, Measures, Places, Results
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Section, Table
+from benchmarks.papers.section import Claim, Kind, Section, Table
 from benchmarks.papers.turns import Median, milliseconds, ratio, timed
 
 _JOB = "experiments.slc_speedup:time_network"
@@ -216,6 +216,7 @@ def _claims(
                 f"one logit is faster than all of 2^{last:g} classes ({case})",
                 most.above(1),
                 f"{most.text()} times as fast",
+                Kind.TRIVIAL,  # one row against hundreds of thousands
             )
         )
         printed = _printed(name, before)
@@ -225,6 +226,7 @@ def _claims(
                     f"at 2^{before:g} classes it is {printed:g} times as fast or more ({case})",
                     found[before].above(printed),
                     f"{found[before].text()} times as fast",
+                    Kind.PAPER,
                 )
             )
     return claims

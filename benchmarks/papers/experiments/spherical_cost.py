@@ -16,7 +16,7 @@ from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.intervals import Mean, difference, mean
 from benchmarks.papers.job import Job, Measures, Places
-from benchmarks.papers.section import Claim, Section, Table, Verdict, verdict
+from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
 from benchmarks.papers.turns import milliseconds, timed
 from heads import ClassHead, FactoredHead
 from heads.losses import SphericalSoftmax
@@ -241,16 +241,19 @@ def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list
             f"{_FLAT:.3f} of zero)",
             _within(flat, _FLAT),
             f"slope {flat.text()} from {_first(by_classes)} to {max(by_classes.of['factored']):,}",
+            Kind.PAPER,
         ),
         Claim(
             f"a dense head's grows with them more than the factored one's ({dim})",
             verdict(steeper),
             f"slope {rising.text()}, steeper by {steeper.text()}",
+            Kind.TRIVIAL,  # it computes every logit
         ),
         Claim(
             f"a step's time grows with d^2 at most ({classes})",
             verdict(Mean(2 - in_dims.value, in_dims.half, in_dims.n)),
             f"slope {in_dims.text()} from d = {_first(by_dims)} to {max(by_dims.of['factored']):,}",
+            Kind.PAPER,
         ),
     ]
 

@@ -1,18 +1,20 @@
 """Paper 004's errors on MNIST and CIFAR-100: spherical losses against cross-entropy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from matplotlib.figure import Figure
 
 from benchmarks.papers.budget import Budget
-from benchmarks.papers.comparison import Compared, advantage, cell, mean_of
+from benchmarks.papers.comparison import Compared, Reached, advantage, cell, mean_of
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments.loss_settings import loss_settings
 from benchmarks.papers.experiments.single_logit_cifar import compared_on_cifar, slc_cifar
 from benchmarks.papers.experiments.single_logit_mnist import compared_on_mnist
 from benchmarks.papers.intervals import Mean
+from benchmarks.papers.job import Measures
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Section, Table, paired
+from benchmarks.papers.section import Claim, Kind, Section, Table
 from benchmarks.papers.shards import CIFAR_100, MNIST
 
 _LOSSES = ("ce", "taylor_softmax", "spherical_softmax", "spherical_bound")
@@ -43,12 +45,12 @@ def _course(budget: Budget, album: Album) -> Course:
             f"MNIST: a network of 2 x 500 units. {on_mnist.setup()} CIFAR-100: "
             f"{slc_cifar(budget).words()}. {on_cifar.setup()}"
         ),
-        claims=_claims(found),
+        claims=_claims(found, {"mnist": Kind.PAPER, "cifar100": slc_cifar(budget).kind}),
         tables=[_table(name, compared) for name, compared in found.items()],
         pictures=[picture],
         remarks=[
-            "What there is of the paper names no networks: these are those of paper 002, with "
-            "whose experiments the runs are shared.",
+            "The available text of the paper does not name its networks: these are the ones of "
+            "paper 002, whose runs are shared.",
             "The paper left the upper bound out of its tables, as it did far worse; it stands here "
             f"beside the others. Settings: {'; '.join(settings)}.",
             "The paper has CIFAR-10 and Penn Treebank, too, which were not tried here.",
@@ -56,39 +58,47 @@ def _course(budget: Budget, album: Album) -> Course:
     )
 
 
-def _claims(found: Mapping[str, Compared]) -> list[Claim]:
+def _claims(found: Mapping[str, Compared], kinds: Mapping[str, Kind]) -> list[Claim]:
     claims = []
     for name, pairs in _CLAIMED.items():
         others = [loss for loss in _LOSSES if loss != "spherical_bound"]
         for better, worse in [*pairs, *((loss, "spherical_bound") for loss in others)]:
-            best = found[name].at_best
-            ours = advantage(best[better], best[worse], "top1")
+            statement = f"{better} has fewer errors than {worse} ({_NAMES[name]})"
             claims.append(
-                paired(
-                    f"{better} has fewer errors than {worse} ({_NAMES[name]})", ours, points=True
+                found[name].judge(
+                    statement,
+                    partial(_gain, better, worse),
+                    (better, worse),
+                    kinds[name],
+                    points=True,
                 )
             )
     return claims
 
 
+def _gain(better: str, worse: str, reached: Reached) -> Mean:
+    return advantage(reached.runs[better], reached.runs[worse], "top1")
+
+
 def _table(name: str, compared: Compared) -> Table:
     rows = []
+    searches = compared.readings()
     for loss in _LOSSES:
         printed = published("004", name).get(loss)
-        own, shared = (
-            cell(runs[loss], "top1", lambda right: _error(right).percent(2))
-            for runs in (compared.at_best, compared.at_shared)
-        )
-        rows.append(
-            [
-                loss,
-                own if printed is None else f"{own} ({printed:g})",
-                compared.rates[loss].text(),
-                shared,
-            ]
-        )
-    header = ["loss", "best rates", "rate, decay", f"shared rates {compared.shared.text()}"]
+        beside = "" if printed is None else f" ({printed:g})"
+        row = [loss]
+        for reached in searches.values():
+            row += [_errors(reached.runs[loss]) + beside, reached.chosen[loss].text()]
+        rows.append([*row, _errors(compared.at_shared[loss])])
+    header = ["loss"]
+    for search in searches:
+        header += [f"best rates, {search}", "rate, decay"]
+    header.append(f"shared rates {compared.shared.text()}")
     return Table(f"{_NAMES[name]}: errors in percent (published in brackets)", header, rows)
+
+
+def _errors(runs: Sequence[Measures]) -> str:
+    return cell(runs, "top1", lambda right: _error(right).percent(2))
 
 
 def _error(right: Mean) -> Mean:

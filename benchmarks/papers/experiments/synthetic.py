@@ -3,44 +3,25 @@
 The features are given, so there is neither backbone nor trainer: the real heads of
 `heads.build_head`, without bias and from zero, take one step of SGD a sample, in one pass. Both
 the last weights and the average of those before each step (Shalev-Shwartz and Ben-David 2014,
-chapter 14) are tested. The paper says nothing of rates or passes.
+chapter 14) are tested.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.papers.budget import Budget
-from benchmarks.papers.intervals import Mean, difference, mean
-from benchmarks.papers.job import Job, Measures, Places, Results
+from benchmarks.papers.job import Measures, Places
 from heads.tree import CoverTree, LabelTree, NamedTree, build_cover_tree
 
 if TYPE_CHECKING:
     from heads import ClassHead
 
-# Around the theory's ||W|| / (||x|| sqrt n), which is 0.2 for the paper's baseline; a path of many
-# nodes moves a row a few times as far, so that a step of the grid must not be more than that.
-RATES: Sequence[float] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-SHARED: Sequence[float] = (0.01, 0.1)
 BASE = 1.3
-
-PUBLISHED_DRAWS = 50
-_LEAST_DRAWS = 3
-
 TREES = ("vtree", "utree", "vtree_chains")
 LOSSES = ("vtree", "utree", "ce", "simloss", "hierarchical_softmax")
-
-NAMES = {
-    "vtree": "V-tree",
-    "utree": "U-tree",
-    "ce": "cross entropy",
-    "simloss": "SimLoss",
-    "hierarchical_softmax": "hierarchical softmax",
-    "vtree_chains": "V-tree with chains",
-}
 
 
 @dataclass(frozen=True)
@@ -120,8 +101,15 @@ def chained_vtree(cover: CoverTree) -> LabelTree:
     return LabelTree.from_parents(np.array(parents), np.array(classes))
 
 
-def train_heads(settings: Mapping[str, Any], places: Places) -> Measures:
-    """The job of `Trained`: every arm at each of its rates on one draw."""
+def is_flat(tree: LabelTree) -> bool:
+    """Whether all classes have the same ancestors: their vectors then add the same number to every
+    logit, and a softmax over the classes is cross entropy on dense rows."""
+    return len({tuple(tree.ancestors(node).tolist()) for node in tree.node_of_class}) == 1
+
+
+def train_arms(settings: Mapping[str, Any], places: Places) -> Measures:
+    """The job of `trained.Trained`: every arm at each of its rates on one draw, with the form of
+    its tree."""
     regime = Regime(**settings["regime"])
     drawn = draw(regime, settings["draw"])
     arms = []
@@ -132,6 +120,7 @@ def train_heads(settings: Mapping[str, Any], places: Places) -> Measures:
             {
                 "nodes": head.tree.num_nodes,
                 "depth": float(head.tree.depth[head.tree.node_of_class].mean()),
+                "flat": is_flat(head.tree),
                 "runs": {f"{rate:g}": train_head(head, drawn, rate) for rate in tree["rates"]},
             }
         )
@@ -208,144 +197,3 @@ def _accuracy(head: "ClassHead", drawn: Drawn) -> float:
     scores = torch.cat([block.scores for block in blocks], dim=1)
     class_ids = torch.cat([block.class_ids for block in blocks])
     return float((class_ids[scores.argmax(1)] == labels).float().mean())
-
-
-@dataclass
-class Trained:
-    """What `arms` reach in a regime, draw by draw: each at the best of `rates`, which are searched
-    on draws of their own, at those that all share, and at those of `also`."""
-
-    regime: Regime
-    arms: Sequence[Arm]
-    rates: Sequence[float] = RATES
-    searched: list[Measures] = field(default_factory=list)
-    draws: list[Measures] = field(default_factory=list)
-    also: Mapping[Arm, float] = field(default_factory=dict)
-
-    def search(self, number: int) -> Job:
-        """Trains all of it at all rates on draw `number`."""
-        return self._job(number, dict.fromkeys(self.arms, self.rates))
-
-    def job(self, number: int) -> Job:
-        """Trains all of it on draw `number` at the rates that were chosen."""
-        chosen = {}
-        for arm in self.arms:
-            own = {self.own_rate(arm, measure) for measure in ("averaged", "last")}
-            also = {self.also[arm]} if arm in self.also else set()
-            chosen[arm] = sorted({*own, *SHARED, *also})
-        return self._job(number, chosen)
-
-    def _job(self, number: int, rates: Mapping[Arm, Sequence[float]]) -> Job:
-        settings = {
-            "regime": asdict(self.regime),
-            "arms": [{**asdict(arm), "rates": list(rates[arm])} for arm in self.arms],
-            "draw": number,
-        }
-        return Job("experiments.synthetic:train_heads", settings)
-
-    def bayes(self) -> Mean:
-        """Accuracy of the best classifier there is."""
-        return mean([found["bayes"] for found in self.draws])
-
-    def at(self, arm: Arm, rate: float, measure: str = "averaged") -> list[float]:
-        """A measure of each draw at one rate."""
-        return self._of(self.draws, arm, rate, measure)
-
-    def searched_at(self, arm: Arm, rate: float, measure: str = "averaged") -> list[float]:
-        """The same of the draws of the search."""
-        return self._of(self.searched, arm, rate, measure)
-
-    def _of(self, draws: Sequence[Measures], arm: Arm, rate: float, measure: str) -> list[float]:
-        place = self.arms.index(arm)
-        return [float(found["arms"][place]["runs"][f"{rate:g}"][measure]) for found in draws]
-
-    def at_own(self, arm: Arm, measure: str = "averaged") -> list[float]:
-        """An accuracy of each draw, at the arm's own rate."""
-        return self.at(arm, self.own_rate(arm, measure), measure)
-
-    def own_rate(self, arm: Arm, measure: str = "averaged") -> float:
-        """The rate that is the best over the draws of the search."""
-        return max(self.rates, key=lambda rate: sum(self.searched_at(arm, rate, measure)))
-
-    def advantage(self, ours: Arm, theirs: Arm, read: "Reading") -> Mean:
-        """By how much ours is better, paired by draw."""
-        return difference(read(self, ours), read(self, theirs))
-
-    def pseudoclasses(self, arm: Arm) -> list[int]:
-        """Of the arm's tree in each draw."""
-        place = self.arms.index(arm)
-        return [int(found["arms"][place]["nodes"]) - self.regime.k for found in self.draws]
-
-    def depth(self, arm: Arm) -> Mean:
-        """Mean number of nodes above a class."""
-        place = self.arms.index(arm)
-        return mean([float(found["arms"][place]["depth"]) for found in self.draws])
-
-
-# Accuracies of an arm, draw by draw.
-Reading = Callable[[Trained, Arm], list[float]]
-
-
-def own(measure: str = "averaged") -> Reading:
-    """Each arm at its own best rate."""
-    return lambda trained, arm: trained.at_own(arm, measure)
-
-
-def shared(rate: float, measure: str = "averaged") -> Reading:
-    """All at one rate."""
-    return lambda trained, arm: trained.at(arm, rate, measure)
-
-
-def readings() -> dict[str, Reading]:
-    """The ways to compare, by the words for them."""
-    return {
-        "own best rates, averaged": own(),
-        "own best rates, last weights": own("last"),
-        **{f"all at {rate:g}, averaged": shared(rate) for rate in SHARED},
-        **{f"all at {rate:g}, last weights": shared(rate, "last") for rate in SHARED},
-    }
-
-
-def pooled(regimes: Sequence[Trained], ours: Arm, theirs: Arm, read: Reading) -> Mean:
-    """The mean advantage over regimes, paired by draw."""
-    apart = [np.subtract(read(one, ours), read(one, theirs)) for one in regimes]
-    return mean(np.mean(apart, axis=0).tolist())
-
-
-def search(
-    budget: Budget, everyone: Sequence[Trained], *, draws: int
-) -> Generator[Sequence[Job], Results, None]:
-    """Searches the rates of all on the first `draws`."""
-    numbers = range(1 if budget.is_toy else draws)
-    results = yield [one.search(number) for one in everyone for number in numbers]
-    for one in everyone:
-        one.searched += [results[one.search(number)].measures for number in numbers]
-
-
-def measure(
-    budget: Budget, everyone: Sequence[Trained], *, together: int = 1
-) -> Generator[Sequence[Job], Results, None]:
-    """Measures all on the draws that follow, so many together, while the budget lasts."""
-    first, rounds = len(everyone[0].searched), PUBLISHED_DRAWS // together
-    at_least = rounds if budget.is_full else -(-_LEAST_DRAWS // together)
-    for number in budget.rounds(at_least=at_least, at_most=rounds):
-        numbers = range(first + number * together, first + (number + 1) * together)
-        results = yield [one.job(draw) for one in everyone for draw in numbers]
-        for one in everyone:
-            one.draws += [results[one.job(draw)].measures for draw in numbers]
-
-
-def setup(regimes: Sequence[Trained]) -> str:
-    """How it was trained, in words for the page."""
-    one = regimes[0]
-    rates = ", ".join(f"{rate:g}" for rate in one.rates)
-    own = [regime.own_rate(arm) for regime in regimes for arm in regime.arms]
-    at_edge = sum(rate in (one.rates[0], one.rates[-1]) for rate in own)
-    return (
-        f"{len(one.draws)} draws of W, {one.regime.tests:,} test samples each. kway's heads "
-        "without bias, from zero, one pass of single-sample SGD at a constant rate (the paper says "
-        "nothing of rates and passes); weights averaged over the steps, and the last ones. Cover "
-        "trees of the Euclidean distances between label vectors. Each loss has the best rate of "
-        f"{rates} on {len(one.searched)} further draws, for averaged and for last weights apart; "
-        f"in {at_edge} of {len(own)} cases that is the smallest or the largest."
-    )

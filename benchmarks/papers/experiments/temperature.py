@@ -28,7 +28,7 @@ from benchmarks.papers.experiments.cifar import (
 from benchmarks.papers.intervals import Mean, difference, mean
 from benchmarks.papers.job import Job, Measures, Places
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Section, Table, paired, verdict
+from benchmarks.papers.section import Claim, Kind, Section, Table, paired, verdict
 from benchmarks.papers.shards import CIFAR_100, Dataset, shards_of
 from benchmarks.papers.training import evaluated_logits
 
@@ -117,7 +117,7 @@ def _course(budget: Budget, album: Album) -> Course:
         taus,
         candidates=grid((1.0, 0.1, 0.01), (1e-4,)),
         shared=_SHARED,
-        measure="top5",
+        measures=("top5",),
         also=("train",),
     )
     compared = yield from comparison.course(
@@ -152,7 +152,7 @@ def _section(
             f"of 0 the loss is topk_hinge. {compared.setup()} Derivatives are those by the scores, "
             "in single precision, at the initial weights of each seed, over all training pictures."
         ),
-        claims=_claims(compared, shares),
+        claims=_claims(compared, shares, network.kind),
         tables=[_table(compared, shares)],
         pictures=[picture],
         remarks=[
@@ -176,17 +176,20 @@ def _of_stand_in(network: Cifar) -> list[str]:
     ]
 
 
-def _claims(compared: Compared, shares: Mapping[str, list[float]]) -> list[Claim]:
+def _claims(compared: Compared, shares: Mapping[str, list[float]], kind: Kind) -> list[Claim]:
     claims = []
     for name, runs in (("the shared rate", compared.at_shared), ("best rates", compared.at_best)):
         for tau in (one for one in _GOOD if one in runs):
             for small in ("0", _SMALL):
                 ours = advantage(runs[tau], runs[small], "train/top5")
+                note = compared.best.edges(tau, small) if runs is compared.at_best else ""
                 claims.append(
                     paired(
                         f"temperature {tau} trains better than {small} (top-5, {name})",
                         ours,
+                        kind,
                         points=True,
+                        note=note,
                     )
                 )
     low, high = shares[_SMALL], shares[_LARGE]
@@ -196,6 +199,7 @@ def _claims(compared: Compared, shares: Mapping[str, list[float]]) -> list[Claim
             f"derivatives are denser at temperature {_LARGE} than at {_SMALL}",
             verdict(denser),
             f"{mean(high).percent()}% against {mean(low).percent()}% of the elements",
+            kind,
         )
     )
     return claims
@@ -210,7 +214,7 @@ def _table(compared: Compared, shares: Mapping[str, list[float]]) -> Table:
             cells.append(f"{ours} ({published('003', 'table 6', printed)[tau]:.2f})")
         best = compared.at_best[tau]
         cells += [cell(best, measure, Mean.percent) for measure in ("train/top5", "top5")]
-        rows.append([tau, *cells, f"{compared.rates[tau].lr:g}", mean(share).percent()])
+        rows.append([tau, *cells, compared.best.chosen[tau].text(), mean(share).percent()])
     shared = f"rate {compared.shared.lr:g}"
     return Table(
         "Top-5 accuracy in percent (published in brackets), and non-zero derivatives",
@@ -220,7 +224,7 @@ def _table(compared: Compared, shares: Mapping[str, list[float]]) -> Table:
             f"test, {shared}",
             "training, best rate",
             "test, best rate",
-            "best rate",
+            "best rate, decay",
             "non-zero, %",
         ],
         rows,

@@ -10,7 +10,7 @@ from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments.topk_jobs import PRECISIONS, K
 from benchmarks.papers.job import Job, Measures, Result
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Section, Table, Verdict
+from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict
 from benchmarks.papers.turns import milliseconds, ratio
 
 _JOBS = "experiments.topk_jobs"
@@ -205,6 +205,7 @@ def _speed_claims(found: Mapping[int, Measures]) -> list[Claim]:
     )  # fmt: skip
     claims = []
     for statement, which, slower, faster in comparisons:
+        kind = Kind.OWN_CODE if faster == "ours" else Kind.PAPER
         for number in (1_000, max(found)) if 1_000 in found else (max(found),):
             times = ratio(found[number][which][slower], found[number][which][faster])
             claims.append(
@@ -212,6 +213,7 @@ def _speed_claims(found: Mapping[int, Measures]) -> list[Claim]:
                     f"{statement} ({which}, n = {number:,})",
                     times.above(1),
                     f"{times.text()} times as fast",
+                    kind,
                 )
             )
     return claims
@@ -227,6 +229,7 @@ def _stability_claims(losses: Stable, gradients: Stable) -> list[Claim]:
                     f"{label} is stable at all temperatures in both precisions ({what})",
                     _holds(holds),
                     _reach(finite, name),
+                    Kind.OWN_CODE if name == "ours" else Kind.PAPER,
                 )
             )
     single, double = (sum(losses[f"summation {precision}"].values()) for precision in PRECISIONS)
@@ -235,6 +238,7 @@ def _stability_claims(losses: Stable, gradients: Stable) -> list[Claim]:
             "the summation overflows at low temperatures, in single precision sooner",
             _holds(single < double < len(_EXPONENTS)),
             _reach(losses, "summation"),
+            Kind.PAPER,
         )
     )
     return claims

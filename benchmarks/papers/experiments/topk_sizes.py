@@ -19,7 +19,7 @@ from benchmarks.papers.experiments.cifar import (
 )
 from benchmarks.papers.intervals import Mean, difference, mean
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Section, Table, paired
+from benchmarks.papers.section import Claim, Kind, Section, Table, paired
 from benchmarks.papers.shards import CIFAR_100, Dataset
 
 _LOSSES = ("ce", "smooth_topk")
@@ -69,7 +69,7 @@ def _course(budget: Budget, album: Album) -> Course:
         [_arm(loss, share) for share in shares for loss in _LOSSES],
         candidates=_CANDIDATES,
         shared=_PAPERS["ce"],
-        measure="top5",
+        measures=("top5",),
     )
     compared = yield from comparison.course(
         budget,
@@ -96,7 +96,7 @@ def _section(
             f"A stand-in for ResNet-18 on ImageNet: {network.words()}, k = 5, temperature {_TAU:g}"
             f". {compared.setup()} {_length(network)} Rates are searched at each size."
         ),
-        claims=_claims(shares, compared),
+        claims=_claims(shares, compared, network.kind),
         tables=[_table(shares, compared)],
         pictures=[picture],
         remarks=[
@@ -120,13 +120,16 @@ def _length(network: Cifar) -> str:
     return "All sizes have the same number of steps; in the paper they have that of epochs."
 
 
-def _claims(shares: tuple[float, ...], compared: Compared) -> list[Claim]:
+def _claims(shares: tuple[float, ...], compared: Compared, kind: Kind) -> list[Claim]:
     def by_seed(share: float) -> list[float]:
         smooth, ce = (
             values(compared.at_best[_arm(loss, share)], "top5", diverged=0.0)
             for loss in ("smooth_topk", "ce")
         )
         return [a - b for a, b in zip(smooth, ce, strict=True)]
+
+    def edges(*shares: float) -> str:
+        return compared.best.edges(*(_arm(loss, share) for share in shares for loss in _LOSSES))
 
     claims = []
     for share in shares:
@@ -137,7 +140,9 @@ def _claims(shares: tuple[float, ...], compared: Compared) -> list[Claim]:
                 paired(
                     f"smooth_topk beats ce with {share:.0%} of the training pictures (top-5)",
                     ours,
+                    kind,
                     points=True,
+                    note=edges(share),
                 )
             )
     few, many = min(shares), max(shares)
@@ -145,7 +150,9 @@ def _claims(shares: tuple[float, ...], compared: Compared) -> list[Claim]:
         paired(
             f"smooth_topk gains on ce from {many:.0%} to {few:.0%} of the pictures (top-5)",
             difference(by_seed(few), by_seed(many)),
+            kind,
             points=True,
+            note=edges(few, many),
         )
     )
     return claims
@@ -162,7 +169,7 @@ def _table(shares: tuple[float, ...], compared: Compared) -> Table:
                 f"{pictures:,}",
                 *(cell(compared.at_best[arm], "top5", Mean.percent) for arm in arms),
                 *(cell(compared.at_shared[arm], "top5", Mean.percent) for arm in arms),
-                *(compared.rates[arm].text() for arm in arms),
+                *(compared.best.chosen[arm].text() for arm in arms),
                 *(f"{published('003', 'table 2', loss)[_PRINTED[share]]:.2f}" for loss in _LOSSES),
             ]
         )

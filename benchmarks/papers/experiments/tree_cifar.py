@@ -30,6 +30,7 @@ def _course(budget: Budget, album: Album) -> Course:
         ARMS,
         candidates=grid((0.3, 0.1, 0.03), (1e-4, 1e-3)),
         shared=Rates(0.1, 1e-4),
+        measures=("top1",),
     )
     compared = yield from comparison.course(
         budget,
@@ -42,7 +43,7 @@ def _course(budget: Budget, album: Album) -> Course:
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=f"{data.words()}. The rate falls as a cosine. {compared.setup()}",
-        claims=claims("cifar100", compared),
+        claims=claims("cifar100", compared, data.kind),
         tables=[
             table("CIFAR-100, each at its best rates", "cifar100", compared, is_best=True),
             table("CIFAR-100, all at the shared rate", "cifar100", compared, is_best=False),

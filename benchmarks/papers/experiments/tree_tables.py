@@ -8,7 +8,7 @@ from benchmarks.papers.comparison import Compared, advantage, cell, mean_of
 from benchmarks.papers.intervals import Mean
 from benchmarks.papers.job import Measures
 from benchmarks.papers.published import published
-from benchmarks.papers.section import Claim, Table, paired
+from benchmarks.papers.section import Claim, Kind, Table, paired
 
 ARMS = ("vtree", "ce", "simloss")
 _MEASURES = {"top1": "top-1", "sa": "SA"}
@@ -21,13 +21,14 @@ def head(arm: str) -> dict[str, object]:
     return {"loss": {"kind": arm}}
 
 
-def claims(dataset: str, compared: Compared) -> list[Claim]:
-    """That the tree loss beats both others by both measures."""
+def claims(dataset: str, compared: Compared, kind: Kind) -> list[Claim]:
+    """The tree loss beats both others by both measures."""
     found = []
     for other in ("ce", "simloss"):
         for measure, name in _MEASURES.items():
             ours = advantage(compared.at_best["vtree"], compared.at_best[other], measure)
-            found.append(paired(f"the tree loss beats {other} ({dataset}, {name})", ours))
+            statement = f"the tree loss beats {other} ({dataset}, {name})"
+            found.append(paired(statement, ours, kind, note=compared.best.edges("vtree", other)))
     return found
 
 
@@ -40,7 +41,7 @@ def table(title: str, dataset: str, compared: Compared, *, is_best: bool) -> Tab
         cells = []
         for measure in _MEASURES:
             cells.append(f"{cell(runs[arm], measure, Mean.percent)} ({printed[measure]:.2f})")
-        rates = compared.rates[arm] if is_best else compared.shared
+        rates = compared.best.chosen[arm] if is_best else compared.shared
         rows.append([arm, *cells, rates.text()])
     return Table(
         f"{title} (published in brackets)", ["loss", "top-1 %", "SA %", "rate, decay"], rows

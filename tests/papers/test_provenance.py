@@ -1,0 +1,77 @@
+"""What a result was measured with: code that the job imports, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.papers import provenance
+from benchmarks.papers.job import Job
+from benchmarks.papers.provenance import Provenance
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """heads/a.py imports heads/b.py in a function; heads/c.py stands apart."""
+    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+    folder = tmp_path / "heads"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "a.py").write_text("def f():\n    from heads import b\n    return b.x\n")
+    (folder / "b.py").write_text("x = 1\n")
+    (folder / "c.py").write_text("x = 1\n")
+    return folder
+
+
+def digest(file: Path) -> str:
+    provenance.code_digest.cache_clear()
+    provenance._parsed.cache_clear()
+    return provenance.code_digest(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", "def f():\n    from heads import b\n    return -b.x\n"),
+        ("b.py", "x = 2\n"),
+        ("__init__.py", "y = 1\n"),
+    ],
+)
+def test_a_change_of_what_a_job_runs_changes_the_digest(
+    package: Path, name: str, text: str
+) -> None:
+    before = digest(package / "a.py")
+    (package / name).write_text(text)
+    assert digest(package / "a.py") != before
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.py", "x = 2\n"),
+        ("b.py", '"""Said."""\n\nx = 1  # one\n'),
+        ("a.py", 'def f():\n    """Said."""\n    from heads import b\n    return (b.x)\n'),
+    ],
+)
+def test_what_a_job_does_not_run_changes_nothing(package: Path, name: str, text: str) -> None:
+    before = digest(package / "a.py")
+    (package / name).write_text(text)
+    assert digest(package / "a.py") == before
+
+
+def test_a_training_depends_on_heads_data_and_trainer_but_not_on_the_page() -> None:
+    reached = provenance.reached(Path(provenance.__file__).with_name("training.py"))
+    names = {str(path.relative_to(Path(provenance.__file__).parents[2])) for path in reached}
+    assert {"heads/engine.py", "trainer/train.py"} <= names
+    assert not {"benchmarks/papers/page.py", "benchmarks/papers/section.py"} & names
+
+
+def test_only_a_timing_depends_on_the_machine() -> None:
+    settings: dict[str, object] = {}
+    job = Job("experiments.beyond_million:time_logits", settings)
+    timing = Job("experiments.beyond_million:time_logits", settings, alone=True)
+    assert Provenance.of(job).machine == ""
+    now = Provenance.of(timing)
+    assert now.machine
+    assert now.outdates(now.to_json()) == ()
+    elsewhere = {**now.to_json(), "machine": "an abacus"}
+    assert now.outdates(elsewhere) == ("timed on an abacus",)
