@@ -5,7 +5,7 @@ from collections.abc import Callable
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments.single_logit_mnist import EXPERIMENT
 from benchmarks.papers.experiments.single_logits import LOSSES
-from benchmarks.papers.section import Section
+from benchmarks.papers.section import Kind, Section
 
 
 def test_all_objectives_are_measured_on_mnist(conducted: Callable[[Experiment], Section]) -> None:
@@ -17,3 +17,4 @@ def test_all_objectives_are_measured_on_mnist(conducted: Callable[[Experiment], 
     assert "(0.001)" in best.rows[LOSSES.index("batch_ce")][2]  # as published
     assert [row[0] for row in all_logits.rows][-1] == "ce with all logits"
     assert len(section.claims) == 14
+    assert {claim.kind for claim in section.claims} == {Kind.PAPER}
