@@ -9,7 +9,8 @@ from pathlib import Path
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Album, Experiment
 from benchmarks.papers.job import Job, Results
-from benchmarks.papers.laboratory import Laboratory
+from benchmarks.papers.laboratory import Laboratory, result_path
+from benchmarks.papers.provenance import outdated
 from benchmarks.papers.section import Section
 from data.aside import commit
 
@@ -67,7 +68,11 @@ def kept_sections(out: Path, experiments: Sequence[Experiment]) -> list[Section]
         for path in paths
         if path.is_file()
     ]
-    return [section for section in read if section is not None]
+    return [
+        replace(section, outdated=_outdated(out, section.results))
+        for section in read
+        if section is not None
+    ]
 
 
 def _one(
@@ -97,12 +102,14 @@ def _one(
             jobs = course.send(results)
         except StopIteration as end:
             section: Section = end.value
-            return replace(section, outdated=_outdated(everything))
+            keys = [job.key for job in everything]
+            return replace(section, results=keys, outdated=_outdated(laboratory.out, keys))
 
 
-def _outdated(results: Results) -> list[str]:
+def _outdated(out: Path, keys: Sequence[str]) -> list[str]:
     """`12 of 80 results: older code, torch 2.12.0`, for each combination of reasons."""
-    reasons = Counter(result.outdated for result in results.values() if result.outdated)
+    kept = (json.loads(result_path(out, key).read_text(encoding="utf-8")) for key in keys)
+    reasons = Counter(outdated(one) for one in kept)
     return [
-        f"{count} of {len(results)} results: {', '.join(why)}" for why, count in reasons.items()
+        f"{count} of {len(keys)} results: {', '.join(why)}" for why, count in reasons.items() if why
     ]

@@ -55,15 +55,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What a job measured, and the seconds that it took one worker, now or when it was measured.
-
-    `outdated` names how the conditions of that measurement differ from the current ones: "older
-    code", another torch, another machine. Empty: they do not.
-    """
+    """What a job measured, and the seconds that it took one worker, now or when it was measured."""
 
     measures: Measures
     seconds: float
-    outdated: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
         return self.measures[name]

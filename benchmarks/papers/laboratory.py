@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
 from shutil import rmtree
@@ -15,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.papers.job import FOLDER, Job, Places, Result, Results
-from benchmarks.papers.provenance import Provenance
+from benchmarks.papers.provenance import Provenance, outdated
 from data.aside import commit
 from data.pool import end_with_parent
 
@@ -145,16 +146,15 @@ class Laboratory:
         made = kept["measures"].get(FOLDER)
         if made is not None and not (self.out / "shards" / made).is_dir():
             return None
-        outdated = Provenance.of(job).outdates(kept.get("provenance"))
-        if outdated and self.again:
+        if self.again and outdated(kept):
             return None
-        return Result(kept["measures"], kept["seconds"], outdated)
+        return Result(kept["measures"], kept["seconds"])
 
     def _keep(self, job: Job, result: Result) -> None:
         kept = {
             "function": job.function,
             "settings": job.settings,
-            "provenance": Provenance.of(job).to_json(),
+            "provenance": asdict(Provenance.of(job)),
             "measures": result.measures,
             "seconds": result.seconds,
         }
@@ -164,10 +164,15 @@ class Laboratory:
         rmtree(self._places(job).work, ignore_errors=True)
 
     def _path(self, job: Job) -> Path:
-        return self.out / "results" / f"{job.key}.json"
+        return result_path(self.out, job.key)
 
     def _places(self, job: Job) -> Places:
         return Places(self.data, self.out / "shards", self.out / "work" / job.key)
+
+
+def result_path(out: Path, key: str) -> Path:
+    """The file of the kept result of the job with this key."""
+    return out / "results" / f"{key}.json"
 
 
 def visible_gpus() -> list[str]:

@@ -8,11 +8,13 @@ again.
 import ast
 import hashlib
 import inspect
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.machine import hardware
 from benchmarks.papers.job import Job
@@ -23,38 +25,45 @@ _PACKAGES = ("benchmarks", "data", "heads", "launch", "serving", "tests", "train
 
 @dataclass(frozen=True)
 class Provenance:
-    """`machine` is empty unless the job times something."""
+    """`source` is the file of the job's function, relative to the repository; `machine` is empty
+    unless the job times something."""
 
+    source: str
     code: str
     torch: str
-    machine: str = ""
+    machine: str
 
     @staticmethod
     def of(job: Job) -> "Provenance":
-        """The current one."""
-        import torch
+        """That of a result measured now."""
+        file = inspect.getsourcefile(job.resolve())
+        assert file is not None, "a job is a function in a file"
+        return Provenance._now(str(Path(file).resolve().relative_to(_ROOT)), timed=job.alone)
 
-        source = inspect.getsourcefile(job.resolve())
-        assert source is not None, "a job is a function in a file"
-        return Provenance(
-            code_digest(Path(source)), str(torch.__version__), hardware() if job.alone else ""
-        )
+    @staticmethod
+    def _now(source: str, *, timed: bool) -> "Provenance":
+        file = _ROOT / source
+        code = code_digest(file) if file.is_file() else "its file was removed"
+        return Provenance(source, code, str(torch.__version__), hardware() if timed else "")
 
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
-
-    def outdates(self, kept: dict[str, Any] | None) -> tuple[str, ...]:
-        """How `kept`, the JSON of a result's provenance, differs; None: it was not recorded."""
-        if kept is None:
-            return ("older code",)
+    def outdated(self) -> tuple[str, ...]:
+        """How it differs from a measurement of the same job made now; empty if it does not."""
+        now = Provenance._now(self.source, timed=bool(self.machine))
         differs = []
-        if kept["code"] != self.code:
+        if self.code != now.code:
             differs.append("older code")
-        if kept["torch"] != self.torch:
-            differs.append(f"torch {kept['torch']}")
-        if kept["machine"] != self.machine:
-            differs.append(f"timed on {kept['machine'] or 'an unknown machine'}")
+        if self.torch != now.torch:
+            differs.append(f"torch {self.torch}")
+        if self.machine != now.machine:
+            differs.append(f"timed on {self.machine}")
         return tuple(differs)
+
+
+def outdated(kept: Mapping[str, Any]) -> tuple[str, ...]:
+    """`Provenance.outdated` of a kept result's JSON. Results of earlier versions have none."""
+    if "provenance" not in kept:
+        return ("older code",)
+    return Provenance(**kept["provenance"]).outdated()
 
 
 @cache

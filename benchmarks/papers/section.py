@@ -57,8 +57,9 @@ class Section:
     """One experiment on the page.
 
     `setup` states what was run (networks, data, steps, seeds), `remarks` add caveats, and `minutes`
-    is how long its jobs took on all workers. `outdated` lists how many results were measured with
-    other code, another torch or another machine than the current ones.
+    is how long its jobs took on all workers. `results` are the keys of the results behind it, and
+    `outdated` lists how many of them were measured with other code, another torch or another
+    machine than the current ones.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Section:
     pictures: Sequence[Picture] = ()
     remarks: Sequence[str] = field(default_factory=tuple)
     minutes: float = 0.0
+    results: Sequence[str] = ()
     outdated: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:

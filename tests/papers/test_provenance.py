@@ -1,5 +1,6 @@
 """What a result was measured with: code that the job imports, and nothing else."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,10 @@ def test_only_a_timing_depends_on_the_machine() -> None:
     assert Provenance.of(job).machine == ""
     now = Provenance.of(timing)
     assert now.machine
-    assert now.outdates(now.to_json()) == ()
-    elsewhere = {**now.to_json(), "machine": "an abacus"}
-    assert now.outdates(elsewhere) == ("timed on an abacus",)
+    assert now.outdated() == ()
+    assert replace(now, machine="an abacus").outdated() == ("timed on an abacus",)
+
+
+def test_a_result_of_a_file_that_was_removed_is_of_older_code() -> None:
+    now = Provenance.of(Job("experiments.beyond_million:time_logits", {}))
+    assert replace(now, source="benchmarks/papers/removed.py").outdated() == ("older code",)

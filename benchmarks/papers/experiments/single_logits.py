@@ -129,8 +129,8 @@ def _gain(loss: str, other: str, reached: Reached) -> Mean:
 
 
 def _improved(dataset: str, compared: Compared, measure: str, printed: float, kind: Kind) -> Claim:
-    """The paper's headline: "usually at least 20%". Where its own number is less, that the mean of
-    the aligned losses is better at all."""
+    """The paper's headline is "usually at least 20%". Where its own number is less, the claim is
+    that the mean of the aligned losses is better at all."""
     least = _LEAST if printed >= 100 * _LEAST else 0.0
     arms = [*_aligned(dataset), *_aligned(dataset, wanted=False)]
     wanted = f"of at least {least:.0%}" if least else "above zero"
@@ -162,8 +162,8 @@ def _improvement(dataset: str, reached: Reached, measure: str) -> Mean:
 
 
 def _comparable(dataset: str, compared: Compared, kind: Kind) -> Claim:
-    """ "None of the approaches is consistently more successful" (paper 002, 6.2): it holds where
-    each is better in one of the measures, and fails where one is better in all of them."""
+    """No approach is "consistently more successful" (paper 002, 6.2). It holds where each is better
+    in one of the measures, and fails where one is better in all of them."""
     found: dict[str, list[Mean]] = {
         search: [_over_all_logits(reached, measure) for measure in _MEASURES]
         for search, reached in compared.readings().items()
