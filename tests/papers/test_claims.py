@@ -340,8 +340,9 @@ def measured(
         arms = []
         for arm, of_arm in zip(levels, accuracies, strict=True):
             at = {"averaged": float(of_arm[draw]), "last": 1 - float(of_arm[draw])}
-            tree = {"nodes": regime.k + 5, "depth": 2.0, "flat": arm in flat or arm.loss == "ce"}
-            arms.append({**tree, "runs": {"0.01": at, "0.1": at}})
+            tree = {"nodes": regime.k + 5, "depth": 2.0}
+            same = arm in flat or arm.loss == "ce"
+            arms.append({**tree, "is_cross_entropy": same, "runs": {"0.01": at, "0.1": at}})
         found.draws.append({"bayes": 1.0, "arms": arms})
     found.searched = found.draws[:1]
     return found
@@ -412,7 +413,7 @@ def test_cross_entropy_against_itself_is_degenerate_and_not_in_the_mean() -> Non
 
 def test_a_draw_counts_in_the_regimes_in_which_it_is_not_degenerate() -> None:
     some = in_regime(0.9, 0.5)
-    some.draws[0]["arms"][0]["flat"] = True  # the V-tree of the first draw
+    some.draws[0]["arms"][0]["is_cross_entropy"] = True  # the V-tree of the first draw
     assert list(trained.gaps((some, _VTREE), (some, _CE), own())) == [1, 2]
     assert list(trained.gaps((some, _CHAINS), (some, _CE), own())) == [0, 1, 2]
     found = some.advantage(_VTREE, _CE, own())

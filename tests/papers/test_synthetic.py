@@ -14,6 +14,7 @@ from benchmarks.papers.experiments.synthetic import (
     chained_vtree,
     draw,
     head_of,
+    is_cross_entropy,
     is_flat,
     train_head,
 )
@@ -83,13 +84,20 @@ def test_training_is_one_pass_of_averaged_sgd(tmp_path: Path) -> None:
     assert found["last"] == pytest.approx((predicted == drawn.test_labels).mean())
 
 
-def test_a_tree_of_one_pseudoclass_is_cross_entropy_itself(tmp_path: Path) -> None:
-    drawn = draw(Regime(n=30, d=6, k=5, tests=200), 0)
-    star = head_of(Arm("vtree", base=100.0), drawn, tmp_path / "tree")
-    assert star.tree.num_nodes == 6
-    assert is_flat(star.tree)
-    dense = head_of(Arm("ce"), drawn, tmp_path / "none")
-    assert train_head(star, drawn, 0.1)["last"] == train_head(dense, drawn, 0.1)["last"]
+@pytest.mark.parametrize("loss", ["vtree", "hierarchical_softmax"])
+def test_an_arm_is_cross_entropy_itself_where_its_label_tree_is_flat(
+    loss: str, tmp_path: Path
+) -> None:
+    drawn = draw(Regime(n=30, d=6, k=8, tests=200), 0)
+    dense = train_head(head_of(Arm("ce"), drawn, tmp_path / "none"), drawn, 0.1)
+    for base, same in ((100.0, True), (1.3, False)):
+        arm = Arm(loss, base)
+        assert is_cross_entropy(arm, drawn.label_vectors) == same
+        found = train_head(head_of(arm, drawn, tmp_path / "tree"), drawn, 0.1)
+        assert (found["last"] == dense["last"]) == same
+    assert is_cross_entropy(Arm("ce"), drawn.label_vectors)
+    for other in ("simloss", "utree", "vtree_chains"):
+        assert not is_cross_entropy(Arm(other, 100.0), drawn.label_vectors)
 
 
 def test_chains_keep_a_pseudoclass_a_level() -> None:

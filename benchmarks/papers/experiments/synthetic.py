@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BASE = 1.3
 TREES = ("vtree", "utree", "vtree_chains")
+_WITH_TREE = (*TREES, "hierarchical_softmax")
 LOSSES = ("vtree", "utree", "ce", "simloss", "hierarchical_softmax")
 
 
@@ -107,6 +108,16 @@ def is_flat(tree: LabelTree) -> bool:
     return len({tuple(tree.ancestors(node).tolist()) for node in tree.node_of_class}) == 1
 
 
+def is_cross_entropy(arm: Arm, vectors: np.ndarray) -> bool:
+    """Whether the arm is cross entropy under another name, because its label tree is flat.
+
+    The tree is not that of the head's rows: hierarchical softmax has its inner nodes apart.
+    """
+    if arm.loss not in _WITH_TREE:
+        return arm.loss == "ce"
+    return is_flat(_named_tree(arm, vectors).tree)
+
+
 def train_arms(settings: Mapping[str, Any], places: Places) -> Measures:
     """The job of `trained.Trained`: every arm at each of its rates on one draw, with the form of
     its tree."""
@@ -120,7 +131,7 @@ def train_arms(settings: Mapping[str, Any], places: Places) -> Measures:
             {
                 "nodes": head.tree.num_nodes,
                 "depth": float(head.tree.depth[head.tree.node_of_class].mean()),
-                "flat": is_flat(head.tree),
+                "is_cross_entropy": is_cross_entropy(arm, drawn.label_vectors),
                 "runs": {f"{rate:g}": train_head(head, drawn, rate) for rate in tree["rates"]},
             }
         )
@@ -134,7 +145,7 @@ def head_of(arm: Arm, drawn: Drawn, file: Path) -> "ClassHead":
     from heads.config import HeadConfig
 
     weights: dict[str, Any] = {"kind": "dense"}
-    if arm.loss in (*TREES, "hierarchical_softmax"):
+    if arm.loss in _WITH_TREE:
         _named_tree(arm, drawn.label_vectors).save(file)
         weights = {"kind": "utree" if arm.loss == "utree" else "vtree", "tree": {"file": str(file)}}
     loss = "ce" if arm.loss in TREES else arm.loss

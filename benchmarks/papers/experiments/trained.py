@@ -108,7 +108,7 @@ class Trained:
     def is_cross_entropy(self, arm: Arm) -> list[bool]:
         """By draw: whether the arm is cross entropy itself, under another name."""
         place = self.arms.index(arm)
-        return [arm.loss != "simloss" and found["arms"][place]["flat"] for found in self.draws]
+        return [bool(found["arms"][place]["is_cross_entropy"]) for found in self.draws]
 
     def advantage(self, ours: Arm, theirs: Arm, read: "Reading") -> Mean | None:
         """By how much ours is better, paired by draw; None where there is nothing to compare."""
