@@ -233,12 +233,13 @@ def _improvements_table(dataset: str, compared: Compared) -> Table:
     )
 
 
-def _missing(found: Mean) -> Mean:
+def missing(found: Mean) -> Mean:
+    """One minus a mean, as the paper prints its measures."""
     return Mean(1 - found.value, found.half, found.n)
 
 
 def _missing_text(found: Mean) -> str:
-    return _missing(found).text()
+    return missing(found).text()
 
 
 def _all_logits(title: str, dataset: str, reached: Reached) -> Table:
@@ -254,7 +255,7 @@ def _all_logits(title: str, dataset: str, reached: Reached) -> Table:
             [mean_of(reached.runs["ce"], f"all_logits/{name}") for name in _MEASURES],
         ),
     ):
-        ours = [_missing(found).text() for found in columns]
+        ours = [missing(found).text() for found in columns]
         rows.append([name, *_beside(ours, printed[name])])
     return Table(
         f"{title}: one logit against all (published in brackets)", ["method", *_HEADER], rows
@@ -276,13 +277,13 @@ def _figure(dataset: str, compared: Compared) -> Figure:
     axes = figure.subplots()
     ordered = sorted(LOSSES, key=lambda loss: (REGISTERED[loss].aligned, -_auprc(compared, loss)))
     for place, loss in enumerate(ordered):
-        found = _missing(mean_of(compared.at_best[loss], "auprc"))
+        found = missing(mean_of(compared.at_best[loss], "auprc"))
         colour, marker = _STYLES[REGISTERED[loss].aligned]
         axes.errorbar(found.value, place, xerr=found.half, fmt=marker, color=colour, capsize=3)
         if (printed := published("002", "table 1", dataset).get(loss)) is not None:
             axes.plot(printed[0], place, "D", color="grey", mfc="none")
     axes.set_yticks(range(len(ordered)), ordered)
-    shown = [_missing(mean_of(compared.at_best[loss], "auprc")).value for loss in LOSSES]
+    shown = [missing(mean_of(compared.at_best[loss], "auprc")).value for loss in LOSSES]
     axes.set_xscale("log" if max(shown) > 10 * min(shown) else "linear")
     axes.set_xlabel("1 - AUPRC of single logits (less is better)")
     for said, (colour, marker) in zip(
