@@ -20,7 +20,6 @@ from launch.commands import (
     index,
     k8s,
     losses,
-    papers,
     plan,
     query,
     report,
@@ -53,16 +52,20 @@ app.command("query")(query.query)
 app.command("losses")(losses.losses)
 app.command("plan")(plan.plan)
 app.command("report")(report.report)
-app.command("papers")(papers.papers)
 app.command("doctor")(doctor.doctor)
 app.add_typer(k8s.app, name="k8s")
 app.command("demo")(demo.demo)
 
 
 def main() -> None:
-    """Run `kway`; a wrong option, ValueError and OSError become one line and exit code 2.
+    """Run `kway`."""
+    run(app)
 
-    `kway --traceback COMMAND …` shows where such an error came from.
+
+def run(app: typer.Typer) -> NoReturn:
+    """Run a command; a wrong option, ValueError and OSError become one line and exit code 2.
+
+    With `--traceback` as the first argument they show where they came from.
     """
     _end_by_sigterm()
     show_origin = sys.argv[1:2] == ["--traceback"]

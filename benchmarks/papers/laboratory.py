@@ -49,7 +49,7 @@ class Laboratory:
         except BlockingIOError:
             self._lock.close()
             raise ValueError(
-                f"{self.out} is in use by another kway papers: wait for it, or name another --out"
+                f"{self.out} is in use by another run: wait for it, or name another --out"
             ) from None
         return self
 

@@ -76,11 +76,11 @@ def page_text(
     """The page as Markdown."""
     parts = [
         "# The papers' experiments, run again",
-        "<!-- Written by kway papers. Change benchmarks/papers/ and run it again. -->",
+        "<!-- Written by python -m benchmarks.papers: change the experiments, not this file. -->",
         f"`{command}` wrote this page from the results in its folder, which took "
         f"{sum(section.minutes for section in sections):.0f} minutes on all workers to measure "
-        f"(page written on {machine}). `kway papers NAME --data DATA` runs one experiment; each "
-        "section starts with its name.",
+        f"(page written on {machine}). `python -m benchmarks.papers NAME --data DATA` runs one "
+        "experiment; each section starts with its name.",
         "Intervals are 95% confidence intervals of the mean over seeds (Student's t), paired by "
         "seed for differences; for times they are intervals of the median. At that level a few of "
         "many claims come out wrong by chance. Published numbers are in brackets.",
@@ -136,7 +136,7 @@ def _outdated(sections: Sequence[Section]) -> str:
     return (
         "Measured with older code, another torch or, for timings, another machine than the page "
         f"was written with: {', '.join(names)}. Their sections give the numbers of such results; "
-        "`kway papers NAME --again` measures them again."
+        "`python -m benchmarks.papers NAME --again` measures them again."
     )
 
 

@@ -1,7 +1,7 @@
 """What a result was measured with: the code, the torch version and, for timings, the machine.
 
 A kept result whose provenance differs from the current one is still used, because measuring takes
-hours and most commits change no number. The page marks it, and `kway papers --again` measures it
+hours and most commits change no number. The page marks it, and `--again` measures it
 again.
 """
 

@@ -1,20 +1,22 @@
-"""`kway papers` as a person meets it: its list, its one-line errors, the page that it writes."""
+"""The command `python -m benchmarks.papers`: its list, its one-line errors, its page."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.papers import experiments
+from benchmarks.papers import __main__
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Album, Course, Experiment
 from benchmarks.papers.experiments import EXPERIMENTS
 from benchmarks.papers.laboratory import Laboratory
 from benchmarks.papers.section import Claim, Kind, Section, Table
+from launch.main import run
 from tests.papers.counted import doubling
 
-Kway = Callable[..., int]
+Papers = Callable[..., int]
 _NEEDED = "numbers.txt"
 
 
@@ -66,14 +68,27 @@ def _called_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def papers(monkeypatch: pytest.MonkeyPatch) -> Papers:
+    """Runs the command in this process, which costs no imports; returns its exit code."""
+
+    def ended(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["papers", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            run(__main__.app)
+        return int(caught.value.code or 0)
+
+    return ended
+
+
+@pytest.fixture
 def _three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments, "EXPERIMENTS", (_ONE, _TWO, _BAD))
+    monkeypatch.setattr(__main__, "EXPERIMENTS", (_ONE, _TWO, _BAD))
 
 
 def test_without_a_name_every_experiment_is_listed(
-    kway: Kway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    papers: Papers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert kway("papers") == 0
+    assert papers() == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [one.name for one in EXPERIMENTS]
     for one, line in zip(EXPERIMENTS, lines, strict=True):
@@ -107,12 +122,12 @@ def test_an_experiment_stands_once_in_the_list_and_below_its_paper() -> None:
 def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_is_written(
     arguments: list[str],
     message: str,
-    kway: Kway,
+    papers: Papers,
     data: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert kway("papers", *arguments) == 2
+    assert papers(*arguments) == 2
     out, error = capsys.readouterr()
     assert out == ""
     assert error.startswith("error: ")
@@ -123,30 +138,30 @@ def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_is_written(
 
 @pytest.mark.usefixtures("_three")
 def test_a_folder_in_use_is_left_alone(
-    kway: Kway, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    papers: Papers, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Laboratory(data, tmp_path / "out", workers=0):
-        assert kway("papers", "001", "--out", "out") == 2
+        assert papers("001", "--out", "out") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert f"{tmp_path / 'out'} is in use by another kway papers" in error
+    assert f"{tmp_path / 'out'} is in use by another run" in error
     assert not (tmp_path / "out" / "papers.md").exists()
 
 
 @pytest.mark.usefixtures("_three")
 def test_a_page_is_written_with_its_pictures_and_what_was_measured_is_not_measured_again(
-    kway: Kway, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    papers: Papers, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ("--data", data, "--out", "out", "--budget", "2", "--workers", "1")
     page = tmp_path / "out" / "papers.md"
 
-    assert kway("papers", "001", *given) == 0
+    assert papers("001", *given) == 0
     out, error = capsys.readouterr()
     assert out == "out/papers.md: 1 experiment\n"
     assert "001-one: 1 of 1 jobs" in error.splitlines()[-1]
     assert "min elapsed, budget used " in error.splitlines()[-1]
     first = page.read_text()
-    assert "`kway papers 001 --data DATA --budget 2`" in first
+    assert "`python -m benchmarks.papers 001 --data DATA --budget 2`" in first
     assert "| it is doubled | paper | holds | 8642 |" in first
     assert "![A blank.](papers/001-one.png)" in first
     assert [path.name for path in (page.parent / "papers").iterdir()] == ["001-one.png"]
@@ -154,9 +169,9 @@ def test_a_page_is_written_with_its_pictures_and_what_was_measured_is_not_measur
     assert "### Experiment 002-two" not in first
 
     # The same again; then another that asks for the same job, onto a page elsewhere.
-    assert kway("papers", "001", *given) == 0
+    assert papers("001", *given) == 0
     elsewhere = tmp_path / "docs" / "of papers.md"
-    assert kway("papers", "002-two", *given, "--page", elsewhere) == 0
+    assert papers("002-two", *given, "--page", elsewhere) == 0
     assert capsys.readouterr().out.endswith("of papers.md: 2 experiments\n")
     both = elsewhere.read_text()
     assert both.index("### Experiment 001-one") < both.index("### Experiment 002-two")
@@ -165,7 +180,7 @@ def test_a_page_is_written_with_its_pictures_and_what_was_measured_is_not_measur
 
     # An error ends it, and what was done before stands on the page.
     page.unlink()
-    assert kway("papers", "all", *given) == 2
+    assert papers("all", *given) == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert last == "error: numbers ran out: bring more"
     assert "### Experiment 002-two" in page.read_text()
@@ -173,11 +188,11 @@ def test_a_page_is_written_with_its_pictures_and_what_was_measured_is_not_measur
     # The page alone, while another laboratory works.
     page.unlink()
     with Laboratory(data, tmp_path / "out", workers=0):
-        assert kway("papers", "--page-only", "--out", "out") == 0
+        assert papers("--page-only", "--out", "out") == 0
     assert capsys.readouterr().out == "out/papers.md: 2 experiments\n"
     assert "### Experiment 002-two" in page.read_text()
 
     assert (data / "done").read_text() == "4321\n"  # one job, once
 
-    assert kway("papers", "001", *given, "--again") == 0
+    assert papers("001", *given, "--again") == 0
     assert (data / "done").read_text() == "4321\n"  # the code is the same

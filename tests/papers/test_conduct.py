@@ -53,6 +53,7 @@ def _table(numbers: Sequence[float]) -> Table:
 
 
 ONE = Experiment("one", "001", "One", 1, "Ten of them", course)
+_COMMAND = "python -m benchmarks.papers all"
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
@@ -87,9 +88,9 @@ def test_a_result_of_older_code_is_kept_marked_and_measured_again_on_request(
         kept.write_text(json.dumps(result))
         (section,) = conduct([ONE], laboratory, 60)
     assert section.outdated == ["1 of 4 results: older code, torch 1.0"]
-    text = page_text([section], [ONE], command="kway papers all", machine="a machine")
+    text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
     assert "**Older code:** 1 of 4 results: older code, torch 1.0." in text
-    assert "`kway papers NAME --again`" in text
+    assert "`python -m benchmarks.papers NAME --again`" in text
     assert (tmp_path / "done").read_text().split() == ["1", "0", "2", "3"]
 
     with Laboratory(tmp_path, out, workers=0, again=True) as laboratory:
@@ -202,10 +203,10 @@ def test_a_page_has_every_claim_and_table_whatever_they_contain() -> None:
         tables=[Table("T", ["x", "y"], [["1", "2|3"]])],
         remarks=["Mind this."],
     )
-    text = page_text([section], [ONE], command="kway papers all", machine="a machine")
+    text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
     assert "| one | a\\|b | paper | holds | 1 > 0 |" in text
     assert "| 1 | 2\\|3 |" in text
-    assert "`kway papers all`" in text
+    assert f"`{_COMMAND}`" in text
     assert "- Mind this." in text
     assert "Of 1 claims of the papers" in text
     assert "| one | Ten of them | cores |" in text
@@ -220,7 +221,7 @@ def test_only_claims_of_papers_count_and_degenerate_ones_do_not() -> None:
     ]
     claims = [Claim("a", said, "", kind) for kind, said in wanted]
     section = Section("one", "001", "One", "", claims=claims)
-    text = page_text([section], [ONE], command="kway papers all", machine="a machine")
+    text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
     assert "Of 2 claims of the papers" in text
     assert "1 hold, 0 do not hold and 1 are not settled" in text
     assert "| paper | 1 | 0 | 1 | 1 |" in text

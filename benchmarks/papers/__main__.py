@@ -1,24 +1,32 @@
-"""`kway papers`: the experiments of the five papers, run again within a budget."""
+"""`python -m benchmarks.papers`: the experiments of the five papers within a budget."""
 
 import shlex
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from benchmarks.machine import machine
+from benchmarks.papers.budget import Budget
+from benchmarks.papers.conduct import conduct, kept_sections
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.experiments import EXPERIMENTS
+from benchmarks.papers.laboratory import Laboratory, cores, visible_gpus
+from benchmarks.papers.page import write_page
 from launch.commands.place import check_writable
+from launch.main import run
 from launch.wording import counted, printable
 
-if TYPE_CHECKING:
-    from benchmarks.papers.budget import Budget
-    from benchmarks.papers.experiment import Experiment
-
 _SECONDS_BETWEEN_LINES = 10
+_MODULE = "benchmarks.papers"
+
+app = typer.Typer(name="python -m benchmarks.papers", add_completion=False)
 
 
+@app.command()
 def papers(
     names: Annotated[
         list[str] | None,
@@ -60,19 +68,12 @@ def papers(
     Without a name it lists them. Kept results are not measured again: run the same command to
     resume an interrupted run. Results of older code are used and marked on the page.
     """
-    from benchmarks.papers.experiments import EXPERIMENTS
-
     if page_only and (names or again):
         raise ValueError("--page-only measures nothing: leave out the names and --again")
     if not names and not page_only:
         for one in EXPERIMENTS:
             print(f"{one.name}  {one.title}, {one.minutes:g} min of an hour")
         return
-    from benchmarks.machine import machine
-    from benchmarks.papers.conduct import conduct, kept_sections
-    from benchmarks.papers.laboratory import Laboratory
-    from benchmarks.papers.page import write_page
-
     chosen = _chosen(EXPERIMENTS, names or [])
     minutes = _minutes(budget)
     _check_data(chosen, data)
@@ -87,7 +88,7 @@ def papers(
     check_writable(written, "--page")
     where = machine()
     given = [*(names or []), "--data", "DATA", "--budget", budget, *(["--again"] if again else [])]
-    command = shlex.join(["kway", "papers", *(["--page-only"] if page_only else given)])
+    command = shlex.join(["python", "-m", _MODULE, *(["--page-only"] if page_only else given)])
 
     def write() -> int:
         """Returns the number of experiments on the page; 0: there is none to write."""
@@ -106,7 +107,9 @@ def papers(
     if page_only:
         number = write()
         if not number:
-            raise ValueError(f"no experiment has ended in {out}: run kway papers all --out {out}")
+            raise ValueError(
+                f"no experiment has ended in {out}: run python -m {_MODULE} all --out {out}"
+            )
     else:
         opened = Laboratory(
             data.resolve(), out.resolve(), workers=workers or _default_workers(), again=again
@@ -120,7 +123,7 @@ def papers(
     print(printable(f"{written}: {counted(number, 'experiment')}"))
 
 
-def _check_data(chosen: "list[Experiment]", data: Path) -> None:
+def _check_data(chosen: list[Experiment], data: Path) -> None:
     """Before anything is measured, for that takes long."""
     for one in chosen:
         for needed in one.needs:
@@ -131,7 +134,7 @@ def _check_data(chosen: "list[Experiment]", data: Path) -> None:
                 )
 
 
-def _chosen(catalogue: "tuple[Experiment, ...]", names: list[str]) -> "list[Experiment]":
+def _chosen(catalogue: tuple[Experiment, ...], names: list[str]) -> list[Experiment]:
     known = [
         "all",
         *dict.fromkeys(one.paper for one in catalogue),
@@ -155,12 +158,10 @@ def _minutes(budget: str) -> float | None:
 
 
 def _default_workers() -> int:
-    from benchmarks.papers.laboratory import cores, visible_gpus
-
     return len(visible_gpus()) or cores()
 
 
-def _report() -> "Callable[[Experiment, int, int, Budget], None]":
+def _report() -> Callable[[Experiment, int, int, Budget], None]:
     """Prints a line every few seconds: jobs done, minutes elapsed, minutes of the budget used.
 
     The budget is charged when a job ends, also for a result measured before, so the elapsed time
@@ -169,7 +170,7 @@ def _report() -> "Callable[[Experiment, int, int, Budget], None]":
     last = began = 0.0
     current = ""
 
-    def told(experiment: "Experiment", done: int, total: int, budget: "Budget") -> None:
+    def told(experiment: Experiment, done: int, total: int, budget: Budget) -> None:
         nonlocal last, began, current
         now = time.monotonic()
         if experiment.name != current:
@@ -186,3 +187,7 @@ def _report() -> "Callable[[Experiment, int, int, Budget], None]":
         )
 
     return told
+
+
+if __name__ == "__main__":
+    run(app)
