@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 _BASE = 1.3
 
@@ -205,6 +205,12 @@ LossConfig = Annotated[
     | HierarchicalSoftmaxConfig,
     Field(discriminator="kind"),
 ]
+
+
+def loss_config(kind: str) -> LossConfig:
+    """The loss `kind` with its default hyperparameters."""
+    config: LossConfig = TypeAdapter[LossConfig](LossConfig).validate_python({"kind": kind})
+    return config
 
 
 _FACTORED_LOSSES = (

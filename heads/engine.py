@@ -17,8 +17,10 @@ from heads.collectives import (
     all_gather_equal,
     all_gather_rows,
     all_reduce_sum,
+    group_size,
     reduce_scatter_rows,
 )
+from heads.labels import class_ids, is_integral
 from heads.losses import Loss, Rows, Stats
 from heads.step import Kept, Parts, Step
 from heads.totals import Others, gradient_of_parts
@@ -27,6 +29,34 @@ from heads.weights import ClassBlock, ClassWeights
 NOTHING_COUNTS = (
     "the global batch has no rows that count (ignored, or of weight 0): give the head at least one"
 )
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the ranks tell each other before they compute: the same decisions on all of them.
+
+    `sizes` are the rows of each rank of the class group, `group_sizes` those of each class group
+    along `data`. Ranks may differ in the gradients that they require, and those that compute one
+    together must all compute it: `needs_features` is true where any rank of the class group
+    requires that of its features, `needs_vectors` where any rank at all requires that of its node
+    vectors, `partly_frozen` where some do and some do not. With `needs_backward`, true where any
+    rank requires either, every rank runs a backward pass.
+    """
+
+    sizes: list[int]
+    group_sizes: list[int]
+    needs_features: bool
+    needs_vectors: bool
+    needs_backward: bool
+    partly_frozen: bool
+
+    def anchor(self, device: torch.device) -> Tensor:
+        """A zero that makes the loss differentiable on every rank or on none.
+
+        Without it, `backward` would fail on a rank whose own inputs are all frozen, while the
+        others wait for that rank in a collective.
+        """
+        return torch.zeros((), device=device, requires_grad=self.needs_backward)
 
 
 @dataclass(frozen=True)
@@ -60,27 +90,36 @@ class Engine:
 
         `features` [b, d] and `labels` [b] are this rank's rows, b may differ and be 0; `held` are
         this rank's node vectors [n, d]. The gradients of both are those of the global-mean loss:
-        that of `held` is complete, that of `features` is complete for these rows. `row_weights`
-        [b], on every rank or on none, multiply what the rows weigh. `draw` as in `Loss.choose`.
-        Without `over_data` the gradient of `held` lacks the sum over the data group.
+        that of `held` is complete, that of `features` is complete for these rows. Neither is
+        computed where no rank requires it; ranks may differ in what they require. `row_weights`
+        [b], on every rank or on none, multiply what the rows weigh. `draw` numbers the training
+        steps (`Loss.choose`); None is an evaluation. Without `over_data` the gradient of `held`
+        lacks the sum over the data group.
 
-        Raises, on every rank, ValueError where a label of any rank is outside the classes or
-        features and labels of any rank do not fit, FloatingPointError where the loss is NaN.
+        Raises, on every rank, ValueError where a label of any rank is outside the classes,
+        features and labels of any rank do not fit, a training step of a batch loss has fewer than
+        two rows, or a sum over the data group is left out and only some ranks train their weight;
+        FloatingPointError where the loss is NaN.
         """
         if row_weights is not None and row_weights.is_floating_point():
             # As they are computed with: what is zero or infinite then is refused.
             row_weights = row_weights.to(torch.promote_types(features.dtype, torch.float32))
-        sizes, num_rows = self.exchange_sizes(features, labels, held, row_weights)
-        with_grad = torch.is_grad_enabled()  # inside the Function it always reads as off
+        agreed = self.agree(features, labels, held, row_weights)
+        if agreed.partly_frozen and not over_data and group_size(self.data_group) > 1:
+            raise ValueError(
+                "the head's weight requires a gradient on some ranks only, so that its copies "
+                "cannot accumulate one over micro-batches: call head.requires_grad_ with the same "
+                "value on every rank"
+            )
         loss: Tensor = _HeadLoss.apply(
             features,
             held,
-            labels.long(),
+            agreed.anchor(held.device),
+            class_ids(labels),
             row_weights,
             self,
-            sizes,
-            num_rows,
-            with_grad,
+            agreed,
+            torch.is_grad_enabled(),  # inside the Function it always reads as off
             draw,
             over_data,
         )
@@ -106,7 +145,7 @@ class Engine:
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
         """What each row weighs [b]: its class's weight, times its factor. Labels outside the
-        classes, which `exchange_sizes` refuses, weigh anything."""
+        classes, which `agree` rejects, get an arbitrary weight."""
         counts = self.counts(labels)
         weights = counts.to(torch.float32)
         if self.class_weights is not None:
@@ -121,31 +160,34 @@ class Engine:
         weights = None if alike else self.row_weights(labels, factors).to(dtype)
         return Rows(self.weights.tree.num_classes, labels, weights)
 
-    def exchange_sizes(
+    def agree(
         self, features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | None = None
-    ) -> tuple[list[int], list[int]]:
-        """Rows of each rank of the class group, and of each class group along `data` (collective).
+    ) -> Agreed:
+        """Exchange the sizes of a batch and which gradients are required (collective).
 
-        What is wrong on one rank travels along, so that all of them raise and none is left waiting.
+        Errors are exchanged, too: all ranks raise, and none is left waiting in a collective.
         """
         num_classes = self.weights.tree.num_classes
         num_counting = outside = 0
         if fits := _fits(features, labels, held, row_weights):
-            counts = self.counts(labels)
-            unknown = ((labels < 0) | (labels >= num_classes)) & counts
-            weights = self.row_weights(labels.long(), row_weights).where(~unknown, 1)
+            ids = class_ids(labels)
+            counts = self.counts(ids)
+            unknown = ((ids < 0) | (ids >= num_classes)) & counts
+            weights = self.row_weights(ids, row_weights).where(~unknown, 1)
             num_counting = int((weights > 0).sum())
             outside = int(unknown.sum())
         num_rows = len(labels) if fits else 0
         tree = self.weights.tree_digest
         # Weights on some ranks only would leave the others in another collective.
         types = _code(features.dtype, weighted=row_weights is not None)
-        numbers = [num_rows, num_counting, outside, not fits, tree, types]
+        needs = features.requires_grad, held.requires_grad
+        numbers = [num_rows, num_counting, outside, not fits, tree, types, *needs]
         mine = torch.tensor(numbers, dtype=torch.int64, device=held.device)
         group_ranks = torch.stack(all_gather_equal(mine, self.class_group))
         groups = torch.stack(all_gather_equal(group_ranks.sum(0), self.data_group))
-        sizes, *_, trees, dtypes = group_ranks.T.tolist()
-        group_sizes, counting, outsides, misfits, group_trees, group_dtypes = groups.T.tolist()
+        sizes, *_, trees, dtypes, by_features, _ = group_ranks.T.tolist()
+        group_sizes, counting, outsides, misfits, *others = groups.T.tolist()
+        group_trees, group_dtypes, all_by_features, by_vectors = others
         if len({*trees}) > 1 or len({*group_trees}) > 1:
             raise ValueError(
                 f"the ranks' label trees differ ({tree:08x} on this rank): give every rank the "
@@ -171,7 +213,14 @@ class Engine:
             )
         if not any(counting):
             raise ValueError(NOTHING_COUNTS)
-        return sizes, group_sizes
+        return Agreed(
+            sizes,
+            group_sizes,
+            needs_features=any(by_features),
+            needs_vectors=any(by_vectors),
+            needs_backward=any(all_by_features) or any(by_vectors),
+            partly_frozen=0 < sum(by_vectors) < len(sizes) * len(group_sizes),
+        )
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -180,25 +229,28 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any,
         features: Tensor,
         held: Tensor,
+        anchor: Tensor,
         labels: Tensor,
         row_weights: Tensor | None,
         engine: Engine,
-        sizes: list[int],
-        world_rows: list[int],
-        with_grad: bool,
+        agreed: Agreed,
+        grad_enabled: bool,
         draw: int | None,
         over_data: bool,
     ) -> Tensor:
+        sizes, world_rows = agreed.sizes, agreed.group_sizes
         labels_G = all_gather_rows(labels, sizes, engine.class_group)
         labels = all_gather_rows(labels_G, world_rows, engine.data_group)
         counts = engine.counts(labels)
         labels = labels[counts]
+        if draw is not None:
+            engine.loss.check_batch(len(labels))
         if row_weights is not None:
             row_weights = all_gather_rows(row_weights, sizes, engine.class_group)
             row_weights = all_gather_rows(row_weights, world_rows, engine.data_group)[counts]
         step = _step(engine, features, held, labels_G, sizes)
         step = replace(step, choice=engine.loss.choose(engine.weights.held, labels, draw))
-        with_grad = with_grad and any(ctx.needs_input_grad)
+        with_grad = grad_enabled and (agreed.needs_features or agreed.needs_vectors)
         with torch.autocast(features.device.type, enabled=False):
             blocks = step.blocks()
             kept, parts = Kept(step, blocks, with_grad=with_grad), Parts(len(blocks))
@@ -222,7 +274,7 @@ class _HeadLoss(torch.autograd.Function):
             loss = others.value(mine)
         ctx.engine, ctx.step, ctx.blocks, ctx.kept = engine, step, blocks, kept
         ctx.parts, ctx.others, ctx.over_data = parts, others, over_data
-        ctx.sizes, ctx.feature_dtype, ctx.held_dtype = sizes, features.dtype, held.dtype
+        ctx.agreed, ctx.feature_dtype, ctx.held_dtype = agreed, features.dtype, held.dtype
         # Kept for their version counters: a weight changed in place before backward is an error.
         ctx.save_for_backward(features, held)
         return loss
@@ -263,23 +315,37 @@ def _step(
     )
 
 
-def _gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the rows' features and of the held vectors, all ranks' parts summed (collective)."""
+def _gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Of the rows' features and of the held vectors, all ranks' parts summed (collective).
+
+    None where no rank of those that would compute it together needs it.
+    """
     step: Step = ctx.step
     engine: Engine = ctx.engine
+    agreed: Agreed = ctx.agreed
     weights = engine.weights
     ctx.saved_tensors  # noqa: B018  raises where a saved tensor was changed in place
+    if not (agreed.needs_features or agreed.needs_vectors):
+        return None, None
     grad_parts = gradient_of_parts(engine.loss, list(ctx.parts), ctx.others, grad_loss)
-    # Weight gradients are accumulated in at least float32 whatever the products are made in.
-    grad_held = weights.gradient_like(step.held, step.stats_dtype, every_class=step.choice is None)
-    grad_features = torch.zeros_like(step.features_Gd, dtype=step.stats_dtype)
+    grad_features = grad_held = None
+    if agreed.needs_features:
+        grad_features = torch.zeros_like(step.features_Gd, dtype=step.stats_dtype)
+    if agreed.needs_vectors:
+        # Weight gradients are accumulated in at least float32 whatever the products are made in.
+        every_class = step.choice is None
+        grad_held = weights.gradient_like(step.held, step.stats_dtype, every_class=every_class)
     for index, (block, grad_stats) in enumerate(zip(ctx.blocks, grad_parts, strict=True)):
         _add_block_gradients(ctx, index, block, grad_stats, grad_features, grad_held)
-    weights.sum_gradients(grad_held, engine.class_group)
-    if ctx.over_data:
-        all_reduce_sum(grad_held, engine.data_group)
-    grad_features = reduce_scatter_rows(grad_features, ctx.sizes, engine.class_group)
-    return grad_features.to(ctx.feature_dtype), grad_held.to(ctx.held_dtype)
+    if grad_held is not None:
+        weights.sum_gradients(grad_held, engine.class_group)
+        if ctx.over_data:
+            all_reduce_sum(grad_held, engine.data_group)
+        grad_held = grad_held.to(ctx.held_dtype)
+    if grad_features is not None:
+        grad_features = reduce_scatter_rows(grad_features, agreed.sizes, engine.class_group)
+        grad_features = grad_features.to(ctx.feature_dtype)
+    return grad_features, grad_held
 
 
 def _add_block_gradients(
@@ -287,25 +353,32 @@ def _add_block_gradients(
     index: int,
     block: ClassBlock,
     grad_stats: Stats,
-    grad_features: Tensor,
-    grad_held: Tensor,
+    grad_features: Tensor | None,
+    grad_held: Tensor | None,
 ) -> None:
-    """Add a block's part to the features' gradient, and put that of its rows in place."""
+    """Add a block's part to the features' gradient, and write that of its rows; either may be
+    None."""
     step: Step = ctx.step
     kept: Kept = ctx.kept
-    weights = step.weights
     if kept.graphs:
         work = kept.works[index]
     else:
         work = step.work(block, kept.logits(step, block, index), with_graph=True)
     grad_logits = work.gradient_of_logits(grad_stats).to(step.compute_dtype)
-    _add_product(grad_features, grad_logits, step.class_rows(block))
-    target = weights.place_of(block, grad_held)
+    if grad_features is not None:
+        _add_product(grad_features, grad_logits, step.class_rows(block))
+    if grad_held is not None:
+        _put_product(step, block, grad_logits, grad_held)
+
+
+def _put_product(step: Step, block: ClassBlock, grad_logits: Tensor, grad_held: Tensor) -> None:
+    """Write the gradient of a block's rows into `grad_held`."""
+    target = step.weights.place_of(block, grad_held)
     if target is not None and target.dtype == grad_logits.dtype:
-        # Straight into its place: no second K x d.
+        # Written directly, without a second K x d tensor.
         torch.mm(grad_logits.T, step.features_Gd, out=target)
     else:
-        weights.put_gradient(block, grad_logits.T @ step.features_Gd, grad_held)
+        step.weights.put_gradient(block, grad_logits.T @ step.features_Gd, grad_held)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -335,11 +408,6 @@ def _described(row_weights: Tensor | None) -> str:
         return ""
     kind = f"{list(row_weights.shape)} of {row_weights.dtype} on {row_weights.device}"
     return f" and row weights {kind}"
-
-
-def is_integral(labels: Tensor) -> bool:
-    """Whether labels are of an integer type."""
-    return not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
 
 
 def _code(dtype: torch.dtype, *, weighted: bool) -> int:

@@ -22,8 +22,10 @@ from heads.collectives import (
     group_size,
     reduce_scatter_rows,
 )
+from heads.engine import Agreed
 from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
+from heads.labels import class_ids
 from heads.losses import LOSSES, Loss, Quadratic
 from heads.losses.spherical import SphericalLoss
 
@@ -45,8 +47,7 @@ _CHANGED = (
 @dataclass(frozen=True)
 class _Batch:
     """A forward, and what its backward needs: `rows` [b, d] of W at the labels, and `by_stats`
-    [b, 3], the gradient of the global loss by sum z, sum z^2 and z_y. `sizes` are the rows of each
-    rank of the class group and of each class group along `data`."""
+    [b, 3], the gradient of the global loss by sum z, sum z^2 and z_y."""
 
     features: Tensor
     labels: Tensor
@@ -54,7 +55,7 @@ class _Batch:
     moments: Moments
     loss: Tensor
     by_stats: Tensor
-    sizes: tuple[list[int], list[int]]
+    agreed: Agreed
     num_changes: int
 
     def scaled(self, factor: float | Tensor) -> "_Batch":
@@ -132,7 +133,11 @@ class FactoredHead(ClassHead):
     def forward(
         self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
     ) -> Tensor:
-        """As `ClassHead.forward` (collective); the statistics are float64 whatever the dtypes."""
+        """As `ClassHead.forward` (collective); the statistics are float64 whatever the dtypes.
+
+        Raises ValueError on every rank, too, where only some ranks' weight requires a gradient: a
+        step changes what all rows share.
+        """
         features = self._with_bias(features)
         batch = self._batch(features, labels, row_weights, with_gradient=torch.is_grad_enabled())
         if batch.loss.isnan():
@@ -142,7 +147,8 @@ class FactoredHead(ClassHead):
                 "not finite: lower the learning rate, or look at the inputs"
             )
         of_features: Tensor = _OfFeatures.apply(features, self, batch)
-        of_weight: Tensor = _OfWeight.apply(self._parameters["weight"], self, batch)
+        anchor = batch.agreed.anchor(features.device)
+        of_weight: Tensor = _OfWeight.apply(self._parameters["weight"], anchor, self, batch)
         return of_features + of_weight
 
     @torch.no_grad()
@@ -315,18 +321,26 @@ class FactoredHead(ClassHead):
         *,
         with_gradient: bool,
     ) -> _Batch:
-        sizes = self.engine.exchange_sizes(features, labels, self._held(), row_weights)
-        labels = labels.long()
+        weight = self._parameters["weight"]
+        assert weight is not None
+        agreed = self.engine.agree(features, labels, weight, row_weights)
+        if agreed.partly_frozen:
+            raise ValueError(
+                "the factored head's weight requires a gradient on some ranks only: call "
+                "head.requires_grad_ with the same value on every rank"
+            )
+        labels = class_ids(labels)
         if self.engine.ignore_index is not None:
             # What an ignored row holds must not matter: 0 times NaN would be NaN.
             features = features.where(self.engine.counts(labels).unsqueeze(1), 0)
-        moments, rows = self._current_moments(), self._label_rows(labels, sizes[0])
+        moments, rows = self._current_moments(), self._label_rows(labels, agreed.sizes)
         x = features.detach().double()
         stats = x @ moments.total, ((x @ moments.gram) * x).sum(1), (x * rows).sum(1)
         columns = [*stats, labels.double()]
         if row_weights is not None:
             columns.append(row_weights.double())
         packed = torch.stack(columns, dim=1)
+        sizes = agreed.sizes, agreed.group_sizes
         loss, by_stats = self._value(packed, sizes, with_gradient=with_gradient)
         return _Batch(
             features=features.detach(),
@@ -335,7 +349,7 @@ class FactoredHead(ClassHead):
             moments=moments,
             loss=loss.to(torch.promote_types(features.dtype, torch.float32)),
             by_stats=by_stats,
-            sizes=sizes,
+            agreed=agreed,
             num_changes=self._num_changes,
         )
 
@@ -411,8 +425,11 @@ class FactoredHead(ClassHead):
         features = torch.cat([batch.features for batch in batches])
         by_stats = torch.cat([batch.by_stats for batch in batches])
         labels = torch.cat([batch.labels for batch in batches])
-        in_group, in_data = zip(*(batch.sizes for batch in batches), strict=True)
-        sizes = _added(in_group), _added(in_data)
+        agreed = [batch.agreed for batch in batches]
+        sizes = (
+            _added([each.sizes for each in agreed]),
+            _added([each.group_sizes for each in agreed]),
+        )
         x = features.double()
         linear, square, true = by_stats.split(1, dim=1)
         packed = torch.cat([linear.T @ x, 2 * x.T @ (square * x)])
@@ -444,18 +461,22 @@ class _OfFeatures(torch.autograd.Function):
 class _OfWeight(torch.autograd.Function):
     """Zero, whose backward records what the batch means to the weight, which gets no `.grad`.
 
-    A function of its own, so that a gradient of the features alone records nothing.
+    A function of its own, so that a gradient of the features alone records nothing. The `anchor`
+    makes the loss differentiable on every rank or on none.
     """
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, head: FactoredHead, batch: _Batch) -> Tensor:
+    def forward(
+        ctx: Any, weight: Tensor, anchor: Tensor, head: FactoredHead, batch: _Batch
+    ) -> Tensor:
         ctx.head, ctx.batch = head, batch
         return torch.zeros_like(batch.loss)
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.head._record(ctx.head._checked(ctx.batch).scaled(grad_loss))
-        return None, None, None
+        if ctx.batch.agreed.needs_vectors:
+            ctx.head._record(ctx.head._checked(ctx.batch).scaled(grad_loss))
+        return None, None, None, None
 
 
 def _num_statistics(loss: Loss) -> int:

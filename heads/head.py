@@ -18,7 +18,9 @@ from heads.collectives import all_reduce_sum, group_rank, group_size
 from heads.dtensors import sharded_rows
 from heads.engine import Engine
 from heads.init import normal_rows
+from heads.labels import class_ids
 from heads.losses import Loss
+from heads.norms import squared_norm
 from heads.tree import LabelTree
 from heads.weights import ClassWeights
 
@@ -149,10 +151,10 @@ class ClassHead(nn.Module):
             all_reduce_sum(self.weight.grad, self.engine.data_group)
 
     def squared_gradient_norm(self) -> Tensor:
-        """The squared norm of the gradient of all ranks' rows, a scalar (collective)."""
+        """The squared norm of the gradient of all ranks' rows, a float64 scalar (collective)."""
         grad = self.weight.grad
-        squared = self.weight.new_zeros(()) if grad is None else grad.float().square().sum()
-        return all_reduce_sum(squared.clone(), self.engine.class_group)
+        squared = squared_norm([] if grad is None else [grad], self.weight.device)
+        return all_reduce_sum(squared, self.engine.class_group)
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply the gradient by a scalar, the same on every rank."""
@@ -165,7 +167,7 @@ class ClassHead(nn.Module):
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
         """What each row weighs in the mean [b], `factors` being the `row_weights` of `forward`."""
-        return self.engine.row_weights(labels, factors)
+        return self.engine.row_weights(class_ids(labels), factors)
 
     def logits(self, features: Tensor, rows: Tensor) -> Tensor:
         """[b, dim] x [C, dim (+ 1)] -> [b, C], in the rows' precision."""

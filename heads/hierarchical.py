@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from heads.collectives import all_gather_rows, group_size
-from heads.engine import is_integral
 from heads.head import ClassHead, ClassRows, ClassScores
+from heads.labels import class_ids, is_integral
 from heads.losses.hierarchical import HierarchicalSoftmax
 from heads.tree import LabelTree
 from heads.weights import shard_range
@@ -112,7 +112,7 @@ class HierarchicalSoftmaxHead(ClassHead):
         """The leaves of labels; what is no class becomes a node that the engine refuses."""
         if not is_integral(labels) or labels.device != self.leaf_of_class.device:
             return labels  # refused there too, where all ranks hear of it
-        labels = labels.long()
+        labels = class_ids(labels)
         known = (labels >= 0) & (labels < self.num_classes)
         leaves = self.leaf_of_class[torch.where(known, labels, 0)]
         leaves = torch.where(known, leaves, self.label_tree.num_nodes)

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heads.collectives import all_reduce_sum
+from heads.labels import class_ids, is_integral
 
 _CHUNK = 1 << 16  # pairs whose vectors are gathered together
 
@@ -19,10 +20,12 @@ def similarity(vectors: Tensor, a: Tensor, b: Tensor, lower: float = 0.0) -> Ten
     """
     if not -1 <= lower < 1:
         raise ValueError(f"lower is {lower}: give a cosine from -1 to below 1")
-    if a.shape != b.shape or a.dim() != 1:
+    if a.shape != b.shape or a.dim() != 1 or not (is_integral(a) and is_integral(b)):
         raise ValueError(
-            f"classes to compare are {tuple(a.shape)} and {tuple(b.shape)}: give pairs"
+            f"classes to compare are {tuple(a.shape)} of {a.dtype} and {tuple(b.shape)} of "
+            f"{b.dtype}: pass two vectors of integers of one length"
         )
+    a, b = class_ids(a), class_ids(b)
     for ids in (a, b):
         outside = ids[(ids < 0) | (ids >= len(vectors))]
         if len(outside):

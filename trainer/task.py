@@ -213,8 +213,7 @@ class Task(nn.Module):
         The norm is over the whole model: each weight of the backbone and of the head once.
         """
         with self.phases("optimizer"):
-            squared = self.strategy.squared_gradient_norm().double()
-            squared = squared + self.head.squared_gradient_norm().double()
+            squared = self.strategy.squared_gradient_norm() + self.head.squared_gradient_norm()
             norm = float(squared.sqrt()) / self.loss_scale.value
             factor = 1 / self.loss_scale.value
             if max_norm is not None and norm > max_norm:

@@ -39,7 +39,7 @@ def _draw_logits(ax: Axes, loss: str, given: Answers) -> None:
         )
     ax.axvline(threshold, color=INK, ls="--", lw=1.5, label=f"threshold, recall {_RECALL:g}")
     above = float((false >= threshold).double().mean())
-    aligned = "aligned" if LOSSES[loss].aligned else "not aligned"
+    aligned = "aligned" if LOSSES[loss]().aligned else "not aligned"
     ax.set_title(
         f"{loss} ({aligned}): {above:.1%} of the false logits reach the threshold; "
         f"top-1 {given.accuracy:.1%}"

@@ -11,7 +11,7 @@ from heads.losses.divergences import (
 )
 from heads.losses.margin import BatchMaxMargin, MaxMargin, TopKHinge
 from heads.losses.quadratic import CorrectClassQuadratic, Quadratic
-from heads.losses.registry import LOSSES, build_loss
+from heads.losses.registry import LOSSES, build_loss, example_loss
 from heads.losses.similarity import SimLoss
 from heads.losses.smooth_topk import SmoothTopK, topk_marginals
 from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftmax
@@ -45,5 +45,6 @@ __all__ = [
     "TaylorSoftmax",
     "TopKHinge",
     "build_loss",
+    "example_loss",
     "topk_marginals",
 ]

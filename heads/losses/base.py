@@ -120,20 +120,38 @@ class Reduction(Enum):
 class Loss(ABC):
     """A loss over the logits of all classes, computed from statistics of blocks of them.
 
-    `aligned` says whether the loss is aligned with the Principle of Logit Separation (002,
-    definition 1). `couples_rows` says that `value` is not a mean of terms of one row each.
-    `reductions` has one entry a statistic; a loss whose statistics join in another way overrides
-    `merge` and `identity`.
+    `aligned_if` is the condition on the hyperparameters under which `aligned` is true, for a loss
+    that is aligned under some only. `couples_rows` says that `value` is not a mean of terms of one
+    row each. `reductions` has one entry a statistic; a loss whose statistics join in another way
+    overrides `merge` and `identity`.
     """
 
     kind: ClassVar[str]
     paper: ClassVar[str]
     statistic: ClassVar[str]
-    aligned: ClassVar[bool]
+    aligned_if: ClassVar[str] = ""
     couples_rows: ClassVar[bool] = False
     score_kind: ClassVar[ScoreKind] = "logit"
     score_eps: ClassVar[float] = 0.0
     reductions: ClassVar[tuple[Reduction, ...]] = ()
+
+    @property
+    @abstractmethod
+    def aligned(self) -> bool:
+        """Whether the loss is aligned with the Principle of Logit Separation (002, definition 1).
+
+        It is if, for every sample, each value near enough to the infimum has every true score above
+        every false one, of the same row or another. A loss that is estimated by sampling counts by
+        its expectation, as 002 counts losses of random batches (appendix D).
+        """
+
+    def check_batch(self, num_rows: int) -> None:
+        """ValueError where a training step has too few rows for a loss that compares rows."""
+        if self.couples_rows and num_rows < 2:
+            raise ValueError(
+                f"{self.kind} needs a global batch of at least 2 rows, got {num_rows}: "
+                "raise train.global_batch"
+            )
 
     def check_classes(self, num_classes: int) -> None:
         """ValueError where hyperparameters or constants do not fit this number of classes."""

@@ -20,6 +20,9 @@ class BinaryCrossEntropy(Loss):
 
     002, section 4.3; the sign of its second term is a slip in print. As softplus(z) - z =
     softplus(-z), the loss is the sum of softplus(z) over all classes less z_y.
+
+    Aligned: near the infimum 0 every z_y is far above 0 and every false z far below it (002,
+    appendix C).
     """
 
     kind = "bce"
@@ -47,6 +50,9 @@ class NoiseContrastiveEstimation(Loss):
     `noise` q [K] is positive and sums to 1. The expectation is exact, over all classes; with
     `samples` n a training step takes the mean over n classes drawn from q, which all rows share and
     whose expectation is the same. Evaluation takes all classes.
+
+    Aligned: at the infimum g_y = 1 / (1 + t q_y), which is z_y = 0 for every class, and the false
+    logits are at minus infinity (002, appendix B). Sampling does not change the expectation.
     """
 
     noise: Tensor

@@ -41,12 +41,27 @@ class CrossEntropy(Loss):
     kind = "ce"
     paper = "002 eq 1"
     statistic = "logsumexp z, z_y (sum z under label smoothing)"
-    aligned = False
+    aligned_if = "z_loss > 0, unless label_smoothing > 0 and sample_rate < 1"
 
     @property
     def reductions(self) -> tuple[Reduction, ...]:  # type: ignore[override]
         sums = (Reduction.SUM, Reduction.SUM) if self.label_smoothing else (Reduction.SUM,)
         return (Reduction.LOGSUMEXP, *sums)
+
+    @property
+    def aligned(self) -> bool:
+        """Aligned if `z_loss` c > 0, except with label smoothing and sampling at once.
+
+        With c = 0 only differences within a row count, so rows can shift apart (002, section 3.1).
+        With c > 0 and no smoothing this is `self_norm`. Smoothing moves the minimum from infinity
+        to z = log of the target, log(1 - e + e/K) at each row's label and log(e/K) elsewhere.
+        Sampling without smoothing leaves the infimum 0 of every draw; a small expectation is a
+        small value of the draw that takes all classes, where it separates as above. With both, a
+        class without a row gets its e/K of the target only in the steps that draw it: if e >
+        2r / (1 + r), with two classes and a small c, the minimum puts it above the true one. Other
+        values are not known to separate every sample.
+        """
+        return self.z_loss > 0 and (self.label_smoothing == 0 or self.sample_rate == 1)
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
@@ -83,7 +98,11 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class SelfNormalisation(Loss):
-    """-log p_y + alpha log^2(sum exp z), the mean over rows (002, section 4.1)."""
+    """-log p_y + alpha log^2(sum exp z), the mean over rows (002, section 4.1).
+
+    Aligned: near the infimum 0 every row has p_y near 1 and logsumexp(z) near 0, so that z_y is
+    near 0 and the false logits are far below it (002, appendix A).
+    """
 
     alpha: float = 0.1
 
@@ -110,7 +129,10 @@ class BatchCrossEntropy(Loss):
 
     P_B puts 1/m on each row's label (row weights in proportion), so the loss is logsumexp over rows
     and classes of z, less the mean of z_y, less log m. All rows that are not ignored are in the
-    partition sum, whatever they weigh.
+    partition sum, whatever they weigh. A training step needs two rows; one alone has its `ce`.
+
+    Aligned: near the infimum 0 every true logit has a share near 1/m of the one partition sum and
+    every false one a share near 0 (002, appendix D).
     """
 
     kind = "batch_ce"
@@ -124,18 +146,8 @@ class BatchCrossEntropy(Loss):
         return logsumexp(logits_BC), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
-        check_batch(self.kind, rows)
         lse, true = total
         share = torch.ones_like(true) if rows.weights is None else rows.weights
         share = share / share.sum()
         log_z = logsumexp(lse.unsqueeze(0)).squeeze(0)
         return log_z + (torch.xlogy(share, share) - share * true).sum()
-
-
-def check_batch(kind: str, rows: Rows) -> None:
-    """A batch loss compares rows with each other: ValueError where there is only one."""
-    if rows.num_rows < 2:
-        raise ValueError(
-            f"{kind} needs a global batch of at least 2 rows, got {rows.num_rows}: "
-            "raise train.global_batch"
-        )

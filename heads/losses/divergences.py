@@ -27,7 +27,10 @@ class SigmoidLoss(Loss):
 
 @dataclass(frozen=True)
 class SoftmaxCauchySchwarz(Loss):
-    """-log(p_y / ||p||) = logsumexp(2z) / 2 - z_y, the mean over rows (002, eq 4)."""
+    """-log(p_y / ||p||) = logsumexp(2z) / 2 - z_y, the mean over rows (002, eq 4).
+
+    Not aligned: only differences within a row count (002, section 3.3).
+    """
 
     kind = "softmax_cs"
     paper = "002 eq 4"
@@ -45,7 +48,10 @@ class SoftmaxCauchySchwarz(Loss):
 
 @dataclass(frozen=True)
 class SigmoidCauchySchwarz(SigmoidLoss):
-    """-log(sigmoid(z_y) / ||sigmoid(z)||), the mean over rows (002, eq 5)."""
+    """-log(sigmoid(z_y) / ||sigmoid(z)||), the mean over rows (002, eq 5).
+
+    Not aligned: only ratios of sigmoids within a row count (002, section 3.4).
+    """
 
     kind = "sigmoid_cs"
     paper = "002 eq 5"
@@ -58,7 +64,10 @@ class SigmoidCauchySchwarz(SigmoidLoss):
 
 @dataclass(frozen=True)
 class SoftmaxTanimoto(Loss):
-    """-p_y / (1 + ||p|| - p_y), the mean over rows; its infimum is -1 (002, eq 7)."""
+    """-p_y / (1 + ||p|| - p_y), the mean over rows; its infimum is -1 (002, eq 7).
+
+    Not aligned: only differences within a row count (002, section 3.5).
+    """
 
     kind = "softmax_tanimoto"
     paper = "002 eq 7"
@@ -77,7 +86,10 @@ class SoftmaxTanimoto(Loss):
 
 @dataclass(frozen=True)
 class SigmoidTanimoto(SigmoidLoss):
-    """-s_y / (1 + ||s|| - s_y) with s = sigmoid(z), the mean over rows (002, eq 9)."""
+    """-s_y / (1 + ||s|| - s_y) with s = sigmoid(z), the mean over rows (002, eq 9).
+
+    Aligned: near the infimum -1 every row has s_y near 1 and the other s near 0 (002, section 4.4).
+    """
 
     kind = "sigmoid_tanimoto"
     paper = "002 eq 9"

@@ -24,7 +24,10 @@ from heads.tree import LabelTree
 class HierarchicalSoftmax(Loss):
     """-log p(y), the mean over rows; the "classes" it sees are the nodes of `tree`, the labels are
     leaves. Statistics: at each level, logsumexp over the siblings of the label's ancestor there
-    [B, D], and the sum of the logits on the path [B]."""
+    [B, D], and the sum of the logits on the path [B].
+
+    Not aligned: only differences among the siblings of a row's path count.
+    """
 
     tree: LabelTree
     device: torch.device | str = "cpu"

@@ -9,7 +9,6 @@ from torch import Tensor
 from heads.largest import decode_ids, encode_ids, largest_columns, sort_largest
 from heads.losses.base import Block, Loss, Rows, Stats
 from heads.losses.checks import above, at_least
-from heads.losses.cross_entropy import check_batch
 
 # Stands for "no class" where a row has fewer false classes than asked for; above every id.
 _NO_CLASS = 1 << 35
@@ -46,7 +45,10 @@ class LargestFalse(Loss):
 
 @dataclass(frozen=True)
 class MaxMargin(LargestFalse):
-    """max(0, gamma - z_y + max of the false z), the mean over rows (002, eq 2)."""
+    """max(0, gamma - z_y + max of the false z), the mean over rows (002, eq 2).
+
+    Not aligned: only differences within a row count (002, section 3.2).
+    """
 
     gamma: float = 1.0
 
@@ -67,7 +69,11 @@ class MaxMargin(LargestFalse):
 @dataclass(frozen=True)
 class BatchMaxMargin(MaxMargin):
     """The mean of max_margin, plus 1/m of that between the batch's extremes (002, definition 3):
-    its smallest true and its largest false logit."""
+    its smallest true and its largest false logit.
+
+    A training step needs two rows. Aligned: below gamma / m the smallest true logit of the batch is
+    above its largest false one (002, appendix D).
+    """
 
     kind = "batch_max_margin"
     paper = "002 def 3"
@@ -76,7 +82,6 @@ class BatchMaxMargin(MaxMargin):
     couples_rows = True
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
-        check_batch(self.kind, rows)
         largest, _, true = total
         # Over a dimension, so that of equal extremes the first row's alone has the gradient.
         gap = true.min(dim=0).values - largest[:, 0].max(dim=0).values
@@ -88,6 +93,9 @@ class TopKHinge(LargestFalse):
     """max(0, alpha + (k-th largest false z - z_y) / k), the mean over rows (003, eq 8).
 
     The limit of `smooth_topk` as tau -> 0. Eq 6 differs by the scale 1/k of the scores.
+
+    Not aligned: only differences within a row count, and k - 1 false logits of the row itself may
+    be above the true one.
     """
 
     k: int = 5

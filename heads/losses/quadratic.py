@@ -11,7 +11,10 @@ from heads.losses.checks import at_least
 
 @dataclass(frozen=True)
 class Quadratic(Loss):
-    """1/2 ||onehot(y) - z||^2 = (sum z^2 - 2 z_y + 1) / 2, the mean over rows (001, section II)."""
+    """1/2 ||onehot(y) - z||^2 = (sum z^2 - 2 z_y + 1) / 2, the mean over rows (001, section II).
+
+    Aligned: near the infimum 0 every true logit is near 1 and every false one near 0.
+    """
 
     kind = "quadratic"
     paper = "001 section II"
@@ -31,7 +34,8 @@ class Quadratic(Loss):
 class CorrectClassQuadratic(Quadratic):
     """The quadratic loss plus w/2 (1 - z_y)^2, the mean over rows (001, eq II.1).
 
-    The last term is garbled in print; the text fixes it. `w` None is sqrt(K - 1) - 1.
+    The last term is garbled in print; the text fixes it. `w` None is sqrt(K - 1) - 1. Aligned, as
+    `quadratic`.
     """
 
     w: float | None = None

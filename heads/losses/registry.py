@@ -19,6 +19,7 @@ from heads.losses.quadratic import CorrectClassQuadratic, Quadratic
 from heads.losses.similarity import SimLoss
 from heads.losses.smooth_topk import SmoothTopK
 from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftmax
+from heads.tree import LabelTree
 
 LOSSES: dict[str, type[Loss]] = {
     "ce": CrossEntropy,
@@ -75,6 +76,15 @@ def build_loss(
                 f"head.loss.k is {config.k} and there are {num_classes} classes: lower k"
             )
     return LOSSES[config.kind](**options)
+
+
+def example_loss(config: LossConfig, num_classes: int = 128) -> Loss:
+    """The loss of a recipe with random label vectors, uniform noise or a flat tree in place of its
+    data: for properties that depend on the hyperparameters alone."""
+    if config.kind == "hierarchical_softmax":
+        return HierarchicalSoftmax(LabelTree.dense(num_classes))
+    vectors = np.random.default_rng(0).normal(size=(num_classes, 300)).astype(np.float32)
+    return build_loss(config, num_classes=num_classes, label_vectors=vectors)
 
 
 def _noise(kind: str, num_classes: int, class_counts: np.ndarray | None) -> torch.Tensor:

@@ -13,7 +13,7 @@ class SimLoss(Loss):
     """-log sum_j S_yj p_j with S = max(0, (cos - lower) / (1 - lower)), the mean over rows.
 
     `vectors` [K, D] are label vectors; S is computed for the rows and classes at hand and is never
-    K x K.
+    K x K. Not aligned: only differences within a row count.
     """
 
     vectors: Tensor

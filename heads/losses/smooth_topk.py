@@ -29,6 +29,9 @@ class SmoothTopK(Loss):
     sigma_i is the i-th elementary symmetric polynomial of exp(z_j / (k tau)) over the false classes
     j: this is 003, eq 10, its two logarithms taken together, with the margin `alpha` of the paper's
     remark on cross-entropy (k = 1, tau = 1, alpha = 0). As tau -> 0 it tends to `topk_hinge`.
+
+    Not aligned: only differences within a row count, and k - 1 false logits of the row itself may
+    be above the true one.
     """
 
     k: int = 5

@@ -22,7 +22,10 @@ class SphericalLoss(Loss):
 
 @dataclass(frozen=True)
 class TaylorSoftmax(SphericalLoss):
-    """-log of (1 + z_y + z_y^2 / 2) over its sum, the mean over rows (004, Taylor softmax)."""
+    """-log of (1 + z_y + z_y^2 / 2) over its sum, the mean over rows (004, Taylor softmax).
+
+    Not aligned: only ratios of scores within a row count.
+    """
 
     kind = "taylor_softmax"
     paper = "004 Taylor softmax"
@@ -39,6 +42,8 @@ class SphericalSoftmax(SphericalLoss):
     """-log of (z_y^2 + eps) over its sum, the mean over rows (004, spherical softmax).
 
     Even in z: with zero weights every gradient is zero, so start from random ones.
+
+    Not aligned: only ratios of scores within a row count.
     """
 
     eps: float = 1e-2
@@ -62,7 +67,10 @@ class SphericalSoftmax(SphericalLoss):
 
 @dataclass(frozen=True)
 class SphericalBound(SphericalLoss):
-    """Bouchard's (2007) upper bound of cross-entropy at a fixed `xi`, the mean over rows (004)."""
+    """Bouchard's (2007) upper bound of cross-entropy at a fixed `xi`, the mean over rows (004).
+
+    Not aligned: a row that is shifted keeps its value, as with cross-entropy.
+    """
 
     xi: float = 1.0
 

@@ -5,7 +5,7 @@ from launch.plan.head_shape import FLOAT32, HeadShape
 from launch.plan.traffic import Collective
 
 _INT64 = _FLOAT64 = 8
-_SIZES = 6  # what `Engine.exchange_sizes` sends of a rank
+_SIZES = 8  # what `Engine.agree` sends of a rank
 
 
 def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:

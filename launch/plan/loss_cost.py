@@ -3,16 +3,12 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from heads.config import LossConfig
-from heads.hierarchical import classes_at_leaves
-from heads.losses import Block, Loss, build_loss
-from heads.losses.hierarchical import HierarchicalSoftmax
+from heads.losses import Block, Loss, example_loss
 from heads.step import BlockWork
-from heads.tree import LabelTree
 from launch.plan.ledger import Ledger
 
 # Enough that what does not grow with the block is nothing, and a few milliseconds of work.
@@ -39,7 +35,7 @@ class LossCost:
 
 def measure_loss(config: LossConfig) -> LossCost:
     """Run the loss on one block of random logits."""
-    loss = _small(config)
+    loss = example_loss(config, _CLASSES)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(_ROWS, _CLASSES, generator=generator)
     classes = torch.arange(_CLASSES)
@@ -65,13 +61,6 @@ def measure_loss(config: LossConfig) -> LossCost:
         backward=backward / per,
         constants=_constant_bytes(loss) / _CLASSES,
     )
-
-
-def _small(config: LossConfig) -> Loss:
-    if config.kind == "hierarchical_softmax":
-        return HierarchicalSoftmax(classes_at_leaves(LabelTree.dense(_CLASSES)), "cpu")
-    vectors = np.random.default_rng(0).normal(size=(_CLASSES, 300)).astype(np.float32)
-    return build_loss(config, num_classes=_CLASSES, label_vectors=vectors)
 
 
 def _weights(config: LossConfig) -> Tensor | None:

@@ -6,10 +6,10 @@ tensors are this rank's: the whole of a weight, or its piece of it.
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from heads.norms import squared_norm
 from trainer.backbone import Backbone
 from trainer.optimizer import create_moments_of, tensors_of
 
@@ -45,8 +45,8 @@ class Strategy:
         return [p.grad for p in self.parameters if p.grad is not None]
 
     def squared_gradient_norm(self) -> Tensor:
-        """Over the whole backbone, a scalar, the same on every rank (collective)."""
-        return _squared_norm(self.gradients(), self.parameters[0].device)
+        """Over the whole backbone, a float64 scalar, the same on every rank (collective)."""
+        return squared_norm(self.gradients(), self.parameters[0].device)
 
     def step(self) -> None:
         """Update the weights (collective)."""
@@ -103,10 +103,3 @@ class Strategy:
 def trained_parameters(backbone: Backbone) -> list[nn.Parameter]:
     """Walks all modules: not for every step."""
     return [p for p in backbone.parameters() if p.requires_grad]
-
-
-def _squared_norm(tensors: list[Tensor], device: torch.device) -> Tensor:
-    if not tensors:
-        return torch.zeros((), device=device)
-    norms = torch._foreach_norm([tensor.float() for tensor in tensors])
-    return torch.stack(list(norms)).square().sum()

@@ -20,7 +20,8 @@ from benchmarks.papers.intervals import Mean, difference, mean
 from benchmarks.papers.job import Measures
 from benchmarks.papers.published import published
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, agreed, verdict
-from heads.losses.registry import LOSSES as REGISTERED
+from heads.config import loss_config
+from heads.losses import example_loss
 
 # The paper's eleven objectives; the quadratic and spherical ones stand beside them.
 _ELEVEN = (
@@ -29,7 +30,8 @@ _ELEVEN = (
 )
 _BESIDE = ("quadratic", "ccql", "taylor_softmax", "spherical_softmax")
 LOSSES = (*_ELEVEN, *_BESIDE)
-# By whether it is aligned with the Principle.
+# Whether each, with its default hyperparameters, is aligned with the Principle.
+ALIGNED = {loss: example_loss(loss_config(loss)).aligned for loss in LOSSES}
 _STYLES = {True: ("tab:blue", "o"), False: ("tab:red", "^")}
 _SHORT = {
     "auprc": "AUPRC",
@@ -102,7 +104,7 @@ def _remarks(dataset: str) -> list[str]:
 def _aligned(dataset: str, *, wanted: bool = True) -> list[str]:
     """The losses of the paper's Table 1 that are aligned with the Principle, or the others."""
     printed = published("002", "table 1", dataset)
-    return [loss for loss in printed if REGISTERED[loss].aligned is wanted]
+    return [loss for loss in printed if ALIGNED[loss] is wanted]
 
 
 def _claims(dataset: str, compared: Compared, kind: Kind) -> list[Claim]:
@@ -210,7 +212,7 @@ def _table(
         printed = published("002", "table 1", dataset).get(loss)
         ours = [cell(runs[loss], name, _missing_text) for name in _MEASURES]
         both = ours if printed is None else _beside(ours, printed)
-        aligned = "yes" if REGISTERED[loss].aligned else "no"
+        aligned = "yes" if ALIGNED[loss] else "no"
         rates = [] if chosen is None else [chosen[loss].text()]
         rows.append([loss, aligned, *both, cell(runs[loss], "top1", Mean.text), *rates])
     rates_header = [] if chosen is None else ["rate, decay"]
@@ -275,10 +277,10 @@ def _beside(ours: Sequence[str], printed: Sequence[float]) -> list[str]:
 def _figure(dataset: str, compared: Compared) -> Figure:
     figure = Figure(figsize=(7, 4.5))
     axes = figure.subplots()
-    ordered = sorted(LOSSES, key=lambda loss: (REGISTERED[loss].aligned, -_auprc(compared, loss)))
+    ordered = sorted(LOSSES, key=lambda loss: (ALIGNED[loss], -_auprc(compared, loss)))
     for place, loss in enumerate(ordered):
         found = missing(mean_of(compared.at_best[loss], "auprc"))
-        colour, marker = _STYLES[REGISTERED[loss].aligned]
+        colour, marker = _STYLES[ALIGNED[loss]]
         axes.errorbar(found.value, place, xerr=found.half, fmt=marker, color=colour, capsize=3)
         if (printed := published("002", "table 1", dataset).get(loss)) is not None:
             axes.plot(printed[0], place, "D", color="grey", mfc="none")
