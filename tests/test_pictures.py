@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from docs.pictures.__main__ import PICTURES, main
-from heads import ClassHead
+from heads import LOSSES, ClassHead
+from heads.config import loss_config
+from heads.losses import example_loss
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "heads.md").read_text(encoding="utf-8")
@@ -66,6 +68,20 @@ def test_a_name_that_no_picture_has_is_one_line(tmp_path, monkeypatch, capsys):
     (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith("error: no picture 'enigne': choose of engine, ")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_table_of_losses_has_their_alignment():
+    shown = {}
+    for row in re.findall(r"^\| (`.*) \|$", PAGE.partition("## Losses")[2], re.MULTILINE):
+        kinds, *_, aligned = (cell.strip() for cell in row.split("|"))
+        names = re.findall(r"`(\w+)`", kinds)
+        each = [aligned] if len(names) == 1 else aligned.split(", ")
+        shown |= dict(zip(names, each * (len(names) // len(each)), strict=True))
+    losses = {kind: example_loss(loss_config(kind)) for kind in LOSSES}
+    assert {kind: shown.get(kind, "").replace("`", "") for kind in losses} == {
+        kind: f"if {loss.aligned_if}" if loss.aligned_if else ("no", "yes")[loss.aligned]
+        for kind, loss in losses.items()
+    }
 
 
 def test_every_place_and_file_that_the_page_links_to_is_there():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from heads import ClassHead, FactoredHead
+from heads import ClassHead, FactoredHead, HierarchicalSoftmaxHead
 from heads.collectives import group_rank
 from heads.losses import LOSSES, SphericalSoftmax
 from heads.weights import shard_range
@@ -172,13 +172,37 @@ def test_rows_that_do_not_fit_on_one_rank_stop_every_rank(what):
         run_on_ranks(2, rows_that_do_not_fit_on_one_rank, what)
 
 
-def test_labels_of_any_integer_type_are_class_ids():
-    head = make_head("ce", "dense", 5, 3)
-    features, _, nodes = problem(head.tree, num_rows=4, dim=3)
-    set_nodes(head, nodes)
-    labels = torch.ones(4, dtype=torch.int64)
-    for dtype in (torch.uint8, torch.int32):
-        torch.testing.assert_close(head(features, labels.to(dtype)), head(features, labels))
+def heads_of_each_kind(num_classes: int) -> list[ClassHead]:
+    weights = torch.linspace(1, 2, num_classes)
+    return [
+        ClassHead(3, num_classes, LOSSES["ce"](), class_weights=weights, ignore_index=-100),
+        HierarchicalSoftmaxHead(3, label_tree("vtree", num_classes), ignore_index=-100),
+        FactoredHead(3, num_classes, SphericalSoftmax(), ignore_index=-100),
+    ]
+
+
+INTEGERS = {
+    **{f"int{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)},
+}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS.values(), ids=INTEGERS)
+def test_labels_of_any_integer_type_are_class_ids(dtype):
+    features, labels = torch.randn(4, 3), torch.tensor([1, 0, 4, 2])
+    for head in heads_of_each_kind(300):  # more classes than 8 bits count
+        head.eval()
+        given = labels.to(dtype)
+        torch.testing.assert_close(head(features, given), head(features, labels))
+        torch.testing.assert_close(head.row_weights(given), head.row_weights(labels))
+
+
+def test_a_label_above_int64_is_outside_the_classes_and_is_not_ignored():
+    """A cast would wrap it to -100, which is `ignore_index`."""
+    labels = torch.tensor([0, 2**64 - 100], dtype=torch.uint64)
+    for head in heads_of_each_kind(5):
+        with pytest.raises(ValueError, match="1 labels are outside"):
+            head(torch.zeros(2, 3), labels)
 
 
 def test_a_second_derivative_is_refused_and_a_loss_without_gradients_keeps_none():
@@ -191,10 +215,40 @@ def test_a_second_derivative_is_refused_and_a_loss_without_gradients_keeps_none(
         torch.testing.assert_close(head(features, labels), loss.detach())
 
 
-def test_batch_loss_refuses_a_single_row():
-    head = make_head("batch_ce", "dense", 4, 3)
+BATCH_LOSSES = [kind for kind, loss in LOSSES.items() if loss.couples_rows]
+
+
+@pytest.mark.parametrize("kind", BATCH_LOSSES)
+def test_a_batch_loss_of_a_single_row_is_an_error_in_training(kind):
+    head = make_head(kind, "dense", 4, 3)
     with pytest.raises(ValueError, match="at least 2 rows, got 1"):
         head(torch.zeros(1, 3, dtype=torch.float64), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("kind", BATCH_LOSSES)
+def test_a_batch_loss_of_a_single_row_is_a_value_in_evaluation(kind):
+    head = make_head(kind, "dense", 4, 3)
+    features, labels, nodes = problem(head.tree, num_rows=1, dim=3)
+    set_nodes(head, nodes)
+    expected = naive_loss_and_gradients(kind, head.tree, features, labels, nodes)
+    with torch.no_grad():
+        np.testing.assert_allclose(head(features, labels), expected[0], **EXACT)
+    for got, want in zip(loss_and_gradients(head.eval(), features, labels), expected, strict=True):
+        np.testing.assert_allclose(got, want, **EXACT)
+
+
+def single_row_of_the_world():
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
+    head = make_head("batch_ce", "dense", 4, 3, mesh).eval()
+    rows = 1 if group_rank(mesh.get_group("class")) == 0 else 0
+    features, labels = torch.ones(rows, 3, dtype=torch.float64), torch.zeros(rows).long()
+    return head(features, labels).item()
+
+
+def test_a_batch_loss_of_a_single_row_on_one_of_two_ranks_is_a_value_in_evaluation():
+    head = make_head("batch_ce", "dense", 4, 3).eval()
+    expected = head(torch.ones(1, 3, dtype=torch.float64), torch.tensor([0])).item()
+    assert run_on_ranks(2, single_row_of_the_world) == pytest.approx([expected] * 2, rel=1e-10)
 
 
 def test_an_empty_batch_is_an_error():

@@ -60,6 +60,12 @@ def test_length_of_vectors_does_not_matter(factor):
     assert torch.allclose(similarity(vectors * factor, a, b), similarity(vectors, a, b), atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_classes_of_unsigned_types_are_class_ids(dtype):
+    vectors, a, b = torch.randn(4, 3), torch.tensor([0, 1, 2, 3]), torch.tensor([3, 1, 0, 0])
+    torch.testing.assert_close(similarity(vectors, a.to(dtype), b), similarity(vectors, a, b))
+
+
 def test_bad_input_is_refused():
     vectors, a = torch.eye(3), torch.tensor([0, 1])
     for lower in (1.0, -1.1, math.nan):
@@ -69,8 +75,9 @@ def test_bad_input_is_refused():
         similarity(vectors, a, torch.tensor([0, 3]))
     with pytest.raises(ValueError, match="class -1 has no label vector"):
         similarity(vectors, torch.tensor([-1, 0]), a)
-    with pytest.raises(ValueError, match="give pairs"):
-        similarity(vectors, a, torch.tensor([0]))
+    for b in (torch.tensor([0]), a.double(), a.bool()):
+        with pytest.raises(ValueError, match="two vectors of integers"):
+            similarity(vectors, a, b)
     with pytest.raises(ValueError, match="no samples"):
         similarity_accuracy(vectors, a[:0], a[:0])
     vectors[1, 0] = math.nan

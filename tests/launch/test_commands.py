@@ -16,7 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
-from heads import LOSSES
+from heads.config import loss_config
+from heads.losses import LOSSES, example_loss
 from launch.demo import runs
 from launch.main import app, main
 from tests.ranks import rank_world
@@ -63,15 +64,17 @@ def test_every_command_explains_itself(kway, capsys):
 
 
 def test_losses_lists_every_loss_and_whether_it_is_aligned(kway, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "300")
     assert kway("losses") == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line for line in lines[1:-1]}
     assert rows.keys() == LOSSES.keys()
-    for kind, loss in LOSSES.items():
+    for kind in LOSSES:
+        loss = example_loss(loss_config(kind))
         assert loss.paper in rows[kind]
         assert loss.statistic in rows[kind]
-        assert ("  aligned  " in rows[kind]) == loss.aligned
+        assert ("  yes  " in rows[kind]) == loss.aligned
+        assert loss.aligned_if in rows[kind]
     assert "k=5, tau=1.0, alpha=1.0" in rows["smooth_topk"]
     assert "samples=null (the exact expectation)" in rows["nce"]
     assert "w=null (sqrt(K - 1) - 1)" in rows["ccql"]

@@ -1,0 +1,187 @@
+"""Gradients are computed where some rank requires them, and nowhere else."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from heads import ClassHead, FactoredHead, HierarchicalSoftmaxHead
+from heads.losses import CrossEntropy, SphericalSoftmax
+from tests.heads.cases import WEIGHTINGS, label_tree, problem
+from tests.ranks import run_on_ranks
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+ROWS, DIM, CLASSES = 6, 5, 150
+PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_}
+HEADS = (*WEIGHTINGS, "hierarchical softmax", "factored", "sampled")
+
+
+def make_head(name: str, mesh=None, num_classes: int = CLASSES) -> ClassHead:
+    options = {"mesh": mesh, "init_std": 0.3, "dtype": torch.float64}
+    match name:
+        case "hierarchical softmax":
+            return HierarchicalSoftmaxHead(DIM, label_tree("vtree", num_classes), **options)
+        case "factored":
+            return FactoredHead(DIM, num_classes, SphericalSoftmax(), **options)
+        case "sampled":
+            return ClassHead(DIM, num_classes, CrossEntropy(sample_rate=0.3), **options)
+    return ClassHead(DIM, label_tree(name, num_classes), CrossEntropy(), **options)
+
+
+def batch(num_classes: int = CLASSES) -> tuple[Tensor, Tensor]:
+    features, labels, _ = problem(label_tree("dense", num_classes), num_rows=ROWS, dim=DIM)
+    return features, labels
+
+
+def gradients(head: ClassHead, features: Tensor, labels: Tensor, *, of_features: bool):
+    """Those of the features and of the weight (the factored head's: its norm); None: there is
+    none."""
+    features = features.clone().requires_grad_(of_features)
+    head(features, labels).backward()
+    if isinstance(head, FactoredHead):
+        norm = head.squared_gradient_norm().numpy()
+        return None if features.grad is None else features.grad.numpy(), norm
+    grads = features.grad, head.weight.grad
+    return tuple(None if grad is None else grad.numpy().copy() for grad in grads)
+
+
+@pytest.mark.parametrize("memory", [1, 1 << 20], ids=["blocks", "one block"])
+@pytest.mark.parametrize("name", HEADS)
+def test_what_is_frozen_does_not_change_the_other_gradient(name, memory):
+    features, labels = batch()
+    found = []
+    for of_features, of_weight in ((True, True), (True, False), (False, True)):
+        head = make_head(name).requires_grad_(of_weight)
+        object.__setattr__(head.engine, "memory_bytes", memory)
+        found.append(gradients(head, features, labels, of_features=of_features))
+    (by_features, by_weight), frozen_weight, frozen_features = found
+    np.testing.assert_allclose(frozen_weight[0], by_features, **EXACT)
+    np.testing.assert_allclose(frozen_features[1], by_weight, **EXACT)
+    assert frozen_features[0] is None
+    assert not frozen_weight[1]  # None, or the norm of nothing
+
+
+class Recorder(TorchDispatchMode):
+    """Counts the matrix products inside, and the numbers of the largest tensor made there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_products = self.largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.num_products += function.overloadpacket in PRODUCTS
+        if isinstance(result, Tensor) and not function.is_view:
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+@pytest.mark.parametrize(
+    ("of_features", "of_weight", "num_products"),
+    [(True, True, 3), (False, True, 2), (True, False, 2)],
+)
+def test_what_is_frozen_costs_one_matrix_product_less(of_features, of_weight, num_products):
+    features, labels = batch()
+    head = make_head("dense").requires_grad_(of_weight)
+    with Recorder() as recorder:
+        head(features.requires_grad_(of_features), labels).backward()
+    assert recorder.num_products == num_products
+
+
+@pytest.mark.parametrize("name", ["dense", "vtree", "hierarchical softmax"])
+def test_frozen_weights_get_no_buffer_of_their_size(name):
+    features, labels = batch()
+    features.requires_grad_()
+    head = make_head(name)
+    object.__setattr__(head.engine, "memory_bytes", 1)  # blocks of 64 classes
+    for trained in (True, False):
+        head.requires_grad_(trained)
+        with Recorder() as recorder:
+            head(features, labels).backward()
+        assert (recorder.largest >= head.weight.numel()) == trained
+
+
+def test_with_everything_frozen_the_loss_needs_no_backward():
+    for name in HEADS:
+        assert not make_head(name).requires_grad_(False)(*batch()).requires_grad
+
+
+# Whether the features and the weight of rank 0, then those of rank 1, require a gradient.
+REQUIRED = [case for case in product((True, False), repeat=4) if any(case)]
+
+
+def on_two_ranks(data_axis: int, num_classes: int, first_rows: int):
+    """Each head's gradients on this rank in each case, with the message where it raises."""
+    mesh = init_device_mesh("cpu", (data_axis, 2 // data_axis), mesh_dim_names=("data", "class"))
+    rank = torch.distributed.get_rank()
+    features, labels = batch(num_classes)
+    mine = slice(0, first_rows) if rank == 0 else slice(first_rows, ROWS)
+    found = {}
+    for name, case in product(HEADS, REQUIRED):
+        of_features, of_weight = case[2 * rank : 2 * rank + 2]
+        head = make_head(name, mesh, num_classes).requires_grad_(of_weight)
+        try:
+            result = gradients(head, features[mine], labels[mine], of_features=of_features)
+        except ValueError as error:
+            result = str(error)
+        place = mine, slice(head.engine.weights.start, head.engine.weights.stop)
+        found[name, case] = result, place
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data_axis", "num_classes", "first_rows"),
+    [
+        (1, CLASSES, 3),
+        (2, CLASSES, 3),
+        (1, 1, 3),  # rank 1 holds no class
+        (1, CLASSES, 0),  # rank 0 has no rows
+        (2, CLASSES, 0),
+    ],
+)
+def test_ranks_that_require_different_gradients_get_theirs(data_axis, num_classes, first_rows):
+    features, labels = batch(num_classes)
+    whole = {
+        name: gradients(make_head(name, None, num_classes), features, labels, of_features=True)
+        for name in HEADS
+    }
+    ranks = run_on_ranks(2, on_two_ranks, data_axis, num_classes, first_rows)
+    for (name, case), rank in product(ranks[0], (0, 1)):
+        result, (rows, nodes) = ranks[rank][name, case]
+        of_features, of_weight = case[2 * rank : 2 * rank + 2]
+        if name == "factored":
+            if case[1] != case[3]:
+                assert "requires a gradient on some ranks only" in result
+                continue
+            nodes = ...
+            of_weight = True  # its norm
+            whole_by_weight = whole[name][1] if case[1] else np.zeros(())
+        else:
+            whole_by_weight = whole[name][1]
+        by_features, by_weight = result
+        assert (by_features is not None) == of_features, (name, case)
+        assert (by_weight is not None) == of_weight, (name, case)
+        if of_features:
+            np.testing.assert_allclose(by_features, whole[name][0][rows], **EXACT)
+        if of_weight:
+            np.testing.assert_allclose(by_weight, whole_by_weight[nodes], **EXACT)
+
+
+def accumulated_on_a_partly_frozen_head():
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "class"))
+    rank = torch.distributed.get_rank()
+    head = make_head("dense", mesh).requires_grad_(rank == 0)
+    head.accumulates = True
+    try:
+        head(*batch())
+    except ValueError as error:
+        return str(error)
+
+
+def test_copies_of_a_weight_do_not_accumulate_a_gradient_that_only_one_of_them_requires():
+    for message in run_on_ranks(2, accumulated_on_a_partly_frozen_head):
+        assert "requires a gradient on some ranks only" in message
