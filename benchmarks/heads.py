@@ -10,6 +10,7 @@ from benchmarks.report import Sections, command_line, report
 SECTIONS: Sections = {
     "trees": head_step.trees,
     "engine": head_step.engine,
+    "frozen": head_step.frozen,
     "losses": head_step.losses,
     "sampled": head_step.sampled,
     "smooth_topk": smooth_topk.costs,

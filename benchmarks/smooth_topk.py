@@ -21,9 +21,11 @@ _STDS = (1.0, 3.0, 30.0)
 
 
 def costs() -> Iterator[Row]:
-    """The loss alone on given logits."""
-    loss = SmoothTopK(K)
-    for classes in (1000, 10_000, 100_000):
+    """The loss alone on given logits, at the k of the papers and at larger ones."""
+    cases = [(K, classes) for classes in (1000, 10_000, 100_000)]
+    cases += [(k, classes) for k in (10, 20, 50) for classes in (1000, 10_000)]
+    for k, classes in cases:
+        loss = SmoothTopK(k)
         logits = torch.randn(BATCH, classes, requires_grad=True)
         labels = torch.randint(classes, (BATCH,))
 
@@ -31,12 +33,12 @@ def costs() -> Iterator[Row]:
             logits.grad = None
             cross_entropy(logits, labels).backward()
 
-        def ours(logits: Tensor = logits, labels: Tensor = labels) -> None:
+        def ours(loss: Loss = loss, logits: Tensor = logits, labels: Tensor = labels) -> None:
             _gradient(loss, logits, labels)
 
         contenders = {"ours": ours, "theirs": theirs}
-        times = take_turns(contenders, title=f"smooth_topk, n = {classes}", rounds=25, seconds=20)
-        case = f"n = {classes:,}, B = {BATCH}, k = {K}"
+        case = f"n = {classes:,}, B = {BATCH}, k = {k}"
+        times = take_turns(contenders, title=f"smooth_topk, {case}", rounds=25, seconds=20)
         what = "smooth_topk / cross_entropy, the loss alone"
         yield ratio_row(what, case, times["ours"], times["theirs"], 12)
 
