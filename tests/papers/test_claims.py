@@ -31,7 +31,6 @@ from benchmarks.papers.intervals import Mean, difference
 from benchmarks.papers.job import Measures
 from benchmarks.papers.section import Claim, Kind, agreed, verdict
 from benchmarks.papers.turns import median
-from heads import LOSSES
 
 # By arm, then by measure (`split/measure`): what its runs have, but for a little spread.
 Levels = Mapping[str, Mapping[str, float]]
