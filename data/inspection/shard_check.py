@@ -5,6 +5,7 @@ looked at only where the SHA-256 says that something is wrong.
 """
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,7 @@ from data.inspection.shard_pass import ShardPass
 from data.printable import printable
 from data.shards.index import ShardIndex, open_index, read_key
 from data.shards.manifest import ShardInfo
-from data.tars.headers import BLOCK, header_size
+from data.tars.headers import BLOCK, Fault, header_size, walk
 from data.tars.label_text import ClassList, label_text
 
 Kind = Literal[
@@ -51,6 +52,7 @@ class Rules:
     """What the samples of a folder are held against.
 
     classes: how labels are read where somebody else wrote them; None: each is its number.
+    incomplete: shards whose missing samples the manifest records.
     """
 
     folder: Path
@@ -59,6 +61,7 @@ class Rules:
     classes: ClassList | None
     label_field: str
     file_of_sha256: dict[str, str]
+    incomplete: Collection[str]
     decode: bool
     named: int | None
 
@@ -92,9 +95,28 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
         found.append(whole)
         if whole.kind == "replaced shard":
             return found
+    elif shard.file not in rules.incomplete and (fault := _end_fault(path, index)) is not None:
+        found.append(
+            Damage(
+                "cut shard",
+                f"{path}, at byte {fault.offset:,}: {fault.what}; copy the tar again, or record "
+                "this with kway shard index --skip-bad",
+            )
+        )
     if index is not None:
         found += _of_samples(rules, path, index, wrong, changed=digest != shard.sha256)
     return found
+
+
+def _end_fault(path: Path, index: ShardIndex | None) -> Fault | None:
+    """What is wrong with the end of a tar that has the bytes it had when it was indexed."""
+    start = 0
+    if index is not None:
+        ends = index.blocks.astype(np.int64) + -(-index.sizes.astype(np.int64) // BLOCK)
+        start = int(ends.max()) * BLOCK
+    with path.open("rb", buffering=0) as file:
+        faults = (found for found in walk(file.fileno(), start) if isinstance(found, Fault))
+        return next((fault for fault in faults if fault.ends_tar), None)
 
 
 def _wrong_samples(rules: Rules, index: ShardIndex, opened: ShardPass) -> _Wrong:

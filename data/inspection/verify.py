@@ -10,6 +10,7 @@ from pathlib import Path
 from data.inspection.shard_check import Damage, Rules, check_shard
 from data.pool import over_shards
 from data.shards.manifest import Manifest, load_label_vectors
+from data.skipped import SKIPPED
 from data.tars.foreign import INDEXED
 from data.tars.label_text import ClassList
 
@@ -47,6 +48,19 @@ def damages(
             yield Damage("label vectors", str(error))
 
 
+def recorded_losses(manifest: Manifest) -> list[str]:
+    """What was missing when the shards were indexed, one line each: known, so not damage."""
+    about = manifest.source.parameters
+    lines = [f"{file}: {reason}" for file, reason in manifest.incomplete.items()]
+    indexed = sum(shard.samples for shard in manifest.shards)
+    expected = about.get("expected_samples", indexed)
+    if expected != indexed:
+        lines.append(f"{indexed:,} samples are indexed and {expected:,} were expected")
+    if manifest.source.kind == INDEXED and (problems := about.get("left_out")):
+        lines.append(f"{problems:,} problems were skipped: {SKIPPED} names them")
+    return lines
+
+
 def _rules(folder: Path, manifest: Manifest, *, decode: bool, named: int | None) -> Rules:
     about = manifest.source.parameters
     classes = None
@@ -59,6 +73,7 @@ def _rules(folder: Path, manifest: Manifest, *, decode: bool, named: int | None)
         classes=classes,
         label_field=str(about.get("label_field")),
         file_of_sha256={shard.sha256: shard.file for shard in manifest.shards},
+        incomplete=manifest.incomplete,
         decode=decode,
         named=named,
     )

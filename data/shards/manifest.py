@@ -84,6 +84,9 @@ class Manifest(_Record):
     shards: tuple[ShardInfo, ...] = Field(min_length=1)
     label_vectors: FileName | None = None
     label_vectors_sha256: Digest | None = None
+    incomplete: dict[FileName, str] = Field(
+        {}, description="shards that lack samples and why, as `kway shard index --skip-bad` found"
+    )
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Manifest":
@@ -191,14 +194,17 @@ class Manifest(_Record):
     def to_bytes(self) -> bytes:
         """The content of `manifest.json`: this, and a checksum of it."""
         stored = _Stored(**dict(self), checksum=self.fingerprint())
-        return stored.model_dump_json(indent=1).encode() + b"\n"
+        # Earlier versions of kway read a manifest as long as it needs nothing newer.
+        exclude = set() if self.incomplete else {"incomplete"}
+        return stored.model_dump_json(indent=1, exclude=exclude).encode() + b"\n"
 
     def fingerprint(self) -> str:
         """SHA-256 of all that it says."""
         # Of the values, so that how a library spaces its JSON does not matter.
         values = self.model_dump(mode="json")
-        if self.label_vectors_sha256 is None:
-            del values["label_vectors_sha256"]  # nothing is said
+        for added_later in ("label_vectors_sha256", "incomplete"):
+            if not values[added_later]:
+                del values[added_later]  # the checksum of an earlier manifest has to hold
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

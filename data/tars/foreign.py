@@ -12,9 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from data.aside import commit
+from data.counted import counted
 from data.pool import over_shards
 from data.shards.index import IndexBuilder, index_path
 from data.shards.manifest import MANIFEST, ClassInfo, Manifest, ShardInfo, SourceInfo
+from data.skipped import SKIPPED, Skipped, to_lines
+from data.tars.expected import ExpectedSamples
 from data.tars.headers import member_name
 from data.tars.label_text import ClassList
 from data.tars.listing import list_tars, names_in_manifest, split_of_tars
@@ -27,11 +30,15 @@ TEXTS = ("txt",)
 
 @dataclass(frozen=True)
 class Indexed:
-    """What was indexed, and what was not: `problems` by count and name, `notes` for a person."""
+    """What was indexed, and what was not: `problems` by count and name, `notes` for a person.
+
+    skipped: the file that names everything that is not indexed; None if there is nothing.
+    """
 
     manifest: Manifest
     problems: Problems
     notes: tuple[str, ...]
+    skipped: Path | None
 
 
 def index_shards(
@@ -42,6 +49,7 @@ def index_shards(
     splits: Sequence[tuple[str, str]] = (),
     sample: str | None = None,
     label_field: str = "label",
+    expected: ExpectedSamples | None = None,
     skip_bad: bool = False,
     workers: int | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
@@ -50,9 +58,13 @@ def index_shards(
 
     classes: a file of one name a line, else the labels found; splits: (name, glob of paths), else
     by words like train and val in the paths; sample: the extension that is the sample where there
-    are several; label_field: of `<key>.json`, where there is no `<key>.cls`. `report(done, total)`
-    counts bytes. Raises ValueError, and writes nothing, for compressed tars and, unless
-    `skip_bad`, for damaged tars and for samples without a picture or text, or without a label.
+    are several; label_field: of `<key>.json`, where there is no `<key>.cls`; expected: how many
+    samples the tars should contain. `report(done, total)` counts bytes.
+
+    Raises ValueError, and writes nothing, for compressed tars and, unless `skip_bad`, for tars that
+    are damaged, cut off or have another number of samples than expected, and for samples without
+    an image or text, or without a label. With `skip_bad` the manifest records what is missing, and
+    `skipped.jsonl` names every problem.
     """
     if out is None or out.resolve() == folder.resolve():
         out = folder
@@ -60,15 +72,17 @@ def index_shards(
     _check_out(folder, out, tars)
     split_of = split_of_tars(folder, tars, splits)
     names = names_in_manifest(folder, split_of)
+    if expected is not None:
+        expected.in_all(folder, split_of)  # before the tars are read
     class_list = None if classes is None else ClassList.read(classes)
     endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
-    scans = _scan(list(split_of), endings, label_field, workers, report)
+    named = None if skip_bad else NAMED
+    work = partial(scan_tar, endings=endings, json_field=label_field, named=named)
+    scans = _scan(list(split_of), work, workers, report)
     if class_list is None:
         class_list = ClassList.found(text for scan in scans.values() for text in scan.texts)
     labels = {tar: _labels(tar, scan, class_list) for tar, scan in scans.items()}
-    problems = Problems()
-    for scan in scans.values():
-        problems.join(scan.problems)
+    problems, incomplete = _problems(folder, scans, expected, named)
     used = [tar for tar in scans if (labels[tar] >= 0).any()]
     _check_problems(folder, problems, skip_bad=skip_bad, nothing=not used)
     before = Manifest.read(out) if (out / MANIFEST).is_file() else None
@@ -81,15 +95,19 @@ def index_shards(
         "positions": class_list.positions,
         "left_out": problems.count,
     }
+    if expected is not None:
+        parameters["expected_samples"] = expected.in_all(folder, scans)
     manifest = Manifest(
         modality="image" if endings[0].rpartition(".")[2] in PICTURES else "text",
         source=SourceInfo(kind=INDEXED, parameters=parameters),
         classes=tuple(ClassInfo(name=name) for name in class_list.names),
         shards=tuple(shards),
+        incomplete={names[tar]: incomplete[tar] for tar in used if tar in incomplete},
     )
+    skipped = _write_skipped(out, problems, scans)
     commit(out / MANIFEST, manifest.to_bytes())
     notes = [*_notes(tars, split_of, scans.values()), *_changed(before, manifest)]
-    return Indexed(manifest, problems, tuple(notes))
+    return Indexed(manifest, problems, tuple(notes), skipped)
 
 
 def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
@@ -104,6 +122,8 @@ def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
         raise ValueError(f"{out} is inside {folder}, whose tars are indexed: choose another folder")
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: name a folder")
+    if (out / SKIPPED).exists() and not (out / MANIFEST).is_file():
+        raise ValueError(f"{out / SKIPPED} would be replaced: move it, or choose another folder")
     if (out / MANIFEST).is_file():
         if (kind := Manifest.read(out).source.kind) != INDEXED:
             raise ValueError(f"{out} holds shards of {kind} with their manifest: nothing to index")
@@ -127,13 +147,11 @@ def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
 
 def _scan(
     tars: Sequence[Path],
-    endings: Sequence[str],
-    json_field: str,
+    work: Callable[[Path], TarScan],
     workers: int | None,
     report: Callable[[int, int], None],
 ) -> dict[Path, TarScan]:
     sizes = [tar.stat().st_size for tar in tars]
-    work = partial(scan_tar, endings=tuple(endings), json_field=json_field)
     scans, done = {}, 0
     found = over_shards(work, tars, total_bytes=sum(sizes), workers=workers)
     for tar, size, scan in zip(tars, sizes, found, strict=True):
@@ -151,8 +169,8 @@ def _labels(tar: Path, scan: TarScan, class_list: ClassList) -> np.ndarray:
             label_of_text[position] = class_list.label(text)
         except ValueError as error:
             for row in np.flatnonzero(scan.text == position).tolist():
-                named = len(scan.problems.named) < NAMED
-                scan.problems.add(f"{tar}: {_key(tar, scan, row)}: {error}" if named else "")
+                name = "" if scan.problems.is_full else f"{tar}: {_key(tar, scan, row)}"
+                scan.problems.add(name, str(error))
     labels: np.ndarray = label_of_text[scan.text]
     return labels
 
@@ -163,23 +181,39 @@ def _key(tar: Path, scan: TarScan, row: int) -> str:
         return member_name(file.fileno(), sample.block).removesuffix(f".{sample.extension}")
 
 
+def _problems(
+    folder: Path, scans: dict[Path, TarScan], expected: ExpectedSamples | None, limit: int | None
+) -> tuple[Problems, dict[Path, str]]:
+    """Every problem, and the tars that lack samples with the reason."""
+    problems = Problems(limit)
+    for scan in scans.values():
+        problems.join(scan.problems)
+    incomplete = {tar: [scan.unfinished] for tar, scan in scans.items() if scan.unfinished}
+    if expected is not None:
+        groups = {tar: scan.groups for tar, scan in scans.items()}
+        for place, mismatch in expected.mismatches(folder, groups).items():
+            problems.add(*mismatch)
+            incomplete.setdefault(place, []).append(mismatch.reason)
+    return problems, {tar: "; ".join(reasons) for tar, reasons in incomplete.items()}
+
+
 def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing: bool) -> None:
-    more = problems.count - len(problems.named)
-    listed = "; ".join(problems.named) + (f"; and {more:,} more" if more else "")
+    more = problems.count - len(problems.named[:NAMED])
+    listed = "; ".join(map(str, problems.named[:NAMED])) + (f"; and {more:,} more" if more else "")
     if nothing:
         raise ValueError(f"{folder}: not one whole sample: {listed}")
     if problems.count and not skip_bad:
         raise ValueError(
-            f"{folder}: in {problems.count:,} place{'s' if problems.count > 1 else ''} there is "
-            f"something that cannot be indexed: {listed}: "
-            "mend them, or give --skip-bad to leave them out"
+            f"{folder} has {counted(problems.count, 'problem')}: {listed}: fix them, or pass "
+            "--skip-bad to index the rest"
         )
 
 
 def _prepare(out: Path, links: dict[str, Path]) -> None:
     """Make `out` with links to the tars; an older index there is no longer one."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / MANIFEST).unlink(missing_ok=True)
+    for name in (MANIFEST, SKIPPED):
+        (out / name).unlink(missing_ok=True)
     for name, tar in links.items():
         if (out / name).is_symlink():  # a tar itself is never removed
             (out / name).unlink()
@@ -202,13 +236,27 @@ def _write_index(path: Path, split: str, scan: TarScan, labels: np.ndarray) -> S
     return info
 
 
+def _write_skipped(out: Path, problems: Problems, scans: dict[Path, TarScan]) -> Path | None:
+    reason = "has no key and extension, so webdataset ignores it"
+    other_files = [
+        Skipped(f"{tar}: {name}", reason)
+        for tar, scan in scans.items()
+        for name in scan.other_files
+    ]
+    skipped = [*problems.named, *other_files]
+    if not skipped:
+        return None
+    commit(out / SKIPPED, to_lines(skipped))
+    return out / SKIPPED
+
+
 def _notes(
     tars: Sequence[Path], split_of: dict[Path, str], scans: Iterable[TarScan]
 ) -> tuple[str, ...]:
     notes = []
     if unmatched := [tar.name for tar in tars if tar not in split_of]:
         notes.append(f"not indexed, for no --split matches: {', '.join(unmatched)}")
-    if other := sum(scan.other_files for scan in scans):
+    if other := sum(len(scan.other_files) for scan in scans):
         notes.append(f"ignoring files without key and extension, as webdataset does: {other:,}")
     return tuple(notes)
 

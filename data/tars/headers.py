@@ -32,10 +32,14 @@ class Member(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A place in a tar where something is wrong, and what."""
+    """Something that is wrong in a tar, and at which byte.
+
+    ends_tar: nothing can be read from there on, so samples may be missing.
+    """
 
     offset: int
     what: str
+    ends_tar: bool = False
 
 
 class TarBytes(Protocol):
@@ -62,21 +66,19 @@ class _File:
         return offset <= self._end
 
 
-def walk(descriptor: int) -> Iterator[Member | Fault]:
+def walk(descriptor: int, start: int = 0) -> Iterator[Member | Fault]:
     """Every member of the tar in file order, and a fault for each that cannot be used.
 
-    After a bad header, or zeros where other readers stop, the next sound one is looked for.
+    After a bad header, or zeros where other readers stop, the next sound one is looked for. A tar
+    that does not end with two zero blocks is a fault too: it may have been cut between two members.
+    start: the byte of the header to begin with.
     """
-    return walk_bytes(_File(descriptor))
+    return walk_bytes(_File(descriptor), start)
 
 
-def walk_bytes(tar: TarBytes, *, closed: bool = False) -> Iterator[Member | Fault]:
-    """`walk` over bytes that may come from anywhere; a member is read before the next is asked for.
-
-    closed: a tar without the zeros that close one is a fault, too: it may have been cut between
-    two members.
-    """
-    offset, zeros, extra = 0, 0, dict[str, str]()
+def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
+    """`walk` over bytes from any source; read a member before asking for the next one."""
+    offset, zeros, extra = start, 0, dict[str, str]()
     while block := tar.read(offset, BLOCK):
         if block == _ZEROS:
             offset, zeros = offset + BLOCK, zeros + BLOCK
@@ -85,8 +87,9 @@ def walk_bytes(tar: TarBytes, *, closed: bool = False) -> Iterator[Member | Faul
         if header is None:
             sound = _next_sound(tar, offset + len(block))
             what = f"no tar header, {(sound - offset + zeros):,} bytes are not read"
-            yield Fault(offset - zeros, what)
-            if not tar.reaches(sound + 1):
+            last = not tar.reaches(sound + 1)
+            yield Fault(offset - zeros, what, ends_tar=last)
+            if last:
                 return
             offset, zeros, extra = sound, 0, {}
             continue
@@ -94,28 +97,27 @@ def walk_bytes(tar: TarBytes, *, closed: bool = False) -> Iterator[Member | Faul
             what = f"{zeros:,} zero bytes and then more: joined tars, or members wiped out"
             yield Fault(offset - zeros, what)
             zeros = 0
-        start, size = offset + BLOCK, header.size
+        first, size = offset + BLOCK, header.size
         if "size" in extra and extra["size"].isdecimal():
             size = int(extra["size"])
-        if not tar.reaches(start + size):
+        if not tar.reaches(first + size):
             name = extra.get("path", header.name)
-            yield Fault(
-                offset, f"{_shown(name)} is cut off: the file ends before its {size:,} bytes"
-            )
+            what = f"{_shown(name)} is cut off: the file ends before its {size:,} bytes"
+            yield Fault(offset, what, ends_tar=True)
             return
-        offset = start + -(-size // BLOCK) * BLOCK
+        offset = first + -(-size // BLOCK) * BLOCK
         if header.type in _PAX or header.type in _LONG:
-            extra |= _extension(header, tar.read(start, min(size, _MAX_EXTENSION)))
+            extra |= _extension(header, tar.read(first, min(size, _MAX_EXTENSION)))
             continue
         if header.type in _REGULAR:
-            yield Member(extra.get("path", header.name), start, size)
+            yield Member(extra.get("path", header.name), first, size)
         elif header.type not in _WITHOUT_BYTES:
             what = "is a link, a device or a sparse file, whose bytes do not stand in the tar"
-            yield Fault(start - BLOCK, f"{_shown(extra.get('path', header.name))} {what}")
+            yield Fault(first - BLOCK, f"{_shown(extra.get('path', header.name))} {what}")
         extra = {}
-    if closed and zeros < _CLOSING:
-        what = "ends without the zeros that close a tar: it is cut off, or was never finished"
-        yield Fault(offset, what)
+    if zeros < _CLOSING:
+        what = "the zero blocks that close a tar are missing: it was cut off or never finished"
+        yield Fault(offset, what, ends_tar=True)
 
 
 def member_name(descriptor: int, block: int) -> str:

@@ -16,8 +16,8 @@ import numpy as np
 from isal import isal_zlib
 
 from data.inspection.shard_pass import ShardPass
-from data.printable import printable
 from data.shards.index import Entry
+from data.skipped import Skipped
 from data.tars.headers import BLOCK, Fault, Member, walk
 from data.tars.label_text import LABEL_EXTENSIONS, label_text
 
@@ -29,19 +29,25 @@ _KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)  # webdataset's base_
 
 @dataclass
 class Problems:
-    """How many things are wrong, and the first of them by name."""
+    """How many problems there are, and the first `limit` of them by name (None: all)."""
 
+    limit: int | None = NAMED
     count: int = 0
-    named: list[str] = field(default_factory=list)
+    named: list[Skipped] = field(default_factory=list)
 
-    def add(self, line: str) -> None:
+    @property
+    def is_full(self) -> bool:
+        """Whether the next problem is only counted."""
+        return self.limit is not None and len(self.named) >= self.limit
+
+    def add(self, name: str, reason: str) -> None:
         self.count += 1
-        if len(self.named) < NAMED:
-            self.named.append(printable(line))
+        if not self.is_full:
+            self.named.append(Skipped(name, reason))
 
     def join(self, other: "Problems") -> None:
         self.count += other.count
-        self.named += other.named[: NAMED - len(self.named)]
+        self.named = [*self.named, *other.named][: self.limit]
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class TarScan:
 
     places: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3];
     extension: positions in `extensions`, uint8 [n, 2]; text: what the label says, a position in
-    `texts`, int32 [n]; other_files stand in the tar without belonging to a sample.
+    `texts`, int32 [n]; groups: samples as webdataset counts them, whole or not; other_files: names
+    of members that belong to no sample; unfinished: why samples may be missing at the end, or "".
     """
 
     bytes: int
@@ -61,7 +68,9 @@ class TarScan:
     extensions: tuple[str, ...]
     texts: tuple[str, ...]
     problems: Problems
-    other_files: int
+    groups: int
+    other_files: tuple[str, ...]
+    unfinished: str
 
     def entries(self, row: int) -> tuple[Entry, Entry]:
         """The sample itself and its label member."""
@@ -81,24 +90,43 @@ class Group(NamedTuple):
     members: dict[str, tuple[str, Member]]
 
 
-def scan_tar(path: Path, endings: Sequence[str], json_field: str) -> TarScan:
-    """Read one tar; `endings` are the extensions that can be the sample, the best one first."""
-    problems, picked, other_files = Problems(), [], 0
-    with path.open("rb", buffering=0) as file:
-        groups: list[Group] = []
-        for found in walk(file.fileno()):
-            if isinstance(found, Fault):
-                problems.add(f"{path}: at byte {found.offset:,}: {found.what}")
-            elif not add_member(groups, found):
-                other_files += 1
-    for group in groups:
+def scan_tar(
+    path: Path, endings: Sequence[str], json_field: str, named: int | None = NAMED
+) -> TarScan:
+    """Read one tar.
+
+    endings: extensions that can be the sample, the best one first; named: as `Problems.limit`.
+    """
+    members, picked, problems = _list_members(path), [], Problems(named)
+    for fault in members.faults:
+        problems.add(f"{path}: at byte {fault.offset:,}", fault.what)
+    for group in members.groups:
         try:
             picked.append((group.key, *pick(group, endings)))
         except ValueError as error:
-            problems.add(f"{path}: {group.key}: {error}")
-    if not groups and not problems.count:
-        problems.add(f"{path}: holds no sample")
-    return _read(path, picked, json_field, problems, other_files)
+            problems.add(f"{path}: {group.key}", str(error))
+    if not members.groups and not problems.count:
+        problems.add(str(path), "contains no sample")
+    return _read(path, picked, json_field, problems, members)
+
+
+class _Members(NamedTuple):
+    """Everything that the headers of a tar list."""
+
+    groups: list[Group]
+    faults: list[Fault]
+    other_files: list[str]
+
+
+def _list_members(path: Path) -> _Members:
+    listed = _Members([], [], [])
+    with path.open("rb", buffering=0) as file:
+        for found in walk(file.fileno()):
+            if isinstance(found, Fault):
+                listed.faults.append(found)
+            elif not add_member(listed.groups, found):
+                listed.other_files.append(found.name)
+    return listed
 
 
 def extensions_of(path: Path) -> Counter[str]:
@@ -142,28 +170,28 @@ def _read(
     picked: Sequence[tuple[str, tuple[str, Member], tuple[str, Member]]],
     json_field: str,
     problems: Problems,
-    other_files: int,
+    members: _Members,
 ) -> TarScan:
     """Read the tar once, and keep the samples whose label can be read."""
     places, extension, text = array("I"), array("B"), array("i")
     extensions, texts = dict[str, int](), dict[str, int]()
     with ShardPass(path) as shard:
-        for key, *members in picked:
+        for key, *parts in picked:
             crc32 = {}
             wrong, said = "", ""
-            for ending, member in sorted(members, key=lambda part: part[1].offset):
+            for ending, member in sorted(parts, key=lambda part: part[1].offset):
                 data = shard.take(member.offset, member.size)
                 crc32[member.offset] = isal_zlib.crc32(data)
-                if member == members[1][1]:
+                if member == parts[1][1]:
                     try:
                         said = label_text(ending, data, json_field)
                     except ValueError as error:
                         wrong = str(error)
             if wrong:
-                problems.add(f"{path}: {key}: {wrong}")
+                problems.add(f"{path}: {key}", wrong)
                 continue
             text.append(texts.setdefault(said, len(texts)))
-            for ending, member in members:
+            for ending, member in parts:
                 places.extend((member.offset // BLOCK, member.size, crc32[member.offset]))
                 extension.append(extensions.setdefault(ending, len(extensions)))
         return TarScan(
@@ -175,5 +203,7 @@ def _read(
             extensions=tuple(extensions),
             texts=tuple(texts),
             problems=problems,
-            other_files=other_files,
+            groups=len(members.groups),
+            other_files=tuple(members.other_files),
+            unfinished=next((fault.what for fault in members.faults if fault.ends_tar), ""),
         )

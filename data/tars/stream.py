@@ -54,7 +54,7 @@ class TarReader:
         groups: list[Group] = []
         held: dict[int, bytes] = {}
         empty = True
-        for found in walk_bytes(tar, closed=True):
+        for found in walk_bytes(tar):
             empty = False
             if isinstance(found, Fault):
                 yield _left_out(address, f"at byte {found.offset:,}", found.what)

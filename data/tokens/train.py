@@ -144,7 +144,7 @@ class _Texts:
             text, _ = self._split.text(place)
         except BadSampleError as error:
             if count:
-                self.problems.add(str(error))
+                self.problems.add(f"text {place}", str(error))
             return
         self.num_read += count
         yield text

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from launch.commands.place import written_to
-from launch.commands.shard_writing import Workers, summary
+from launch.commands.shard_writing import Workers, print_skipped, summary
 from launch.progress import progress
 from launch.wording import counted, printable, seconds_since
 
@@ -32,7 +32,7 @@ def verify(
     workers: Workers = None,
 ) -> None:
     """Read every byte and name what is damaged; exit code 2 where anything is."""
-    from data.inspection.verify import NAMED_A_SHARD, damages
+    from data.inspection.verify import NAMED_A_SHARD, damages, recorded_losses
     from data.shards.manifest import Manifest
 
     started = time.monotonic()
@@ -51,10 +51,14 @@ def verify(
         print(printable(f"error: {folder} is damaged in {where}: {remedy}"), file=sys.stderr)
         raise typer.Exit(2)
     manifest = Manifest.load(folder)
+    losses = recorded_losses(manifest)
+    for loss in losses:
+        print(printable(f"incomplete since it was indexed: {folder}: {loss}"), file=sys.stderr)
     size = sum(shard.bytes for shard in manifest.shards)
     speed = size / 1e6 / max(time.monotonic() - started, 1e-9)
     took = f"{seconds_since(started)}, {speed:,.0f} MB/s"
-    print(printable(f"{folder} is sound: {summary(manifest)}, {took}"))
+    state = "matches its index" if losses else "is sound"
+    print(printable(f"{folder} {state}: {summary(manifest)}, {took}"))
 
 
 def show(
@@ -153,13 +157,23 @@ def index(
     label_field: Annotated[str, typer.Option(help="of KEY.json, where there is no KEY.cls")] = (
         "label"
     ),
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|FILE.json",
+            help='samples in all tars, or a file such as {"a.tar": 1000}; a mismatch is an error',
+        ),
+    ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="leave out and count what cannot be indexed")
+        bool,
+        typer.Option("--skip-bad", help="index the rest, and record what is missing or damaged"),
     ] = False,
     workers: Workers = None,
 ) -> None:
     """Give an offset index and a manifest to webdataset tars that somebody else wrote."""
+    from data.tars.expected import ExpectedSamples
     from data.tars.foreign import index_shards
+    from data.tars.samples import NAMED
 
     started = time.monotonic()
     place = nullcontext() if out is None else written_to(out, "--out")
@@ -171,17 +185,20 @@ def index(
             splits=[_named_glob(text) for text in split or []],
             sample=sample,
             label_field=label_field,
+            expected=None if expect is None else ExpectedSamples.parse(expect),
             skip_bad=skip_bad,
             workers=workers,
             report=lambda done, total: report(done // 10**6, total // 10**6),
         )
     for note in indexed.notes:
         print(printable(f"note: {folder}: {note}"), file=sys.stderr)
-    for line in indexed.problems.named:
-        print(printable(f"left out: {line}"), file=sys.stderr)
+    for problem in indexed.problems.named[:NAMED]:
+        print(f"skipped: {problem}", file=sys.stderr)
     if indexed.problems.count:
-        places = counted(indexed.problems.count, "place")
-        print(f"warning: left out what is wrong in {places}", file=sys.stderr)
+        problems = counted(indexed.problems.count, "problem")
+        print(f"warning: {problems} skipped", file=sys.stderr)
+    if indexed.skipped is not None:
+        print_skipped(indexed.skipped)
     print(printable(f"{out or folder}: {summary(indexed.manifest)}, {seconds_since(started)}"))
 
 

@@ -71,6 +71,11 @@ def write(
     print(printable(f"{out}: {summary(manifest)}, {seconds_since(started)}"))
 
 
+def print_skipped(path: Path) -> None:
+    """Where everything is named that is not in the shards."""
+    print(printable(f"skipped files and samples, with reasons: {path}"), file=sys.stderr)
+
+
 def summary(manifest: Manifest) -> str:
     """Samples of each split, classes, shards and their size: one line."""
     splits = " + ".join(

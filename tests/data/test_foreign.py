@@ -16,6 +16,7 @@ from data import Cursor, Manifest, TrainLoader, open_split
 from data.config import DataConfig, ImageConfig
 from data.inspection.verify import damages
 from data.shards.index import index_path
+from data.skipped import SKIPPED
 from data.tars.foreign import Indexed, index_shards
 from launch.commands.shard import app
 from tests.data.foreign_tars import pictures, planted_shards, png, write_tar
@@ -32,6 +33,10 @@ def keys(folder: Path, split: str = "train") -> list[str]:
 
 def verified(folder: Path) -> list[str]:
     return [damage.line for damage in damages(folder, lambda done, total: None, decode=True)]
+
+
+def skipped_in(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (folder / SKIPPED).read_text().splitlines()]
 
 
 def webdataset_keys(tar: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -105,7 +110,7 @@ def test_a_bad_header_costs_one_sample_where_webdataset_loses_the_rest(
 ) -> None:
     tar = wiped_header(tmp_path, wipe)
     assert len(webdataset_keys(tar, monkeypatch)) <= 12
-    with pytest.raises(ValueError, match=r"in 2 places there is something") as error:
+    with pytest.raises(ValueError, match="has 2 problems") as error:
         index_shards(tmp_path)
     assert "00011: no .jpg, " in str(error.value)
     assert "part.tar: at byte" in str(error.value)
@@ -116,7 +121,14 @@ def test_a_bad_header_costs_one_sample_where_webdataset_loses_the_rest(
     assert verified(tmp_path) == []
 
 
-def test_a_tar_that_is_cut_off_is_named(tmp_path: Path) -> None:
+def cut(tar: Path, member: str, *, closed: bool = False) -> None:
+    """Cut `tar` before the header of a member; closed: as a tar that ends there."""
+    with tarfile.open(tar) as opened:
+        place = opened.getmember(member).offset
+    tar.write_bytes(tar.read_bytes()[:place] + bytes(1024 * closed))
+
+
+def test_a_tar_that_is_cut_off_in_a_member_is_named(tmp_path: Path) -> None:
     tar = tmp_path / "part.tar"
     write_tar(tar, pictures(0, 20))
     with tarfile.open(tar) as opened:
@@ -126,6 +138,101 @@ def test_a_tar_that_is_cut_off_is_named(tmp_path: Path) -> None:
         index_shards(tmp_path)
     index_shards(tmp_path, skip_bad=True)
     assert keys(tmp_path) == [f"{n:05d}" for n in range(15)]
+
+
+def test_a_tar_that_is_cut_between_two_members_is_an_error(tmp_path: Path) -> None:
+    write_tar(tmp_path / "part.tar", pictures(0, 100))
+    cut(tmp_path / "part.tar", "00030.png")
+    with pytest.raises(ValueError, match="the zero blocks that close a tar are missing"):
+        index_shards(tmp_path)
+    assert os.listdir(tmp_path) == ["part.tar"]
+
+
+def test_a_cut_that_was_skipped_is_recorded_and_verify_names_it_without_failing(
+    tmp_path: Path,
+) -> None:
+    write_tar(tmp_path / "part.tar", pictures(0, 100))
+    cut(tmp_path / "part.tar", "00030.png")
+    done = kway_shard("index", tmp_path, "--skip-bad")
+    assert done.exit_code == 0, done.output
+    assert "30 train samples" in done.stdout
+    assert Manifest.load(tmp_path).incomplete.keys() == {"part.tar"}
+    checked = kway_shard("verify", tmp_path)
+    assert checked.exit_code == 0, checked.output
+    assert "part.tar: the zero blocks that close a tar are missing" in checked.stderr
+    assert "is sound" not in checked.stdout
+
+
+def test_verify_finds_a_cut_that_an_earlier_version_indexed_without_a_word(tmp_path: Path) -> None:
+    members = [*pictures(0, 30), ("00030.json", b"{}")]  # the last sample indexed is not the end
+    write_tar(tmp_path / "part.tar", members)
+    cut(tmp_path / "part.tar", "00030.json")
+    index_shards(tmp_path, skip_bad=True)
+    recorded = Manifest.load(tmp_path)
+    before = recorded.model_copy(update={"incomplete": {}})
+    (tmp_path / "manifest.json").write_bytes(before.to_bytes())
+    checked = kway_shard("verify", tmp_path)
+    assert checked.exit_code == 2
+    assert "the zero blocks that close a tar are missing" in checked.stderr
+    write_tar(tmp_path / "part.tar", members)
+    index_shards(tmp_path, skip_bad=True)
+    assert verified(tmp_path) == []
+
+
+def test_manifests_without_losses_are_those_of_earlier_versions(tmp_path: Path) -> None:
+    write_tar(tmp_path / "part.tar", pictures(0, 3))
+    index_shards(tmp_path)
+    assert "incomplete" not in json.loads((tmp_path / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize("counts", ["6", '{"in/a.tar": 3, "in/b.tar": 3}'])
+def test_a_cut_that_is_closed_with_zeros_is_found_by_the_expected_count(
+    tmp_path: Path, counts: str
+) -> None:
+    folder, out = tmp_path / "tars", tmp_path / "out"
+    for first, name in ((0, "a"), (3, "b")):
+        write_tar(folder / "in" / f"{name}.tar", pictures(first, 3))
+    if counts.startswith("{"):
+        (tmp_path / "counts.json").write_text(counts)
+        counts = str(tmp_path / "counts.json")
+    command = ("index", folder, "-o", out, "--expect", counts)
+    whole = kway_shard(*command)
+    assert whole.exit_code == 0, whole.output
+    assert Manifest.load(out).source.parameters["expected_samples"] == 6
+    cut(folder / "in" / "b.tar", "00004.png", closed=True)
+    assert kway_shard("index", folder, "-o", out).exit_code == 0
+    refused = kway_shard(*command)
+    assert isinstance(refused.exception, ValueError)
+    assert "samples are there and" in str(refused.exception)
+    assert kway_shard(*command, "--skip-bad").exit_code == 0
+    checked = kway_shard("verify", out)
+    assert checked.exit_code == 0, checked.output
+    assert "4 samples are indexed and 6 were expected" in checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("expect", "error", "said"),
+    [
+        ("ten", FileNotFoundError, "ten is neither a number of samples nor a file"),
+        ("[1]", ValueError, "is not a JSON object"),
+        ("{", ValueError, "is not JSON"),
+        ('{"a.tar": -1}', ValueError, "the count of 'a.tar' is -1"),
+        ('{"a.tar": true}', ValueError, "the count of 'a.tar' is True"),
+        ('{"b.tar": 3}', ValueError, "a.tar has no expected number of samples"),
+        ('{"a.tar": 3, "b.tar": 3}', ValueError, "has no 'b.tar', in which 3 samples are expected"),
+    ],
+)
+def test_expected_counts_that_fit_no_folder_are_refused(
+    tmp_path: Path, expect: str, error: type[Exception], said: str
+) -> None:
+    write_tar(tmp_path / "tars" / "a.tar", pictures(0, 3))
+    if not expect.isalpha():
+        (tmp_path / "counts.json").write_text(expect)
+        expect = str(tmp_path / "counts.json")
+    refused = kway_shard("index", tmp_path / "tars", "--expect", expect)
+    assert isinstance(refused.exception, error)
+    assert said in str(refused.exception)
+    assert os.listdir(tmp_path / "tars") == ["a.tar"]
 
 
 def test_joined_tars_are_read_on_but_not_quietly(tmp_path: Path) -> None:
@@ -144,7 +251,7 @@ def test_a_tar_without_a_whole_sample_costs_no_other(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", pictures(0, 3))
     write_tar(tmp_path / "b.tar", [])
     write_tar(tmp_path / "c.tar", [("1.png", png(1))])
-    with pytest.raises(ValueError, match=r"b\.tar: holds no sample; .*c\.tar: 1: no \.cls or"):
+    with pytest.raises(ValueError, match=r"b\.tar: contains no sample; .*c\.tar: 1: no \.cls or"):
         index_shards(tmp_path)
     assert len(index_shards(tmp_path, skip_bad=True).manifest.shards) == 1
     (tmp_path / "a.tar").unlink()
@@ -218,7 +325,7 @@ def test_a_label_that_is_none_is_named_with_its_key(
 ) -> None:
     (tmp_path / "names").write_text("zebra\ncat\ndog\n")
     write_tar(tmp_path / "part.tar", members_of([("cls", b"1"), label, ("cls", b"2")]))
-    with pytest.raises(ValueError, match="give --skip-bad") as error:
+    with pytest.raises(ValueError, match="pass --skip-bad") as error:
         index_shards(tmp_path, classes=tmp_path / "names")
     assert f"part.tar: 1: {said}" in str(error.value)
     assert "\n" not in str(error.value)
@@ -376,9 +483,32 @@ def test_other_files_in_a_tar_are_counted_and_repeated_members_named(tmp_path: P
     write_tar(tmp_path / "0.tar", members)
     done = kway_shard("index", tmp_path, "--skip-bad")
     assert "ignoring files without key and extension, as webdataset does: 2" in done.stderr
-    assert "left out: " in done.stderr
+    assert "skipped: " in done.stderr
     assert "00001: no .jpg, " in done.stderr
     assert "2 train samples" in done.stdout
+    assert str(tmp_path / SKIPPED) in done.stderr
+    assert [one["name"].removeprefix(f"{tmp_path}/") for one in skipped_in(tmp_path)] == [
+        "0.tar: 00001",
+        "0.tar: README",
+        "0.tar: __meta__",
+    ]
+
+
+def test_every_problem_is_named_in_a_file_and_not_only_the_first_ten(tmp_path: Path) -> None:
+    bad = {f"{number}.cls" for number in range(5, 30)}
+    members = members_of([("cls", b"cat")] * 30)
+    write_tar(tmp_path / "0.tar", [member for member in members if member[0] not in bad])
+    done = kway_shard("index", tmp_path, "--skip-bad")
+    assert done.stderr.count("no .cls or .json") == 10
+    assert len(skipped_in(tmp_path)) == 25
+    write_tar(tmp_path / "0.tar", members)
+    index_shards(tmp_path)
+    assert not (tmp_path / SKIPPED).exists()
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / SKIPPED).write_text("mine")
+    with pytest.raises(ValueError, match=r"skipped\.jsonl would be replaced"):
+        index_shards(tmp_path)
+    assert (tmp_path / SKIPPED).read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["a\nb.tar", "a\\b.tar", "\x1b[31m.tar"])

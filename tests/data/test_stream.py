@@ -240,7 +240,7 @@ DAMAGE = {
     "header of zeros": (zeroed, NOT_3, ["at byte 9,216: no tar header", "00003: no .jpg, "]),
     "cut in a member": (cut_inside, {0, 1, 2}, ["00003.png is cut off"]),
     "cut in a header": (cut_in_a_header, {0, 1, 2}, ["no tar header, 100 bytes are not read"]),
-    "cut between samples": (cut_between_samples, {0, 1, 2}, ["ends without the zeros that close"]),
+    "cut between samples": (cut_between_samples, {0, 1, 2}, ["zero blocks that close a tar are"]),
     "no member": (lambda tar: write_tar(tar, []), set(), ["the whole of it: there is no member"]),
     "no tar": (lambda tar: tar.write_bytes(b"<html>" * 100), set(), ["no tar header, 600 bytes"]),
     "no label": (members_with(3, [("png", png(3))]), NOT_3, ["00003: no .cls or .json beside"]),

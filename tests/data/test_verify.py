@@ -160,7 +160,7 @@ def test_a_key_that_would_move_a_terminal_is_escaped(tmp_path: Path) -> None:
         split.text(0)
     write_tar(tmp_path / "b.tar", [*members, ("c\nd.txt", b"x")])
     indexed = index_shards(tmp_path, skip_bad=True)
-    assert "cU+000Ad: no " in indexed.problems.named[0]
+    assert "cU+000Ad: no " in str(indexed.problems.named[0])
 
 
 def test_a_label_out_of_range_is_named(copy: Path) -> None:
