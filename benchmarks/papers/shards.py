@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks.papers.job import FOLDER, Job, Measures, Places
 from data.shards.hierarchy import PATH
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.skipped import Skipped
 from data.sources import Cifar100, LabelledTexts, Mnist
 from data.sources.label_vectors import WithLabelVectors
 from data.sources.packing import lossless
@@ -169,10 +170,10 @@ class Changed:
             found["train"] = self._with_noise(found["train"])
         return found
 
-    def render(self, task: _Task) -> Sample | None:
+    def render(self, task: _Task) -> Sample | Skipped:
         sample = self.inner.render(task.task)
-        if sample is None:
-            return None
+        if isinstance(sample, Skipped):
+            return sample
         data = sample.data
         if (side := self.dataset.side) is not None:
             picture = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)

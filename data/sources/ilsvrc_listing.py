@@ -5,15 +5,16 @@ Nothing is opened but tar headers: whether a member is a picture shows later.
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from data.skipped import Skipped
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit
 from data.sources.ilsvrc_tars import Member, tar_members
-from data.sources.listing import ENDINGS
+from data.sources.listing import ENDINGS, NOT_AN_IMAGE, why_not_file
 from data.text.spans import Report, silent
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
@@ -35,10 +36,10 @@ class Picture(NamedTuple):
 
 @dataclass
 class Pictures:
-    """In the order of their names, so that tars and folders give the same; `ignored`: others."""
+    """In the order of their names, so that tars and folders give the same; `skipped`: others."""
 
     found: list[Picture] = field(default_factory=list)
-    ignored: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
 
 
 def list_training(folder: Path, report: Report = silent) -> Pictures:
@@ -81,20 +82,23 @@ def _folders(folder: Path) -> list[str]:
     return [f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")]
 
 
-def _files(folder: Path, synset: str) -> list[Member]:
-    """Files of a class folder, by their path in the folder."""
+def _files(folder: Path, synset: str) -> list[Member | Skipped]:
+    """Files of a class folder, by their path in the folder, and what is there besides."""
     with os.scandir(folder / synset) as entries:
-        return [
-            Member(str(PurePosixPath(synset, entry.name)), 0, entry.stat().st_size)
-            for entry in entries
-            if entry.is_file()
-        ]
+        return [_file(folder, synset, entry) for entry in entries]
+
+
+def _file(folder: Path, synset: str, entry: os.DirEntry[str]) -> Member | Skipped:
+    if entry.is_file():
+        return Member(str(PurePosixPath(synset, entry.name)), 0, entry.stat().st_size)
+    reason = "folder in a class folder" if entry.is_dir() else why_not_file(Path(entry))
+    return Skipped(str(Path(folder.name, synset, entry.name)), reason)
 
 
 def _of_classes(
     where: Path,
     classes: Iterable[str],
-    members: Callable[[str], list[Member]],
+    members: Callable[[str], Sequence[Member | Skipped]],
     tar: str | None,
     report: Report = silent,
 ) -> Pictures:
@@ -110,7 +114,7 @@ def _of_classes(
     with ThreadPoolExecutor(_THREADS) as pool:
         listings = zip(synsets, pool.map(members, synsets), strict=True)
         for done, (synset, found) in enumerate(listings, start=1):
-            pictures = _pictures(listed, found)
+            pictures = _pictures(listed, found, f"{tar}: {synset}/" if tar else f"{where.name}/")
             if not pictures:
                 raise ValueError(f"{where}: class {synset} has no pictures: add some, or remove it")
             for name, member in pictures:
@@ -121,14 +125,16 @@ def _of_classes(
     return listed
 
 
-def _flat(where: Path, members: list[Member], devkit: Devkit | None, tar: str | None) -> Pictures:
+def _flat(
+    where: Path, members: Sequence[Member | Skipped], devkit: Devkit | None, tar: str | None
+) -> Pictures:
     if devkit is None:
         raise ValueError(
             f"{where} does not tell the classes of its pictures: put {DEVKIT}.tar.gz beside it, or "
             "give it with --devkit"
         )
     listed = Pictures()
-    for name, member in _pictures(listed, members):
+    for name, member in _pictures(listed, members, f"{tar}: " if tar else f"{where.name}/"):
         number = _NUMBER.search(PurePosixPath(name).stem)
         place = int(number[1]) if number else 0
         if not 1 <= place <= len(devkit.truth):
@@ -150,13 +156,19 @@ def _renamed(pictures: list[Picture]) -> list[Picture]:
     return sorted(p._replace(name=f"val/{name}") for p, name in zip(pictures, names, strict=True))
 
 
-def _pictures(listed: Pictures, members: list[Member]) -> list[tuple[str, Member]]:
-    """(file name, member) of what is named like a picture, sorted; the others are counted."""
-    named = sorted((PurePosixPath(member.name).name, member) for member in members)
-    pictures = [
-        (name, member)
-        for name, member in named
-        if PurePosixPath(name).suffix.lower() in ENDINGS and not name.startswith(".")
-    ]
-    listed.ignored += len(members) - len(pictures)
-    return pictures
+def _pictures(
+    listed: Pictures, members: Iterable[Member | Skipped], place: str
+) -> list[tuple[str, Member]]:
+    """(file name, member) of the images among `members` of `place`; `listed` notes the others."""
+    pictures = []
+    for member in sorted(members):
+        name = PurePosixPath(member.name).name
+        if isinstance(member, Skipped):
+            listed.skipped.append(member)
+        elif name.startswith("."):
+            listed.skipped.append(Skipped(f"{place}{member.name}", "hidden file"))
+        elif PurePosixPath(name).suffix.lower() not in ENDINGS:
+            listed.skipped.append(Skipped(f"{place}{member.name}", NOT_AN_IMAGE))
+        else:
+            pictures.append((name, member))
+    return sorted(pictures)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from data.images.decode import MAX_PIXELS
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.skipped import Skipped, by_reason
 from data.sources.keys import webdataset_keys
 from data.sources.listing import ENDINGS, File, Listing, list_class_folders, list_label_file
 from data.sources.packing import check_packing, packed
@@ -116,7 +117,7 @@ class ImageFolder:
             splits.setdefault(split, []).append(task)
         return {split: tasks for split, tasks in splits.items() if tasks}
 
-    def render(self, task: _Task) -> Sample | None:
+    def render(self, task: _Task) -> Sample | Skipped:
         path = self.folder / task.path
         try:
             data, extension = packed(
@@ -127,13 +128,17 @@ class ImageFolder:
             )
         except ValueError as error:
             if self.skip_bad:
-                return None
+                return Skipped(task.path, str(error))
             raise ValueError(f"{path}: {error}; remove it, or give --skip-bad") from error
         return Sample(task.key, data, extension, task.label)
 
+    def skipped(self) -> list[Skipped]:
+        """Files and folders that are not read."""
+        return self._listing.skipped
+
     def notes(self) -> list[str]:
-        """What is left out without being an error, and what was chosen, one line each."""
-        notes = self._listing.notes()
+        """What is skipped without being an error, and what was chosen, one line each."""
+        notes = by_reason(self.skipped())
         if (placed := self._placed) is not None:
             notes += placed.notes()
         return notes

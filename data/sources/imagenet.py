@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from data.images.decode import MAX_PIXELS
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.skipped import Skipped, by_reason
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
 from data.sources.ilsvrc_listing import (
     TRAIN_TAR,
@@ -112,7 +113,7 @@ class ImageNet:
             for split, found in self._splits.items()
         }
 
-    def render(self, task: _Task) -> Sample | None:
+    def render(self, task: _Task) -> Sample | Skipped:
         path = self.folder / task.file
         with path.open("rb", buffering=0) as file:
             data = os.pread(file.fileno(), task.size, task.offset)
@@ -124,13 +125,13 @@ class ImageNet:
             )
         except ValueError as error:
             if self.skip_bad:
-                return None
+                return Skipped(_place(task.file, task.key), str(error))
             where = f"{path}, {task.key} in it" if path.suffix == ".tar" else str(path)
             raise ValueError(f"{where}: {error}; download it again, or give --skip-bad") from error
         return Sample(task.key, data, extension, task.label)
 
     def notes(self) -> list[str]:
-        """What is missing or left out without being an error, one line each."""
+        """What is missing or skipped without being an error, one line each."""
         notes = []
         for tar, folder in ((TRAIN_TAR, "train"), (VAL_TAR, "val")):
             if (self.folder / tar).is_file() and (self.folder / folder).is_dir():
@@ -145,12 +146,16 @@ class ImageNet:
             notes += _missing(self._devkit, self._training, self._validation)
         if self._validation is None:
             notes.append(f"neither {VAL_TAR} nor val/: there is no test split")
-        ignored = self._training.ignored + (self._validation.ignored if self._validation else 0)
-        if ignored:
-            notes.append(f"ignoring {ignored:,} files whose name does not end like a picture's")
-        if outside := self._num_outside:
-            notes.append(f"ignoring {outside:,} validation pictures of classes not in training")
-        return notes
+        return notes + by_reason(self.skipped())
+
+    def skipped(self) -> list[Skipped]:
+        """Files and images that are not read."""
+        listed = [self._training] + ([self._validation] if self._validation else [])
+        reason = "validation image of a class that is not in training"
+        return [
+            *(one for pictures in listed for one in pictures.skipped),
+            *(Skipped(_place(picture.file, picture.name), reason) for picture in self._outside),
+        ]
 
     @cached_property
     def _placed(self) -> PlacedClasses | None:
@@ -201,14 +206,19 @@ class ImageNet:
         return {split: pictures for split, pictures in splits.items() if pictures}
 
     @property
-    def _num_outside(self) -> int:
-        listed = len(self._validation.found) if self._validation else 0
-        return listed - len(self._splits.get("test", []))
+    def _outside(self) -> list[Picture]:
+        trained = set(self._synsets)
+        listed = self._validation.found if self._validation else []
+        return [picture for picture in listed if picture.synset not in trained]
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers read; they need neither listing nor class list, nor whom to report to.
         state = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
         return {**state, "taxonomy": None, "report": silent}
+
+
+def _place(file: str, name: str) -> str:
+    return f"{file}: {name}" if file.endswith(".tar") else file
 
 
 def _missing(devkit: Devkit, training: Pictures, validation: Pictures | None) -> list[str]:

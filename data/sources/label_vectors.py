@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.skipped import Skipped
 from data.sources.emoji_classes import emoji_spellings
 from data.sources.source import Modality, Sample, Source
 from data.text.records import digest
@@ -55,7 +56,7 @@ class WithLabelVectors:
     def splits(self) -> dict[str, Sequence[Any]]:
         return self.source.splits()
 
-    def render(self, task: Any) -> Sample | None:
+    def render(self, task: Any) -> Sample | Skipped:
         return self.source.render(task)
 
     def notes(self) -> list[str]:

@@ -5,17 +5,17 @@ Nothing is opened but the label file: whether a file is a picture shows later.
 
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from data.counted import counted
+from data.skipped import Skipped
 
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 _EVALUATION_FOLDERS = ("test", "val", "validation")
 _LIKE_SPLITS = frozenset({"train", "training", "valid", "dev", "eval", *_EVALUATION_FOLDERS})
-_NAMED = 5
+NOT_AN_IMAGE = f"its name does not end in {', '.join(sorted(ENDINGS))}"
 _SHOWN = 60
 
 
@@ -29,34 +29,23 @@ class File(NamedTuple):
 
 @dataclass
 class Listing:
-    """`files` in order of path; what is left out without being an error is counted.
+    """`files` in order of path; `skipped`: files and folders that are not read, which is no error.
 
     above: class -> the folders above its own, where class folders are nested.
     """
 
     files: list[File] = field(default_factory=list)
     above: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    other_files: int = 0
-    loose_pictures: int = 0
-    empty_folders: list[str] = field(default_factory=list)
-    unread_folders: list[str] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
 
-    def notes(self) -> list[str]:
-        """What is left out, one line each."""
-        notes = []
-        if self.other_files:
-            notes.append(
-                f"ignoring {counted(self.other_files, 'file')} in class folders with a name that "
-                "does not end like a picture's"
-            )
-        if self.loose_pictures:
-            pictures = counted(self.loose_pictures, "picture")
-            notes.append(f"ignoring {pictures} outside class folders")
-        if self.empty_folders:
-            notes.append(f"no class without pictures: {_some(self.empty_folders)}")
-        if self.unread_folders:
-            notes.append(f"ignoring what is no split beside train: {_some(self.unread_folders)}")
-        return notes
+    def skip(self, paths: Iterable[Path], root: Path, reason: str) -> None:
+        """Note `paths` below `root` as skipped."""
+        self.skipped += [Skipped(str(path.relative_to(root)), reason) for path in paths]
+
+
+def why_not_file(path: Path) -> str:
+    """What a directory entry is that is neither a file nor a folder."""
+    return "broken symbolic link" if path.is_symlink() else "not a regular file"
 
 
 def list_class_folders(folder: Path, *, nested: bool = False) -> Listing:
@@ -79,8 +68,10 @@ def list_class_folders(folder: Path, *, nested: bool = False) -> Listing:
                 f"{folder / name} has no pictures in class folders: add some, or remove it"
             )
     if splits:
-        listing.unread_folders = [f.name for f in _folders(folder) if f.name not in splits]
+        others = [found for found in _folders(folder) if found.name not in splits]
+        listing.skip(others, folder, "folder beside train/ that is not a split")
     listing.files.sort()
+    listing.skipped.sort()
     return listing
 
 
@@ -115,21 +106,31 @@ def _add_tree(listing: Listing, root: Path, part: Path, split: str | None, neste
     for class_folder in _folders(part):
         _check_name(class_folder)
         before = len(listing.files)
-        for parent, _, names in os.walk(class_folder):
-            files = [Path(parent, name) for name in names]
-            pictures = [path for path in files if _is_picture(path)]
-            listing.other_files += len(files) - len(pictures)
-            if pictures:
+        for parent, folders, names in os.walk(class_folder):
+            links = [Path(parent, name) for name in folders if os.path.islink(Path(parent, name))]
+            listing.skip(links, root, "link to a folder below a class folder")
+            images = _images(listing, root, [Path(parent, name) for name in names])
+            if images:
                 name = _nested_class(listing, part, Path(parent)) if nested else class_folder.name
-                found = (path.relative_to(root).as_posix() for path in pictures)
+                found = (path.relative_to(root).as_posix() for path in images)
                 listing.files += [File(path, name, split) for path in found]
         if len(listing.files) == before:
-            listing.empty_folders.append(str(class_folder.relative_to(root)))
-    listing.loose_pictures += sum(map(_is_picture, part.iterdir()))
+            listing.skip([class_folder], root, "class folder without images")
+    loose = [path for path in part.iterdir() if path.suffix.lower() in ENDINGS]
+    listing.skip([path for path in loose if not path.is_dir()], root, "outside the class folders")
 
 
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in ENDINGS and path.is_file()
+def _images(listing: Listing, root: Path, paths: Iterable[Path]) -> list[Path]:
+    """Those of `paths` that are images; the listing notes the others."""
+    images = []
+    for path in paths:
+        if path.suffix.lower() not in ENDINGS:
+            listing.skip([path], root, NOT_AN_IMAGE)
+        elif not path.is_file():
+            listing.skip([path], root, why_not_file(path))
+        else:
+            images.append(path)
+    return images
 
 
 def _nested_class(listing: Listing, part: Path, class_folder: Path) -> str:
@@ -214,8 +215,3 @@ def _lines(file: IO[bytes], labels: Path) -> Iterator[str]:
 
 def _cut(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(map(repr, names[:_NAMED])) + more

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.skipped import Skipped
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,6 @@ class Source(Protocol):
         """Small tasks, one a sample, for each split."""
         ...
 
-    def render(self, task: Any) -> Sample | None:
-        """Make the sample; None leaves it out. ValueError names what is bad and the remedy."""
+    def render(self, task: Any) -> Sample | Skipped:
+        """Make the sample, or name what is skipped. ValueError names what is bad and the fix."""
         ...

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from data.images.decode import MAX_PIXELS
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource
 from data.sources.packing import check_packing, packed
 from data.sources.source import Modality, Sample
@@ -96,7 +97,7 @@ class Table(FirstPassSource):
     def label_vectors(self) -> None:
         return None
 
-    def render(self, task: Task) -> Sample | None:
+    def render(self, task: Task) -> Sample | Skipped:
         fields = self._records[task.file].read(task.offset, task.length)
         content = text_field(fields, self._content) or ""
         key = f"{task.file:x}-{task.offset:x}"
@@ -112,7 +113,7 @@ class Table(FirstPassSource):
             )
         except (ValueError, FileNotFoundError) as error:
             if self.skip_bad:
-                return None
+                return Skipped(content.strip(), str(error))
             raise ValueError(f"{path}: {error}; correct the row, or give --skip-bad") from error
         return Sample(key, data, extension, task.label)
 

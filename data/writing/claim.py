@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from data.aside import ASIDE, explained
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, SourceInfo
+from data.skipped import SKIPPED
 
 # Present while a folder is not finished; says what it is becoming.
 UNFINISHED = "unfinished.json"
@@ -104,6 +105,7 @@ def _discard(folder: Path, *, remove_folder: bool) -> None:
     if remove_folder:
         shutil.rmtree(folder)
         return
-    for pattern in ("*.tar", "*.index.safetensors", f"*{ASIDE}", LABEL_VECTORS, UNFINISHED):
+    names = (LABEL_VECTORS, SKIPPED, UNFINISHED)
+    for pattern in ("*.tar", "*.index.safetensors", f"*{ASIDE}", *names):
         for path in folder.glob(pattern):
             path.unlink()

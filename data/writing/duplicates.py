@@ -16,6 +16,7 @@ from isal import isal_zlib
 
 from data.shards.index import ShardIndex, open_index, read_member
 from data.shards.manifest import Manifest
+from data.skipped import Skipped
 from data.sources.source import Sample
 
 TRAIN = "train"
@@ -85,12 +86,12 @@ class HeldOut:
         self._sorted = self._shards.prints[self._order]
         self.dropped = 0
 
-    def without(self, samples: Iterable[Sample | None]) -> Iterator[Sample | None]:
-        """`samples`, with None in the place of what is held out."""
+    def without(self, samples: Iterable[Sample | Skipped]) -> Iterator[Sample | Skipped]:
+        """`samples`, with those skipped that are held out."""
         for sample in samples:
-            if sample is not None and self._holds(sample.data):
+            if isinstance(sample, Sample) and self._holds(sample.data):
                 self.dropped += 1
-                yield None
+                yield Skipped(sample.key, "duplicate of a sample in another split")
             else:
                 yield sample
 

@@ -10,6 +10,7 @@ from itertools import chain, islice
 from typing import Any
 
 from data.pool import end_with_parent, in_order, spawned
+from data.skipped import Skipped
 from data.sources.source import Sample, Source
 
 _CHUNK = 64
@@ -26,7 +27,7 @@ def num_workers(asked: int | None, num_tasks: int) -> int:
 @contextmanager
 def rendered(
     source: Source, tasks: Iterable[Any], workers: int
-) -> Iterator[Iterator[Sample | None]]:
+) -> Iterator[Iterator[Sample | Skipped]]:
     """Samples of `tasks`, in their order, made by `workers` processes (0, 1: in this one)."""
     if workers < 2:
         yield map(source.render, tasks)
@@ -46,5 +47,5 @@ def _start_worker(source: Source) -> None:
     end_with_parent()
 
 
-def _render_chunk(tasks: list[Any]) -> list[Sample | None]:
+def _render_chunk(tasks: list[Any]) -> list[Sample | Skipped]:
     return [_source.render(task) for task in tasks]

@@ -27,10 +27,12 @@ from data.shards.manifest import (
     SourceInfo,
     load_label_vectors,
 )
+from data.skipped import SKIPPED, Skipped
 from data.sources.source import Sample, Source
 from data.writing.claim import UNFINISHED, check_same, claimed
 from data.writing.duplicates import TRAIN, HeldOut
 from data.writing.render_pool import num_workers, rendered
+from data.writing.skipped_file import SkippedFile
 
 Report = Callable[[int, int], None]
 
@@ -40,13 +42,15 @@ _CHOSEN_AT_ONCE = 1 << 14
 @dataclass(frozen=True)
 class Written:
     """What a run did. `resumed` shards stood already; `left_out` samples the source skipped, and
-    `duplicates` were dropped from training, both counted over all shards."""
+    `duplicates` were dropped from training, both counted over all shards. skipped: the file that
+    names them, and what the source ignored; None if there is nothing."""
 
     manifest: Manifest
     complete_before: bool = False
     resumed: int = 0
     left_out: int = 0
     duplicates: int = 0
+    skipped: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +82,12 @@ def write_shards(
     samples_per_shard: int = 10_000,
     workers: int | None = None,
     drop_duplicates: bool = False,
+    ignored: Sequence[Skipped] = (),
     report: Report = lambda done, total: None,
 ) -> Written:
     """Write `source` into `folder`, or go on with it; `report(done, total)` counts samples.
 
+    ignored: what the source does not read, which `skipped.jsonl` names with the bad samples.
     workers: processes; None takes one a core where there is enough to do. drop_duplicates: keep out
     of training what another split holds, byte for byte; the other splits are written first. What is
     lost or cut off in a folder that was finished before is written again. Raises ValueError, and
@@ -98,13 +104,13 @@ def write_shards(
     about = SourceInfo(kind=about.kind, parameters=parameters)
     if (standing := _whole(folder, about)) is not None:
         (folder / UNFINISHED).unlink(missing_ok=True)
-        return Written(standing, complete_before=True)
+        return Written(standing, complete_before=True, skipped=_skipped(folder))
     with claimed(folder, about):
         # Not whole, so not finished; the note says so from now on.
         (folder / MANIFEST).unlink(missing_ok=True)
         plans = list(_plans(source, samples_per_shard))
         shards, resumed, duplicates = _write_plans(
-            source, folder, plans, workers, report, drop_duplicates
+            source, folder, plans, workers, report, drop_duplicates, ignored
         )
         if not shards:
             raise ValueError(f"every sample of {about} was left out as bad: nothing is written")
@@ -120,7 +126,18 @@ def write_shards(
         commit(folder / MANIFEST, manifest.to_bytes())
     asked = sum(len(plan) for plan in plans)
     left_out = asked - duplicates - sum(shard.samples for shard in shards)
-    return Written(manifest, resumed=resumed, left_out=left_out, duplicates=duplicates)
+    return Written(
+        manifest,
+        resumed=resumed,
+        left_out=left_out,
+        duplicates=duplicates,
+        skipped=_skipped(folder),
+    )
+
+
+def _skipped(folder: Path) -> Path | None:
+    path = folder / SKIPPED
+    return path if path.is_file() else None
 
 
 def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
@@ -163,6 +180,7 @@ def _write_plans(
     workers: int | None,
     report: Report,
     drop_duplicates: bool,
+    ignored: Sequence[Skipped],
 ) -> tuple[list[ShardInfo], int, int]:
     """Shards in the order of `plans`, how many stood already, and duplicates dropped in all."""
     total = sum(len(plan) for plan in plans)
@@ -170,6 +188,7 @@ def _write_plans(
     missing = [plan for plan in plans if plan.file not in finished]
     done = total - sum(len(plan) for plan in missing)
     resumed = len(finished)
+    skipped = SkippedFile(folder, ignored=ignored, finished=finished)
     duplicates = 0
     held_out: HeldOut | None = None
     if drop_duplicates:
@@ -185,10 +204,11 @@ def _write_plans(
             if drop_duplicates and plan.split == TRAIN and held_out is None:
                 others = [info.file for info in finished.values() if info.split != TRAIN]
                 held_out = HeldOut(folder / file for file in others)
-            info = _write_shard(folder / plan.file, plan, samples, count, held_out)
+            info = _write_shard(folder / plan.file, plan, samples, count, held_out, skipped)
             done += len(plan)
             if info is not None:
                 finished[plan.file] = info
+    skipped.finish()
     duplicates += held_out.dropped if held_out else 0
     return [finished[plan.file] for plan in plans if plan.file in finished], resumed, duplicates
 
@@ -205,16 +225,18 @@ def _finished(shard: Path) -> ShardInfo | None:
 def _write_shard(
     path: Path,
     plan: _Plan,
-    samples: Iterator[Sample | None],
+    samples: Iterator[Sample | Skipped],
     count: Callable[[int], None],
     held_out: HeldOut | None,
+    skipped: SkippedFile,
 ) -> ShardInfo | None:
-    """One tar and its index; None, and no file, where the source left out every sample."""
+    """One tar and its index; None, and no file, if every sample was skipped."""
     index = IndexBuilder()
     samples = islice(samples, len(plan))
     dropped_before = held_out.dropped if held_out else 0
     with written_aside(path) as aside:
-        _write_tar(aside, index, held_out.without(samples) if held_out else samples, count)
+        kept = held_out.without(samples) if held_out else samples
+        skipped.add(path.name, _write_tar(aside, index, kept, count))
         if not len(index):
             aside.unlink()
             return None
@@ -237,9 +259,11 @@ def _write_shard(
 def _write_tar(
     path: Path,
     index: IndexBuilder,
-    samples: Iterator[Sample | None],
+    samples: Iterator[Sample | Skipped],
     count: Callable[[int], None],
-) -> None:
+) -> list[Skipped]:
+    """Write the samples and return what is skipped."""
+    skipped = []
     with path.open("wb") as file:
         with TarWriter(
             file, user="kway", group="kway", mode=0o644, mtime=0, encoder=False
@@ -248,10 +272,13 @@ def _write_tar(
             # headers for names that are not ASCII would stand between a header and its bytes.
             writer.tarstream.format = tarfile.USTAR_FORMAT
             for row, sample in enumerate(samples, start=1):
-                if sample is not None:
+                if isinstance(sample, Skipped):
+                    skipped.append(sample)
+                else:
                     _add(writer, index, sample)
                 count(row)
         flush(file)
+    return skipped
 
 
 def _add(writer: TarWriter, index: IndexBuilder, sample: Sample) -> None:

@@ -4,6 +4,7 @@ What they share with the other sources is `shard_writing.py`.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +30,7 @@ from launch.progress import progress
 from launch.wording import printable
 
 if TYPE_CHECKING:
+    from data.skipped import Skipped
     from data.sources import Source
 
 DropDuplicates = Annotated[
@@ -81,7 +83,8 @@ def imagefolder(
         skip_bad=skip_bad,
     )
     _note(folder, source.notes())
-    _write(source, out, drop_duplicates, vectors, samples_per_shard, workers)
+    ignored = source.skipped()
+    _write(source, out, drop_duplicates, vectors, samples_per_shard, workers, ignored)
 
 
 def imagenet(
@@ -118,9 +121,9 @@ def imagenet(
             skip_bad=skip_bad,
             report=report,
         )
-        notes = source.notes()
+        notes, ignored = source.notes(), source.skipped()
     _note(folder, notes)
-    _write(source, out, drop_duplicates, vectors, samples_per_shard, workers)
+    _write(source, out, drop_duplicates, vectors, samples_per_shard, workers, ignored)
 
 
 def cifar100(
@@ -184,6 +187,7 @@ def _write(
     vectors: Path | None,
     samples_per_shard: int,
     workers: int | None,
+    ignored: Sequence["Skipped"] = (),
 ) -> None:
     described = with_label_vectors(source, vectors)
     if described is not None:
@@ -195,6 +199,7 @@ def _write(
         workers=workers,
         drop_duplicates=drop_duplicates,
         vectors=described,
+        ignored=ignored,
     )
     _print_duplicates(out)
 

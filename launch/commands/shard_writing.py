@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,7 @@ from launch.progress import progress
 from launch.wording import counted, printable, seconds_since
 
 if TYPE_CHECKING:
+    from data.skipped import Skipped
     from data.sources import Source
     from data.sources.label_vectors import WithLabelVectors
 
@@ -24,7 +25,9 @@ PerShard = Annotated[int, typer.Option(min=1, help="samples a shard")]
 ShortSide = Annotated[int, typer.Option(min=1, help="larger pictures shrink to it")]
 Quality = Annotated[int, typer.Option(min=1, max=100, help="of JPEG, for those")]
 Original = Annotated[bool, typer.Option("--original", help="keep bytes as they are")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave out and count what is no picture")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="skip what is not an image, and list it in skipped.jsonl")
+]
 
 _SAMPLE = {"image": "picture", "text": "text"}
 
@@ -38,10 +41,12 @@ def write(
     drop_duplicates: bool = False,
     vectors: "WithLabelVectors | None" = None,
     notes: Callable[[], Iterable[str]] = tuple,
+    ignored: Sequence["Skipped"] = (),
 ) -> None:
-    """Write shards of `source` and say what was made; `notes` are asked once that is done.
+    """Write shards of `source` and print what was made; `notes` are asked once that is done.
 
-    vectors: the source with label vectors from a file, instead of its own.
+    vectors: the source with label vectors from a file, instead of its own; ignored: what the source
+    does not read.
     """
     from data.writing.writer import write_shards
 
@@ -53,9 +58,12 @@ def write(
             samples_per_shard=samples_per_shard,
             workers=workers,
             drop_duplicates=drop_duplicates,
+            ignored=ignored,
             report=report,
         )
     manifest = written.manifest
+    if written.skipped is not None:
+        print_skipped(written.skipped)
     if written.complete_before:
         print(printable(f"{out} is complete already: {summary(manifest)}"))
         return

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from data import Manifest, open_split
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.skipped import Skipped
 from data.sources import Sample
 from data.writing.duplicates import Duplicates, find_duplicates
 from data.writing.writer import Written, write_shards
@@ -46,9 +47,9 @@ class Words:
             if (samples := getattr(self, split))
         }
 
-    def render(self, task: tuple[str, bytes, int]) -> Sample | None:
+    def render(self, task: tuple[str, bytes, int]) -> Sample | Skipped:
         key, data, label = task
-        return None if data == b"bad" else Sample(key, data, "bin", label)
+        return Skipped(key, "bad") if data == b"bad" else Sample(key, data, "bin", label)
 
 
 # Of 12 training samples two are equal, and three stand in test or validation.

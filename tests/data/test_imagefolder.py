@@ -1,17 +1,21 @@
 """Folders of a user's own pictures."""
 
 import io
+import json
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from data import open_split
 from data.images.decode import decode
+from data.skipped import SKIPPED
 from data.sources import ImageFolder
 from data.writing.writer import write_shards
+from launch.commands.shard import app
 from tests.data.conftest import write_picture
 
 
@@ -158,21 +162,45 @@ def test_listed_pictures_may_be_links_to_elsewhere(tmp_path: Path) -> None:
     assert names(source)["train"] == {"0.png", "1.png"}
 
 
-def test_what_is_left_out_of_class_folders_is_counted_and_named(tmp_path: Path) -> None:
+def test_every_file_that_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
     write_picture(tmp_path / "in" / "a" / "0.png", 0)
     write_picture(tmp_path / "elsewhere" / "deep" / "0.png", 1)
     (tmp_path / "elsewhere" / "notes.txt").write_text("")
     (tmp_path / "in" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "a" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "a" / "x.jpg").symlink_to(tmp_path / "gone.jpg")
     for loose in ("1.png", "2.png", ".hidden/0.png"):
         write_picture(tmp_path / "in" / loose, 2)
     (tmp_path / "in" / "README").write_text("")
     (tmp_path / "in" / "bare").mkdir()
     source = ImageFolder(tmp_path / "in", test_fraction=0)
     assert names(source) == {"train": {"a/0.png", "linked/deep/0.png"}}
-    files, pictures, empty = source.notes()
-    assert files.startswith("ignoring 1 file in class folders")
-    assert pictures == "ignoring 2 pictures outside class folders"
-    assert empty == "no class without pictures: 'bare'"
+    assert dict(source.skipped()) == {
+        "1.png": "outside the class folders",
+        "2.png": "outside the class folders",
+        "a/more": "link to a folder below a class folder",
+        "a/x.jpg": "broken symbolic link",
+        "bare": "class folder without images",
+        "linked/notes.txt": "its name does not end in .bmp, .gif, .jpeg, .jpg, .png, .webp",
+    }
+    assert "skipped '1.png', '2.png': outside the class folders" in source.notes()
+
+
+def test_skipped_images_and_ignored_files_are_listed_beside_the_shards(tmp_path: Path) -> None:
+    write_picture(tmp_path / "in" / "a" / "0.png", 0)
+    write_picture(tmp_path / "in" / "b" / "0.png", 1)
+    (tmp_path / "in" / "a" / "x.jpg").symlink_to(tmp_path / "gone.jpg")
+    (tmp_path / "in" / "b" / "bad.png").write_bytes(b"this is text")
+    command = ("imagefolder", tmp_path / "in", "-o", tmp_path / "out")
+    for _ in range(2):  # the second finds the shards complete
+        done = CliRunner().invoke(app, [*map(str, command), "--skip-bad", "--test-fraction=0"])
+        assert done.exit_code == 0, done.output
+        assert str(tmp_path / "out" / SKIPPED) in done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "out" / SKIPPED).read_text().splitlines()]
+    assert lines[0] == {"name": "a/x.jpg", "reason": "broken symbolic link"}
+    assert (lines[1]["shard"], lines[1]["name"]) == ("train-000000.tar", "b/bad.png")
+    assert lines[1]["reason"].startswith("not a picture")
+    assert len(lines) == 2
 
 
 @pytest.mark.parametrize(
@@ -211,7 +239,9 @@ def test_a_test_folder_without_pictures_is_refused(tmp_path: Path) -> None:
 def test_folders_beside_the_splits_are_named(tmp_path: Path) -> None:
     for path in ("train/a", "train/b", "test/a", "dev/a"):
         write_picture(tmp_path / path / "0.png", 0)
-    assert ImageFolder(tmp_path).notes() == ["ignoring what is no split beside train: 'dev'"]
+    assert ImageFolder(tmp_path).notes() == [
+        "skipped 'dev': folder beside train/ that is not a split"
+    ]
 
 
 def test_a_class_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """ImageNet from its tars, which are read in place, and from extracted folders."""
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from data import Manifest, open_split
 from data.images.decode import decode
+from data.skipped import SKIPPED
 from data.sources import ImageNet
 from data.sources.ilsvrc_devkit import read_devkit
 from data.writing.writer import write_shards
@@ -284,6 +286,8 @@ def test_a_damaged_picture_is_named_with_its_tar_and_may_be_left_out(
     assert message.endswith("give --skip-bad")
     written = write_shards(ImageNet(tars, skip_bad=True), tmp_path / "out", workers=1)
     assert written.left_out == 1
+    skipped = json.loads((tmp_path / "out" / SKIPPED).read_text())
+    assert skipped["name"] == f"{TRAIN_TAR}: n02119789/n02119789_1"
 
 
 @pytest.mark.parametrize(
@@ -350,8 +354,11 @@ def test_what_is_missing_against_the_devkit_is_noted(tars: Path, tmp_path: Path)
     assert source.notes()[1:] == [
         "training has 2 of the devkit's 3 classes: without n02119789",
         "training differs from the devkit in 1 classes: n02100735 has 2 pictures and not 3",
-        "ignoring 1 files whose name does not end like a picture's",
-        "ignoring 2 validation pictures of classes not in training",
+        "skipped 'ILSVRC2012_img_train.tar: n02100735/notes.txt': "
+        "its name does not end in .bmp, .gif, .jpeg, .jpg, .png, .webp",
+        f"skipped '{VAL_TAR}: val/ILSVRC2012_val_00000002.JPEG', "
+        f"'{VAL_TAR}: val/ILSVRC2012_val_00000005.JPEG': "
+        "validation image of a class that is not in training",
     ]
     write_shards(source, tmp_path / "out", workers=1)
     assert len(samples(tmp_path / "out", "test")) == 3

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from data.skipped import Skipped
 from data.sources.source import Modality
 from launch.commands.shard import app
 from launch.commands.shard_writing import write
@@ -22,7 +23,8 @@ def test_imagefolder_ends_with_one_line_of_what_was_made(pictures: Path, tmp_pat
     first = kway_shard("imagefolder", pictures, "-o", tmp_path / "out", "--workers", 1)
     (pictures / "apple" / "notes.txt").unlink()
     assert first.exit_code == 0
-    assert "ignoring 1 file in" in first.stderr
+    assert "skipped 'apple/notes.txt': its name does not end in" in first.stderr
+    assert str(tmp_path / "out" / "skipped.jsonl") in first.stderr
     (line,) = first.stdout.splitlines()
     assert "4 classes, 2 shards, 0.2 MB, " in line
     assert "train + " in line
@@ -87,7 +89,9 @@ def test_what_is_left_out_is_called_what_it_is(
 ) -> None:
     source = Planted([(b"one", "txt", 0), (b"", "txt", 0), (b"", "txt", 0)], 1)
     source.modality = modality
-    source.render = lambda task: Planted.render(source, task) if source.samples[task][0] else None
+    source.render = lambda task: (
+        Planted.render(source, task) if source.samples[task][0] else Skipped(str(task), "empty")
+    )
     write(source, tmp_path / "out", samples_per_shard=10, workers=0)
     assert f"warning: left out 2 bad {what}\n" in capsys.readouterr().err
 

@@ -9,6 +9,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
 from data import Manifest, open_split
+from data.skipped import SKIPPED
 from data.sources import Table
 from data.writing.writer import write_shards
 from launch.commands.shard import app
@@ -153,6 +154,8 @@ def test_bad_pictures_may_be_left_out(tmp_path: Path) -> None:
         skip_bad=True,
     )
     assert write_shards(source, tmp_path / "out", workers=0).left_out == 2
+    lines = (tmp_path / "out" / SKIPPED).read_text().splitlines()
+    assert sorted(json.loads(line)["name"] for line in lines) == ["a.csv", "gone.png"]
 
 
 @pytest.mark.parametrize(

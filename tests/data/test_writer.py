@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import json
 import os
 import resource
 import shutil
@@ -17,8 +18,10 @@ import webdataset
 
 from data import Manifest, open_split
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.skipped import SKIPPED, Skipped
 from data.sources import ImageFolder, Sample
 from data.writing.claim import UNFINISHED, claimed
+from data.writing.skipped_file import SkippedFile
 from data.writing.writer import write_shards
 from tests.data.conftest import write_picture
 from tests.data.killed import check_killed_and_resumed, contents
@@ -146,6 +149,31 @@ def test_killed_and_resumed_gives_the_same_bytes(
 ) -> None:
     source = ImageFolder(pictures, test_fraction=0.2)
     check_killed_and_resumed(source, tmp_path, samples_per_shard=10, workers=workers)
+
+
+def test_what_was_skipped_before_a_kill_stays_named(tmp_path: Path) -> None:
+    for i in range(24):
+        write_picture(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
+    for i in range(6):
+        (tmp_path / "in" / "ab"[i % 2] / f"bad{i}.png").write_bytes(b"this is text")
+    source = ImageFolder(tmp_path / "in", skip_bad=True, test_fraction=0)
+    check_killed_and_resumed(source, tmp_path, samples_per_shard=5, workers=1)
+    (skipped,) = {path.read_bytes() for path in tmp_path.glob(f"*/{SKIPPED}")}
+    assert len(skipped.splitlines()) == 6
+
+
+def test_lines_of_a_shard_that_was_not_finished_are_written_again(tmp_path: Path) -> None:
+    (tmp_path / SKIPPED).write_bytes(
+        b'{"name": "ignored before", "reason": "r"}\n'
+        b'{"shard": "a.tar", "name": "kept", "reason": "r"}\n'
+        b'{"shard": "b.tar", "name": "not finished", "reason": "r"}\n'
+        b'{"shard": "a.tar", "name": "cut by the ki'
+    )
+    log = SkippedFile(tmp_path, ignored=[Skipped("ignored", "r")], finished={"a.tar"})
+    log.add("b.tar", [Skipped("\udce8.png", "again")])
+    log.finish()
+    lines = [json.loads(line) for line in (tmp_path / SKIPPED).read_text().splitlines()]
+    assert [line["name"] for line in lines] == ["ignored", "kept", "\udce8.png"]
 
 
 def test_other_parameters_are_refused_and_nothing_changes(
