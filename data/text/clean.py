@@ -14,7 +14,9 @@ What = Literal["replace", "remove", "keep"]
 # Not within an address of mail; letters of other scripts may stand right before.
 _USER = re.compile(r"(?<![A-Za-z0-9_.+-])[@＠][A-Za-z0-9_]+")
 _URL = re.compile(r"(?i)https?://t\.co/[a-z0-9]+|(?<![a-z0-9])(?:https?://|www\.)\S+")
-_RETWEET = re.compile(r"\s*RT\s+[@＠][A-Za-z0-9_]+")
+# Quotation marks of any kind, doubled as in a CSV cell or not, stand before RT or the name.
+_QUOTES = "\"'＂＇`´‘’‚‛“”„‟‹›«»「」『』"
+_RETWEET = re.compile(rf"[\s{_QUOTES}]*RT(?=[\s{_QUOTES}])[\s{_QUOTES}]*[@＠][A-Za-z0-9_]+")
 _PLACEHOLDER = re.compile(r"@user|https?\b")
 
 
@@ -35,7 +37,7 @@ class Cleaning:
 
 
 def is_retweet(text: str) -> bool:
-    """Whether it begins as a retweet does: `RT @name`."""
+    """Whether it begins as a retweet does: `RT @name`, with or without quotation marks."""
     return _RETWEET.match(text) is not None
 
 

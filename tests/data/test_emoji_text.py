@@ -180,3 +180,15 @@ def test_a_retweet_begins_with_its_sign() -> None:
     assert is_retweet("RT @ana: so true")
     assert not is_retweet("ART @ana: so true")
     assert not is_retweet("so true RT @ana")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [*('"', '""', '"""', "'", "“", "”", "„", "‘", "«", "« ", "‹", "＂", "「"), ' "', '" '],
+)
+def test_a_retweet_may_begin_with_a_quotation_mark(before: str) -> None:
+    assert is_retweet(f"{before}RT @ana: so true")
+    assert is_retweet(f"RT {before}@ana: so true")
+    assert not is_retweet(f"{before}@ana: so true")
+    assert not is_retweet(f"{before}RT this")
+    assert not is_retweet(f"{before}ART @ana")
