@@ -61,7 +61,7 @@ def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -
     data = recipe.data
     manifest = Manifest.load(data.shards, data.cache)
     training = open_training(data, manifest)
-    manifest.of_split(data.eval_split)  # said now, not after the last step
+    manifest.of_split(data.eval_split, key="data.eval_split")  # fail now, not after the last step
     label_vectors = label_vectors_of(recipe, manifest)
     global_batch = recipe.train.global_batch
 

@@ -12,6 +12,7 @@ from trainer.world import World
 def open_training(data: DataConfig, manifest: Manifest) -> Split | Stream:
     if data.stream is not None:
         return open_stream(data.stream, manifest)
+    manifest.of_split(data.train_split, key="data.train_split")
     return open_split(
         data.shards,
         data.train_split,

@@ -114,9 +114,17 @@ class Manifest(_Record):
         """Names of the classes; the position is the label."""
         return tuple(info.name for info in self.classes)
 
-    def of_split(self, split: str) -> tuple[ShardInfo, ...]:
-        """The shards of `split`; ValueError names the splits that there are."""
+    def of_split(self, split: str, *, key: str | None = None) -> tuple[ShardInfo, ...]:
+        """The shards of `split`; ValueError names the splits that there are.
+
+        key: the recipe key that names the split, for the error.
+        """
         shards = tuple(shard for shard in self.shards if shard.split == split)
+        if not shards and key is not None:
+            raise ValueError(
+                f"{key} is {split!r} and the shards have the splits {', '.join(self.splits)}: set "
+                f"{key} to one of them"
+            )
         if not shards:
             raise ValueError(f"no split {split!r} here: there are {', '.join(self.splits)}")
         return shards

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data.shards.manifest import SourceInfo
+from data.shards.split_names import renamed_splits, shard_splits
 from data.text.settle import Rules, Settled, Work, pass_notes
 from data.text.spans import Kept, Report, Span, silent
 from data.text.tasks import Task
@@ -48,11 +49,12 @@ class FirstPassSource(ABC):
 
     def splits(self) -> dict[str, Sequence[Task]]:
         work = Work(self.work)
-        return {split: work.tasks(split) for split in self._settled.splits}
+        in_shards = shard_splits(self._settled.splits)
+        return {in_shards[split]: work.tasks(split) for split in self._settled.splits}
 
     def notes(self) -> list[str]:
-        """What was left out or found, one line each with its number; after the first pass."""
-        return pass_notes(self._settled)
+        """What was left out, found or renamed, one line each; after the first pass."""
+        return pass_notes(self._settled) + renamed_splits(self._settled.splits)
 
     def clean_up(self) -> None:
         """Remove what the first pass left."""

@@ -32,9 +32,9 @@ class _Task(NamedTuple):
 class ImageFolder:
     """The source `imagefolder`.
 
-    Class folders stand in `folder` itself, and a hash of each path sends `test_fraction` of the
-    pictures to the split "test"; or in `train/` and `test/` (or `val/`, `validation/`, which
-    becomes "test" where there is no `test/`). `labels` is a file of lines `file,class` used instead
+    Class folders are in `folder` itself, and a hash of each path sends `test_fraction` of the
+    images to the split "test"; or they are in `train/` and `test/`, `val/` and other folders that
+    `data/shards/split_names.py` knows. `labels` is a file of lines `file,class` used instead
     of class folders. nested: the class of a picture is the folder that it lies in, and those above
     are its path in the hierarchy. taxonomy: what knows the path of a class by its name.
     short_side: pixels, for pictures that are larger; None keeps all bytes.

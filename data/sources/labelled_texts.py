@@ -15,6 +15,7 @@ import emoji
 import numpy as np
 
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.split_names import split_name
 from data.sources.emoji_classes import emoji_classes, emoji_vectors
 from data.sources.first_pass import FirstPassSource
 from data.sources.source import Modality, Sample
@@ -25,7 +26,7 @@ from data.text.settle import Rules
 from data.text.spans import Kept, Report, Span, silent
 from data.text.tasks import Task
 
-_SPLITS = {"train": "train", "val": "validation", "test": "test"}
+_FILES = ("train", "val", "test")  # before _text.txt and _labels.txt
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class LabelledTexts(FirstPassSource):
                 counts["texts that are not UTF-8"] += 1
                 continue
             if text.strip():
-                yield Kept(offset, len(data), text, label, _SPLITS[name])
+                yield Kept(offset, len(data), text, label, split_name(name))
             else:
                 counts["texts of nothing but emoji, names and addresses"] += 1
         if next(labels) is not None:
@@ -160,7 +161,7 @@ class LabelledTexts(FirstPassSource):
     @property
     def _splits(self) -> list[str]:
         """Beginnings of the file names that there are, training first; none without training."""
-        found = [name for name in _SPLITS if self._text_file(name).is_file()]
+        found = [name for name in _FILES if self._text_file(name).is_file()]
         return found if "train" in found else []
 
     def _text_file(self, name: str) -> Path:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from data.shards.split_names import SPLIT_OF_WORD, TRAIN, shard_splits, split_name
 from data.skipped import Skipped
 
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
-_EVALUATION_FOLDERS = ("test", "val", "validation")
-_LIKE_SPLITS = frozenset({"train", "training", "valid", "dev", "eval", *_EVALUATION_FOLDERS})
+_SPLITS = frozenset(SPLIT_OF_WORD.values())
 NOT_AN_IMAGE = f"its name does not end in {', '.join(sorted(ENDINGS))}"
 _SHOWN = 60
 
@@ -53,8 +53,9 @@ def list_class_folders(folder: Path, *, nested: bool = False) -> Listing:
 
     nested: a picture's class is the folder that it lies in, however deep; else the topmost.
 
-    Raises ValueError for folders that look like splits and are none, for a split without pictures,
-    for a class name that is not UTF-8, and for nested folders of one name.
+    Raises ValueError for folders that look like splits and are not, for two folders of one split,
+    for a split without images, for a class name that is not UTF-8, and for nested folders of one
+    name.
     """
     listing = Listing()
     splits = _split_folders(folder)
@@ -76,25 +77,31 @@ def list_class_folders(folder: Path, *, nested: bool = False) -> Listing:
 
 
 def _split_folders(folder: Path) -> dict[str, str]:
-    """Sub-folder -> split, where `folder` holds `train/` and something to evaluate on."""
-    held_out = [name for name in _EVALUATION_FOLDERS if (folder / name).is_dir()]
-    if not held_out or not (folder / "train").is_dir():
+    """Sub-folder -> split, where `folder` contains `train/` and something to evaluate on."""
+    found: dict[str, list[str]] = {}
+    for path in _folders(folder):
+        if (split := split_name(path.name)) in _SPLITS:
+            found.setdefault(split, []).append(path.name)
+    if TRAIN not in found or len(found) == 1:
         return {}
-    names = {name: "test" if name == held_out[0] else "validation" for name in held_out}
-    if len(held_out) > 2:
-        raise ValueError(f"{folder} holds both val/ and validation/: remove one")
-    return {"train": "train", **names}
+    for split, names in found.items():
+        if len(names) > 1:
+            raise ValueError(
+                f"{folder} has {names[0]}/ and {names[1]}/, both of them split {split}: remove one"
+            )
+    in_shards = shard_splits(found)
+    return {name: in_shards[split] for split, (name,) in found.items()}
 
 
 def _refuse_split_names(folder: Path) -> None:
     """A class may be called train; a folder of that name with folders in it is a split."""
     folders = _folders(folder)
-    alike = [f for f in folders if f.name.lower() in _LIKE_SPLITS]
+    alike = [f for f in folders if split_name(f.name) in _SPLITS]
     for found in alike:
         if len(alike) == len(folders) or _folders(found):
             raise ValueError(
-                f"{found} looks like a split, not like a class: splits are train/ with test/, val/ "
-                "or validation/ beside it; rename it, or move its class folders up"
+                f"{found} looks like a split, not like a class: splits are train/ with test/ or "
+                "val/ beside it; rename it, or move its class folders up"
             )
 
 

@@ -47,7 +47,7 @@ class Source(Protocol):
         ...
 
     def splits(self) -> dict[str, Sequence[Any]]:
-        """Small tasks, one a sample, for each split."""
+        """Small tasks, one a sample, for each split; named as `data/shards/split_names.py` says."""
         ...
 
     def render(self, task: Any) -> Sample | Skipped:

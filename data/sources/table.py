@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from data.images.decode import MAX_PIXELS
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.split_names import split_name
 from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource
 from data.sources.packing import check_packing, packed
@@ -20,17 +21,15 @@ from data.text.settle import Rules
 from data.text.spans import SPAN_BYTES, Kept, Report, Span, record_spans, silent
 from data.text.tasks import Task
 
-_SPLITS = {"val": "validation", "valid": "validation", "dev": "validation", "training": "train"}
-
 
 @dataclass(frozen=True)
 class Table(FirstPassSource):
     """The source `table`: CSV, TSV, JSONL or Parquet files, all with the columns that are named.
 
     Exactly one of `text` and `picture`. Paths of pictures are inside `root` (default: the folder of
-    the first file) and are packed as `imagefolder` does. split: a column of split names (val and
-    dev become "validation"); without it `test_fraction` of the rows by hash of the text or path.
-    Texts stay as they are. work: folder for what the first pass leaves.
+    the first file) and are packed as `imagefolder` does. split: a column of split names
+    (`data/shards/split_names.py`); without it `test_fraction` of the rows by hash of the text or
+    path. Texts stay as they are. work: folder for what the first pass leaves.
     """
 
     files: tuple[Path, ...]
@@ -146,7 +145,7 @@ class Table(FirstPassSource):
         name = (text_field(fields, self.split) or "").strip().lower()
         if not name.isidentifier():
             raise ValueError(f"has {name!r} where its split should stand")
-        return _SPLITS.get(name, name)
+        return split_name(name)
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         """Sorted by number where all labels are numbers, by name otherwise."""

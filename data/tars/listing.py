@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from data.printable import printable
+from data.shards.split_names import SPLIT_OF_WORD, TRAIN, shard_splits
 
 _COMPRESSED = {
     b"\x1f\x8b": "gunzip",
@@ -15,11 +16,6 @@ _COMPRESSED = {
     b"\x04\x22\x4d\x18": "unlz4",
 }
 _COMPRESSED_ENDINGS = (".tgz", ".tbz2", ".txz", ".tzst")
-_SPLIT_OF_WORD = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("test", "testing"), "test"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-}
 
 
 def list_tars(folder: Path) -> list[Path]:
@@ -65,10 +61,10 @@ def split_of_tars(
         return found
     for tar, path in paths.items():
         words = re.findall("[a-z]+", path.lower())
-        found[tar] = next((_SPLIT_OF_WORD[w] for w in words if w in _SPLIT_OF_WORD), "train")
-    if "test" not in found.values():  # as with folders of pictures
-        found = {t: "test" if split == "validation" else split for t, split in found.items()}
-    return dict(sorted(found.items(), key=lambda item: item[1] != "train"))
+        found[tar] = next((SPLIT_OF_WORD[w] for w in words if w in SPLIT_OF_WORD), TRAIN)
+    in_shards = shard_splits(found.values())
+    found = {tar: in_shards[split] for tar, split in found.items()}
+    return dict(sorted(found.items(), key=lambda item: item[1] != TRAIN))
 
 
 def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:

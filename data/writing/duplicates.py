@@ -16,10 +16,9 @@ from isal import isal_zlib
 
 from data.shards.index import ShardIndex, open_index, read_member
 from data.shards.manifest import Manifest
+from data.shards.split_names import TRAIN
 from data.skipped import Skipped
 from data.sources.source import Sample
-
-TRAIN = "train"
 
 
 @dataclass(frozen=True)

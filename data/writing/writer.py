@@ -27,10 +27,11 @@ from data.shards.manifest import (
     SourceInfo,
     load_label_vectors,
 )
+from data.shards.split_names import TRAIN
 from data.skipped import SKIPPED, Skipped
 from data.sources.source import Sample, Source
 from data.writing.claim import UNFINISHED, check_same, claimed
-from data.writing.duplicates import TRAIN, HeldOut
+from data.writing.duplicates import HeldOut
 from data.writing.render_pool import num_workers, rendered
 from data.writing.skipped_file import SkippedFile
 

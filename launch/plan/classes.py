@@ -65,7 +65,8 @@ def num_samples(recipe: Recipe, manifest: Manifest | None, given: int | None) ->
         return recipe.data.stream.samples
     if manifest is None:
         return None
-    return sum(shard.samples for shard in manifest.of_split(recipe.data.train_split))
+    shards = manifest.of_split(recipe.data.train_split, key="data.train_split")
+    return sum(shard.samples for shard in shards)
 
 
 def classes_of(

@@ -77,6 +77,8 @@ def test_hash_split_is_stable_and_keeps_a_training_picture_of_each_class(tmp_pat
     [
         (("train", "test"), {"train", "test"}),
         (("train", "val"), {"train", "test"}),
+        (("Training", "valid"), {"train", "test"}),
+        (("train", "dev", "test"), {"train", "test", "validation"}),
         (("train", "validation", "test"), {"train", "test", "validation"}),
     ],
 )
@@ -206,10 +208,10 @@ def test_skipped_images_and_ignored_files_are_listed_beside_the_shards(tmp_path:
 @pytest.mark.parametrize(
     ("paths", "said"),
     [
-        (("train/a", "train/b", "valid/a", "valid/b"), "train looks like a split"),
-        (("Train/a", "Train/b", "Test/a", "Test/b"), "Test looks like a split"),
+        (("train/a", "train/b", "val/a", "dev/a"), "dev/ and val/, both of them split validation"),
         (("train/a", "train/b"), "train looks like a split"),
-        (("train", "valid"), "train looks like a split"),
+        (("valid/a", "valid/b"), "valid looks like a split"),
+        (("train", "valid"), "train has no pictures in class folders"),
         (("eval/a", "a", "b"), "eval looks like a split"),
     ],
 )
@@ -237,10 +239,10 @@ def test_a_test_folder_without_pictures_is_refused(tmp_path: Path) -> None:
 
 
 def test_folders_beside_the_splits_are_named(tmp_path: Path) -> None:
-    for path in ("train/a", "train/b", "test/a", "dev/a"):
+    for path in ("train/a", "train/b", "test/a", "extra/a"):
         write_picture(tmp_path / path / "0.png", 0)
     assert ImageFolder(tmp_path).notes() == [
-        "skipped 'dev': folder beside train/ that is not a split"
+        "skipped 'extra': folder beside train/ that is not a split"
     ]
 
 

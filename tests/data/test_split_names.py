@@ -1,0 +1,93 @@
+"""All sources call their splits by one rule: the only one that is held out is `test`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data import Manifest
+from data.config import DataConfig
+from data.shards.split_names import shard_splits, split_name
+from data.sources import ImageFolder, ImageNet, LabelledTexts, Source, Table, Tweets
+from data.tars.foreign import index_shards
+from data.writing.writer import write_shards
+from tests.data import ilsvrc
+from tests.data.conftest import write_picture
+from tests.data.foreign_tars import pictures, write_tar
+
+
+@pytest.mark.parametrize(
+    ("words", "in_shards"),
+    [
+        (("train", "test"), ["train", "test"]),
+        (("Training", "val"), ["train", "test"]),
+        (("train", "holdout"), ["train", "test"]),
+        (("train", "dev", "test"), ["train", "validation", "test"]),
+        (("train", "valid", "extra"), ["train", "validation", "extra"]),
+        (("train",), ["train"]),
+    ],
+)
+def test_a_single_held_out_split_is_test_and_of_several_each_keeps_its_name(
+    words: tuple[str, ...], in_shards: list[str]
+) -> None:
+    names = [split_name(word) for word in words]
+    assert [shard_splits(names)[name] for name in names] == in_shards
+
+
+def imagefolder(folder: Path, held_out: tuple[str, ...]) -> Source:
+    for split in ("train", *held_out):
+        for number, name in enumerate("ab"):
+            write_picture(folder / split / name / f"{split}.png", number)
+    return ImageFolder(folder)
+
+
+def table(folder: Path, held_out: tuple[str, ...]) -> Source:
+    rows = [f"{split} {name},{name},{split}" for split in ("train", *held_out) for name in "ab"]
+    (folder / "a.csv").write_text("\n".join(["text,label,split", *rows, ""]))
+    return Table((folder / "a.csv",), folder / "work", "label", text="text", split="split")
+
+
+def labelled_texts(folder: Path, held_out: tuple[str, ...]) -> Source:
+    for split in ("train", *held_out):
+        (folder / f"{split}_text.txt").write_text(f"{split} one\n{split} two\n")
+        (folder / f"{split}_labels.txt").write_text("0\n1\n")
+    return LabelledTexts(folder, folder / "work")
+
+
+@pytest.mark.parametrize("source", [imagefolder, table, labelled_texts])
+@pytest.mark.parametrize(
+    ("held_out", "splits"),
+    [(("val",), {"train", "test"}), (("val", "test"), {"train", "validation", "test"})],
+)
+def test_sources_with_folders_columns_or_files_of_splits_follow_the_rule(
+    tmp_path: Path,
+    source: Callable[[Path, tuple[str, ...]], Source],
+    held_out: tuple[str, ...],
+    splits: set[str],
+) -> None:
+    (tmp_path / "in").mkdir()
+    write_shards(source(tmp_path / "in", held_out), tmp_path / "out", workers=0)
+    manifest = Manifest.load(tmp_path / "out")
+    assert set(manifest.splits) == splits
+    manifest.of_split(DataConfig(shards=tmp_path).eval_split)
+
+
+def test_the_validation_images_of_imagenet_are_its_test_split(tmp_path: Path) -> None:
+    assert ImageNet(ilsvrc.write_tars(tmp_path / "in")).splits().keys() == {"train", "test"}
+
+
+def test_a_share_that_is_held_out_by_hash_is_test(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"text {i} {'🔥🎉'[i % 2]}\n" for i in range(60)))
+    assert Tweets((tmp_path / "a.txt",), tmp_path / "work").splits().keys() == {"train", "test"}
+
+
+def test_names_of_tars_follow_the_rule(tmp_path: Path) -> None:
+    for number, name in enumerate(("a-train", "a-eval")):
+        write_tar(tmp_path / f"{name}.tar", pictures(3 * number, 3))
+    assert index_shards(tmp_path).manifest.splits == ("train", "test")
+
+
+def test_a_table_notes_a_split_that_it_renames(tmp_path: Path) -> None:
+    source = table(tmp_path, ("holdout",))
+    assert source.splits().keys() == {"train", "test"}
+    assert any("split 'holdout' is called 'test'" in note for note in source.notes())
