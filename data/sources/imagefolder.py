@@ -35,14 +35,15 @@ class ImageFolder:
     Class folders are in `folder` itself, and a hash of each path sends `test_fraction` of the
     images to the split "test"; or they are in `train/` and `test/`, `val/` and other folders that
     `data/shards/split_names.py` knows. `labels` is a file of lines `file,class` used instead
-    of class folders. nested: the class of a picture is the folder that it lies in, and those above
-    are its path in the hierarchy. taxonomy: what knows the path of a class by its name.
-    short_side: pixels, for pictures that are larger; None keeps all bytes.
+    of class folders. nested: the class of an image is the folder that contains it, and those above
+    are its path in the hierarchy (True), or the topmost folder (False); None raises ValueError if
+    a class folder has several subfolders of images. taxonomy: what knows the path of a class by its
+    name. short_side: pixels, for images that are larger; None keeps all bytes.
     """
 
     folder: Path
     labels: Path | None = None
-    nested: bool = False
+    nested: bool | None = None
     short_side: int | None = 256
     quality: int = 90
     test_fraction: float = 0.1
@@ -56,8 +57,12 @@ class ImageFolder:
         if not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is no folder: name a folder of class folders")
         check_packing("imagefolder", self.short_side, self.quality)
-        if self.nested and (self.labels is not None or self.taxonomy is not None):
-            raise ValueError("imagefolder: nested folders take neither labels nor a taxonomy")
+        if self.nested is not None and self.labels is not None:
+            raise ValueError(
+                f"imagefolder: {self.labels} names the classes: leave out --nested and --topmost"
+            )
+        if self.nested and self.taxonomy is not None:
+            raise ValueError("imagefolder: --nested gives the hierarchy: leave out --wordnet")
         if not 0 <= self.test_fraction < 1:
             raise ValueError(
                 f"imagefolder: test fraction is {self.test_fraction}: choose 0 up to, not with, 1"
@@ -89,20 +94,17 @@ class ImageFolder:
         if (placed := self._placed) is not None:
             attributes = placed.attributes()
         else:
-            attributes = [_path(above) for above in self._folders_above()]
+            attributes = [_path(folders) for folders in self._folders_above()]
         return tuple(
             ClassInfo(name=name, attributes=about)
             for name, about in zip(names, attributes, strict=True)
         )
 
     def _folders_above(self) -> list[tuple[str, ...]]:
-        """Of each class; its own is among them where it holds other classes, too."""
-        above = [self._listing.above.get(name, ()) for name in self._class_names]
-        folders = {path[: i + 1] for path in above for i in range(len(path))}
-        return [
-            (*path, name) if (*path, name) in folders else path
-            for path, name in zip(above, self._class_names, strict=True)
-        ]
+        """Of each class; its own is among them where it contains other classes, too."""
+        paths = [self._listing.folders.get(name, (name,)) for name in self._class_names]
+        inner = {path[:length] for path in paths for length in range(1, len(path))}
+        return [path if path in inner else path[:-1] for path in paths]
 
     def label_vectors(self) -> None:
         return None

@@ -5,11 +5,13 @@ Nothing is opened but the label file: whether a file is a picture shows later.
 
 import csv
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from data.counted import counted
 from data.shards.split_names import SPLIT_OF_WORD, TRAIN, shard_splits, split_name
 from data.skipped import Skipped
 
@@ -31,11 +33,11 @@ class File(NamedTuple):
 class Listing:
     """`files` in order of path; `skipped`: files and folders that are not read, which is no error.
 
-    above: class -> the folders above its own, where class folders are nested.
+    folders: class -> the folders down to its own, where class folders are nested.
     """
 
     files: list[File] = field(default_factory=list)
-    above: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    folders: dict[str, tuple[str, ...]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
 
     def skip(self, paths: Iterable[Path], root: Path, reason: str) -> None:
@@ -48,32 +50,86 @@ def why_not_file(path: Path) -> str:
     return "broken symbolic link" if path.is_symlink() else "not a regular file"
 
 
-def list_class_folders(folder: Path, *, nested: bool = False) -> Listing:
-    """Pictures in class folders, which stand in `folder` or in split folders in it.
+class _Directory(NamedTuple):
+    """A directory with images: its folders below a split, and their paths in the source."""
 
-    nested: a picture's class is the folder that it lies in, however deep; else the topmost.
+    folders: tuple[str, ...]
+    split: str | None
+    images: list[str]
+
+
+def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
+    """Images in class folders, which are in `folder` or in split folders in it.
+
+    nested: the class of an image is the folder that contains it, however deep (True), or the
+    topmost one (False). A name that several folders have becomes the path of each.
 
     Raises ValueError for folders that look like splits and are not, for two folders of one split,
-    for a split without images, for a class name that is not UTF-8, and for nested folders of one
-    name.
+    for a split without images, for a class name that is not UTF-8 and, unless `nested` is given,
+    for a class folder with two or more subfolders of images: either level may be meant.
     """
     listing = Listing()
     splits = _split_folders(folder)
     if not splits:
         _refuse_split_names(folder)
-        _add_tree(listing, folder, folder, None, nested)
-    for name, split in splits.items():
-        _add_tree(listing, folder, folder / name, split, nested)
-        if not any(file.path.startswith(f"{name}/") for file in listing.files):
-            raise ValueError(
-                f"{folder / name} has no pictures in class folders: add some, or remove it"
-            )
-    if splits:
+        directories = _directories(listing, folder, folder, None)
+    else:
+        directories = []
+        for name, split in splits.items():
+            found = _directories(listing, folder, folder / name, split)
+            if not found:
+                raise ValueError(
+                    f"{folder / name} has no images in class folders: add some, or remove it"
+                )
+            directories += found
         others = [found for found in _folders(folder) if found.name not in splits]
         listing.skip(others, folder, "folder beside train/ that is not a split")
+    if nested is None:
+        _refuse_two_levels(folder, directories)
+    class_of = _class_names({directory.folders for directory in directories}, nested=bool(nested))
+    for name in class_of.values():
+        _check_name(folder, name)
+    if nested:
+        listing.folders = {name: folders for folders, name in class_of.items()}
+    for directory in directories:
+        name = class_of[directory.folders]
+        listing.files += [File(path, name, directory.split) for path in directory.images]
     listing.files.sort()
     listing.skipped.sort()
     return listing
+
+
+def _class_names(
+    folders: Collection[tuple[str, ...]], *, nested: bool
+) -> dict[tuple[str, ...], str]:
+    """The class of the images in each of `folders`."""
+    if not nested:
+        return {path: path[0] for path in folders}
+    repeated = {name for name, n in Counter(path[-1] for path in folders).items() if n > 1}
+    return {path: "/".join(path) if path[-1] in repeated else path[-1] for path in folders}
+
+
+def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
+    """Raise ValueError, with the folders and images of each level, where the class is unclear."""
+    images = Counter[tuple[str, ...]]()
+    for directory in directories:
+        images[directory.folders] += len(directory.images)
+    below = Counter(path[0] for path in images if len(path) > 1)
+    if not any(number > 1 for number in below.values()):
+        return
+    deepest = max(len(path) for path in images)
+    levels = []
+    for level in range(1, deepest + 1):
+        here = counted(len({path[:level] for path in images if len(path) >= level}), "folder")
+        found = counted(sum(n for path, n in images.items() if len(path) == level), "image")
+        levels.append(f"level {level}: {here} with {found}")
+    topmost = len({path[0] for path in images})
+    example = "/".join(min(path for path in images if len(path) == deepest))
+    raise ValueError(
+        f"{folder} has images in several levels of folders ({'; '.join(levels)}): pass --nested to "
+        f"make a class of each folder with images ({len(images):,}), such as {example!r}, or "
+        f"--topmost to make one of each topmost folder ({topmost:,})"
+    )
 
 
 def _split_folders(folder: Path) -> dict[str, str]:
@@ -109,22 +165,32 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
 
 
-def _add_tree(listing: Listing, root: Path, part: Path, split: str | None, nested: bool) -> None:
+def _directories(listing: Listing, root: Path, part: Path, split: str | None) -> list[_Directory]:
+    """The directories with images in the class folders of `part`."""
+    found: list[_Directory] = []
     for class_folder in _folders(part):
-        _check_name(class_folder)
-        before = len(listing.files)
+        before = len(found)
         for parent, folders, names in os.walk(class_folder):
-            links = [Path(parent, name) for name in folders if os.path.islink(Path(parent, name))]
-            listing.skip(links, root, "link to a folder below a class folder")
-            images = _images(listing, root, [Path(parent, name) for name in names])
-            if images:
-                name = _nested_class(listing, part, Path(parent)) if nested else class_folder.name
-                found = (path.relative_to(root).as_posix() for path in images)
-                listing.files += [File(path, name, split) for path in found]
-        if len(listing.files) == before:
+            _skip_folders(listing, root, Path(parent), folders)
+            if images := _images(listing, root, [Path(parent, name) for name in names]):
+                paths = [path.relative_to(root).as_posix() for path in images]
+                found.append(_Directory(Path(parent).relative_to(part).parts, split, paths))
+        if len(found) == before:
             listing.skip([class_folder], root, "class folder without images")
     loose = [path for path in part.iterdir() if path.suffix.lower() in ENDINGS]
     listing.skip([path for path in loose if not path.is_dir()], root, "outside the class folders")
+    return found
+
+
+def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]) -> None:
+    """Take out of `folders` those that are not walked."""
+    paths = [parent / name for name in folders]
+    links = [path for path in paths if path.is_symlink()]
+    hidden = [path for path in paths if path.name.startswith(".") and path not in links]
+    listing.skip(links, root, "link to a folder below a class folder")
+    listing.skip(hidden, root, "hidden folder")
+    skipped = {path.name for path in [*links, *hidden]}
+    folders[:] = [name for name in folders if name not in skipped]
 
 
 def _images(listing: Listing, root: Path, paths: Iterable[Path]) -> list[Path]:
@@ -140,25 +206,12 @@ def _images(listing: Listing, root: Path, paths: Iterable[Path]) -> list[Path]:
     return images
 
 
-def _nested_class(listing: Listing, part: Path, class_folder: Path) -> str:
-    """The name of a folder in `part`; what is above it goes into the listing."""
-    _check_name(class_folder)
-    *above, name = class_folder.relative_to(part).parts
-    if (other := listing.above.setdefault(name, tuple(above))) != tuple(above):
-        raise ValueError(
-            f"{part} has two class folders {name!r}, {Path(*other, name)} and "
-            f"{Path(*above, name)}: rename one"
-        )
-    return name
-
-
-def _check_name(class_folder: Path) -> None:
+def _check_name(folder: Path, class_name: str) -> None:
     try:
-        class_folder.name.encode()
+        class_name.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{class_folder.parent}: the name of class folder {class_folder.name!r} is not UTF-8: "
-            "rename it"
+            f"{folder}: the name of class folder {class_name!r} is not UTF-8: rename it"
         ) from error
 
 

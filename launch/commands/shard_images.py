@@ -51,11 +51,13 @@ def imagefolder(
         Path | None, typer.Option(help="lines `file,class` instead of class folders")
     ] = None,
     nested: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--nested", help="a class is the folder that a picture lies in; those above: hierarchy"
+            "--nested/--topmost",
+            help="of folders in class folders: a class is the folder that contains an image, with "
+            "those above as hierarchy, or the topmost folder",
         ),
-    ] = False,
+    ] = None,
     wordnet: WordNetFolder = None,
     short_side: ShortSide = 256,
     quality: Quality = 90,

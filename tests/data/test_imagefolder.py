@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from data import open_split
 from data.images.decode import decode
-from data.skipped import SKIPPED
+from data.skipped import SKIPPED, Skipped
 from data.sources import ImageFolder
 from data.writing.writer import write_shards
 from launch.commands.shard import app
@@ -211,7 +211,7 @@ def test_skipped_images_and_ignored_files_are_listed_beside_the_shards(tmp_path:
         (("train/a", "train/b", "val/a", "dev/a"), "dev/ and val/, both of them split validation"),
         (("train/a", "train/b"), "train looks like a split"),
         (("valid/a", "valid/b"), "valid looks like a split"),
-        (("train", "valid"), "train has no pictures in class folders"),
+        (("train", "valid"), "train has no images in class folders"),
         (("eval/a", "a", "b"), "eval looks like a split"),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_test_folder_without_pictures_is_refused(tmp_path: Path) -> None:
     for name in "ab":
         write_picture(tmp_path / "train" / name / "0.png", 0)
     (tmp_path / "test" / "a").mkdir(parents=True)
-    with pytest.raises(ValueError, match="test has no pictures in class folders"):
+    with pytest.raises(ValueError, match="test has no images in class folders"):
         ImageFolder(tmp_path).classes()
 
 
@@ -293,13 +293,62 @@ def test_nested_folders_are_classes_and_those_above_them_their_path(tmp_path: Pa
     of = {task.path: source.classes()[task.label].name for task in source.splits()["train"]}
     assert of["train/animal/dog/poodle/train.png"] == "poodle"
     assert of["train/animal/dog/train.png"] == "dog"
-    assert [info.name for info in ImageFolder(tmp_path).classes()] == ["animal", "other"]
+    topmost = ImageFolder(tmp_path, nested=False)
+    assert [info.name for info in topmost.classes()] == ["animal", "other"]
 
 
-def test_nested_folders_of_one_name_are_refused(tmp_path: Path) -> None:
-    for i, place in enumerate(("left/hand", "right/hand")):
-        write_picture(tmp_path / place / "0.png", i)
-    with pytest.raises(ValueError, match="two class folders 'hand', left/hand and right/hand"):
-        ImageFolder(tmp_path, nested=True).classes()
-    with pytest.raises(ValueError, match="nested folders take neither labels nor a taxonomy"):
-        ImageFolder(tmp_path, nested=True, labels=tmp_path / "l.csv")
+@pytest.fixture
+def omniglot(tmp_path: Path) -> Path:
+    """The published layout: two folders of alphabets, whose characters are called alike."""
+    for place in ("images_background/Greek", "images_background/Latin", "images_evaluation/Oriya"):
+        for character in ("character01", "character02"):
+            write_picture(tmp_path / "in" / place / character / "0.png", len(place))
+    return tmp_path / "in"
+
+
+def test_images_one_level_deeper_than_expected_stop_with_levels_and_counts(omniglot: Path) -> None:
+    with pytest.raises(ValueError, match="has images in several levels of folders") as error:
+        ImageFolder(omniglot).classes()
+    assert (
+        "(level 1: 2 folders with 0 images; level 2: 3 folders with 0 images; "
+        "level 3: 6 folders with 6 images)"
+    ) in str(error.value)
+    assert "pass --nested to make a class of each folder with images (6)" in str(error.value)
+    assert "--topmost to make one of each topmost folder (2)" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_level_of_classes_may_be_chosen(omniglot: Path, tmp_path: Path) -> None:
+    for level, classes in (("--topmost", 2), ("--nested", 6)):
+        command = ("imagefolder", omniglot, "-o", tmp_path / level, "--test-fraction=0", level)
+        done = CliRunner().invoke(app, [str(argument) for argument in command])
+        assert done.exit_code == 0, done.output
+        assert f"{classes} classes" in done.stdout
+
+
+def test_one_folder_of_images_in_each_class_folder_is_no_choice(tmp_path: Path) -> None:
+    for name in "ab":
+        write_picture(tmp_path / name / "images" / "0.png", 0)
+        write_picture(tmp_path / name / ".thumbnails" / "0.png", 0)
+    source = ImageFolder(tmp_path)
+    assert [info.name for info in source.classes()] == ["a", "b"]
+    assert Skipped("a/.thumbnails", "hidden folder") in source.skipped()
+
+
+def test_class_folders_of_one_name_are_called_by_their_paths(tmp_path: Path) -> None:
+    for i, place in enumerate(("left/hand", "right/hand", "right/foot", "right/hand/glove")):
+        for split in ("train", "test"):
+            write_picture(tmp_path / split / place / "0.png", i)
+    source = ImageFolder(tmp_path, nested=True)
+    assert {info.name: info.attributes for info in source.classes()} == {
+        "left/hand": {"path": "left"},
+        "right/hand": {"path": "right > hand"},
+        "foot": {"path": "right"},
+        "glove": {"path": "right > hand"},
+    }
+
+
+def test_nested_folders_take_neither_labels_nor_a_taxonomy(tmp_path: Path) -> None:
+    for nested in (True, False):
+        with pytest.raises(ValueError, match="leave out --nested and --topmost"):
+            ImageFolder(tmp_path, nested=nested, labels=tmp_path / "l.csv")
