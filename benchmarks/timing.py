@@ -15,7 +15,18 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-CONSOLE = Console(highlight=False, soft_wrap=True)
+_FILE_COLUMNS = 10_000
+
+
+def _console() -> Console:
+    """Prints one line per row to a file, where rich assumes 80 columns and wraps or cuts cells."""
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _FILE_COLUMNS
+    return console
+
+
+CONSOLE = _console()
 
 
 @dataclass(frozen=True)
