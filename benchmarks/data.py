@@ -1,8 +1,8 @@
 """All measurements of the data side in one table: `python -m benchmarks.data [SECTION ...]`.
 
-Ratios of one run, medians over rounds in which the contenders take turns; what was to be reached
-stands beside what was measured. Pictures are drawn as large as ImageNet's unless a folder of real
-ones is given.
+Ratios of one run, medians over rounds in which the contenders take turns, with the target of each.
+Comparisons on the same files come first. Images are drawn as large as ImageNet's unless a folder of
+real ones is given.
 """
 
 from functools import partial

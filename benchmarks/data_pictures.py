@@ -1,4 +1,4 @@
-"""Pictures through the loader against webdataset with Pillow, and against bare decoding.
+"""Images through the loader against webdataset and a loop written by hand, on the same files.
 
 Everything crops, resizes to 224 x 224 and flips at random, and ends in uint8 batches. CPU seconds
 are those of all threads of the process, which loads by itself.
@@ -7,6 +7,7 @@ are those of all threads of the process, which loads by itself.
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,27 +15,30 @@ from tempfile import TemporaryDirectory
 import cv2
 import numpy as np
 import webdataset
-from PIL import Image
+from torch.utils.data import DataLoader, RandomSampler
 
+from benchmarks.data_image_peers import (
+    TarImages,
+    webdataset_batches,
+    with_opencv,
+    with_pillow,
+    with_simplejpeg,
+)
 from benchmarks.timing import Row, rate_row, take_turns
 from data import Cursor, Split, TrainLoader, open_split
-from data.augment import SampleDraws, for_training, random_box
-from data.config import AugmentConfig, DataConfig, ImageConfig
-from data.images.decode import decode
+from data.config import DataConfig
 from data.sources import ImageFolder
 from data.writing.writer import write_shards
 
-IMAGE, AUGMENT = ImageConfig(), AugmentConfig()
 BATCH = 71
 PACKED_SIDE = 256
 READS = 20_000
-
-# What webdataset decodes is what this run wrote.
-webdataset.utils.enforce_security = True
+# Peer -> how many times its rate the loader has to reach on the same files.
+BARS = {"webdataset + Pillow": 1.5, "webdataset + simplejpeg": 1.0, "hand-written loop": 0.85}
 
 
 def rows(pictures: Path | None) -> Iterator[Row]:
-    """The loader on pictures as they are and packed, reading alone, and one worker's rate."""
+    """Decoding and cropping, first on the same files, one worker, and reading alone."""
     with TemporaryDirectory() as place:
         folder = Path(place)
         if pictures is None:
@@ -51,11 +55,15 @@ def rows(pictures: Path | None) -> Iterator[Row]:
         for name, side in (("original", None), ("packed", PACKED_SIDE)):
             source = ImageFolder(pictures, labels=labels, short_side=side, test_fraction=0)
             write_shards(source, folder / name)
-        with open_split(folder / "original", "train") as originals:
-            with open_split(folder / "packed", "train") as packed:
-                yield from _against_webdataset(originals, packed)
-                yield from _against_bare_decoding(packed)
+        with (
+            open_split(folder / "original", "train") as originals,
+            open_split(folder / "packed", "train") as packed,
+        ):
+            yield from _same_files(packed, f"packed at {PACKED_SIDE}")
+            yield from _same_files(originals, "originals")
+            yield _one_worker(packed)
             yield from _reading(originals)
+            yield _packing(originals, packed)
 
 
 _SUFFIXES = (".jpg", ".jpeg")
@@ -74,119 +82,130 @@ def draw(folder: Path, count: int = 142) -> None:
         cv2.imwrite(str(folder / f"{number:03d}.jpg"), pixels, [cv2.IMWRITE_JPEG_QUALITY, 90])
 
 
-def _against_webdataset(originals: Split, packed: Split) -> Iterator[Row]:
-    count = _in_batches(len(originals), 4)
-    contenders: dict[str, Callable[[], object]] = {
-        "loader, packed": lambda: _load(packed, count),
-        "loader, originals": lambda: _load(originals, count),
-        "webdataset, originals": lambda: _webdataset_and_pillow(originals, count),
-    }
-    times = take_turns(contenders, title="pictures", seconds=90, clock=time.process_time)
-    theirs = times["webdataset, originals"]
-    for name, at_least in (("loader, packed", 3.0), ("loader, originals", 1.5)):
+def _same_files(split: Split, files: str) -> Iterator[Row]:
+    """The loader against every peer, one process each."""
+    count, tars = _in_batches(len(split), 4), _tars(split)
+    with ExitStack() as opened:
+        batches: dict[str, Iterator[object]] = {
+            "loader": opened.enter_context(_loader(split)),
+            "webdataset + Pillow": webdataset_batches(tars, with_pillow, BATCH),
+            "webdataset + simplejpeg": webdataset_batches(tars, with_simplejpeg, BATCH),
+            "hand-written loop": TarImages(tars, with_opencv).batches(BATCH),
+        }
+        times = take_turns(
+            {name: _taking(iterator, count) for name, iterator in batches.items()},
+            title=files,
+            seconds=90,
+            clock=time.process_time,
+        )
+    for peer, at_least in BARS.items():
         yield rate_row(
-            f"{name} / webdataset + Pillow, originals",
-            f"{len(originals)} pictures, {_kilobytes(originals)}, packed {_kilobytes(packed)}",
-            times[name],
-            theirs,
+            f"loader / {peer}, same files",
+            f"{len(split)} images, {files}, {_kilobytes(split)}",
+            times["loader"],
+            times[peer],
             at_least=at_least,
             count=count,
-            unit="pictures/CPU-s",
+            unit="images/CPU-s",
         )
 
 
-def _load(split: Split, count: int, workers: int = 0) -> None:
-    config = DataConfig(shards=str(split.folder), workers=workers)
-    with TrainLoader(split, config, global_batch=BATCH, cursor=Cursor(0)) as loader:
-        for _ in range(count // BATCH):
-            next(loader)
-
-
-def _webdataset_and_pillow(split: Split, count: int) -> None:
-    rng = np.random.default_rng(0)
-
-    def crop(picture: Image.Image) -> np.ndarray:
-        picture = picture.convert("RGB")
-        top, left, height, width = random_box(picture.height, picture.width, AUGMENT, rng)
-        box = (left, top, left + width, top + height)
-        side = (IMAGE.size, IMAGE.size)
-        resized = picture.resize(side, Image.Resampling.BILINEAR, box=box)
-        if rng.random() < AUGMENT.flip:
-            resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return np.asarray(resized).transpose(2, 0, 1)
-
-    dataset = (
-        webdataset.WebDataset(_urls(split), shardshuffle=False)
-        .decode("pil")
-        .to_tuple("jpg", "cls")
-        .map_tuple(crop, int)
-        .batched(BATCH, partial=False)
-        .repeat()
-    )
-    for _ in islice(dataset, count // BATCH):
-        pass
-
-
-def _against_bare_decoding(split: Split) -> Iterator[Row]:
-    """One worker against a loop that does nothing but decode, crop, resize and flip."""
-    count = _in_batches(len(split), 12)
-    data = [split.read(index)[0] for index in range(len(split))]
-
-    draws = SampleDraws()
-
-    def bare() -> None:
-        for number in range(count):
-            index = number % len(data)
-            rng = draws.at(0, number // len(data), index)
-            for_training(decode(data[index], 3), IMAGE, AUGMENT, rng)
-
-    # The workers' start is part of neither: the loader hands out a batch before the clock runs.
-    config = DataConfig(shards=str(split.folder), workers=1)
-    with TrainLoader(split, config, global_batch=BATCH, cursor=Cursor(0)) as loader:
-        next(loader)
-
-        def load() -> None:
-            for _ in range(count // BATCH):
-                next(loader)
-
-        times = take_turns({"loader": load, "bare": bare}, title="one worker", seconds=60)
-    yield rate_row(
-        "loader with one worker / bare decode + crop",
-        f"packed at {PACKED_SIDE}",
+def _packing(originals: Split, packed: Split) -> Row:
+    """What packing gives besides: other bytes, since webdataset does not pack."""
+    count = _in_batches(len(originals), 4)
+    theirs = webdataset_batches(_tars(originals), with_pillow, BATCH)
+    with _loader(packed) as loader:
+        contenders = {"loader": _taking(loader, count), "webdataset": _taking(theirs, count)}
+        times = take_turns(contenders, title="packing", seconds=60, clock=time.process_time)
+    return rate_row(
+        "loader, packed / webdataset + Pillow, originals: other files",
+        f"{len(packed)} images, {_kilobytes(packed)} / {_kilobytes(originals)}",
         times["loader"],
-        times["bare"],
+        times["webdataset"],
+        at_least=3.0,
+        count=count,
+        unit="images/CPU-s",
+    )
+
+
+def _one_worker(split: Split) -> Row:
+    """One loader process each: ours, and torch's over the dataset written by hand."""
+    count = _in_batches(len(split), 12)
+    dataset = TarImages(_tars(split), with_opencv)
+    theirs = DataLoader(
+        dataset,
+        batch_size=BATCH,
+        sampler=RandomSampler(dataset, num_samples=10**9),  # epochs without a pause
+        num_workers=1,
+    )
+    with _loader(split, workers=1) as loader:
+        batches = {"loader": loader, "DataLoader": iter(theirs)}
+        for iterator in batches.values():
+            next(iterator)  # exclude the start of the processes
+        contenders = {name: _taking(iterator, count) for name, iterator in batches.items()}
+        times = take_turns(contenders, title="one worker", seconds=60)
+    return rate_row(
+        "loader / torch DataLoader over a hand-written dataset, one worker each, same files",
+        f"{len(split)} images, packed at {PACKED_SIDE}, {_kilobytes(split)}",
+        times["loader"],
+        times["DataLoader"],
         at_least=0.85,
         count=count,
-        unit="pictures/s",
+        unit="images/s",
     )
+
+
+def _loader(split: Split, workers: int = 0) -> TrainLoader:
+    config = DataConfig(shards=str(split.folder), workers=workers)
+    return TrainLoader(split, config, global_batch=BATCH, cursor=Cursor(0))
+
+
+def _taking(batches: Iterator[object], count: int) -> Callable[[], None]:
+    """Take batches of `count` images in all."""
+
+    def take() -> None:
+        for _ in range(count // BATCH):
+            next(batches)
+
+    return take
 
 
 def _reading(split: Split) -> Iterator[Row]:
     """Bytes alone: at random places through the index, and one after the other from the tar."""
     order = random.Random(0).choices(range(len(split)), k=READS)
+    by_hand = TarImages(_tars(split), with_opencv)
 
     def by_index() -> None:
         for index in order:
             split.read(index)
 
+    def by_offset() -> None:
+        for index in order:
+            by_hand.read(index)
+
     def in_sequence() -> None:
-        dataset = webdataset.WebDataset(_urls(split), shardshuffle=False).repeat()
+        dataset = webdataset.WebDataset(_tars(split), shardshuffle=False).repeat()
         for _ in islice(dataset, READS):
             pass
 
-    times = take_turns({"index": by_index, "webdataset": in_sequence}, title="read", seconds=60)
-    yield rate_row(
-        "reading at random by index / webdataset in sequence",
-        _kilobytes(split),
-        times["index"],
-        times["webdataset"],
-        at_least=5,
-        count=READS,
-        unit="samples/s",
-    )
+    contenders = {"index": by_index, "by hand": by_offset, "webdataset": in_sequence}
+    times = take_turns(contenders, title="read", seconds=60)
+    for peer, name, at_least in (
+        ("webdataset", "webdataset in sequence", 5.0),
+        ("by hand", "pread by a list of offsets, without checksums", None),
+    ):
+        yield rate_row(
+            f"reading at random by index / {name}, same files",
+            _kilobytes(split),
+            times["index"],
+            times[peer],
+            at_least=at_least,
+            count=READS,
+            unit="samples/s",
+        )
 
 
-def _urls(split: Split) -> list[str]:
+def _tars(split: Split) -> list[str]:
     return [split.folder.address(shard) for shard in split.manifest.of_split(split.name)]
 
 

@@ -87,7 +87,7 @@ def rate_row(
     ours: np.ndarray,
     theirs: np.ndarray,
     *,
-    at_least: float,
+    at_least: float | None,
     count: int,
     unit: str,
 ) -> Row:
@@ -98,7 +98,7 @@ def rate_row(
         what,
         case,
         f"{middle:.2f}",
-        f">= {at_least:.2f}",
+        "" if at_least is None else f">= {at_least:.2f}",
         f"{rates} {unit}, quartiles {low:.2f}-{high:.2f} of {len(ours)}",
     )
 

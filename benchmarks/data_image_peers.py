@@ -1,0 +1,129 @@
+"""What users write without kway to turn tars of JPEGs into batches; nothing here imports kway.
+
+A webdataset pipeline, and a map-style dataset that reads the same tars with `tarfile` and `pread`.
+Each takes a decoder (Pillow, simplejpeg or OpenCV), crops at random, resizes to 224 x 224, flips
+half of the images and ends in uint8 batches [B, 3, 224, 224].
+"""
+
+import io
+import math
+import os
+import random
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+
+import cv2
+import numpy as np
+import simplejpeg
+import webdataset
+from PIL import Image
+from torch.utils.data import Dataset
+
+SIDE = 224
+_AREA, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+_ATTEMPTS = 10
+
+# The tars are this run's own.
+webdataset.utils.enforce_security = True
+
+# Bytes of a JPEG -> uint8 [3, 224, 224].
+Sampled = Callable[[bytes], np.ndarray]
+
+
+def with_pillow(data: bytes) -> np.ndarray:
+    """Pillow, as in most training scripts."""
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    top, left, height, width = _box(image.height, image.width)
+    box = (left, top, left + width, top + height)
+    image = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box)
+    if random.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def with_simplejpeg(data: bytes) -> np.ndarray:
+    """libjpeg-turbo with its fastest settings, then OpenCV."""
+    decoded = simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=True)
+    return _cropped(decoded)
+
+
+def with_opencv(data: bytes) -> np.ndarray:
+    """OpenCV alone."""
+    return _cropped(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB))
+
+
+def _cropped(image: np.ndarray) -> np.ndarray:
+    top, left, height, width = _box(*image.shape[:2])
+    crop = image[top : top + height, left : left + width]
+    crop = cv2.resize(crop, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
+    if random.random() < 0.5:
+        crop = cv2.flip(crop, 1)
+    return crop.transpose(2, 0, 1)
+
+
+def _box(height: int, width: int) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random box, as torchvision's RandomResizedCrop draws it."""
+    for _ in range(_ATTEMPTS):
+        area = height * width * random.uniform(*_AREA)
+        ratio = math.exp(random.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
+        box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < box_width <= width and 0 < box_height <= height:
+            top = random.randint(0, height - box_height)
+            left = random.randint(0, width - box_width)
+            return top, left, box_height, box_width
+    side = min(height, width)
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+def webdataset_batches(
+    tars: Sequence[str], sampled: Sampled, batch: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Endless batches of images and labels, in the order of the tars."""
+    dataset = (
+        webdataset.WebDataset(list(tars), shardshuffle=False)
+        .to_tuple("jpg", "cls")
+        .map_tuple(sampled, int)
+        .batched(batch, partial=False)
+        .repeat()
+    )
+    return iter(dataset)
+
+
+class TarImages(Dataset[tuple[np.ndarray, int]]):
+    """The samples of `tars` in any order: a list of offsets, and one `pread` a sample."""
+
+    def __init__(self, tars: Sequence[str], sampled: Sampled) -> None:
+        self._sampled = sampled
+        self._samples: list[tuple[int, int, int, int]] = []  # descriptor, offset, size, label
+        for path in tars:
+            descriptor = os.open(path, os.O_RDONLY)
+            with tarfile.open(path) as tar:
+                members = {member.name: member for member in tar}
+            for name, member in members.items():
+                key, _, extension = name.partition(".")
+                if extension == "jpg":
+                    label = members[f"{key}.cls"]
+                    number = int(os.pread(descriptor, label.size, label.offset_data))
+                    self._samples.append((descriptor, member.offset_data, member.size, number))
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        data, label = self.read(index)
+        return self._sampled(data), label
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        """The bytes and the label of a sample."""
+        descriptor, offset, size, label = self._samples[index]
+        return os.pread(descriptor, size, offset), label
+
+    def batches(self, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Endless batches of images and labels; a fresh permutation each epoch."""
+        order: list[int] = []
+        while True:
+            while len(order) < batch:
+                order += random.sample(range(len(self)), len(self))
+            here, order = order[:batch], order[batch:]
+            images, labels = zip(*map(self.__getitem__, here), strict=True)
+            yield np.stack(images), np.array(labels)
