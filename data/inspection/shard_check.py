@@ -66,6 +66,8 @@ class Rules:
     named: int | None
 
 
+_CUT_BEFORE_INDEXED = "copy the tar again, or record this with kway shard index --skip-bad"
+
 # Row of a bad sample -> kind, and what follows its key in a line.
 _Wrong = dict[int, tuple[Kind, str]]
 
@@ -88,6 +90,8 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
         with ShardPass(path) as opened:
             wrong = {} if index is None else _wrong_samples(rules, index, opened)
             digest = opened.sha256()
+        as_indexed = digest == shard.sha256 and shard.file not in rules.incomplete
+        end = _end_fault(path, index) if as_indexed else None
     except (ValueError, OSError) as error:  # a disk that cannot be read, or entries that overlap
         return [*found, Damage("changed shard", f"{path} cannot be read: {error}")]
     if digest != shard.sha256:
@@ -95,14 +99,9 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
         found.append(whole)
         if whole.kind == "replaced shard":
             return found
-    elif shard.file not in rules.incomplete and (fault := _end_fault(path, index)) is not None:
-        found.append(
-            Damage(
-                "cut shard",
-                f"{path}, at byte {fault.offset:,}: {fault.what}; copy the tar again, or record "
-                "this with kway shard index --skip-bad",
-            )
-        )
+    if end is not None:
+        line = f"{path}, at byte {end.offset:,}: {end.what}; {_CUT_BEFORE_INDEXED}"
+        found.append(Damage("cut shard", line))
     if index is not None:
         found += _of_samples(rules, path, index, wrong, changed=digest != shard.sha256)
     return found

@@ -32,7 +32,7 @@ def shard_splits(names: Iterable[str]) -> dict[str, str]:
 def renamed_splits(names: Iterable[str]) -> list[str]:
     """One line for each split that the shards call by another name."""
     return [
-        f"split {name!r} is called {in_shards!r} in the shards, for it is the only one held out"
+        f"split {name!r} is called {in_shards!r} in the shards, because it is the only one held out"
         for name, in_shards in shard_splits(names).items()
         if name != in_shards
     ]

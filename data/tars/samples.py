@@ -47,7 +47,8 @@ class Problems:
 
     def join(self, other: "Problems") -> None:
         self.count += other.count
-        self.named = [*self.named, *other.named][: self.limit]
+        room = None if self.limit is None else self.limit - len(self.named)
+        self.named += other.named[:room]
 
 
 @dataclass(frozen=True)
