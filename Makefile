@@ -49,7 +49,7 @@ format: $(READY) ## rewrite the sources in the house format
 bench-heads: $(READY)  ## the speed and memory of the heads, printed as ratios: under 20 minutes
 	$(BIN)/python -m benchmarks.heads
 
-bench-data: $(READY)  ## the speed and memory of the data side, printed as ratios: about 5 minutes
+bench-data: $(READY)  ## the speed and memory of the data side, printed as ratios: 5 minutes
 	$(BIN)/python -m benchmarks.data
 
 bench-trainer: $(READY)  ## what training costs beside the model itself: 3 minutes
