@@ -16,6 +16,7 @@ from tests.heads.cases import LOSS_KINDS, label_tree, make_loss, naive_loss_and_
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
 from tests.trainer.training import pictures, take_steps, whole_entries
+from trainer.checkpoints import find_checkpoint, restore_random_state, save_checkpoint
 from trainer.entries import training_entries
 from trainer.evaluation import evaluate
 from trainer.optimizer import build_optimizer
@@ -103,6 +104,24 @@ def test_an_evaluation_measures_what_the_cpu_measures(device, glyphs):
     expected, got = found
     assert got.num_samples == expected.num_samples == 12
     assert got.metrics == pytest.approx(expected.metrics, rel=1e-4)
+
+
+def draws(device: torch.device) -> list[list[float]]:
+    return [torch.rand(3, device=kind).tolist() for kind in ("cpu", device)]
+
+
+def test_a_checkpoint_of_the_cpu_resumes_its_generator_and_seeds_the_device(device, tmp_path):
+    cpu = one_process(torch.device("cpu"))
+    save_checkpoint(tmp_path, {"weight": torch.zeros(1)}, {"step": 1}, cpu, keep=1)
+    continued = torch.rand(3).tolist()
+    checkpoint, _ = find_checkpoint(tmp_path, cpu)
+    assert checkpoint is not None
+    found = []
+    for _ in range(2):
+        restore_random_state(checkpoint, one_process(device), seed=0)
+        found.append(draws(device))
+    assert found[0] == found[1]
+    assert found[0][0] == continued
 
 
 def task_under_ddp(device: str, port: int, shards: Path) -> dict:

@@ -1,5 +1,6 @@
 """Checkpoints: resharded exactly, refused when altered, absent when not committed."""
 
+import base64
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from tests.trainer.checkpoint_runs import (
 )
 from trainer.checkpoints import (
     FORMAT_VERSION,
+    Checkpoint,
     committed_folders,
     find_checkpoint,
     load_tensors,
@@ -26,6 +28,8 @@ from trainer.checkpoints import (
     restore_random_state,
     save_checkpoint,
 )
+from trainer.checkpoints.random_state import stored_states
+from trainer.world import World
 
 
 @pytest.mark.parametrize("in_background", [False, True])
@@ -112,6 +116,29 @@ def test_on_another_world_size_ranks_draw_apart_and_the_same_each_time(tmp_path)
 
 
 # ------------------------------------------------------------------ one process
+
+
+@pytest.mark.parametrize(
+    ("written_on", "resumed_on", "continued"),
+    [
+        ("cpu", "cpu", {"cpu"}),
+        ("cpu", "cuda", {"cpu"}),
+        ("cuda", "cpu", {"cpu"}),
+        ("cuda", "cuda", {"cpu", "cuda"}),
+    ],
+)
+def test_only_generators_that_the_checkpoint_has_a_state_of_are_continued(
+    written_on, resumed_on, continued
+):
+    cpu, cuda = torch.get_rng_state(), torch.arange(16, dtype=torch.uint8)
+    packed = torch.cat([cpu, cuda]) if written_on == "cuda" else cpu
+    text = base64.b64encode(packed.numpy().tobytes()).decode()
+    state = {"step": 2, "world_size": 1, "random_states": [text]}
+    world = World(0, 1, 0, 1, torch.device(resumed_on), None)
+    states = stored_states(Checkpoint(Path("unused"), state), world)
+    assert states.keys() == continued
+    assert torch.equal(states["cpu"], cpu)
+    assert torch.equal(states.get("cuda", cuda), cuda)
 
 
 def save_plain(root: Path, step: int, **state: int) -> Path:

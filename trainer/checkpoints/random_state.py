@@ -7,6 +7,7 @@ import base64
 import hashlib
 
 import torch
+from torch import Tensor
 
 from trainer.checkpoints.find import Checkpoint
 from trainer.world import World
@@ -21,15 +22,22 @@ def packed_random_state(world: World) -> str:
 
 
 def restore_random_state(checkpoint: Checkpoint, world: World, *, seed: int) -> None:
-    """This rank's random state; at another world size, one made from (seed, step, rank)."""
-    states = checkpoint.state["random_states"]
-    if checkpoint.state["world_size"] == world.size:
-        packed = base64.b64decode(states[world.rank])
-        state = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-        cpu_bytes = torch.get_rng_state().numel()
-        torch.set_rng_state(state[:cpu_bytes])
-        if world.device.type == "cuda":
-            torch.cuda.set_rng_state(state[cpu_bytes:], world.device)
-    else:
-        mixed = hashlib.sha256(f"{seed}/{checkpoint.step}/{world.rank}".encode()).digest()
-        torch.manual_seed(int.from_bytes(mixed[:8], "big") >> 1)
+    """Restore the generators whose state was stored; seed the others from (seed, step, rank)."""
+    mixed = hashlib.sha256(f"{seed}/{checkpoint.step}/{world.rank}".encode()).digest()
+    torch.manual_seed(int.from_bytes(mixed[:8], "big") >> 1)  # the CPU's and every CUDA device's
+    states = stored_states(checkpoint, world)
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], world.device)
+
+
+def stored_states(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
+    """The states that this rank continues from, by device type: none at another world size, none
+    of CUDA where the checkpoint was written on CPUs."""
+    if checkpoint.state["world_size"] != world.size:
+        return {}
+    packed = base64.b64decode(checkpoint.state["random_states"][world.rank])
+    state = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    cpu, cuda = state.tensor_split([torch.get_rng_state().numel()])
+    return {"cpu": cpu, "cuda": cuda} if len(cuda) and world.device.type == "cuda" else {"cpu": cpu}
