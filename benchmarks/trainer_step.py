@@ -17,6 +17,7 @@ from trainer.checkpoints import CheckpointWriter
 from trainer.config import Recipe
 from trainer.faults import Watchdog
 from trainer.nonfinite import NonFiniteSteps
+from trainer.provenance import provenance
 from trainer.recipe import build_recipe
 from trainer.run import RunFolder
 from trainer.running import Running
@@ -139,6 +140,7 @@ def _trainer(
         writer=opened.enter_context(writer),
         broken=NonFiniteSteps(folder.path, rank=0, cap=0),
         sample_log=opened.enter_context(SampleLog(folder.path, rank=0, wanted=False)),
+        origin=provenance(recipe),
         state=state,
         saved_step=0,
     )

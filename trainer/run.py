@@ -107,15 +107,16 @@ def _differences(old: Recipe, new: Recipe) -> list[str]:
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """Every setting of a recipe by its dotted key."""
-    return _flat(recipe.model_dump(mode="json"))
+    return flat_settings(recipe.model_dump(mode="json"))
 
 
 def _under(key: str, prefixes: tuple[str, ...]) -> bool:
     return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flat_settings(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings by their dotted keys; a list is a leaf."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     items = ((f"{prefix}.{key}" if prefix else key, value) for key, value in tree.items())
-    return {path: leaf for key, value in items for path, leaf in _flat(value, key).items()}
+    return {path: leaf for key, value in items for path, leaf in flat_settings(value, key).items()}

@@ -1,7 +1,7 @@
 """A run under way: what it saves, evaluates and obeys between its steps."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -38,9 +38,9 @@ class Loader(Protocol):
 class Running:
     """What a run has open, and the `state` that its next checkpoint holds.
 
-    An epoch has `num_samples`. `saved_step` is that of the newest checkpoint, `best` what the
-    evaluation at the state's step measured, if there was one and it decides which checkpoint is
-    kept.
+    `origin` is its provenance, which every checkpoint stores. An epoch has `num_samples`.
+    `saved_step` is that of the newest checkpoint, `best` what the evaluation at the state's step
+    measured, if there was one and it decides which checkpoint is kept.
     """
 
     recipe: Recipe
@@ -57,6 +57,7 @@ class Running:
     writer: CheckpointWriter
     broken: NonFiniteSteps
     sample_log: SampleLog
+    origin: dict[str, Any]
     state: TrainState
     saved_step: int | None
     best: float | None = None
@@ -86,7 +87,8 @@ class Running:
             return
         with self.task.phases("checkpoint"):
             try:
-                self.writer.save(training_entries(self.task), self.state.to_json(), best=self.best)
+                state = self.state.to_json() | self.origin
+                self.writer.save(training_entries(self.task), state, best=self.best)
             finally:
                 self.hear_writer()
         self.saved_step = self.state.step

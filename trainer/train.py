@@ -21,6 +21,7 @@ from trainer.faults import Watchdog
 from trainer.modality import check_modality, tokenizer_digest
 from trainer.nonfinite import NonFiniteSteps
 from trainer.optimizer import rate_factor
+from trainer.provenance import provenance
 from trainer.resume import resume
 from trainer.run import RunFolder
 from trainer.running import Running
@@ -97,7 +98,9 @@ def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -
         data=training.digest(),
         tokenizer=tokenizer_digest(recipe),
     )
-    state, refused = resume(folder, task, start, world, num_steps=num_steps)
+    origin = provenance(recipe)
+    resumed = resume(folder, task, start, world, origin=origin, num_steps=num_steps)
+    state = resumed.state
     if world.is_main:
         folder.write(recipe)
 
@@ -154,11 +157,14 @@ def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -
             key_of=training.key if isinstance(training, Split) else None,
         ),
         sample_log=sample_log,
+        origin=origin,
         state=state,
         saved_step=state.step,
     )
-    for line in refused:
+    for line in resumed.refused:
         telemetry.event("refused", state.step, f"refused {line}", checkpoint=line)
+    for change in resumed.changed:
+        telemetry.event("changed", state.step, f"changed on resume: {change}", **vars(change))
     said = _introduction(recipe, task, training, world, state.step, num_steps)
     telemetry.event("start", state.step, said, world_size=world.size)
     if isinstance(training, Stream):

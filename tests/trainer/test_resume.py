@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from data import Cursor
 from tests.ranks import run_on_ranks
@@ -14,12 +15,15 @@ from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.trainer.training import started, take_steps
 from trainer.__main__ import main
-from trainer.checkpoints import save_checkpoint
+from trainer.checkpoints import find_checkpoint, save_checkpoint
 from trainer.checkpoints.shard_file import write_shard
 from trainer.entries import training_entries
-from trainer.resume import resume
+from trainer.provenance import changes_since, provenance
+from trainer.recipe import dump_recipe, load_recipe
+from trainer.resume import Resumed, resume
 from trainer.run import RunFolder
 from trainer.state import TrainState
+from trainer.task import Task
 
 
 def state_of(task, step: int) -> TrainState:
@@ -33,14 +37,19 @@ def state_of(task, step: int) -> TrainState:
     )
 
 
+def continued(folder: RunFolder, task: Task) -> Resumed:
+    origin = provenance(task.recipe)
+    return resume(folder, task, state_of(task, 0), task.world, origin=origin, num_steps=9)
+
+
 def test_a_run_goes_on_from_before_its_first_update(glyphs, tmp_path):
     """As when the first steps were left out: there are no moments yet."""
     folder, task = RunFolder(tmp_path), started(glyphs)
     state = state_of(task, 1)
     save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
     again = started(glyphs)
-    found, refused = resume(folder, again, state_of(again, 0), again.world, num_steps=9)
-    assert (found.step, refused) == (1, [])
+    resumed = continued(folder, again)
+    assert (resumed.state.step, resumed.refused) == (1, [])
     assert take_steps(again, 2) == take_steps(task, 2)
 
 
@@ -51,7 +60,7 @@ def test_fp16_that_is_switched_on_begins_with_a_scale_of_its_own(glyphs, tmp_pat
     save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
     half = started(glyphs, train__precision="fp16")
     fresh = half.loss_scale.value
-    resume(folder, half, state_of(half, 0), half.world, num_steps=9)
+    continued(folder, half)
     assert half.loss_scale.value == fresh > 1
 
 
@@ -68,6 +77,53 @@ def test_a_refused_start_leaves_the_recipe_of_the_run(glyphs, tmp_path, capsys):
     assert main([recipe, "train.ema.decay=0.9", "train.duration.steps=6"]) == 2
     assert "was trained without train.ema" in capsys.readouterr().err
     assert (run / "recipe.yaml").read_text() == kept
+
+
+def changed(run: Path) -> dict[str, tuple[str, str]]:
+    """The `changed` events of a run: old and new value by key."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {r["key"]: (r["old"], r["new"]) for r in records if r["event"] == "changed"}
+
+
+def test_settings_that_differ_from_the_checkpoint_are_reported_and_recorded(
+    glyphs, tmp_path, capsys
+):
+    run = tmp_path / "run"
+    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run)))
+    assert main([recipe]) == 0
+    assert main([recipe]) == 0
+    assert "changed" not in capsys.readouterr().out
+    assert changed(run) == {}
+
+    others = ["optimizer.lr=0.1", "train.clip_norm=2", "schedule.kind=linear"]
+    longer = "train.duration.steps=6"
+    # As a start that was killed before its first checkpoint leaves it.
+    (run / "recipe.yaml").write_text(dump_recipe(load_recipe(Path(recipe), [*others, longer])))
+    assert main([recipe, *others, longer]) == 0
+    assert changed(run) == {
+        "optimizer.lr": ("0.05", "0.1"),
+        "train.clip_norm": ("null", "2.0"),
+        "schedule.kind": ("cosine", "linear"),
+        "train.duration.steps": ("4", "6"),
+    }
+    assert "changed on resume: optimizer.lr: 0.05 -> 0.1\n" in capsys.readouterr().out
+    assert main([recipe, *others, longer]) == 0  # the checkpoint of step 6 has them
+    assert "changed" not in capsys.readouterr().out
+
+
+def test_versions_that_differ_from_the_checkpoint_are_changes(glyphs, tmp_path):
+    folder, task = RunFolder(tmp_path), started(glyphs)
+    origin = provenance(task.recipe)
+    state = state_of(task, 1).to_json() | origin
+    save_checkpoint(folder.checkpoints, training_entries(task), state, task.world, keep=1)
+    checkpoint, _ = find_checkpoint(folder.checkpoints, task.world)
+    assert checkpoint is not None
+    assert checkpoint.state["versions"]["torch"] == torch.__version__
+    newer = {**origin, "versions": {**origin["versions"], "torch": "99.0", "numpy": "98.0"}}
+    assert [str(change) for change in changes_since(checkpoint.state, newer)] == [
+        f"version.numpy: {np.__version__} -> 98.0",
+        f"version.torch: {torch.__version__} -> 99.0",
+    ]
 
 
 def test_every_evaluation_stands_once_and_the_best_checkpoint_stays(glyphs, tmp_path):
