@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             class_group=recipe.train.class_group,
             timeout_seconds=recipe.train.timeout_seconds,
         ) as world:
-            train(recipe, world)
+            train(recipe, world, dry_run=options.dry_run)
     except Preempted as stopped:
         if os.environ.get("RANK", "0") == "0":
             print(stopped, file=sys.stderr, flush=True)
@@ -64,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument(
         "--world-size", metavar="N|MIN:MAX", help="how many ranks there have to be; else no step"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="stop before the first step, and write nothing"
     )
     # From `kway train`: the process id of what started this rank.
     parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)

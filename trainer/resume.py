@@ -1,7 +1,7 @@
 """Continues a run from its newest sound checkpoint."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from trainer.checkpoints import (
     Checkpoint,
@@ -11,23 +11,29 @@ from trainer.checkpoints import (
     stored_names,
 )
 from trainer.entries import create_moments, restore_training, training_entries
-from trainer.nonfinite import NonFiniteSteps
 from trainer.provenance import Change, changes_since
 from trainer.run import RunFolder
 from trainer.state import TrainState
-from trainer.step_log import SampleLog
 from trainer.task import Task
 from trainer.world import World
 
 
 @dataclass(frozen=True)
+class Notice:
+    """What resuming found: a `line` for a person, and an event for the run's metrics."""
+
+    event: Literal["refused", "changed"]
+    line: str
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Resumed:
-    """Where a run starts: its `state`; one line for each checkpoint that was `refused`; and what
-    has `changed` since the one that it continues from."""
+    """The `state` that a run starts from, and a notice for each refused checkpoint and each changed
+    setting or version."""
 
     state: TrainState
-    refused: list[str]
-    changed: list[Change]
+    notices: list[Notice]
 
 
 def resume(
@@ -45,20 +51,25 @@ def resume(
     ValueError where the checkpoint does not belong to this run, or lies beyond its end.
     """
     checkpoint, refused = find_checkpoint(folder.checkpoints, world)
-    state, changed = start, []
+    state, notices = start, [_refused(line) for line in refused]
     if checkpoint is not None:
-        state, changed = start.resumed(checkpoint), changes_since(checkpoint.state, origin)
+        state = start.resumed(checkpoint)
+        notices += [_changed(change) for change in changes_since(checkpoint.state, origin)]
         _load(checkpoint, task, state, world)
     if state.step > num_steps:
         raise ValueError(
             f"run {folder.path} is at step {state.step} and train.duration is {num_steps} steps: "
             "lengthen it, or choose another run folder"
         )
-    if world.is_main:
-        SampleLog.trim(folder.path, state.step)
-        NonFiniteSteps.trim(folder.path, state.step)
-    world.barrier()
-    return Resumed(state, refused, changed)
+    return Resumed(state, notices)
+
+
+def _refused(line: str) -> Notice:
+    return Notice("refused", f"refused {line}", {"checkpoint": line})
+
+
+def _changed(change: Change) -> Notice:
+    return Notice("changed", f"changed on resume: {change}", vars(change))
 
 
 def _load(checkpoint: Checkpoint, task: Task, state: TrainState, world: World) -> None:

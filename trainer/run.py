@@ -1,11 +1,13 @@
 """A run's folder: where its files are, its recipe, and whether another recipe may go on in it."""
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from data.aside import commit
 from trainer.checkpoints import committed_folders
@@ -39,23 +41,49 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process; ValueError where another one is training in it, OSError
         where the folder cannot be made or written."""
-        try:
+        with self._writable():
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
+            lock = self._lock.open("w")
+        with lock as file:
+            self._claim(file, fcntl.LOCK_EX)
+            yield
+
+    def check_writable(self) -> None:
+        """Raise what `locked` would, and OSError where no checkpoint can be written.
+
+        Nothing that it creates outlives the call. All ranks may call it at the same time.
+        """
+        with self._writable():
+            for folder in (self.path, self.checkpoints):
+                with TemporaryFile(dir=_nearest_existing(folder)) as file:
+                    file.write(b"kway")
+            lock = self._lock.open("r+") if self._lock.exists() else None
+        if lock is not None:
+            with lock as file:
+                self._claim(file, fcntl.LOCK_SH)
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / ".lock"
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise OSError(
-                f"run is {self.path}, which cannot be made or written ({error.strerror}): name "
+                f"run is {self.path}, which cannot be created or written ({error.strerror}): name "
                 "another folder by run=FOLDER"
             ) from error
-        with lock as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"run {self.path} is being trained by another process: wait for it, stop it, "
-                    "or choose another run folder"
-                ) from None
-            yield
+
+    def _claim(self, lock: IO[str], mode: int) -> None:
+        try:
+            fcntl.flock(lock, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"run {self.path} is being trained by another process: wait for it, stop it, "
+                "or choose another run folder"
+            ) from None
 
     def load_recipe(self) -> Recipe:
         """The resolved recipe of a run; FileNotFoundError where the folder is no run."""
@@ -89,6 +117,11 @@ class RunFolder:
         """Keep the resolved recipe, for all that opens the run later."""
         self.path.mkdir(parents=True, exist_ok=True)
         commit(self.recipe, dump_recipe(recipe).encode())
+
+
+def _nearest_existing(path: Path) -> Path:
+    """`path`, or the folder that it would be created in."""
+    return next(place for place in (path, *path.parents) if os.path.lexists(place))
 
 
 def _differences(old: Recipe, new: Recipe) -> list[str]:

@@ -29,28 +29,35 @@ from trainer.signals import StopSignals
 from trainer.state import TrainState
 from trainer.step_log import SampleLog
 from trainer.task import Task, build_task
-from trainer.telemetry import ModelFlops, Phases, Telemetry
+from trainer.telemetry import ModelFlops, Phases, Telemetry, check_telemetry
 from trainer.trained import class_counts_of, class_paths_of, label_vectors_of
 from trainer.training_data import open_loader, open_training
 from trainer.world import World
 
 
-def train(recipe: Recipe, world: World) -> None:
+def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
     """Train a recipe to its end, from its newest checkpoint if there is one (collective).
 
-    Raises ValueError and OSError for what a user can mend, FloatingPointError on every rank and
-    before the update when losses or gradients are not finite, Preempted on every rank, after
-    saving, when any of them was asked to stop.
+    A dry run ends before the first step and writes nothing; a signal ends it immediately. Raises
+    ValueError and OSError for what a user can fix, FloatingPointError on every rank and before the
+    update when losses or gradients are not finite, Preempted on every rank, after saving, when any
+    of them was asked to stop.
     """
     folder = RunFolder(recipe.run)
     with ExitStack() as opened:
-        if world.is_main:
+        if dry_run:
+            folder.check_writable()
+        elif world.is_main:
             opened.enter_context(folder.locked())
-        _train(recipe, folder, world, opened)
+        _train(recipe, folder, world, opened, dry_run=dry_run)
 
 
-def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -> None:
-    stop = opened.enter_context(StopSignals())
+def _train(
+    recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack, *, dry_run: bool
+) -> None:
+    stop = StopSignals()
+    if not dry_run:
+        opened.enter_context(stop)
     phases = Phases(world.device)
     watchdog = opened.enter_context(
         Watchdog(world, timeout_seconds=recipe.train.timeout_seconds, phases=phases)
@@ -101,8 +108,19 @@ def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -
     origin = provenance(recipe)
     resumed = resume(folder, task, start, world, origin=origin, num_steps=num_steps)
     state = resumed.state
+    introduction = _introduction(recipe, task, training, world, state.step, num_steps)
+    if dry_run:
+        check_telemetry(recipe.telemetry, world)
+        _check_first_batch(recipe, training, world, state)
+        if world.is_main:
+            lines = [notice.line for notice in resumed.notices]
+            print(*lines, f"dry run passed: {introduction}", sep="\n", flush=True)
+        return
     if world.is_main:
+        SampleLog.trim(folder.path, state.step)
+        NonFiniteSteps.trim(folder.path, state.step)
         folder.write(recipe)
+    world.barrier()
 
     # ---------------------------------------------------------------- what goes along
     telemetry = opened.enter_context(
@@ -161,16 +179,22 @@ def _train(recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack) -
         state=state,
         saved_step=state.step,
     )
-    for line in resumed.refused:
-        telemetry.event("refused", state.step, f"refused {line}", checkpoint=line)
-    for change in resumed.changed:
-        telemetry.event("changed", state.step, f"changed on resume: {change}", **vars(change))
-    said = _introduction(recipe, task, training, world, state.step, num_steps)
-    telemetry.event("start", state.step, said, world_size=world.size)
+    for notice in resumed.notices:
+        telemetry.event(notice.event, state.step, notice.line, **notice.values)
+    telemetry.event("start", state.step, introduction, world_size=world.size)
     if isinstance(training, Stream):
         telemetry.say(training.notice(state.cursor.samples))
 
     take_steps(run, num_steps)
+
+
+def _check_first_batch(
+    recipe: Recipe, training: Split | Stream, world: World, state: TrainState
+) -> None:
+    """Read this rank's share of the first global batch of this start (collective)."""
+    with open_loader(training, recipe, world, state.cursor) as loader:
+        next(loader)
+    world.barrier()
 
 
 def take_steps(run: Running, num_steps: int) -> None:

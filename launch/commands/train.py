@@ -64,6 +64,12 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the resolved recipe and stop")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="start the ranks, stop before the first step, and write nothing"
+        ),
+    ] = False,
 ) -> None:
     """Train a recipe, from its newest checkpoint if there is one.
 
@@ -94,7 +100,8 @@ def train(
         _check_ports(resolved.telemetry.port, placement.num_processes)
         from launch.ranks.run import run_ranks
 
-        arguments = [*placement.trainer_options, "--", str(recipe), *(overrides or [])]
+        options = [*placement.trainer_options, *(["--dry-run"] if dry_run else [])]
+        arguments = [*options, "--", str(recipe), *(overrides or [])]
         code = run_ranks("trainer", arguments, placement)
         if code in (PREEMPTED, INTERRUPTED):
             # Python takes a while to leave; another Ctrl-C would end that in a traceback.

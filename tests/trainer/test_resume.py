@@ -49,7 +49,7 @@ def test_a_run_goes_on_from_before_its_first_update(glyphs, tmp_path):
     save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
     again = started(glyphs)
     resumed = continued(folder, again)
-    assert (resumed.state.step, resumed.refused) == (1, [])
+    assert (resumed.state.step, resumed.notices) == (1, [])
     assert take_steps(again, 2) == take_steps(task, 2)
 
 

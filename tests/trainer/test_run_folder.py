@@ -109,7 +109,7 @@ def test_a_folder_that_is_no_run_is_named(tmp_path):
 @pytest.mark.parametrize("place", ["file", "file/run"])
 def test_a_place_that_can_be_no_folder_is_told_with_the_key_that_names_it(place, tmp_path):
     (tmp_path / "file").write_text("mine")
-    said = rf"^run is {tmp_path / place}, which cannot be made or written \(.+\): name another"
+    said = rf"^run is {tmp_path / place}, which cannot be created or written \(.+\): name another"
     with pytest.raises(OSError, match=said), RunFolder(tmp_path / place).locked():
         pass
     assert (tmp_path / "file").read_text() == "mine"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainer.telemetry.flops import ModelFlops
     from trainer.telemetry.phases import PHASES, Phase, Phases
-    from trainer.telemetry.telemetry import Telemetry
+    from trainer.telemetry.telemetry import Telemetry, check_telemetry
 
-__all__ = ["PHASES", "ModelFlops", "Phase", "Phases", "Telemetry"]
+__all__ = ["PHASES", "ModelFlops", "Phase", "Phases", "Telemetry", "check_telemetry"]
 
 _HOME = {
     "ModelFlops": "trainer.telemetry.flops",
@@ -19,6 +19,7 @@ _HOME = {
     "Phase": "trainer.telemetry.phases",
     "Phases": "trainer.telemetry.phases",
     "Telemetry": "trainer.telemetry.telemetry",
+    "check_telemetry": "trainer.telemetry.telemetry",
 }
 
 

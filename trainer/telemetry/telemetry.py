@@ -12,6 +12,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from trainer.checkpoints.folders import step_of
@@ -271,3 +272,12 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             remaining_seconds=self._pace.remaining_seconds(),
             mfu=numbers.get("mfu"),
         )
+
+
+def check_telemetry(config: TelemetryConfig, world: World) -> None:
+    """Raise what opening a `Telemetry` would: ValueError for a package that is not installed,
+    OSError for a port that cannot be used."""
+    if config.tensorboard:
+        check_tensorboard()
+    if config.port is not None:
+        Endpoint(config, world.local_rank, CollectorRegistry()).close()
