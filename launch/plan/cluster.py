@@ -16,10 +16,10 @@ _ACROSS_SECONDS = 40e-6
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU (or CPU process) and its links; peaks, a second, of the data sheet.
+    """One GPU (or CPU process) and its links; rates per second, from the data sheet.
 
-    `flops` by precision, dense. `link` are bytes a second that a GPU sends within its node, and
-    `network` those that it sends to other nodes.
+    `flops` are those of dense matrices by arithmetic (fp32, tf32, bf16, fp16). `link` is what a GPU
+    sends within its node, `network` what it sends to other nodes, in bytes.
     """
 
     name: str

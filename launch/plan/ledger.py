@@ -6,7 +6,7 @@ Under `FakeTensorMode` nothing is computed or allocated, so it books models of a
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,15 +16,21 @@ from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 
+# What decides the rate of an operation's products: 16-bit inputs; a convolution in float32, which
+# cuDNN computes in TF32 by default (`torch.backends.cudnn.allow_tf32`); or another float32 product,
+# which uses TF32 only on request (`torch.backends.cuda.matmul.allow_tf32`).
+Products = Literal["half", "convolution", "single"]
+_CONVOLUTIONS = (aten.convolution, aten._convolution, aten.convolution_backward)
+
 
 @dataclass(frozen=True)
 class Work:
-    """One operation: its floating-point operations of matrix products, the bytes that it reads and
-    writes, and whether its products are of 16-bit numbers."""
+    """One operation: the floating-point operations of its matrix products, the bytes that it reads
+    and writes, and the kind of products."""
 
     flops: int
     bytes: int
-    half: bool
+    products: Products
 
 
 class Ledger(TorchDispatchMode):
@@ -66,8 +72,8 @@ class Ledger(TorchDispatchMode):
             return  # a view
         inputs = _tensors((args, kwargs))
         moved = sum(tensor.numel() * tensor.itemsize for tensor in (*inputs, *outputs))
-        half = any(tensor.itemsize == 2 for tensor in inputs)
-        self.work.append(Work(_flops(func, args, kwargs, out), moved, half))
+        products = _products(func, inputs)
+        self.work.append(Work(_flops(func, args, kwargs, out), moved, products))
 
     def _watch(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -85,6 +91,12 @@ class Ledger(TorchDispatchMode):
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _products(func: Any, inputs: list[Tensor]) -> Products:
+    if any(tensor.itemsize == 2 for tensor in inputs):
+        return "half"
+    return "convolution" if func._overloadpacket in _CONVOLUTIONS else "single"
 
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from launch.plan.cluster import Cluster, Machine
 from launch.plan.head_shape import FLOAT32, HeadShape
-from launch.plan.ledger import Work
+from launch.plan.ledger import Products, Work
 from launch.plan.network import Network
 from launch.plan.spread import Spread
 from launch.plan.traffic import Collective, Phase
@@ -99,7 +99,7 @@ def _phase(
 ) -> PhaseTime:
     compute = memory = 0.0
     for work in works:
-        at_peak = work.flops / _peak(cluster.machine, recipe, half=work.half)
+        at_peak = work.flops / _peak(cluster.machine, recipe, work.products)
         moving = work.bytes / cluster.machine.bandwidth
         if at_peak >= moving:
             compute += at_peak
@@ -113,14 +113,20 @@ def _phase(
     return PhaseTime(phase, compute, memory, links, across)
 
 
-def _peak(machine: Machine, recipe: Recipe, *, half: bool) -> float:
-    precision = recipe.train.precision if half else "fp32"
-    return machine.flops.get(precision, machine.flops["fp32"])
+def _peak(machine: Machine, recipe: Recipe, products: Products) -> float:
+    match products:
+        case "half":
+            arithmetic: str = recipe.train.precision
+        case "convolution":
+            arithmetic = "tf32"
+        case "single":
+            arithmetic = "fp32"
+    return machine.flops.get(arithmetic, machine.flops["fp32"])
 
 
 def _head_work(head: HeadShape) -> list[Work]:
     """Logits; then the gradients of features and rows, and the logits that were not kept again."""
-    half = head.itemsize < FLOAT32
+    products: Products = "half" if head.itemsize < FLOAT32 else "single"
     product = 2 * head.logits * head.columns
     again = 1 - head.kept_share
     rows = head.nodes * head.columns
@@ -131,10 +137,10 @@ def _head_work(head: HeadShape) -> list[Work]:
         read += int(rows * FLOAT32 * head.classes.depth)
         back += int(rows * FLOAT32 * head.classes.depth * (1 + again))
     return [
-        Work(product, read, half),
-        Work(0, int(logits * loss.forward), False),
-        Work(int(product * (2 + again)), back, half),
-        Work(0, int(logits * (loss.forward + loss.backward)), False),
+        Work(product, read, products),
+        Work(0, int(logits * loss.forward), "single"),
+        Work(int(product * (2 + again)), back, products),
+        Work(0, int(logits * (loss.forward + loss.backward)), "single"),
     ]
 
 
@@ -142,7 +148,7 @@ def _factored_work(head: HeadShape) -> list[Work]:
     """d x d times the rows, and a few d x d x d, all in float64."""
     d, rows = head.columns, head.rows
     products = 2 * d * d * (4 * rows + 12 * d)
-    return [Work(products, 8 * (12 * d * d + 8 * rows * d), False)]
+    return [Work(products, 8 * (12 * d * d + 8 * rows * d), "single")]
 
 
 def _optimizer_work(recipe: Recipe, spread: Spread, head: HeadShape) -> Work:
@@ -153,4 +159,4 @@ def _optimizer_work(recipe: Recipe, spread: Spread, head: HeadShape) -> Work:
     passes = {"sgd": 5, "adamw": 7, "lamb": 11}[recipe.optimizer.kind]
     passes += 3 if recipe.train.ema is not None else 0
     passes += 1  # the norm of the gradients
-    return Work(0, passes * (spread.updated + shard), False)
+    return Work(0, passes * (spread.updated + shard), "single")

@@ -127,6 +127,28 @@ def test_flops_of_a_backbone_are_those_of_its_layers(tmp_path: Path):
     assert sum(work.flops for work in network.forward) == 2 * tokens * (linear + attention)
 
 
+def seconds_of_products(plan: Plan) -> dict[str, float]:
+    return {phase.phase: phase.compute for phase in plan.time.phases if phase.compute}
+
+
+def test_fp32_convolutions_count_at_the_rate_of_tf32_and_other_products_do_not(tmp_path: Path):
+    """With memory that takes no time every product counts."""
+    rates = {"fp32": 1e13, "tf32": 1e14, "bf16": 1e15}
+    machine = Machine("gpu", "cuda", 1 << 36, 1e30, rates, 1e11, 1e10)
+    asked = Asked(machine, 1, 1, 1000)
+    images = make_plan(glyph_recipe(tmp_path, tmp_path / "run"), asked)
+    texts = make_plan(text_recipe(tmp_path, tmp_path / "run"), asked)
+    for plan, rate in ((images, rates["tf32"]), (texts, rates["fp32"])):
+        seconds = seconds_of_products(plan)
+        backbone = seconds["forward"] + seconds["backward"]
+        assert backbone == pytest.approx(plan.network.flops / rate)
+        assert seconds["head"] == pytest.approx(6 * plan.head.logits * plan.head.columns / 1e13)
+    half = make_plan(glyph_recipe(tmp_path, tmp_path / "run", train__precision="bf16"), asked)
+    seconds = seconds_of_products(half)
+    assert seconds["forward"] + seconds["backward"] == pytest.approx(half.network.flops / 1e15)
+    assert seconds["head"] == pytest.approx(seconds_of_products(images)["head"] / 100)
+
+
 @pytest.mark.parametrize("kind", ["dense", "utree", "vtree"])
 def test_the_class_index_is_as_large_as_the_real_one(tmp_path: Path, kind: str):
     vectors = np.random.default_rng(0).normal(size=(3000, 4)).astype(np.float32)

@@ -83,6 +83,13 @@ def test_no_two_recipes_share_a_run_folder() -> None:
     assert len(set(runs)) == len(runs)
 
 
+def test_the_smooth_topk_recipe_has_the_schedule_of_its_paper() -> None:
+    recipe = load_recipe(RECIPES / "imagenet-resnet50-smooth-topk.yaml")
+    assert recipe.train.duration.epochs == 120
+    assert recipe.schedule.kind == "step"
+    assert [milestone.epochs for milestone in recipe.schedule.milestones] == [30, 60, 90]
+
+
 # ---------------------------------------------------------------- variants
 
 

@@ -150,6 +150,8 @@ def test_devices_are_known_by_their_whole_name_alone():
     assert device_named("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None
     assert DEVICES["a100"].peak_flops("bf16") == 312e12
     assert DEVICES["v100"].peak_flops("bf16") is None
+    assert DEVICES["a100"].peak_flops("fp32") == 156e12  # of TF32, which convolutions use
+    assert DEVICES["v100"].peak_flops("fp32") == 15.7e12
 
 
 def test_the_table_of_devices_is_free_of_torch():

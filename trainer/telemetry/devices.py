@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Arithmetic = Literal["fp32", "tf32", "bf16", "fp16"]
 
 _MIB = 2**20
 _TERA = 1e12
@@ -28,13 +29,15 @@ class Device:
     memory_bytes: int
     memory_bytes_per_second: float
     link_bytes_per_second: float
-    peaks: dict[Precision, float]
+    peaks: dict[Arithmetic, float]
 
     def peak_flops(self, precision: Precision) -> float | None:
         """Multiplications and additions a second; None: the device has no such arithmetic.
 
-        Of fp32 it is TF32's where the device has that, for convolutions compute in it.
+        For fp32 it is the rate of TF32 where the device has it: cuDNN uses that for convolutions.
         """
+        if precision == "fp32":
+            return self.peaks.get("tf32", self.peaks["fp32"])
         return self.peaks.get(precision)
 
 
@@ -45,12 +48,12 @@ def _device(
     link: float,
     half: float,
     single: float,
-    bf16: bool = True,
+    tf32: float | None = None,
 ) -> Device:
-    """Bandwidths in GB/s, rates in TFLOPS."""
-    peaks: dict[Precision, float] = {"fp32": single * _TERA, "fp16": half * _TERA}
-    if bf16:
-        peaks["bf16"] = half * _TERA
+    """Bandwidths in GB/s, rates in TFLOPS; GPUs with TF32 have bf16, too."""
+    peaks: dict[Arithmetic, float] = {"fp32": single * _TERA, "fp16": half * _TERA}
+    if tf32 is not None:
+        peaks |= {"tf32": tf32 * _TERA, "bf16": half * _TERA}
     return Device(names, memory_mib * _MIB, memory * _GIGA, link * _GIGA, peaks)
 
 
@@ -63,7 +66,6 @@ DEVICES: dict[str, Device] = {
         link=150,
         half=125,
         single=15.7,
-        bf16=False,
     ),
     "v100-32gb": _device(
         "Tesla V100-SXM2-32GB",
@@ -73,38 +75,73 @@ DEVICES: dict[str, Device] = {
         link=150,
         half=125,
         single=15.7,
-        bf16=False,
     ),
-    "t4": _device(
-        "Tesla T4", memory_mib=15_360, memory=320, link=16, half=65, single=8.1, bf16=False
+    "t4": _device("Tesla T4", memory_mib=15_360, memory=320, link=16, half=65, single=8.1),
+    "a10": _device(
+        "NVIDIA A10", memory_mib=23_028, memory=600, link=32, half=125, single=31.2, tf32=62.5
     ),
-    "a10": _device("NVIDIA A10", memory_mib=23_028, memory=600, link=32, half=125, single=62.5),
     "a100-40gb": _device(
-        "NVIDIA A100-SXM4-40GB", memory_mib=40_960, memory=1555, link=300, half=312, single=156
+        "NVIDIA A100-SXM4-40GB",
+        memory_mib=40_960,
+        memory=1555,
+        link=300,
+        half=312,
+        single=19.5,
+        tf32=156,
     ),
     "a100-40gb-pcie": _device(
-        "NVIDIA A100-PCIE-40GB", memory_mib=40_960, memory=1555, link=32, half=312, single=156
+        "NVIDIA A100-PCIE-40GB",
+        memory_mib=40_960,
+        memory=1555,
+        link=32,
+        half=312,
+        single=19.5,
+        tf32=156,
     ),
     "a100": _device(
-        "NVIDIA A100-SXM4-80GB", memory_mib=81_920, memory=2039, link=300, half=312, single=156
+        "NVIDIA A100-SXM4-80GB",
+        memory_mib=81_920,
+        memory=2039,
+        link=300,
+        half=312,
+        single=19.5,
+        tf32=156,
     ),
     "a100-pcie": _device(
-        "NVIDIA A100 80GB PCIe", memory_mib=81_920, memory=1935, link=32, half=312, single=156
+        "NVIDIA A100 80GB PCIe",
+        memory_mib=81_920,
+        memory=1935,
+        link=32,
+        half=312,
+        single=19.5,
+        tf32=156,
     ),
-    "l4": _device("NVIDIA L4", memory_mib=23_034, memory=300, link=32, half=121, single=60),
-    "l40s": _device("NVIDIA L40S", memory_mib=46_068, memory=864, link=32, half=362, single=183),
+    "l4": _device(
+        "NVIDIA L4", memory_mib=23_034, memory=300, link=32, half=121, single=30.3, tf32=60
+    ),
+    "l40s": _device(
+        "NVIDIA L40S", memory_mib=46_068, memory=864, link=32, half=362, single=91.6, tf32=183
+    ),
     "h100": _device(
-        "NVIDIA H100 80GB HBM3", memory_mib=81_559, memory=3350, link=450, half=989, single=494
+        "NVIDIA H100 80GB HBM3",
+        memory_mib=81_559,
+        memory=3350,
+        link=450,
+        half=989,
+        single=67,
+        tf32=494,
     ),
     "h100-pcie": _device(
-        "NVIDIA H100 PCIe", memory_mib=81_559, memory=2000, link=64, half=756, single=378
+        "NVIDIA H100 PCIe", memory_mib=81_559, memory=2000, link=64, half=756, single=51, tf32=378
     ),
     "h100-nvl": _device(
-        "NVIDIA H100 NVL", memory_mib=95_830, memory=3900, link=300, half=835, single=417
+        "NVIDIA H100 NVL", memory_mib=95_830, memory=3900, link=300, half=835, single=60, tf32=417
     ),
-    "h200": _device("NVIDIA H200", memory_mib=143_771, memory=4800, link=450, half=989, single=494),
+    "h200": _device(
+        "NVIDIA H200", memory_mib=143_771, memory=4800, link=450, half=989, single=67, tf32=494
+    ),
     "b200": _device(
-        "NVIDIA B200", memory_mib=183_359, memory=8000, link=900, half=2250, single=1100
+        "NVIDIA B200", memory_mib=183_359, memory=8000, link=900, half=2250, single=75, tf32=1100
     ),
 }
 
