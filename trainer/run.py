@@ -40,7 +40,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process; ValueError where another one is training in it, OSError
-        where the folder cannot be made or written."""
+        where the folder cannot be created or written."""
         with self._writable():
             self.path.mkdir(parents=True, exist_ok=True)
             lock = self._lock.open("w")

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data import Batch, Cursor
+from data import Batch, Cursor, Manifest
 from trainer.agreement import agree
 from trainer.busy import BusyClock
 from trainer.checkpoints import CheckpointWriter
@@ -40,7 +40,8 @@ class Running:
 
     `origin` is its provenance, which every checkpoint stores. An epoch has `num_samples`.
     `saved_step` is that of the newest checkpoint, `best` what the evaluation at the state's step
-    measured, if there was one and it decides which checkpoint is kept.
+    measured, if there was one and it decides which checkpoint is kept. `manifest` spares
+    evaluations parsing it again, which takes a second class list's memory.
     """
 
     recipe: Recipe
@@ -61,6 +62,7 @@ class Running:
     state: TrainState
     saved_step: int | None
     best: float | None = None
+    manifest: Manifest | None = None
 
     def steps(self, duration: Duration) -> int:
         """Steps that a duration lasts."""
@@ -125,6 +127,7 @@ class Running:
                     self.recipe,
                     self.world,
                     label_vectors=self.label_vectors,
+                    manifest=self.manifest,
                     should_stop=lambda: self._asked() is not None,
                 )
         except EvaluationStopped:

@@ -135,7 +135,7 @@ def _train(
             evaluated=state.evaluated,
             skipped_steps=state.skipped,
             checkpoint_every=steps(recipe.checkpoint.every),
-            flops=ModelFlops(recipe, len(manifest.class_names)),
+            flops=ModelFlops(recipe, len(manifest.classes)),
         )
     )
     keep_every = recipe.checkpoint.keep_every
@@ -178,6 +178,7 @@ def _train(
         origin=origin,
         state=state,
         saved_step=state.step,
+        manifest=manifest,
     )
     for notice in resumed.notices:
         telemetry.event(notice.event, state.step, notice.line, **notice.values)

@@ -30,6 +30,9 @@ def plan(
     link_gbps: Annotated[
         float | None, typer.Option(min=0.001, help="a GPU's rate to other machines, Gbit/s")
     ] = None,
+    host_memory: Annotated[
+        float | None, typer.Option(min=0.001, help="main memory of a machine, GiB")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="build the shapes of the ranks, and check them")
     ] = False,
@@ -40,6 +43,8 @@ def plan(
     """Say what a recipe needs on a cluster: memory a GPU, bytes on the wire, time a step."""
     if link_gbps is not None and not math.isfinite(link_gbps):
         raise ValueError(f"--link-gbps is {link_gbps}: give a number of Gbit/s, such as 400")
+    if host_memory is not None and not math.isfinite(host_memory):
+        raise ValueError(f"--host-memory is {host_memory}: give a number of GiB, such as 2048")
     resolved = load_recipe(recipe, overrides or [])
     from launch.plan import advice, table
     from launch.plan import dry_run as shapes
@@ -47,7 +52,8 @@ def plan(
     from launch.plan.plan import Asked, make_plan
 
     machine = machine_named(gpu, link_gbps=link_gbps, ranks_a_node=gpus)
-    asked = Asked(machine, nodes, gpus, classes, samples)
+    host_bytes = None if host_memory is None else int(host_memory * 2**30)
+    asked = Asked(machine, nodes, gpus, classes, samples, host_bytes)
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH_OF_FILES)

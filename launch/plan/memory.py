@@ -14,7 +14,6 @@ MOMENTS: tuple[Moment, ...] = ("head", "backward", "optimizer")
 _INT64 = _FLOAT64 = 8
 # The CUDA context, cuBLAS and cuDNN workspaces and NCCL's buffers: an assumption, not measured.
 _CUDA_RESERVE = 2 << 30
-_TREE_BYTES, _ROW_COPIES = 86, 2.16
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,11 @@ def memory_of(
     shard = head.nodes * head.columns * FLOAT32
     factored = recipe.head.weights.kind == "factored"
     cuda = cluster.machine.kind == "cuda"
+    updated = spread.updated + (0 if factored else shard)
     lines = [
         _always("backbone weights", spread.weights),
         _always("head weights", shard),
-        _always("optimizer moments", _moments(recipe) * (spread.updated + (not factored) * shard)),
+        _always("optimizer moments", num_moments(recipe) * updated),
         _always("moving averages", _averages(recipe, network, spread, shard)),
         _always("inputs and buffers", network.inputs * parts + network.buffers),
         _always("class index", class_index(head)),
@@ -104,14 +104,6 @@ def class_index(head: HeadShape) -> int:
     return size + paths + _INT64 * (head.nodes + (head.nodes - held) + 4 * inner)
 
 
-def host_index(head: HeadShape) -> int:
-    """What this rank's main memory holds at most while the head is made: the label tree's arrays
-    and the shard's first rows, each with copies (measured at a million classes, 9 and 41 columns:
-    163 and 440 bytes a class)."""
-    rows = head.nodes * head.columns * FLOAT32
-    return _TREE_BYTES * head.classes.nodes + int(_ROW_COPIES * rows)
-
-
 def _always(what: str, size: int) -> Line:
     return Line(what, size, size, size, lasts=True)
 
@@ -120,7 +112,8 @@ def _any(line: Line) -> bool:
     return any(getattr(line, moment) for moment in MOMENTS)
 
 
-def _moments(recipe: Recipe) -> int:
+def num_moments(recipe: Recipe) -> int:
+    """Numbers that the optimizer keeps for each weight."""
     optimizer = recipe.optimizer
     return int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
 

@@ -1,15 +1,18 @@
 """A recipe on a cluster, planned: the numbers of its parts put together."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from data import Manifest
 from launch.plan.classes import Classes, classes_of, num_samples, shards_of
 from launch.plan.cluster import Cluster, Machine
 from launch.plan.head_shape import HeadShape, head_shape
 from launch.plan.head_traffic import engine_traffic, factored_traffic
+from launch.plan.host import ClassListCost, HostMemory, host_memory
 from launch.plan.loss_cost import measure_loss
-from launch.plan.memory import Memory, host_index, memory_of
+from launch.plan.memory import Memory, memory_of
 from launch.plan.network import Network, measure_network
 from launch.plan.spread import Spread, spread
 from launch.plan.step_time import StepTime, step_time
@@ -23,8 +26,9 @@ from trainer.world import mesh_shape
 class Plan:
     """What a step of `recipe` takes on `cluster`, on its fullest rank.
 
-    `host_bytes` is what the label tree needs of a rank's main memory; `samples` are those of an
-    epoch, `steps` those of the run, None where nobody says; `parts` are the micro-batches.
+    `memory` is that of its device, `host` the main memory of a machine. `samples` are those of an
+    epoch and `steps` those of the run, None where neither shards nor recipe tell; `parts` are the
+    micro-batches.
     """
 
     recipe: Recipe
@@ -33,7 +37,7 @@ class Plan:
     network: Network
     head: HeadShape
     memory: Memory
-    host_bytes: int
+    host: HostMemory
     collectives: tuple[Collective, ...]
     time: StepTime
     samples: int | None
@@ -54,13 +58,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a plan is made for, besides the recipe; None: as the shards say."""
+    """What a plan is made for, besides the recipe. None: as the shards say; of `host_bytes`, the
+    main memory of a machine: not known, but for CPUs."""
 
     machine: Machine
     nodes: int
     gpus: int
     classes: int | None = None
     samples: int | None = None
+    host_bytes: int | None = None
+
+    @property
+    def main_memory(self) -> int | None:
+        """Bytes of a machine, None: not known."""
+        if self.host_bytes is None and self.machine.kind == "cpu":
+            return self.machine.memory * self.gpus
+        return self.host_bytes
 
 
 def make_plan(recipe: Recipe, asked: Asked, *, label_vectors: np.ndarray | None = None) -> Plan:
@@ -86,14 +99,24 @@ def make_plan(recipe: Recipe, asked: Asked, *, label_vectors: np.ndarray | None 
     head = head_shape(recipe, network, classes, loss, cluster)
     strategy = spread(recipe, network, cluster, passes=passes, parts=parts)
     collectives = _collectives(recipe, network, strategy, head, cluster, passes, parts)
+    memory = memory_of(recipe, network, strategy, head, cluster, parts)
     return Plan(
         recipe=recipe,
         cluster=cluster,
         classes=classes,
         network=network,
         head=head,
-        memory=memory_of(recipe, network, strategy, head, cluster, parts),
-        host_bytes=host_index(head),
+        memory=memory,
+        host=host_memory(
+            recipe,
+            network,
+            head,
+            memory,
+            cluster,
+            ClassListCost.assumed() if manifest is None else ClassListCost.of(manifest.classes),
+            label_vectors=_vector_bytes(recipe, manifest, label_vectors),
+            capacity=asked.main_memory,
+        ),
         collectives=collectives,
         time=step_time(
             recipe, network, strategy, head, collectives, cluster, passes=passes, parts=parts
@@ -101,6 +124,16 @@ def make_plan(recipe: Recipe, asked: Asked, *, label_vectors: np.ndarray | None 
         samples=num_samples(recipe, manifest, asked.samples),
         parts=parts,
     )
+
+
+def _vector_bytes(recipe: Recipe, manifest: Manifest | None, given: np.ndarray | None) -> int:
+    """Of the shards' label vectors, which every rank keeps; 0 where there are none."""
+    if given is not None:
+        return given.nbytes
+    if manifest is None or manifest.label_vectors is None:
+        return 0
+    path = Path(recipe.data.shards) / manifest.label_vectors
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _collectives(

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.plan.advice import Change
+from launch.plan.host import HOST_MOMENTS, HostMoment
 from launch.plan.memory import MOMENTS
 from launch.plan.plan import Plan
 from launch.plan.traffic import Collective
@@ -17,12 +18,18 @@ from launch.plan.traffic import Collective
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SHOWN = 8
 _NAME_WIDTH = 22
+_HOST_PHASES: dict[HostMoment, str] = {
+    "manifest": "reading the manifest",
+    "head": "building the head",
+    "training": "training",
+}
 
 
 def show(plan: Plan, changes: Sequence[Change], warnings: Sequence[str], console: Console) -> None:
     """Print all of it."""
     console.print(_headline(plan), Text())
-    console.print(Group(_memory(plan), Text(), _traffic(plan), Text(), _time(plan), Text()))
+    tables = (_memory(plan), _host(plan), _traffic(plan), _time(plan))
+    console.print(Group(*(part for table in tables for part in (table, Text()))))
     for line in _verdict(plan, changes):
         console.print(Text(line))
     for warning in warnings:
@@ -31,7 +38,7 @@ def show(plan: Plan, changes: Sequence[Change], warnings: Sequence[str], console
 
 def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> dict[str, Any]:
     """The same numbers, in bytes and seconds, for programs."""
-    memory, time, cluster = plan.memory, plan.time, plan.cluster
+    memory, host, time, cluster = plan.memory, plan.host, plan.time, plan.cluster
     return {
         "nodes": cluster.nodes,
         "gpus": cluster.gpus,
@@ -48,7 +55,15 @@ def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> d
             "capacity": memory.capacity,
             "fits": memory.fits,
         },
-        "host_bytes_a_rank": plan.host_bytes,
+        "host": {
+            "lines": [asdict(line) for line in host.lines],
+            "totals": {moment: host.total(moment) for moment in HOST_MOMENTS},
+            "ranks": host.ranks,
+            "peak": host.peak,
+            "peak_phase": host.peak_moment,
+            "capacity": host.capacity,
+            "fits": host.fits,
+        },
         "collectives": [_collective_json(each, plan) for each in plan.collectives],
         "sent_bytes": plan.sent,
         "time": {
@@ -103,6 +118,18 @@ def _memory(plan: Plan) -> Table:
     return table
 
 
+def _host(plan: Plan) -> Table:
+    host = plan.host
+    table = _table("main memory of a rank")
+    table.add_column("", overflow="fold")
+    for moment in HOST_MOMENTS:
+        table.add_column(_HOST_PHASES[moment], justify="right", no_wrap=True)
+    for line in host.lines:
+        table.add_row(line.what, *(size(getattr(line, moment)) for moment in HOST_MOMENTS))
+    table.add_row("all", *(size(host.total(moment)) for moment in HOST_MOMENTS), style="bold")
+    return table
+
+
 def _traffic(plan: Plan) -> Table:
     cluster = plan.cluster
     table = _table(f"collectives of a step: a rank sends {size(plan.sent)}")
@@ -147,13 +174,14 @@ def _verdict(plan: Plan, changes: Sequence[Change]) -> Iterable[str]:
     steps = plan.steps
     whole = f"; {steps:,} steps take {duration(steps * time.seconds)}" if steps else ""
     yield f"at the peaks: {rate:,.0f} samples/s{whole}"
-    yield (f"main memory: {size(plan.host_bytes)} a rank while the head is made")
+    yield _host_verdict(plan)
+    device = "GPU memory" if plan.cluster.machine.kind == "cuda" else "memory of a rank"
     if memory.fits:
-        share = memory.peak / memory.capacity
-        yield f"fits: {size(memory.peak)} in {memory.peak_moment}, {share:.0%} of what there is"
+        need = f"{size(memory.peak)} in {memory.peak_moment}"
+        yield f"{device} fits: {need}, {memory.peak / memory.capacity:.0%} of what there is"
         return
     yield (
-        f"does not fit: {size(memory.peak)} in {memory.peak_moment}, there are "
+        f"{device} does not fit: {size(memory.peak)} in {memory.peak_moment}, there are "
         f"{size(memory.capacity)}. Change, in this order:"
     )
     for number, change in enumerate(changes, 1):
@@ -161,6 +189,19 @@ def _verdict(plan: Plan, changes: Sequence[Change]) -> Iterable[str]:
         yield f"  {number}. {change.what}: {size(change.peak)}, {left}"
     if not changes or not changes[-1].fits:
         yield "  nothing more is known here: take fewer classes or a smaller backbone"
+
+
+def _host_verdict(plan: Plan) -> str:
+    host = plan.host
+    need = f"{size(host.peak)} a machine ({host.ranks} ranks {_HOST_PHASES[host.peak_moment]})"
+    if host.capacity is None:
+        return f"main memory: needs {need}; give --host-memory to compare"
+    if host.fits:
+        return f"main memory fits: {need}, {host.peak / host.capacity:.0%} of what there is"
+    return (
+        f"main memory does not fit: {need}, there are {size(host.capacity)}: start fewer ranks on "
+        "each machine, or train fewer classes"
+    )
 
 
 def _table(title: str) -> Table:

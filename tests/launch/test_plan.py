@@ -2,7 +2,10 @@
 
 import io
 import json
+import subprocess
+import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import torch
 import yaml
 from rich.console import Console
 
+from data import Manifest, load_label_vectors
+from data.shards.manifest import ClassInfo, ShardInfo, SourceInfo
 from heads import ClassHead
 from heads.losses import CrossEntropy
 from heads.tree import LabelTree, build_cover_tree
@@ -20,14 +25,19 @@ from launch.plan.advice import changes, warnings
 from launch.plan.classes import Classes, classes_of
 from launch.plan.cluster import Cluster, Machine
 from launch.plan.dry_run import dry_run
+from launch.plan.host import ClassListCost, HostLine
 from launch.plan.memory import class_index
 from launch.plan.network import measure_network
 from launch.plan.plan import Asked, Plan, make_plan
 from launch.plan.table import duration, show, size
 from launch.plan.traffic import Collective
+from tests.ranks import run_on_ranks
 from tests.shards import TINY_RESNET, glyph_recipe, text_recipe
+from tests.trainer.training import started, take_steps
 from trainer.backbone import build_backbone
+from trainer.checkpoints.pieces import Ownership
 from trainer.config import Recipe
+from trainer.entries import training_entries
 
 GPU = Machine("gpu", "cuda", 1 << 36, 1e12, {"fp32": 1e13, "bf16": 1e14}, 1e11, 1e10)
 
@@ -262,9 +272,20 @@ def test_the_command_prints_plain_tables(tmp_path, kway, capsys):
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
     assert kway("plan", path, "--nodes", 2, "--gpus", 8, "--classes", 10**6) == 0
     shown = capsys.readouterr().out
-    for words in ("head weights", "DDP: gradients", "bound by", "fits:", "world 16 across"):
+    for words in ("head weights", "DDP: gradients", "bound by", "world 16 across", "class list"):
         assert words in shown, words
+    assert "GPU memory fits:" in shown
+    assert "a machine (8 ranks reading the manifest); give --host-memory to compare" in shown
     assert "\x1b" not in shown
+
+
+def test_the_command_compares_with_the_main_memory_that_is_given(tmp_path, kway, capsys):
+    path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
+    options = ("--nodes", 64, "--gpus", 8, "--classes", 10**8, "--host-memory")
+    assert kway("plan", path, *options, 512) == 0
+    assert "main memory does not fit: 9" in capsys.readouterr().out
+    assert kway("plan", path, *options, 2048, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["host"]["fits"] is True
 
 
 def test_tables_are_whole_in_eighty_columns(tmp_path: Path):
@@ -357,11 +378,117 @@ def test_units_of_fsdp_hold_every_weight_once(tmp_path: Path):
     assert len(network.units) == len(TINY_RESNET["depths"]) + 1
 
 
-def test_main_memory_is_what_making_a_head_takes(tmp_path: Path):
+# ---- main memory
+
+
+def host_line(plan: Plan, what: str) -> HostLine:
+    return next(line for line in plan.host.lines if line.what == what)
+
+
+def test_main_memory_of_a_head_is_what_building_it_takes(tmp_path: Path):
     recipe = glyph_recipe(tmp_path, tmp_path / "run")
     plan = make_plan(recipe, Asked(GPU, 1, 1, 300_000))
     tracemalloc.start()
-    ClassHead(plan.network.dim, 300_000, CrossEntropy())
-    _, peak = tracemalloc.get_traced_memory()
+    head = ClassHead(plan.network.dim, 300_000, CrossEntropy())
+    kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert plan.host_bytes == pytest.approx(peak, rel=0.1)
+    line = host_line(plan, "label tree and first rows")
+    assert line.head == pytest.approx(peak, rel=0.1)
+    assert line.training == pytest.approx(kept - head.weight.nbytes, rel=0.1)
+
+
+# In a process of its own: peak and resident memory belong to a process.
+_PARSE = """
+import ctypes, gc, sys
+from data.shards.manifest import Manifest
+
+def resident(name):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith(name))
+
+before = resident("VmRSS")
+manifest = Manifest.read(sys.argv[1])
+peak = resident("VmHWM")
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+print(resident("VmRSS") - before, peak - before)
+"""
+
+
+@pytest.mark.parametrize("attributes", [0, 1, 3])
+def test_a_class_list_takes_the_main_memory_that_is_planned(tmp_path: Path, attributes: int):
+    num = 60_000
+    classes = tuple(
+        ClassInfo(
+            name=f"a class of the test, number {i}",
+            attributes={f"attribute {k}": f"{k} of {i}: {'é' * 20}" for k in range(attributes)},
+        )
+        for i in range(num)
+    )
+    shard = ShardInfo(
+        file="a.tar", split="train", samples=1, bytes=10240, sha256="0" * 64, index_crc32=0
+    )
+    manifest = Manifest(source=SourceInfo(kind="test"), classes=classes, shards=(shard,))
+    (tmp_path / "manifest.json").write_bytes(manifest.to_bytes())
+    found = subprocess.run(
+        [sys.executable, "-c", _PARSE, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    kept, peak = map(int, found.stdout.split())
+    cost = ClassListCost.of(classes)
+    assert num * cost.kept == pytest.approx(kept, rel=0.15)
+    assert num * cost.parsing == pytest.approx(peak, rel=0.2)
+
+
+def test_every_rank_of_a_machine_holds_the_class_list(tmp_path: Path):
+    plan = planned(tmp_path, nodes=16, gpus=8, classes=10**8)
+    line = host_line(plan, "class list")
+    assert line.manifest > line.head > line.training > 600 * 10**8
+    assert plan.host.peak_moment == "manifest"
+    assert plan.host.peak > 8 * line.manifest
+    assert plan.host.fits is None
+    for size_gib, fits in ((512, False), (2048, True)):
+        asked = Asked(GPU, 16, 8, 10**8, host_bytes=size_gib << 30)
+        assert make_plan(plan.recipe, asked).host.fits is fits
+
+
+def test_the_class_list_and_vectors_of_shards_are_counted(glyphs, tmp_path: Path):
+    plan = make_plan(glyph_recipe(glyphs, tmp_path / "run"), Asked(GPU, 1, 1))
+    manifest = Manifest.load(glyphs)
+    kept = 13 * ClassListCost.of(manifest.classes).kept
+    assert host_line(plan, "class list").training == pytest.approx(kept, rel=0.05)
+    vectors = load_label_vectors(glyphs, manifest)
+    assert host_line(plan, "label vectors").training == pytest.approx(vectors.nbytes, rel=0.2)
+
+
+def test_on_cpus_steps_take_main_memory(tmp_path: Path):
+    cpu = replace(GPU, kind="cpu")
+    plan = make_plan(glyph_recipe(tmp_path, tmp_path / "run"), Asked(cpu, 1, 2, 1000))
+    assert host_line(plan, "a step, as above").training == plan.memory.peak
+    assert plan.host.capacity == 2 * cpu.memory
+
+
+COPIED = {"optimizer": {"kind": "adamw"}, "train__ema": {"decay": 0.9}}
+
+
+def bytes_written_by_a_rank(shards: Path, class_ranks: int | None, strategy: str) -> int:
+    task = started(shards, class_ranks, **COPIED, train__strategy={"kind": strategy})
+    take_steps(task, 1)
+    pieces = Ownership(task.world.group, task.world.rank).choose(training_entries(task))
+    written = sum(piece.tensor.nbytes for piece in pieces)
+    task.strategy.close()
+    return written
+
+
+@pytest.mark.parametrize(
+    ("ranks", "class_ranks", "strategy"),
+    [(1, None, "ddp"), (2, None, "ddp"), (2, 1, "ddp"), (2, None, "fsdp")],
+)
+def test_the_copy_of_a_checkpoint_is_what_a_rank_writes(
+    glyphs, tmp_path: Path, ranks: int, class_ranks: int | None, strategy: str
+):
+    written = run_on_ranks(ranks, bytes_written_by_a_rank, glyphs, class_ranks, strategy)
+    changes = {**COPIED, "train__class_group": class_ranks or "world"}
+    recipe = glyph_recipe(tmp_path, tmp_path / "run", **changes, train__strategy={"kind": strategy})
+    plan = make_plan(recipe, Asked(replace(GPU, kind="cpu"), 1, ranks, 13))
+    line = host_line(plan, "checkpoint being written")
+    assert line.training == pytest.approx(max(written), rel=0.15)

@@ -17,7 +17,9 @@ from trainer.evaluation import (
     load_evaluation,
     save_evaluation,
 )
+from trainer.evaluation.of_run import Wanted, evaluate_run
 from trainer.task import Task, build_task
+from trainer.train import train
 
 
 def task_and_recipe(shards: Path, weights: str) -> tuple[Task, object]:
@@ -148,3 +150,20 @@ def test_a_saved_evaluation_reads_back(glyphs, tmp_path):
     }
     with pytest.raises(FileNotFoundError, match="run `kway eval`"):
         load_evaluation(tmp_path, step=8)
+
+
+def test_a_run_parses_the_manifest_once(glyphs, tmp_path, monkeypatch):
+    """A second class list would be in memory while an evaluation lasts."""
+    parsed: list[str] = []
+    parse = Manifest._parse
+
+    def counted(content: bytes, path: str) -> Manifest:
+        parsed.append(path)
+        return parse(content, path)
+
+    monkeypatch.setattr(Manifest, "_parse", counted)
+    changes = {"train__duration": {"steps": 2}, "evaluation": {"every": {"steps": 1}}}
+    train(glyph_recipe(glyphs, tmp_path / "run", **changes), rank_world())
+    assert len(parsed) == 1
+    evaluate_run(Wanted(tmp_path / "run"), rank_world())
+    assert len(parsed) == 2

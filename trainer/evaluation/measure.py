@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from data import Batch, EvalLoader, open_split
+from data import Batch, EvalLoader, Manifest, open_split
 from heads import ClassHead
 from heads.collectives import all_reduce_sum
 from heads.similarity import similarity_accuracy
@@ -92,12 +92,14 @@ def evaluate_split(
     world: World,
     *,
     label_vectors: np.ndarray | None,
+    manifest: Manifest | None = None,
     progress: Callable[[int], None] = lambda samples: None,
     should_stop: StopQuestion = never,
 ) -> Evaluation:
-    """`evaluate` on the recipe's evaluation split (collective)."""
+    """`evaluate` on the recipe's evaluation split (collective); `manifest` is that of its shards,
+    where it is loaded already."""
     data = recipe.data
-    with open_split(data.shards, data.eval_split, cache=data.cache) as split:
+    with open_split(data.shards, data.eval_split, cache=data.cache, manifest=manifest) as split:
         loader = EvalLoader(
             split,
             recipe.data,

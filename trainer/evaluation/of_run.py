@@ -78,7 +78,12 @@ def evaluate_run(
     step = {} if wanted.checkpoint is None else {"step": wanted.checkpoint}
     trained = open_trained(wanted.run, world, **step)
     result = evaluate_split(
-        trained.task, recipe, world, label_vectors=trained.label_vectors, progress=progress
+        trained.task,
+        recipe,
+        world,
+        label_vectors=trained.label_vectors,
+        manifest=trained.manifest,
+        progress=progress,
     )
     if world.is_main:
         save_evaluation(wanted.folder(), result, step=trained.step)
