@@ -64,10 +64,10 @@ def config_file(bundle: str, config: ServingConfig) -> str:
 
 
 def _heading(environment: Mapping[str, str]) -> str:
-    variables = " ".join(f"{name}={value}" for name, value in environment.items())
+    variables = "".join(f"#   {name}={value}\n" for name, value in environment.items())
     return (
         "# For `serve deploy`, or serveConfigV2 of a RayService. Set on every node, before Ray\n"
-        f"# starts: {variables}\n"
+        f"# starts:\n{variables}"
         "# Ray's ports then listen on all addresses, without TLS: keep the cluster in a network\n"
         "# of its own, with RAY_AUTH_MODE=token, behind an ingress that limits bodies and time.\n"
     )

@@ -34,6 +34,14 @@ _NO_RAY_SERVICE = (
     'hdr grpc-message "there is no such service" if { path_beg /ray.serve. }'
 )
 _RAY_METADATA = ("application", "multiplexed_model_id")
+# While no replica is up, HAProxy forwards requests to Ray's own proxy, a `backup` server, which
+# queues them for a replica that is being replaced. Once the application is deleted, at shutdown, that
+# proxy answers 404. kway has a route for every path, so this means "not ready"; clients and caches
+# would take a 404 as final.
+_FROM_RAYS_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
+_MEANT_BY_RAY = {404: 503}
+# HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
+_GRPC_STATUSES = {408: 4, 502: 14, 503: 14, 504: 4}
 _SOCKET = "{ req.hdr(upgrade) -m str -i websocket }"
 _RETRY_SECONDS = 1
 _REFUSALS = {
@@ -129,10 +137,10 @@ def _rewrite_section(section: list[str], edge: Edge) -> list[str]:
             return [title, bind, *_grpc_rules(edge), *_without_bind(kept)]
         case "backend default_backend":  # nothing is deployed, or no longer
             return [title, "    http-request return " + _refusal(503)]
+        case "backend default_grpc_backend":
+            return [title, "    http-request return " + _grpc_refusal(503)]
     if title.startswith("backend grpc-"):
-        # Of calls whose messages still arrive, too: a replica holds those before it sees a token.
-        kept = [_with_maxconn(line, edge) for line in kept]
-        kept.append(f"    http-request set-timeout server {_time(edge.answer_seconds)}")
+        return [title, *_grpc_backend(kept, edge)]
     if title.startswith("backend http-"):
         kept.append(
             f"    http-request set-timeout server {_time(edge.answer_seconds)} unless {_STREAM}"
@@ -185,11 +193,15 @@ def _rules(edge: Edge) -> list[str]:
     ]
     # Ray's own refusals are plain text; kway's are JSON already.
     answers = [
+        f"return {_refusal(503)} if {{ var(txn.is_socket) -m bool }} {_FROM_RAYS_PROXY} {_plain(500)}",
         # Ray means 429 or, of a replica that ends, to be asked again; but it answers a handshake as
         # it would a request, and uvicorn makes 500 of that. It is never kway's: a token is refused
         # in JSON, a path that is none by 403, and all else is told after the handshake.
         f"return {_refusal(429)} if {{ var(txn.is_socket) -m bool }} {_plain(500)}",
-        *(f"return {_refusal(status)} if {_plain(status)}" for status in sorted(_REFUSALS)),
+        *(
+            f"return {_refusal(_MEANT_BY_RAY.get(status, status))} if {_plain(status)}"
+            for status in sorted(_REFUSALS)
+        ),
     ]
     return [
         "    option disable-h2-upgrade",  # nothing of ours speaks it here
@@ -211,7 +223,7 @@ def _host_rules(edge: Edge) -> list[str]:
 
 
 def _grpc_rules(edge: Edge) -> list[str]:
-    """The rules of calls; its own codes: 4 is DEADLINE_EXCEEDED."""
+    """The rules of calls."""
     rules = [
         _NO_RAY_SERVICE,
         *(f"del-header {name}" for name in _RAY_METADATA),
@@ -219,11 +231,32 @@ def _grpc_rules(edge: Edge) -> list[str]:
         # A stream's is open for as long as the client likes; there are none, as a replica says.
         f"wait-for-body time {_time(edge.head_seconds)} unless {{ path_end StreamInfer }}",
     ]
-    slow = f'hdr grpc-status 4 hdr grpc-message "{_REFUSALS[408][1]}"'
     return [
-        f"    http-error status 408 content-type application/grpc {slow}",
+        f"    http-error {_grpc_refusal(408)}",
         *(f"    http-request {rule}" for rule in rules),
     ]
+
+
+def _grpc_backend(lines: list[str], edge: Edge) -> list[str]:
+    """A backend of replicas without Ray's own proxy as a backup.
+
+    At shutdown that proxy answers NOT_FOUND in the trailers of a response, which HAProxy cannot
+    read or replace. Without it a call fails with UNAVAILABLE, which clients retry.
+    """
+    return [
+        # Of calls whose messages still arrive, too: a replica holds those before it sees a token.
+        *(_with_maxconn(line, edge) for line in lines if not line.endswith(" backup")),
+        f"    http-request set-timeout server {_time(edge.answer_seconds)}",
+        *(f"    http-error {_grpc_refusal(status)}" for status in _GRPC_STATUSES),
+    ]
+
+
+def _grpc_refusal(status: int) -> str:
+    """The HTTP answer `status` with the gRPC status that stands for it."""
+    return (
+        f"status {status} content-type application/grpc hdr grpc-status {_GRPC_STATUSES[status]} "
+        f'hdr grpc-message "{_REFUSALS[status][1]}"'
+    )
 
 
 def _with_maxconn(line: str, edge: Edge) -> str:

@@ -30,7 +30,18 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _LEAST_MESSAGE_BYTES, _MOST_MESSAGE_BYTES = 2**20, 2**31 - 1
 
 # For any Ray that serves a bundle, on a cluster, too.
-SERVING = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+SERVING = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # Ray starts its workers, replicas and HAProxy among them, at nice 15: any neighbor starves them.
+    "RAY_worker_niceness": "0",
+    # Each change of the replicas replaces HAProxy. The old process accepts no connections; after
+    # this time it drops the streams and feeds that still run. It exits before, with its last one.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",
+    # Ray would reserve the port of a replica that has ended for the time above, lest the old process
+    # send requests there. Those come over connections that were idle for at most 90 s.
+    "RAY_SERVE_PORT_QUARANTINE_S": "150",
+}
 
 
 def set_environment(session: Path, config: ServingConfig) -> None:

@@ -36,10 +36,13 @@ HEAD = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\n"
 
 
 class Replica(BaseHTTPRequestHandler):
-    """Answers as its path says: /plain/STATUS like Ray, others with what it got; /own/STATUS."""
+    """Answers as its path says: /plain/STATUS like Ray, others with what it got; /own/STATUS.
+
+    One that `has_no_application` answers like Ray's own proxy once the application is deleted.
+    """
 
     protocol_version = "HTTP/1.1"
-    dies = False
+    dies = has_no_application = False
     asked: list[str]
 
     def _answer(self) -> None:
@@ -49,6 +52,9 @@ class Replica(BaseHTTPRequestHandler):
         if self.dies:
             self.close_connection = True
             return None
+        if self.has_no_application:
+            status = 500 if "upgrade" in self.headers else 404
+            return self._send(status, "text/plain", b"Path '/' not found.")
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         if self.path.startswith("/plain/"):
             return self._send(int(self.path.split("/")[2]), "text/plain", b"Request dropped")
@@ -92,11 +98,14 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig,
 from ray.serve.config import HTTPOptions, gRPCOptions
 folder = sys.argv[1]
 
-def write(kinds, ports):
+def write(kinds, ports, backup=None):
     servers = [ServerConfig(f"replica-{port}", "127.0.0.1", port) for port in ports]
+    fallback = ServerConfig("SERVE_PROXY_ACTOR-0", "127.0.0.1", backup) if backup else None
     names = {kind: f"{kind.value.lower()}-kway" for kind in kinds}
     backends = {
-        name: BackendConfig(name, "/", servers=servers, app_name="kway", protocol=kind)
+        name: BackendConfig(
+            name, "/", servers=servers, fallback_server=fallback, app_name="kway", protocol=kind
+        )
         for kind, name in names.items()
     }
     functions = ["ray.serve.generated.serve_pb2_grpc.add_RayServeAPIServiceServicer_to_server"]
@@ -118,7 +127,12 @@ def write(kinds, ports):
 
 async def main():
     kinds = [RequestProtocol.HTTP, RequestProtocol.GRPC]
-    texts = {"two": write(kinds[:1], [1, 2]), "none": write([], []), "grpc": write(kinds, [1, 2])}
+    texts = {
+        "two": write(kinds[:1], [1, 2]),
+        "none": write([], []),
+        "deleted": write(kinds, [], backup=1),
+        "grpc": write(kinds, [1, 2]),
+    }
     print(json.dumps({name: text.replace(folder, "FOLDER") for name, text in texts.items()}))
 
 asyncio.run(main())
@@ -127,7 +141,10 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def written_by_ray() -> dict[str, str]:
-    """HAProxy's configuration by Ray's own code: for `two` replicas, `none`, and with `grpc`."""
+    """HAProxy's configuration by Ray's own code, by case.
+
+    `two` replicas; `none`; `deleted`: Ray's own proxy alone, with gRPC; two with `grpc`.
+    """
     with TemporaryDirectory() as folder:
         ran = subprocess.run(
             [sys.executable, "-c", _WRITE, folder], capture_output=True, text=True, check=True
@@ -155,10 +172,11 @@ def started(
     *,
     grpc_port: int | None = None,
     hosts: tuple[str, ...] = (),
+    ready: int = 200,
 ) -> Iterator[Proxy]:
-    """HAProxy with the configuration `text`, its two servers being `replicas`, or none."""
+    """HAProxy with the configuration `text`, whose servers are `replicas`, once it is `ready`."""
     with TemporaryDirectory() as name:
-        yield from _started(Path(name), text, replicas, grpc_port, hosts)
+        yield from _started(Path(name), text, replicas, grpc_port, hosts, ready)
 
 
 def _started(
@@ -167,6 +185,7 @@ def _started(
     replicas: list[type[Replica]],
     grpc_port: int | None,
     hosts: tuple[str, ...],
+    ready: int,
 ) -> Iterator[Proxy]:
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), replica) for replica in replicas]
     threads = [Thread(target=server.serve_forever, args=(0.05,)) for server in servers]
@@ -184,7 +203,7 @@ def _started(
         )
     try:
         url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 20
-        while not _is_up(url, 200 if replicas else 503):
+        while not _is_up(url, ready):
             assert process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -205,8 +224,9 @@ def _is_up(url: str, status: int) -> bool:
         return False
 
 
-def replica(*, dies: bool = False) -> type[Replica]:
-    return type("Replica", (Replica,), {"dies": dies, "asked": []})
+def replica(*, dies: bool = False, has_no_application: bool = False) -> type[Replica]:
+    state = {"dies": dies, "has_no_application": has_no_application, "asked": []}
+    return type("Replica", (Replica,), state)
 
 
 @pytest.fixture(scope="module")
@@ -452,7 +472,6 @@ def test_a_server_on_loopback_without_tokens_is_asked_by_loopbacks_names_alone(
 @pytest.mark.parametrize(
     ("status", "code", "retry"),
     [
-        (404, "no_such_path", None),
         (408, "slow_request", None),
         (429, "too_busy", "1"),
         (500, "internal", None),
@@ -468,20 +487,22 @@ def test_what_ray_refuses_in_plain_text_has_the_one_shape_of_errors(
     assert httpx.get(f"{proxy.url}/plain/200").text == "Request dropped"
 
 
+HANDSHAKE = {
+    "connection": "Upgrade",
+    "upgrade": "WebSocket",
+    "sec-websocket-version": "13",
+    "sec-websocket-key": "a2F5IG9mIDE2IGxldHRlcg==",
+}
+
+
 def test_a_handshake_that_ray_refuses_is_answered_as_ray_meant_it(proxy: Proxy) -> None:
     """Ray means 429, but answers as it would a request; uvicorn makes a plain 500 of that."""
-    handshake = {
-        "connection": "Upgrade",
-        "upgrade": "WebSocket",
-        "sec-websocket-version": "13",
-        "sec-websocket-key": "a2F5IG9mIDE2IGxldHRlcg==",
-    }
-    answer = httpx.get(f"{proxy.url}/plain/500", headers=handshake)
+    answer = httpx.get(f"{proxy.url}/plain/500", headers=HANDSHAKE)
     assert refusal(answer) == (429, "too_busy")
     assert answer.headers["retry-after"] == "1"
-    own = httpx.get(f"{proxy.url}/own/500", headers=handshake)
+    own = httpx.get(f"{proxy.url}/own/500", headers=HANDSHAKE)
     assert (own.status_code, "headers" in own.json()) == (500, True)
-    assert refusal(httpx.get(f"{proxy.url}/plain/403", headers=handshake)) == (403, "refused")
+    assert refusal(httpx.get(f"{proxy.url}/plain/403", headers=HANDSHAKE)) == (403, "refused")
 
 
 @pytest.mark.parametrize(
@@ -593,7 +614,28 @@ def test_a_question_to_a_replica_that_dies_is_asked_at_another_and_a_change_is_n
 def test_without_a_replica_the_answer_is_503_with_a_time_to_retry(
     written_by_ray: dict[str, str],
 ) -> None:
-    with started(written_by_ray["none"], []) as proxy:
+    with started(written_by_ray["none"], [], ready=503) as proxy:
         answer = httpx.get(f"{proxy.url}/v1/model")
         assert refusal(answer) == (503, "not_ready")
         assert answer.headers["retry-after"] == "1"
+
+
+def test_when_the_application_is_deleted_the_answer_is_503_and_never_404(
+    written_by_ray: dict[str, str],
+) -> None:
+    """Ray's own proxy, which stands in for replicas, no longer knows a path then."""
+    port, rays_proxy = free_port("127.0.0.1", 0), replica(has_no_application=True)
+    with started(written_by_ray["deleted"], [rays_proxy], grpc_port=port, ready=503) as proxy:
+        for answer in (
+            httpx.get(f"{proxy.url}/v1/model"),
+            httpx.post(f"{proxy.url}/v1/query", json={}),
+            httpx.get(f"{proxy.url}/v1/feeds/door/frames", headers=HANDSHAKE),
+        ):
+            assert refusal(answer) == (503, "not_ready")
+            assert answer.headers["retry-after"] == "1"
+        assert proxy.asked
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            with pytest.raises(grpc.RpcError) as refused:
+                call(b"", timeout=20)
+            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE

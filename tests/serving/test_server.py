@@ -622,11 +622,44 @@ def test_a_second_server_shows_errors_of_its_model_and_when_killed_leaves_nothin
         end(other)
 
 
-def test_sigterm_to_the_process_group_ends_the_server_in_order_and_leaves_no_process(
+def test_no_process_of_the_server_runs_at_a_lower_priority_than_the_command(
+    server: Server,
+) -> None:
+    """Ray's own default for replicas and HAProxy is nice 15: any neighbor would starve them."""
+    (command_, *others) = of_each(server, lambda process: (process.nice(), process.name()))
+    assert [other for other in others if other[0] > command_[0]] == []
+
+
+async def statuses_until_it_ends(server: Server) -> set[tuple[int, str | None]]:
+    """Status and Retry-After of every answer to many clients, the server being told to end."""
+    found: set[tuple[int, str | None]] = set()
+
+    async def ask_on(client: httpx.AsyncClient) -> None:
+        while server.process.poll() is None:
+            try:
+                answer = await client.get("/v1/model")
+            except httpx.TransportError:  # refused
+                await asyncio.sleep(0.01)
+            else:
+                found.add((answer.status_code, answer.headers.get("retry-after")))
+
+    async with (
+        httpx.AsyncClient(base_url=server.url, timeout=30) as client,
+        asyncio.TaskGroup() as all_,
+    ):
+        for _ in range(8):
+            all_.create_task(ask_on(client))
+        while not found:
+            await asyncio.sleep(0.01)
+        os.killpg(server.process.pid, signal.SIGTERM)
+    return found
+
+
+def test_sigterm_to_the_process_group_under_load_is_never_answered_404_and_leaves_no_process(
     server: Server,
 ) -> None:
     """The last test: it ends the server that the others asked."""
-    os.killpg(server.process.pid, signal.SIGTERM)
+    assert asyncio.run(statuses_until_it_ends(server)) <= {(200, None), (503, "1")}
     assert server.process.wait(timeout=60) == 0
     assert [process for process in server.children if process.is_running()] == []
     assert server.errors.read_text() == ""
