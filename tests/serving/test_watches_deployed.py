@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -361,3 +362,34 @@ def is_ended(feed: Feeding, picture: bytes) -> bool:
         return True
     assert "watch" in heard
     return False
+
+
+@pytest.mark.slow
+def test_feeds_of_a_replica_outlast_the_reload_of_haproxy_that_the_loss_of_another_causes(
+    server: Server, client: httpx.Client, pictures: list[bytes]
+) -> None:
+    """By Ray's own setting HAProxy would end them 120 s after the reload."""
+    watch(client, ttl_seconds=600)
+
+    def both_answer() -> bool:
+        client.post("/v1/query")
+        counts = re.findall(r"kway_query_requests_total\{.*", client.get("/metrics").text)
+        return len({re.findall(r'replica="(\w+)"', line)[0] for line in counts}) == REPLICAS
+
+    eventually(both_answer)  # HAProxy may not know of the second replica yet
+    with ExitStack() as opened:
+        feeds = [opened.enter_context(feeding(server.url, "/v1/feeds/door")) for _ in range(6)]
+        processes(server, "ServeReplica")[0].kill()
+        feeds = [feed for feed in feeds if not is_ended(feed, pictures[0])]
+        assert feeds
+        most_haproxies, until = 0, time.monotonic() + 150
+        while time.monotonic() < until:
+            assert [is_ended(feed, pictures[0]) for feed in feeds] == [False] * len(feeds)
+            most_haproxies = max(most_haproxies, len(processes(server, "haproxy")))
+            time.sleep(1)
+        assert most_haproxies > 1, "HAProxy did not reload"
+        for feed in feeds:
+            feed.finish()
+            assert feed.answer.read()
+    # With its last stream, the old process ends.
+    eventually(lambda: len(processes(server, "haproxy")) == 1)
