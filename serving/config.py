@@ -40,7 +40,23 @@ class ServingConfig(BaseModel):
         0.0, ge=0, description="how long an idle replica waits for a batch to fill"
     )
     max_queued_inputs: int = Field(256, gt=0, description="inputs that wait for the model")
-    max_requests: int = Field(128, gt=0, description="requests in progress; beyond it: 429")
+    max_requests: int = Field(
+        128, gt=0, description="requests in progress, their bodies complete; beyond it: 429"
+    )
+    max_uploads: int = Field(
+        512, gt=0, description="bodies that are arriving at one replica; beyond it: 429"
+    )
+    max_uploads_per_client: int = Field(256, gt=0, description="of them, one client's")
+    max_upload_bytes: int = Field(
+        2**29, gt=0, description="that they hold; one of `max_body_bytes` always fits"
+    )
+    max_upload_bytes_per_client: int = Field(2**28, gt=0, description="of them, one client's")
+    upload_grace_seconds: float = Field(
+        7.0, gt=0, description="until the minimum rate of a body counts"
+    )
+    min_upload_bytes_per_second: int = Field(
+        8192, gt=0, description="of a body, after the grace; a slower one: 408"
+    )
     request_timeout_seconds: float = Field(30.0, gt=0)
     token_file: Path | None = Field(None, description="tokens, one a line; none: all are let in")
     max_streams: int = Field(8, gt=0, description="streams of lines at once; beyond it: 429")

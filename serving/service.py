@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +20,7 @@ from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
 from serving.errors import ApiError
 from serving.model import Model
+from serving.uploads import Uploads
 from serving.verdicts import Answer
 
 _RETRY = {"Retry-After": "1"}
@@ -37,12 +37,42 @@ class Counts(Protocol):
     def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None: ...
 
 
-@dataclass
-class InProgress:
-    """A request that was let in: whether all of it has arrived, and the inputs answered so far."""
+class Slots:
+    """How many requests a replica works on at once."""
 
-    arrived: bool = False
-    inputs: int = 0
+    def __init__(self, most: int) -> None:
+        self._most, self.taken = most, 0
+
+    def check(self) -> None:
+        """ApiError 429 where none is free."""
+        if self.taken >= self._most:
+            raise _busy()
+
+    def take(self) -> None:
+        self.check()
+        self.taken += 1
+
+    def give_back(self) -> None:
+        self.taken -= 1
+
+
+class InProgress:
+    """A request on its way through a replica; `inputs` have been answered so far."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self.has_slot = False
+        self.inputs = 0
+
+    def take_slot(self) -> None:
+        """Take a slot until the end of the request. Call it when the body has arrived: slow
+        bodies must not occupy the model. Raises ApiError 429 where no slot is free."""
+        self._slots.take()
+        self.has_slot = True
+
+    def give_back_slot(self) -> None:
+        if self.has_slot:
+            self._slots.give_back()
 
 
 class Service:
@@ -54,8 +84,9 @@ class Service:
         torch.set_num_threads(threads)
         threadpool_limits(threads)  # numpy's, that searches galleries
         self.model, self.config = model, config
+        self.uploads = Uploads(config)
         self._counts = counts
-        self._in_progress = 0
+        self._slots = Slots(config.max_requests)
         self._helpers = ThreadPoolExecutor(max(2, threads), "prepare")
         self._batcher = Batcher(
             model.features,
@@ -72,16 +103,18 @@ class Service:
 
     def load(self) -> tuple[int, int]:
         """Requests in progress, and inputs that wait for the model."""
-        return self._in_progress, self._batcher.num_queued()
+        return self._slots.taken, self._batcher.num_queued()
 
     @asynccontextmanager
     async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
         """Let a request in, for as long as it may take, and count it once by its outcome.
 
-        Raises ApiError: 429 where too many are in progress or wait for the model, 408 or 503 where
-        the time is over before or after it has `arrived`. A stream is not timed as a whole.
+        Inside, read the body, then call `take_slot`. Raises ApiError: 429 where too many requests
+        are in progress or wait for the model; where the time is over, 408 without a slot and 503
+        with one. A stream is not timed as a whole.
         """
-        started, outcome, progress = time.perf_counter(), "internal", InProgress()
+        started, outcome = time.perf_counter(), "internal"
+        progress = InProgress(self._slots)
         try:
             async with self._within_limits(progress, is_timed=is_timed):
                 yield progress
@@ -99,15 +132,13 @@ class Service:
 
     @asynccontextmanager
     async def _within_limits(self, progress: InProgress, *, is_timed: bool) -> AsyncIterator[None]:
-        if self._in_progress >= self.config.max_requests:
-            raise _busy()
-        self._in_progress += 1
+        self._slots.check()  # refuse before a body is read
         seconds = self.config.request_timeout_seconds
         try:
             async with asyncio.timeout(seconds if is_timed else None):
                 yield
         except TimeoutError as error:
-            if progress.arrived:
+            if progress.has_slot:
                 message = f"no answer within {seconds:g} s: try again"
                 raise ApiError(503, "timeout", message, _RETRY) from error
             message = f"the body did not arrive within {seconds:g} s: send it faster"
@@ -115,7 +146,7 @@ class Service:
         except QueueFullError as error:
             raise _busy() from error
         finally:
-            self._in_progress -= 1
+            progress.give_back_slot()
 
     async def question(
         self, classes: Sequence[str | int], recall: float | None, threshold: float | None

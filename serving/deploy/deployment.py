@@ -123,12 +123,12 @@ def application(
 
 
 def _most_at_once(config: ServingConfig) -> int:
-    """Our own limits answer first, with the one shape of errors; Ray's stands behind them.
+    """Ray's limit, above all of ours: those answer first, with the one shape of errors.
 
-    Feeds and listeners stay as long as they like: a place of Ray's for each, or other requests
-    would wait behind them without an end. Streams are of `max_requests`.
+    Feeds, listeners and uploads last as long as their clients like. Each needs a place here, or
+    other requests would wait behind them without an end. Streams are of `max_requests`.
     """
-    lasting = config.max_feeds + config.max_listeners
+    lasting = config.max_feeds + config.max_listeners + config.max_uploads
     return config.max_requests + lasting + _SPARE_REQUESTS
 
 

@@ -35,14 +35,15 @@ _NO_RAY_SERVICE = (
 )
 _RAY_METADATA = ("application", "multiplexed_model_id")
 # While no replica is up, HAProxy forwards requests to Ray's own proxy, a `backup` server, which
-# queues them for a replica that is being replaced. Once the application is deleted, at shutdown, that
-# proxy answers 404. kway has a route for every path, so this means "not ready"; clients and caches
-# would take a 404 as final.
+# queues them for a replica that is being replaced. Once the application is deleted, at shutdown,
+# that proxy answers 404. kway has a route for every path, so this means "not ready"; clients and
+# caches would take a 404 as final.
 _FROM_RAYS_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
 _MEANT_BY_RAY = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
 _GRPC_STATUSES = {408: 4, 502: 14, 503: 14, 504: 4}
 _SOCKET = "{ req.hdr(upgrade) -m str -i websocket }"
+_IS_SOCKET = "{ var(txn.is_socket) -m bool }"  # the same, of an answer
 _RETRY_SECONDS = 1
 _REFUSALS = {
     400: ("bad_request", "this is no request of HTTP"),
@@ -193,11 +194,11 @@ def _rules(edge: Edge) -> list[str]:
     ]
     # Ray's own refusals are plain text; kway's are JSON already.
     answers = [
-        f"return {_refusal(503)} if {{ var(txn.is_socket) -m bool }} {_FROM_RAYS_PROXY} {_plain(500)}",
+        f"return {_refusal(503)} if {_IS_SOCKET} {_FROM_RAYS_PROXY} {_plain(500)}",
         # Ray means 429 or, of a replica that ends, to be asked again; but it answers a handshake as
         # it would a request, and uvicorn makes 500 of that. It is never kway's: a token is refused
         # in JSON, a path that is none by 403, and all else is told after the handshake.
-        f"return {_refusal(429)} if {{ var(txn.is_socket) -m bool }} {_plain(500)}",
+        f"return {_refusal(429)} if {_IS_SOCKET} {_plain(500)}",
         *(
             f"return {_refusal(_MEANT_BY_RAY.get(status, status))} if {_plain(status)}"
             for status in sorted(_REFUSALS)

@@ -33,13 +33,14 @@ _LEAST_MESSAGE_BYTES, _MOST_MESSAGE_BYTES = 2**20, 2**31 - 1
 SERVING = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    # Ray starts its workers, replicas and HAProxy among them, at nice 15: any neighbor starves them.
+    # By default Ray runs its workers, replicas and HAProxy among them, at nice 15.
     "RAY_worker_niceness": "0",
-    # Each change of the replicas replaces HAProxy. The old process accepts no connections; after
-    # this time it drops the streams and feeds that still run. It exits before, with its last one.
+    # Each change of the replicas replaces the HAProxy process. The old one accepts no connections
+    # and exits with its last stream or feed, or after this time, in which case it drops them.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",
-    # Ray would reserve the port of a replica that has ended for the time above, lest the old process
-    # send requests there. Those come over connections that were idle for at most 90 s.
+    # Ray does not reuse the port of a removed replica while an old HAProxy may send requests to it:
+    # by default for the time above plus 30 s. New requests reach an old process only over idle
+    # connections, which it closes after 90 s.
     "RAY_SERVE_PORT_QUARANTINE_S": "150",
 }
 

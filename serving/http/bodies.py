@@ -5,6 +5,7 @@ an answer of 4xx, each with its reason.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from email.message import Message
 from typing import Annotated
@@ -18,7 +19,8 @@ from serving.http.encoded import picture_bytes
 from serving.http.forms import known_charset, parse_form, pictures, text_fields
 from serving.http.parameters import QuestionParameters, check_class_count
 from serving.http.strict_json import MOST_VALUES, parse_json
-from serving.service import Service
+from serving.service import InProgress, Service
+from serving.uploads import Uploads
 from trainer.bundle_spec import Reads
 
 
@@ -60,28 +62,31 @@ class Query:
     threshold: float | None
 
 
-async def read_query(request: Request, asked: QuestionParameters, service: Service) -> Query:
+async def read_query(
+    request: Request, asked: QuestionParameters, service: Service, progress: InProgress
+) -> Query:
     """Read and check the body of `POST /v1/query`, of any kind, for the model of `service`.
 
-    `asked` is the question of a body that is the input itself. Raises ApiError (400, 413, 415,
-    422) with the reason.
+    `asked` is the question of a body that is the input itself. Takes the slot of `progress` when
+    the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429) with the reason.
     """
     limits, reads = service.config, service.model.reads
     kind, charset = content_type(request.headers)
-    body = bounded(request, limits.max_body_bytes)
     if kind in ("multipart/form-data", "application/json", ""):
         if asked != QuestionParameters():
             raise ApiError(
                 422, "invalid_query", "the question stands in the URL: send it in the body"
             )
         if kind == "multipart/form-data":
-            query = await _from_form(request, body, charset, limits, reads)
+            query = await _from_form(request, charset, service, progress)
         else:
-            query = await service.parsed(_from_json, await _whole(body), limits, reads)
+            raw = await whole_body(request, limits.max_body_bytes, service, progress)
+            query = await service.parsed(_from_json, raw, limits, reads)
     else:
         _check_raw(kind, reads)
         classes = asked.needed_classes(limits.max_classes)
-        one = _input(await _whole(body), charset, reads)
+        raw = await whole_body(request, limits.max_body_bytes, service, progress)
+        one = _input(raw, charset, reads)
         query = Query(classes, [one], asked.recall, asked.threshold)
     _check_counts(query, limits, reads)
     return query
@@ -101,8 +106,22 @@ def _charset(stated: str) -> str:
     return charset if isinstance(charset, str) else charset[2]
 
 
-async def bounded(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
-    """The body's parts; too long a body is refused by its stated length, or where it exceeds it."""
+async def whole_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
+    """The body of a request, whose `progress` has a slot from then on; ApiError as for `bounded`.
+
+    Parse it only afterwards: that is work, which the slots limit.
+    """
+    raw = b"".join([part async for part in bounded(request, limit, service.uploads)])
+    progress.take_slot()
+    return raw
+
+
+async def bounded(request: Request, limit: int, uploads: Uploads) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of a body, which is one of `uploads` meanwhile.
+
+    Raises ApiError: 413 where its stated length, or what has arrived, exceeds `limit`; 408 and 429
+    as `Uploads.parts`. Close the generator if you do not read it to its end.
+    """
     too_large = ApiError(
         413, "body_too_large", f"the body is over {limit} bytes: send less at once"
     )
@@ -110,15 +129,12 @@ async def bounded(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
     if not (stated.isascii() and stated.isdecimal()) or int(stated[:20]) > limit:
         raise too_large
     received = 0
-    async for part in request.stream():
-        received += len(part)
-        if received > limit:
-            raise too_large
-        yield part
-
-
-async def _whole(body: AsyncGenerator[bytes, None]) -> bytes:
-    return b"".join([part async for part in body])
+    async with aclosing(uploads.parts(request.state.client, request.stream())) as parts:
+        async for part in parts:
+            received += len(part)
+            if received > limit:
+                raise too_large
+            yield part
 
 
 def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
@@ -185,14 +201,13 @@ def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
 
 
 async def _from_form(
-    request: Request,
-    body: AsyncGenerator[bytes, None],
-    charset: str,
-    limits: ServingConfig,
-    reads: Reads,
+    request: Request, charset: str, service: Service, progress: InProgress
 ) -> Query:
-    form = await parse_form(request, body, charset, limits)
+    limits, reads = service.config, service.model.reads
+    async with aclosing(bounded(request, limits.max_body_bytes, service.uploads)) as body:
+        form = await parse_form(request, body, charset, limits)
     try:
+        progress.take_slot()
         fields = text_fields(form)
         _check_kind(reads, images="images" in form, texts="texts" in form)
         numbers = {name: fields[name][0] for name in ("recall", "threshold") if fields[name]}

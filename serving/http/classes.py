@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from data.config import ImageConfig
-from serving.http.places import Places
+from serving.places import Places
 from serving.refusals import ErrorBody
 from serving.service import Service
 from trainer.bundle_spec import LossSpec, Reads, TextSpec

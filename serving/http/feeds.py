@@ -15,8 +15,8 @@ from serving.http.bodies import content_type
 from serving.http.frames import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
 from serving.http.lines import split_lines
 from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
-from serving.http.places import Places
 from serving.http.sockets import opened
+from serving.places import Places
 from serving.service import Service
 from serving.watches.feed import Feed, Feeds
 from serving.watches.frame import Frame

@@ -9,11 +9,11 @@ from serving.errors import REFUSALS, ApiError, invalid
 from serving.galleries.gallery import Gallery
 from serving.galleries.hits import Hits
 from serving.galleries.search import Galleries
-from serving.http.bodies import bounded, most_values
+from serving.http.bodies import most_values, whole_body
 from serving.http.parameters import check_class_count
 from serving.http.strict_json import parse_json
 from serving.refusals import ErrorBody
-from serving.service import Service
+from serving.service import InProgress, Service
 from trainer.bundle_spec import Reads
 
 _MAX_LIMIT = 1000
@@ -72,8 +72,7 @@ def gallery_routes(service: Service, galleries: Galleries) -> APIRouter:
         """The items that each class scores highest, by pages, from the highest score on."""
         async with service.admitted() as progress:
             _named(galleries, name)
-            asked = await _read(request, service)
-            progress.arrived = True
+            asked = await _read(request, service, progress)
             question = await service.question(asked.classes, asked.recall, asked.threshold)
             return await service.in_thread(
                 lambda: galleries.search(name, question, offset=asked.offset, limit=asked.limit)
@@ -121,8 +120,8 @@ def _named(galleries: Galleries, name: str) -> Gallery:
         ) from error
 
 
-async def _read(request: Request, service: Service) -> SearchBody:
-    raw = b"".join([part async for part in bounded(request, service.config.max_body_bytes)])
+async def _read(request: Request, service: Service, progress: InProgress) -> SearchBody:
+    raw = await whole_body(request, service.config.max_body_bytes, service, progress)
     if not raw.strip():
         raise ApiError(400, "empty_body", 'the body is empty: send {"classes": […]}')
     asked: SearchBody = await service.in_thread(_parsed, raw, most_values(service.config))

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from serving.errors import ApiError, invalid
-from serving.http.bodies import bounded, most_values
+from serving.http.bodies import most_values, whole_body
 from serving.http.encoded import picture_bytes
 from serving.http.strict_json import parse_json
 from serving.inference.model import PLATFORM, SERVER_NAME, InferenceModel
@@ -169,10 +169,9 @@ def inference_routes(service: Service) -> APIRouter:
         """Scores of pictures, or texts, for the classes in `class_ids`."""
         model.check(name, "")
         async with service.admitted() as progress:
-            parts = [part async for part in bounded(request, service.config.max_body_bytes)]
-            raw, most = b"".join(parts), most_values(service.config)
-            body, inference = await service.in_thread(_read, raw, most)
-            progress.arrived = True
+            limits = service.config
+            raw = await whole_body(request, limits.max_body_bytes, service, progress)
+            body, inference = await service.in_thread(_read, raw, most_values(limits))
             outputs, answer = await model.infer(inference)
             progress.inputs = len(answer.results)
         return InferenceResponse(

@@ -53,8 +53,7 @@ def query_routes(service: Service) -> APIRouter:
         question in the URL.
         """
         async with service.admitted() as progress:
-            found = await read_query(request, asked, service)
-            progress.arrived = True
+            found = await read_query(request, asked, service, progress)
             question = await service.question(found.classes, found.recall, found.threshold)
             answer = await service.answer(found.inputs, question)
             progress.inputs = len(answer.results)

@@ -20,8 +20,8 @@ from serving.http.bodies import content_type
 from serving.http.lines import count_lines, split_lines
 from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
 from serving.http.parameters import QuestionParameters
-from serving.http.places import Places
 from serving.http.stream_lines import LineIn, parse_line, verdicts_of
+from serving.places import Places
 from serving.refusals import ErrorDetail
 from serving.service import InProgress, Service
 from serving.streamed import Counts, Done, Hit, Id, LineError
@@ -83,6 +83,7 @@ def stream_routes(service: Service) -> APIRouter:
             async with service.admitted(is_timed=False) as progress:
                 # Inside: a stream that finds no place is counted, too.
                 with places.one(request.state.client):
+                    progress.take_slot()
                     question = await service.question(classes, asked.recall, asked.threshold)
                     await out.start()
                     answering = _Stream(service, question, asked.all, progress)

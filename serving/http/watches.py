@@ -11,13 +11,13 @@ from pydantic import BaseModel, ValidationError
 
 from serving.answer import Question, threshold_of
 from serving.errors import REFUSALS, ApiError, invalid
-from serving.http.bodies import bounded, content_type
+from serving.http.bodies import content_type, whole_body
 from serving.http.ndjson import NDJSON, LinesOut, NdjsonAnswer, while_there
 from serving.http.parameters import check_class_count
-from serving.http.places import Places
 from serving.http.sockets import opened, until_left
 from serving.http.strict_json import parse_json
 from serving.http.watch_bodies import ListenLine, WatchBody, WatchChanges
+from serving.places import Places
 from serving.service import InProgress, Service
 from serving.watches.listening import listen_to
 from serving.watches.shown import WatchedClass, WatchInfo, WatchList
@@ -138,8 +138,7 @@ async def _read(request: Request, model: type[T], progress: InProgress, service:
     if kind != "application/json":
         message = f"send application/json, not {kind[:80]!r}"
         raise ApiError(415, "unknown_content_type", message)
-    raw = b"".join([part async for part in bounded(request, _MAX_BODY_BYTES)])
-    progress.arrived = True
+    raw = await whole_body(request, _MAX_BODY_BYTES, service, progress)
     found: T = await service.parsed(_parsed, raw, model)
     return found
 

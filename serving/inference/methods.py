@@ -96,7 +96,7 @@ class InferenceMethods:
 
     async def model_infer(self, raw: bytes) -> Message:
         async with self._service.admitted() as progress:
-            progress.arrived = True
+            progress.take_slot()
             limit = self._service.config.max_body_bytes
             if len(raw) > limit:
                 message = f"the message is over {limit} bytes: send less at once"

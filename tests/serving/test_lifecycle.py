@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,13 +32,13 @@ JSON, NDJSON = "application/json", "application/x-ndjson"
 
 @contextmanager
 def begun(
-    url: str, method: str, path: str, kind: str, token: str = ALICE
+    url: str, method: str, path: str, kind: str, token: str = ALICE, length: int = 100
 ) -> Iterator[socket.socket]:
-    """A request of whose body one byte has been sent."""
+    """A request of whose body of `length` bytes one has been sent."""
     parts = urlsplit(url)
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: {kind}\r\n"
-        f"Authorization: Bearer {token}\r\nContent-Length: 100\r\n\r\n{{"
+        f"Authorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n-"
     )
     with socket.create_connection((parts.hostname, parts.port), timeout=20) as connection:
         connection.sendall(head.encode())
@@ -54,31 +54,85 @@ def answer_of(connection: socket.socket) -> tuple[int, str]:
     return status, json.loads(body)["error"]["code"] if status >= 400 else ""
 
 
+def wait_until(happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def url(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tokens = tmp_path_factory.mktemp("tokens") / "tokens"
     tokens.touch(0o600)
     tokens.write_text(f"{ALICE}\n{BOB}\n")
-    limits = {"max_requests": 3, "request_timeout_seconds": 2, "max_streams_per_client": 1}
+    limits = {
+        "max_requests": 2,
+        "request_timeout_seconds": 10,
+        "max_streams_per_client": 1,
+        "max_uploads": 6,
+        "max_uploads_per_client": 5,
+        "max_body_bytes": 100_000,
+        "max_upload_bytes": 250_000,
+        "max_upload_bytes_per_client": 150_000,
+        "upload_grace_seconds": 2,
+        "min_upload_bytes_per_second": 50_000,
+    }
     with listening(application(bundle, token_file=tokens, **limits)) as found:
         yield found
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/watches"), ("PATCH", "/v1/watches/3f")])
-def test_slow_bodies_of_watches_take_no_more_places_than_other_requests(
-    url: str, method: str, path: str
-) -> None:
-    headers = {"authorization": f"Bearer {ALICE}"}
+BODIES = [
+    ("POST", "/v1/query", JSON),
+    ("POST", "/v1/query", "multipart/form-data; boundary=x"),
+    ("POST", "/v1/query?classes=husky", "image/png"),
+    ("POST", "/v1/watches", JSON),
+    ("PATCH", "/v1/watches/3f", JSON),
+]
+
+
+def status_of(url: str, token: str, size: int = 0) -> tuple[int, str]:
+    """Of a request with a body of `size` bytes that arrives at once: 400 where it was read."""
+    headers = {"authorization": f"Bearer {token}", "content-type": JSON}
+    answer = httpx.post(f"{url}/v1/query", headers=headers, content=b"x" * size)
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def test_bodies_that_arrive_slowly_occupy_no_slot_and_end_with_408(url: str) -> None:
+    """More of them than `max_requests`."""
     with ExitStack() as held:
-        slow = [held.enter_context(begun(url, method, path, JSON)) for _ in range(3)]
-        until = time.monotonic() + 20
-        while httpx.post(f"{url}/v1/query", headers=headers).status_code != 429:
-            assert time.monotonic() < until
-        with begun(url, method, path, JSON) as fourth:
-            assert answer_of(fourth) == (429, "too_busy")
-        assert httpx.get(f"{url}/health").status_code == 200
+        slow = [held.enter_context(begun(url, *body)) for body in BODIES]
+        assert status_of(url, BOB) == (400, "empty_body")
         assert {answer_of(one) for one in slow} == {(408, "slow_body")}
-    assert httpx.post(f"{url}/v1/watches", headers=headers, json={}).status_code == 422
+
+
+def test_a_client_may_have_so_many_uploads_and_others_still_have_theirs(url: str) -> None:
+    with ExitStack() as held:
+        for body in BODIES:
+            held.enter_context(begun(url, *body))
+        wait_until(lambda: status_of(url, ALICE) == (429, "too_many_uploads"))
+        with begun(url, *BODIES[0], token=BOB):
+            wait_until(lambda: status_of(url, BOB) == (429, "too_many_uploads"))
+    wait_until(lambda: status_of(url, BOB) == (400, "empty_body"))
+
+
+def test_uploads_of_a_client_hold_so_many_bytes_and_others_still_theirs(url: str) -> None:
+    size = 80_000
+    with begun(url, *BODIES[0], length=size + 2) as slow:
+        slow.sendall(b"x" * size)
+        wait_until(lambda: status_of(url, ALICE, size) == (429, "too_many_upload_bytes"))
+        assert status_of(url, BOB, size) == (400, "invalid_json")
+        assert status_of(url, ALICE, 10) == (400, "invalid_json")
+    wait_until(lambda: status_of(url, ALICE, size) == (400, "invalid_json"))
+
+
+def test_an_upload_that_keeps_the_least_rate_may_take_longer_than_the_grace(url: str) -> None:
+    with begun(url, *BODIES[0], length=100_000) as slow:
+        for _ in range(3):
+            slow.sendall(b"x" * 25_000)
+            time.sleep(0.8)
+        slow.sendall(b"x" * 24_999)
+        assert answer_of(slow) == (400, "invalid_json")
 
 
 def test_a_client_may_have_so_many_streams_and_others_still_have_theirs(url: str) -> None:
@@ -89,6 +143,17 @@ def test_a_client_may_have_so_many_streams_and_others_still_have_theirs(url: str
             assert answer_of(second) == (429, "too_many_streams")
         with begun(url, "POST", path, NDJSON, BOB) as bobs:
             assert answer_of(bobs)[0] == 200
+
+
+def test_a_full_replica_refuses_a_request_before_its_body_arrives(bundle: Path) -> None:
+    with (
+        listening(application(bundle, max_requests=1)) as url,
+        begun(url, "POST", "/v1/query:stream?classes=husky", NDJSON) as stream,
+    ):
+        assert answer_of(stream)[0] == 200
+        with begun(url, *BODIES[0]) as other:
+            assert answer_of(other) == (429, "too_busy")
+        assert httpx.get(f"{url}/health").status_code == 200
 
 
 # -- a server that is slow, and one that is gone -----------------------------------------------

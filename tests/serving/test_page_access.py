@@ -60,9 +60,10 @@ def test_a_busy_server_is_waited_for_in_words_and_then_answers(
     with listening(application(bundle, max_requests=1)) as url, visit(browser, url) as page:
         choose(page, 0)
         host, _, port = url.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port))) as slow:
-            head = "POST /v1/query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            slow.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        with socket.create_connection((host, int(port))) as stream:  # takes the only slot
+            head = "POST /v1/query:stream?classes=%230 HTTP/1.1\r\nHost: x\r\n"
+            stream.sendall(f"{head}Content-Length: 100\r\n\r\n".encode())
+            assert stream.recv(4096).startswith(b"HTTP/1.1 200 ")
             give(page, picture(0))
             expect(page.locator("#waiting")).to_contain_text("The server is busy")
             expect(page.locator(".verdict")).to_have_count(0)

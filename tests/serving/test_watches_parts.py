@@ -14,7 +14,7 @@ import pytest
 from serving.config import ServingConfig
 from serving.errors import ApiError
 from serving.http.lines import split_lines
-from serving.http.places import Places
+from serving.places import Places
 from serving.watches import listening
 from serving.watches.board import Board
 from serving.watches.live import LiveWatches
@@ -516,7 +516,7 @@ def test_a_place_is_free_again_however_its_request_ends() -> None:
                 pass
             assert (caught.value.status, caught.value.code) == (429, "too_many_feeds")
     with places.one("a"):
-        with pytest.raises(ApiError, match="you have 1 feeds open"), places.one("a"):
+        with pytest.raises(ApiError, match="your limit of 1 feeds"), places.one("a"):
             pass
         with places.one("c"):
             pass
