@@ -37,7 +37,7 @@ def clustered(num: int, dim: int, *, seed: int, branching: int = 10, shrink: flo
 
 
 def gaussian_clusters(num: int, dim: int, *, seed: int, num_clusters: int = 2000):
-    """Vectors [num, dim] float32 around random centers, half as wide as those lie apart."""
+    """Vectors [num, dim] float32: normal around normal centers, with half of their deviation."""
     rng = np.random.default_rng(seed)
     centers = rng.normal(size=(num_clusters, dim)).astype(np.float32)
     noise = rng.normal(size=(num, dim)).astype(np.float32)

@@ -50,16 +50,15 @@ class CrossEntropy(Loss):
 
     @property
     def aligned(self) -> bool:
-        """Aligned if `z_loss` c > 0, except with label smoothing and sampling at once.
+        """Aligned if `z_loss` c > 0, except with label smoothing e and a sample rate r < 1 at once.
 
-        With c = 0 only differences within a row count, so rows can shift apart (002, section 3.1).
-        With c > 0 and no smoothing this is `self_norm`. Smoothing moves the minimum from infinity
-        to z = log of the target, log(1 - e + e/K) at each row's label and log(e/K) elsewhere.
-        Sampling without smoothing leaves the infimum 0 of every draw; a small expectation is a
-        small value of the draw that takes all classes, where it separates as above. With both, a
-        class without a row gets its e/K of the target only in the steps that draw it: if e >
-        2r / (1 + r), with two classes and a small c, the minimum puts it above the true one. Other
-        values are not known to separate every sample.
+        With c = 0 only differences within a row count: rows can shift apart (002, section 3.1).
+        With c > 0 and e = 0 this is `self_norm`. Smoothing moves the minimum from infinity to z =
+        log of the target: log(1 - e + e/K) at every row's label, log(e/K) elsewhere. Sampling with
+        e = 0 leaves the infimum of every draw at 0, so that a small expectation bounds the draw of
+        all classes, which separates as above. With both, a class without a row gets its e/K of the
+        target only in the steps that draw it. For two classes, a small c and e > 2r / (1 + r), the
+        minimum puts that class above the true one; other values are not proven to separate.
         """
         return self.z_loss > 0 and (self.label_smoothing == 0 or self.sample_rate == 1)
 
