@@ -41,7 +41,7 @@ def test_a_folder_with_an_escape_in_its_name_cannot_colour_the_lines_about_it(
     arguments = ("imagefolder", folder, "-o", out, "--test-fraction", 0, "--workers", 0)
     done = CliRunner().invoke(app, [*map(str, arguments)])
     assert done.exit_code == 0, done.output
-    assert "redU+001B[31mU+000Aname: ignoring 1 picture outside" in done.stderr
+    assert "redU+001B[31mU+000Aname: skipped 'loose.png'" in done.stderr
     assert "outU+001B[31m: 2 train samples" in done.stdout
     assert "\x1b" not in done.output
 
