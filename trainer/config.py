@@ -1,4 +1,4 @@
-"""The recipe: everything a run is, checked before anything starts. Free of torch.
+"""The recipe: everything a run is, checked before anything starts.
 
 Loading YAML and overrides is `trainer/recipe.py`.
 """
@@ -6,19 +6,17 @@ Loading YAML and overrides is `trainer/recipe.py`.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from data.config import DataConfig
 from data.duration import Duration, Interval
 from heads.config import HeadConfig
-from trainer.optimizer_config import CosineConfig, OptimizerConfig, ScheduleConfig, SGDConfig
+from trainer.frozen import Frozen
+from trainer.optimizers import SGD, Optimizer
+from trainer.schedules import Cosine, Schedule
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class BackboneConfig(_Config):
+class BackboneConfig(Frozen):
     """A transformers encoder: `name` (hub id or local folder) or `config` (its fields).
 
     `config` takes `model_type` and any field of that type's transformers configuration:
@@ -44,13 +42,13 @@ class BackboneConfig(_Config):
         return self
 
 
-class DDPConfig(_Config):
+class DDPConfig(Frozen):
     """Every rank holds the whole backbone."""
 
     kind: Literal["ddp"] = "ddp"
 
 
-class FSDPConfig(_Config):
+class FSDPConfig(Frozen):
     """FSDP2: weights, gradients and moments of the backbone are sharded over all ranks."""
 
     kind: Literal["fsdp"] = "fsdp"
@@ -59,7 +57,7 @@ class FSDPConfig(_Config):
     )
 
 
-class DeepSpeedConfig(_Config):
+class DeepSpeedConfig(Frozen):
     """DeepSpeed's ZeRO: shards moments (1), gradients too (2), weights too (3), or nothing (0)."""
 
     kind: Literal["deepspeed"] = "deepspeed"
@@ -69,14 +67,14 @@ class DeepSpeedConfig(_Config):
 StrategyConfig = Annotated[DDPConfig | FSDPConfig | DeepSpeedConfig, Field(discriminator="kind")]
 
 
-class EmaConfig(_Config):
+class EmaConfig(Frozen):
     """A moving average of all weights: what is evaluated and exported."""
 
     decay: float = Field(0.9999, gt=0, lt=1)
     warmup: bool = Field(True, description="average less while (1 + step) / (10 + step) < decay")
 
 
-class TrainConfig(_Config):
+class TrainConfig(Frozen):
     duration: Duration = Duration(epochs=1)
     global_batch: int = Field(256, gt=0, description="samples an optimizer step, over all ranks")
     micro_batches: int = Field(1, gt=0, description="parts that a rank's share is computed in")
@@ -104,7 +102,7 @@ class TrainConfig(_Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
-class EvalConfig(_Config):
+class EvalConfig(Frozen):
     every: Interval | None = Field(
         None, description="also evaluate during training; always at the end"
     )
@@ -130,7 +128,7 @@ class EvalConfig(_Config):
         ]
 
 
-class BestConfig(_Config):
+class BestConfig(Frozen):
     """Keep the checkpoint of the best evaluation too: there is one after each, which needs
     evaluation.every."""
 
@@ -138,7 +136,7 @@ class BestConfig(_Config):
     mode: Literal["max", "min"] = "max"
 
 
-class CheckpointConfig(_Config):
+class CheckpointConfig(Frozen):
     every: Interval = Duration(epochs=1)
     keep_last: int = Field(2, gt=0, description="newest checkpoints kept")
     keep_every: Interval | None = Field(None, description="checkpoints of these steps stay too")
@@ -146,7 +144,7 @@ class CheckpointConfig(_Config):
     in_background: bool = Field(True, description="write while training goes on")
 
 
-class TelemetryConfig(_Config):
+class TelemetryConfig(Frozen):
     log_every: int = Field(10, gt=0, description="steps between log lines")
     port: int | None = Field(
         None, ge=0, le=65535, description="Prometheus endpoint, + the local rank; 0: any free port"
@@ -161,7 +159,7 @@ class TelemetryConfig(_Config):
     )
 
 
-class Recipe(_Config):
+class Recipe(Frozen):
     """One run. `run` is the folder that logs, checkpoints and the resolved recipe go to."""
 
     run: Path
@@ -170,8 +168,8 @@ class Recipe(_Config):
     data: DataConfig
     backbone: BackboneConfig
     head: HeadConfig = HeadConfig()
-    optimizer: OptimizerConfig = SGDConfig()
-    schedule: ScheduleConfig = CosineConfig()
+    optimizer: Optimizer = SGD()
+    schedule: Schedule = Cosine()
     train: TrainConfig = TrainConfig()
     evaluation: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -179,7 +177,7 @@ class Recipe(_Config):
 
     @model_validator(mode="after")
     def _factored_head_takes_sgd(self) -> "Recipe":
-        if self.head.weights.kind == "factored" and self.optimizer.kind != "sgd":
+        if self.head.weights.kind == "factored" and not self.optimizer.trains_factored_head:
             raise ValueError(
                 "head.weights factored is trained by plain SGD: choose optimizer.kind=sgd (its "
                 "momentum concerns the backbone alone)"
@@ -187,12 +185,15 @@ class Recipe(_Config):
         return self
 
     @model_validator(mode="after")
-    def _lamb_sees_whole_tensors(self) -> "Recipe":
+    def _optimizer_sees_whole_tensors(self) -> "Recipe":
         strategy = self.train.strategy
-        if self.optimizer.kind == "lamb" and strategy.kind == "deepspeed" and strategy.stage > 0:
+        if not self.optimizer.needs_whole_tensors:
+            return self
+        if strategy.kind == "deepspeed" and strategy.stage > 0:
             raise ValueError(
-                f"optimizer lamb needs each tensor's norm and train.strategy deepspeed of stage "
-                f"{strategy.stage} hands it flat pieces: choose stage 0, or strategy fsdp"
+                f"optimizer {self.optimizer.kind} needs the norm of each tensor, and DeepSpeed at "
+                f"stage {strategy.stage} passes it flat pieces: set train.strategy.stage=0 or "
+                "train.strategy.kind=fsdp"
             )
         return self
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from heads.dtensors import local
 from trainer.buffers import persistent_buffers
-from trainer.optimizer import create_moments_of, tensors_of
+from trainer.optimizers import create_moments_of, tensors_of
 from trainer.task import Task
 
 _EMA = "ema."

@@ -1,6 +1,6 @@
 """Loads a recipe: YAML over its `base`, overrides `a.b.c=value`, then the models of `config.py`.
 
-Free of torch. Mappings merge, but one whose `kind` changes is replaced. Nothing is read from the
+Mappings merge, but one whose `kind` changes is replaced. Nothing is read from the
 environment.
 """
 

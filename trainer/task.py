@@ -21,11 +21,9 @@ from trainer.buffers import kept_buffers, persistent_buffers, restore_buffers
 from trainer.config import Recipe
 from trainer.ema import MovingAverage
 from trainer.loss_scale import LossScale
-from trainer.optimizer import (
+from trainer.optimizers import (
     build_head_optimizer,
     build_optimizer,
-    head_decay,
-    head_rate,
     set_rate,
 )
 from trainer.parts import random_state, set_random_state, split_batch, targets
@@ -230,12 +228,12 @@ class Task(nn.Module):
         with self.phases("optimizer"):
             set_rate(self.strategy.optimizer, optimizer.lr * rate_factor)
             self.strategy.step()
-            rate = head_rate(optimizer) * rate_factor
+            rate = optimizer.head_lr * rate_factor
             if self.head_optimizer is not None:
                 set_rate(self.head_optimizer, rate)
                 self.head_optimizer.step()
             if isinstance(self.head, FactoredHead):
-                self.head.step(rate, head_decay(optimizer))
+                self.head.step(rate, optimizer.head_weight_decay)
             if self.average is not None:
                 self.average.update(self.live(), step=step)
             self.zero_gradients()

@@ -20,11 +20,11 @@ from trainer.config import Duration, Recipe
 from trainer.faults import Watchdog
 from trainer.modality import check_modality, tokenizer_digest
 from trainer.nonfinite import NonFiniteSteps
-from trainer.optimizer import rate_factor
 from trainer.provenance import provenance
 from trainer.resume import resume
 from trainer.run import RunFolder
 from trainer.running import Running
+from trainer.schedules import RunLength
 from trainer.signals import StopSignals
 from trainer.state import TrainState
 from trainer.step_log import SampleLog
@@ -206,7 +206,8 @@ def take_steps(run: Running, num_steps: int) -> None:
         run.evaluate()  # the run was stopped in the middle of it
         run.saved_step = None  # a checkpoint tells what was measured
         run.save()
-    run.busy.take()  # what the start took is no step's
+    run.busy.take()  # Exclude start-up time from the first step.
+    length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
     for step in range(run.state.step + 1, num_steps + 1):
         run.watchdog.at(step)
         with task.phases("data"):
@@ -215,13 +216,7 @@ def take_steps(run: Running, num_steps: int) -> None:
         run.end_if_asked(agreed.stop)
         run.loader.add_bad(agreed.bad)
 
-        factor = rate_factor(
-            step - 1,
-            schedule=recipe.schedule,
-            num_steps=num_steps,
-            num_samples=run.num_samples,
-            global_batch=recipe.train.global_batch,
-        )
+        factor = recipe.schedule.rate_factor(step - 1, length)
         loss, norm = _update(task, batch, factor, run.broken, telemetry, step=step)
         run.advance(
             replace(

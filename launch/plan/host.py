@@ -14,7 +14,6 @@ from typing import Literal
 from data.shards.manifest import ClassInfo
 from launch.plan.cluster import Cluster
 from launch.plan.head_shape import FLOAT32, HeadShape
-from launch.plan.memory import Memory, num_moments
 from launch.plan.network import Network
 from trainer.config import Recipe
 
@@ -139,10 +138,10 @@ def _checkpoint(recipe: Recipe, network: Network, head: HeadShape, cluster: Clus
     shard = head.nodes * head.columns * FLOAT32
     factored = recipe.head.weights.kind == "factored"
     copies = 1 + (recipe.train.ema is not None)
-    of_head = copies + (0 if factored else num_moments(recipe))
+    of_head = copies + (0 if factored else recipe.optimizer.num_moments)
     # Ranks of different class groups hold the same shards and write whole tensors in turn.
     size = -(-of_head // cluster.data_ranks) * shard
-    backbone = (copies + num_moments(recipe)) * network.numel * FLOAT32
+    backbone = (copies + recipe.optimizer.num_moments) * network.numel * FLOAT32
     size += -(-(backbone + copies * network.buffers) // cluster.ranks)
     # torch rounds pinned memory up.
     return 1 << (size - 1).bit_length() if cluster.machine.kind == "cuda" else size

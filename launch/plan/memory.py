@@ -73,7 +73,7 @@ def memory_of(
     lines = [
         _always("backbone weights", spread.weights),
         _always("head weights", shard),
-        _always("optimizer moments", num_moments(recipe) * updated),
+        _always("optimizer moments", recipe.optimizer.num_moments * updated),
         _always("moving averages", _averages(recipe, network, spread, shard)),
         _always("inputs and buffers", network.inputs * parts + network.buffers),
         _always("class index", class_index(head)),
@@ -110,12 +110,6 @@ def _always(what: str, size: int) -> Line:
 
 def _any(line: Line) -> bool:
     return any(getattr(line, moment) for moment in MOMENTS)
-
-
-def num_moments(recipe: Recipe) -> int:
-    """Numbers that the optimizer keeps for each weight."""
-    optimizer = recipe.optimizer
-    return int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
 
 
 def _averages(recipe: Recipe, network: Network, spread: Spread, shard: int) -> int:
@@ -173,18 +167,10 @@ def _factored_head(head: HeadShape) -> list[Line]:
 
 
 def _temporaries(recipe: Recipe, network: Network, spread: Spread, shard: int, cuda: bool) -> int:
-    """Copies that the optimizer's step makes: on CUDA of all tensors together, else one by one."""
+    """What the optimizer's step allocates."""
     largest = max(max((_bytes(shape) for shape in network.shapes), default=0), shard)
     together = max(spread.updated, shard)
-    match recipe.optimizer.kind:
-        case "lamb":
-            copies = together + 2 * largest
-        case "adamw":
-            copies = together if cuda else 2 * largest
-        case "sgd":
-            optimizer = recipe.optimizer
-            one = bool(optimizer.weight_decay) + bool(optimizer.nesterov and not cuda)
-            copies = one * (together if cuda else largest)
+    copies = recipe.optimizer.temporaries(together=together, largest=largest, cuda=cuda)
     return max(copies, shard)  # the head's squared gradients, for the norm
 
 

@@ -156,7 +156,7 @@ def _optimizer_work(recipe: Recipe, spread: Spread, head: HeadShape) -> Work:
     shard = head.nodes * head.columns * FLOAT32
     if recipe.head.weights.kind == "factored":
         shard = 0
-    passes = {"sgd": 5, "adamw": 7, "lamb": 11}[recipe.optimizer.kind]
+    passes = recipe.optimizer.passes
     passes += 3 if recipe.train.ema is not None else 0
     passes += 1  # the norm of the gradients
     return Work(0, passes * (spread.updated + shard), "single")

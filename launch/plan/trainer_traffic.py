@@ -61,8 +61,8 @@ def odd_numbers(
         scalar.append(
             Collective("norm of the backbone", "all_reduce", "world", _FLOAT32, "optimizer")
         )
-    if recipe.optimizer.kind == "lamb":
-        what, pair = "norms of LAMB", 2 * _FLOAT32  # of a weight that decays, and of its step
+    if recipe.optimizer.needs_whole_tensors:
+        what, pair = "norms of weights", 2 * _FLOAT32  # of a weight that decays, and of its step
         scalar.append(Collective(what, "all_reduce", "class", pair, "optimizer"))
         if strategy.kind == "fsdp":
             pairs = pair * sum(len(shape) > 1 for shape in network.shapes)

@@ -19,7 +19,7 @@ from tests.trainer.training import pictures, take_steps, whole_entries
 from trainer.checkpoints import find_checkpoint, restore_random_state, save_checkpoint
 from trainer.entries import training_entries
 from trainer.evaluation import evaluate
-from trainer.optimizer import build_optimizer
+from trainer.optimizers import build_optimizer
 from trainer.strategies.ddp import DDP
 from trainer.task import Task, build_task
 from trainer.trained import label_vectors_of

@@ -9,70 +9,54 @@ from torch import nn
 
 from heads import ClassHead, CrossEntropy
 from trainer.config import Duration
-from trainer.optimizer import build_head_optimizer, build_optimizer, rate_factor, set_rate
-from trainer.optimizer_config import (
-    AdamWConfig,
-    CosineConfig,
-    HeadOptimizerConfig,
-    LambConfig,
-    LinearConfig,
-    SGDConfig,
-    StepConfig,
+from trainer.optimizers import (
+    LAMB,
+    SGD,
+    AdamW,
+    HeadOptions,
+    build_head_optimizer,
+    build_optimizer,
+    set_rate,
 )
+from trainer.schedules import Cosine, Linear, RunLength, Schedule, Step
 
 PEAK, NUM_STEPS = 0.4, 40
 
 
-def rates(
-    schedule: CosineConfig | LinearConfig | StepConfig, *, num_steps: int = NUM_STEPS
-) -> list[float]:
+def rates(schedule: Schedule, *, num_steps: int = NUM_STEPS) -> list[float]:
     """All rates of a run over 100 samples in batches of 10: an epoch is 10 steps."""
-    return [
-        PEAK
-        * rate_factor(
-            step,
-            schedule=schedule,
-            num_steps=num_steps,
-            num_samples=100,
-            global_batch=10,
-        )
-        for step in range(num_steps)
-    ]
+    length = RunLength(num_steps, num_samples=100, global_batch=10)
+    return [PEAK * schedule.rate_factor(step, length) for step in range(num_steps)]
 
 
 @pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
 def test_cosine_falls_from_the_peak_to_its_final_share(final):
-    got = rates(CosineConfig(final=final))
+    got = rates(Cosine(final=final))
     low = final * PEAK
     want = [low + (PEAK - low) * math.cos(math.pi * t / (2 * NUM_STEPS)) ** 2 for t in range(40)]
     assert got == pytest.approx(want)
     assert got[0] == PEAK
     assert got[NUM_STEPS // 2] == pytest.approx((PEAK + low) / 2)
-    after_the_end = PEAK * rate_factor(
-        NUM_STEPS,
-        schedule=CosineConfig(final=final),
-        num_steps=NUM_STEPS,
-        num_samples=100,
-        global_batch=10,
-    )
+    length = RunLength(NUM_STEPS, num_samples=100, global_batch=10)
+    after_the_end = PEAK * Cosine(final=final).rate_factor(NUM_STEPS, length)
     assert after_the_end == pytest.approx(low)
 
 
 @pytest.mark.parametrize("warmup", [Duration(steps=8), Duration(epochs=0.8), Duration(samples=80)])
 def test_warmup_is_a_straight_line_that_ends_at_the_peak(warmup):
-    got = rates(CosineConfig(warmup=warmup))
+    got = rates(Cosine(warmup=warmup))
     assert got[:8] == pytest.approx([PEAK * (t + 1) / 8 for t in range(8)])
     want = [PEAK * (1 + math.cos(math.pi * t / 32)) / 2 for t in range(32)]
     assert got[8:] == pytest.approx(want)
 
 
 def test_a_warmup_longer_than_the_run_only_rises():
-    got = rates(CosineConfig(warmup=Duration(steps=100)), num_steps=10)
+    got = rates(Cosine(warmup=Duration(steps=100)), num_steps=10)
     assert got == pytest.approx([PEAK * (t + 1) / 100 for t in range(10)])
 
 
 def test_steps_multiply_the_rate_at_each_milestone():
-    schedule = StepConfig(
+    schedule = Step(
         warmup=Duration(steps=5),
         milestones=(Duration(epochs=2), Duration(steps=30)),
         factor=0.5,
@@ -99,14 +83,14 @@ def model() -> nn.Module:
 
 
 def test_a_line_falls_from_the_peak_to_its_final_share():
-    got = rates(LinearConfig(warmup=Duration(steps=8), final=0.5))
+    got = rates(Linear(warmup=Duration(steps=8), final=0.5))
     assert got[:8] == pytest.approx([PEAK * (t + 1) / 8 for t in range(8)])
     assert got[8:] == pytest.approx([PEAK * (1 - 0.5 * t / 32) for t in range(32)])
 
 
 DECAYING = [
-    SGDConfig(lr=0.5, weight_decay=0.1),
-    AdamWConfig(lr=0.5, weight_decay=0.1),
+    SGD(lr=0.5, weight_decay=0.1),
+    AdamW(lr=0.5, weight_decay=0.1),
 ]
 
 
@@ -131,7 +115,7 @@ def test_the_head_has_a_rate_and_a_decay_of_its_own(config):
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    own = HeadOptimizerConfig(lr=0.25, weight_decay=0.4)
+    own = HeadOptions(lr=0.25, weight_decay=0.4)
     step_all(config.model_copy(update={"head": own}), network)
     for name, share in {"linear.weight": 0.95, "head.weight": 0.9}.items():
         torch.testing.assert_close(network.get_parameter(name).detach(), share * before[name])
@@ -156,7 +140,7 @@ def test_a_step_of_lamb_is_as_long_as_the_tensor_times_the_rate():
     """Algorithm 2 of the paper, written down for one tensor in float64."""
     torch.manual_seed(0)
     weight, bias = (nn.Parameter(torch.randn(shape).double()) for shape in ((5, 3), (5,)))
-    config = LambConfig(lr=0.1, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.05)
+    config = LAMB(lr=0.1, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.05)
     optimizer = build_optimizer(config, [weight, bias])
     expected = weight.detach().clone(), bias.detach().clone()
     means, squares = (
@@ -187,8 +171,8 @@ ADAMW_OPTIONS = {"lr": 0.3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0
 @pytest.mark.parametrize(
     ("config", "kind", "options"),
     [
-        (SGDConfig(**SGD_OPTIONS), torch.optim.SGD, SGD_OPTIONS),
-        (AdamWConfig(**ADAMW_OPTIONS), torch.optim.AdamW, ADAMW_OPTIONS),
+        (SGD(**SGD_OPTIONS), torch.optim.SGD, SGD_OPTIONS),
+        (AdamW(**ADAMW_OPTIONS), torch.optim.AdamW, ADAMW_OPTIONS),
     ],
 )
 def test_every_option_arrives(config, kind, options: dict[str, Any]):
@@ -200,6 +184,6 @@ def test_every_option_arrives(config, kind, options: dict[str, Any]):
 
 
 def test_a_new_rate_reaches_every_group():
-    optimizer = build_optimizer(SGDConfig(), backbone_parameters(model()))
+    optimizer = build_optimizer(SGD(), backbone_parameters(model()))
     set_rate(optimizer, 0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]

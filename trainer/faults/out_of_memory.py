@@ -30,7 +30,7 @@ _PHASES = {
     "checkpoint": ("trainer.checkpoints", "torch.distributed.checkpoint"),
     "data": ("data.",),
     "head": ("heads.",),
-    "optimizer": ("trainer.optimizer", "trainer.lamb", "trainer.ema", "torch.optim"),
+    "optimizer": ("trainer.optimizers", "trainer.ema", "torch.optim"),
     "backward": ("torch.autograd",),
     "forward": ("trainer.task", "trainer.backbone", "trainer.strategies", "transformers."),
 }
@@ -204,7 +204,7 @@ def _sharding(recipe: Recipe) -> str | None:
                 else "train.strategy.reshard_after_forward=true"
             )
         case "deepspeed":
-            if recipe.optimizer.kind == "lamb":  # needs whole tensors, which ZeRO cuts
+            if recipe.optimizer.needs_whole_tensors:  # ZeRO cuts them
                 return "train.strategy.kind=fsdp"
             stage = strategy.stage + 1
             return f"train.strategy.stage={stage}" if stage <= 3 else None

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from heads.norms import squared_norm
 from trainer.backbone import Backbone
-from trainer.optimizer import create_moments_of, tensors_of
+from trainer.optimizers import create_moments_of, tensors_of
 
 
 class Strategy:

@@ -1,9 +1,10 @@
 """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2) for tensors that may be sharded."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
@@ -11,17 +12,48 @@ from torch.optim import Optimizer
 
 from heads.collectives import all_reduce_sum
 from heads.dtensors import local
+from trainer.optimizers.base import Beta, OptimizerKind
 
-Norms = tuple[Tensor, Tensor]
+
+class LAMB(OptimizerKind):
+    """Adam whose step of each tensor is as long as the tensor's norm, times the rate."""
+
+    needs_whole_tensors: ClassVar[bool] = True
+
+    kind: Literal["lamb"] = "lamb"
+    lr: float = Field(2e-3, gt=0)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: float = Field(1e-6, gt=0)
+
+    @property
+    def num_moments(self) -> int:
+        return 2
+
+    @property
+    def passes(self) -> int:
+        # The step is a tensor of its own: written, read for its norm and again for the update;
+        # the weight is read for its norm.
+        return super().passes + 4
+
+    def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
+        return together + 2 * largest
+
+    def build(
+        self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
+    ) -> Optimizer:
+        # Vectors (norms, biases) take their steps unscaled, as the authors' code does.
+        adapted = [
+            {**group, "adapted": any(p.ndim > 1 for p in group["params"])} for group in groups
+        ]
+        return LambOptimizer(adapted, **self.options(), norm_group=norm_group)
 
 
-class Lamb(Optimizer):
+class LambOptimizer(Optimizer):
     """Adam with bias correction and decoupled decay, each tensor's step scaled by ||w|| / ||step||.
 
     A parameter is a plain tensor, a `DTensor` of one mesh axis, or this rank's rows of a tensor
     that the group's `norm_group` shares: norms are of the whole tensor in every case (collective).
-    A group that is not `adapted` (norms, biases) takes its steps unscaled, as the authors' code
-    does.
+    A group that is not `adapted` takes its steps unscaled.
     """
 
     def __init__(

@@ -1,0 +1,35 @@
+"""Optimizers: a recipe's options, the torch optimizer that they make and what it costs.
+
+`Optimizer` is the registry: the classes that a recipe's `optimizer.kind` chooses from.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from trainer.optimizers.adamw import AdamW
+from trainer.optimizers.base import HeadOptions
+from trainer.optimizers.build import (
+    build_head_optimizer,
+    build_optimizer,
+    create_moments_of,
+    set_rate,
+    tensors_of,
+)
+from trainer.optimizers.lamb import LAMB
+from trainer.optimizers.sgd import SGD
+
+Optimizer = Annotated[SGD | AdamW | LAMB, Field(discriminator="kind")]
+
+__all__ = [
+    "LAMB",
+    "SGD",
+    "AdamW",
+    "HeadOptions",
+    "Optimizer",
+    "build_head_optimizer",
+    "build_optimizer",
+    "create_moments_of",
+    "set_rate",
+    "tensors_of",
+]

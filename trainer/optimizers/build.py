@@ -1,0 +1,59 @@
+"""The optimizers of a run, and the tensors that they keep."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from heads import ClassHead, FactoredHead
+from trainer.optimizers.base import OptimizerKind
+
+
+def build_optimizer(config: OptimizerKind, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """The backbone's optimizer; vectors (norms, biases) are not decayed."""
+    parameters = list(parameters)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim > 1]},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return config.build([group for group in groups if group["params"]])
+
+
+def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | None:
+    """The head's optimizer, with its own rate and decay where the recipe gives them. The head's
+    bias is a column of its matrix and decays with it. None for a factored head, which makes its own
+    steps."""
+    if isinstance(head, FactoredHead):
+        return None
+    group: dict[str, Any] = {
+        "params": list(head.parameters()),
+        "lr": config.head_lr,
+        "weight_decay": config.head_weight_decay,
+    }
+    return config.build([group], norm_group=head.engine.class_group)
+
+
+def tensors_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """What an optimizer keeps of a parameter, as far as it is tensors."""
+    state = optimizer.state.get(parameter, {})
+    return {key: value for key, value in state.items() if isinstance(value, Tensor)}
+
+
+def create_moments_of(optimizer: Optimizer) -> None:
+    """Make the moments of all parameters exist, of any value; the parameters stay as they are."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # decay is scaled by it: nothing moves
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate

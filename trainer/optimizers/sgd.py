@@ -1,0 +1,41 @@
+"""Stochastic gradient descent."""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from trainer.optimizers.base import OptimizerKind
+
+
+class SGD(OptimizerKind):
+    """`torch.optim.SGD`: decay is part of the gradient, momentum is not dampened."""
+
+    trains_factored_head: ClassVar[bool] = True
+
+    kind: Literal["sgd"] = "sgd"
+    lr: float = Field(0.1, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    nesterov: bool = False
+    weight_decay: float = Field(5e-4, ge=0)
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> "SGD":
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
+    @property
+    def num_moments(self) -> int:
+        return int(self.momentum > 0)
+
+    def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
+        copies = bool(self.weight_decay) + bool(self.nesterov and not cuda)
+        return copies * (together if cuda else largest)
+
+    def build(
+        self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
+    ) -> Optimizer:
+        return torch.optim.SGD(groups, **self.options())

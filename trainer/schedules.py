@@ -1,0 +1,79 @@
+"""Learning-rate schedules: the rate is a pure function of the step.
+
+To add one: a subclass of `ScheduleKind` here, and its name in `Schedule`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from data.duration import Duration
+from trainer.frozen import Frozen
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How long a run is: optimizer steps, samples of an epoch, samples of a step."""
+
+    num_steps: int
+    num_samples: int
+    global_batch: int
+
+    def in_steps(self, duration: Duration) -> int:
+        return duration.in_steps(num_samples=self.num_samples, global_batch=self.global_batch)
+
+
+class ScheduleKind(Frozen, ABC):
+    """A linear warm-up, then `after_warmup`."""
+
+    kind: str
+    warmup: Duration = Duration(steps=0)
+
+    def rate_factor(self, step: int, length: RunLength) -> float:
+        """What the peak rates are multiplied by at step 0..num_steps - 1."""
+        warmup = length.in_steps(self.warmup)
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = (step - warmup) / max(1, length.num_steps - warmup)
+        return self.after_warmup(step, min(1.0, progress), length)
+
+    @abstractmethod
+    def after_warmup(self, step: int, progress: float, length: RunLength) -> float:
+        """The factor at `step`, which is at `progress` (0 to 1) from the warm-up to the end."""
+
+
+class Cosine(ScheduleKind):
+    """Half a cosine from the full rate down to `final` times it (Loshchilov and Hutter 2017)."""
+
+    kind: Literal["cosine"] = "cosine"
+    final: float = Field(0.0, ge=0, le=1)
+
+    def after_warmup(self, step: int, progress: float, length: RunLength) -> float:
+        return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class Linear(ScheduleKind):
+    """A line from the full rate down to `final` times it."""
+
+    kind: Literal["linear"] = "linear"
+    final: float = Field(0.0, ge=0, le=1)
+
+    def after_warmup(self, step: int, progress: float, length: RunLength) -> float:
+        return 1 - (1 - self.final) * progress
+
+
+class Step(ScheduleKind):
+    """The rate is multiplied by `factor` at each milestone."""
+
+    kind: Literal["step"] = "step"
+    milestones: tuple[Duration, ...]
+    factor: float = Field(0.1, gt=0, lt=1)
+
+    def after_warmup(self, step: int, progress: float, length: RunLength) -> float:
+        return self.factor ** sum(step >= length.in_steps(m) for m in self.milestones)
+
+
+Schedule = Annotated[Cosine | Linear | Step, Field(discriminator="kind")]
