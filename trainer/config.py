@@ -14,6 +14,7 @@ from heads.config import HeadConfig
 from trainer.frozen import Frozen
 from trainer.optimizers import SGD, Optimizer
 from trainer.schedules import Cosine, Schedule
+from trainer.strategies import DDP, StrategyConfig
 
 
 class BackboneConfig(Frozen):
@@ -42,31 +43,6 @@ class BackboneConfig(Frozen):
         return self
 
 
-class DDPConfig(Frozen):
-    """Every rank holds the whole backbone."""
-
-    kind: Literal["ddp"] = "ddp"
-
-
-class FSDPConfig(Frozen):
-    """FSDP2: weights, gradients and moments of the backbone are sharded over all ranks."""
-
-    kind: Literal["fsdp"] = "fsdp"
-    reshard_after_forward: bool = Field(
-        True, description="free a block's weights after its forward and gather them anew"
-    )
-
-
-class DeepSpeedConfig(Frozen):
-    """DeepSpeed's ZeRO: shards moments (1), gradients too (2), weights too (3), or nothing (0)."""
-
-    kind: Literal["deepspeed"] = "deepspeed"
-    stage: Literal[0, 1, 2, 3] = 2
-
-
-StrategyConfig = Annotated[DDPConfig | FSDPConfig | DeepSpeedConfig, Field(discriminator="kind")]
-
-
 class EmaConfig(Frozen):
     """A moving average of all weights: what is evaluated and exported."""
 
@@ -78,7 +54,7 @@ class TrainConfig(Frozen):
     duration: Duration = Duration(epochs=1)
     global_batch: int = Field(256, gt=0, description="samples an optimizer step, over all ranks")
     micro_batches: int = Field(1, gt=0, description="parts that a rank's share is computed in")
-    strategy: StrategyConfig = DDPConfig()
+    strategy: StrategyConfig = DDP()
     class_group: Literal["world", "node"] | Annotated[int, Field(gt=0)] = Field(
         "world", description="ranks that share the classes; the groups share the rows"
     )
@@ -187,13 +163,10 @@ class Recipe(Frozen):
     @model_validator(mode="after")
     def _optimizer_sees_whole_tensors(self) -> "Recipe":
         strategy = self.train.strategy
-        if not self.optimizer.needs_whole_tensors:
-            return self
-        if strategy.kind == "deepspeed" and strategy.stage > 0:
+        if self.optimizer.needs_whole_tensors and strategy.flattens_tensors:
             raise ValueError(
-                f"optimizer {self.optimizer.kind} needs the norm of each tensor, and DeepSpeed at "
-                f"stage {strategy.stage} passes it flat pieces: set train.strategy.stage=0 or "
-                "train.strategy.kind=fsdp"
+                f"optimizer {self.optimizer.kind} needs the norm of each tensor, and "
+                f"train.strategy {strategy.label} passes it flat pieces: set stage=0 or kind=fsdp"
             )
         return self
 

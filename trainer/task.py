@@ -27,7 +27,7 @@ from trainer.optimizers import (
     set_rate,
 )
 from trainer.parts import random_state, set_random_state, split_batch, targets
-from trainer.strategies import Strategy, build_strategy
+from trainer.strategies import Strategy
 from trainer.telemetry.phases import Phases
 from trainer.world import World
 
@@ -73,14 +73,15 @@ class Task(nn.Module):
         (collective)."""
         recipe, encoder = self.recipe, self.backbone.encoder
         train = recipe.train
-        if train.channels_last and train.strategy.kind == "ddp":
+        if train.channels_last and train.strategy.keeps_memory_format:
             # A sharded weight is gathered as it lies flat, and turned where it is used.
             encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if train.compile:
             compile_blocks(encoder)
         if train.activation_checkpointing:
             checkpoint_blocks(encoder)
-        self.strategy = build_strategy(recipe, self.backbone, self.world)
+        if self.world.size > 1:  # one process has nothing to spread
+            self.strategy = train.strategy.start(self.backbone, self.world)
         self.strategy.attach(build_optimizer(recipe.optimizer, self.strategy.parameters))
         self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head)
         if train.ema is not None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from launch.plan.plan import Asked, Plan, make_plan
-from trainer.config import FSDPConfig, Recipe
+from trainer.config import Recipe
 
 _SCARCE_LOGITS_MIB = 64
 _MOST_NODES = 1024
@@ -50,8 +50,9 @@ def _candidates(recipe: Recipe, asked: Asked) -> Iterator[tuple[str, dict[str, o
     share, parts = -(-train.global_batch // ranks), train.micro_batches
     while (parts := parts * 2) <= share:
         yield f"train.micro_batches={parts}", {"micro_batches": parts}
-    if ranks > 1 and train.strategy.kind == "ddp":
-        yield "train.strategy.kind=fsdp", {"strategy": FSDPConfig()}
+    smaller = train.strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
+    if ranks > 1 and smaller is not None:
+        yield train.strategy.change_to(smaller), {"strategy": smaller}
     if recipe.head.memory_mib > _SCARCE_LOGITS_MIB:
         yield f"head.memory_mib={_SCARCE_LOGITS_MIB}", {"memory_mib": _SCARCE_LOGITS_MIB}
 

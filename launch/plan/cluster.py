@@ -1,13 +1,15 @@
-"""The machines of a plan: how many, how fast, and which ranks share a node. Free of torch.
+"""The machines of a plan: how many, how fast, which ranks share a node, and what their collectives
+take.
 
 Rank r sits on node r // gpus. Class groups are contiguous ranks, data groups ranks a class group
 apart, as in `trainer/world.py`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Group = Literal["class", "data", "world"]
+from trainer.strategies.cost import Collective, Group, Operation
 
 # What NCCL takes for a small collective: of the order that its own tests report, assumed here.
 _NODE_SECONDS = 15e-6
@@ -69,3 +71,25 @@ class Cluster:
         """What a rank sends in a ring over the group: the slowest link sets it."""
         link, network = self.machine.link, self.machine.network
         return min(link, network) if self.crosses_nodes(group) else link
+
+    def sent(self, collective: Collective) -> float:
+        """Bytes that a rank sends by the ring algorithm, which NCCL and gloo use."""
+        return collective.total * _ring_share(collective.operation, self.size(collective.group))
+
+    def seconds(self, collective: Collective) -> float:
+        waiting = collective.calls * collective.messages * self.latency(collective.group)
+        return waiting + self.sent(collective) / self.bytes_per_second(collective.group)
+
+    def happening(self, collectives: Iterable[Collective]) -> tuple[Collective, ...]:
+        """Those with bytes to send and a rank to send them to."""
+        return tuple(c for c in collectives if c.total and self.size(c.group) > 1)
+
+
+def _ring_share(operation: Operation, ranks: int) -> float:
+    """Sent bytes over those of the tensor (Patarasu and Yuan 2009 for all-reduce)."""
+    if ranks == 1:
+        return 0.0
+    if operation in ("broadcast", "reduce"):
+        return 1.0  # a chain: every rank but the last forwards all of it
+    share = (ranks - 1) / ranks
+    return 2 * share if operation == "all_reduce" else share

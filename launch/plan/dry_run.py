@@ -156,13 +156,11 @@ def _world(rank: int, asked: Asked, shape: tuple[int, int]) -> Iterator[World]:
 
 
 def _strategy(recipe: Recipe, backbone: Backbone, world: World) -> Strategy:
-    """FSDP's own; under the others every rank's weights have the shapes of the whole."""
+    """Under strategies without DTensors, every rank's weights have the shapes of the whole."""
     config = recipe.train.strategy
-    if config.kind != "fsdp" or world.size == 1:
+    if world.size == 1 or not config.weights_are_dtensors:
         return Strategy(backbone)
-    from trainer.strategies.fsdp import FSDP
-
-    return FSDP(backbone, config, world)
+    return config.start(backbone, world)
 
 
 def _coordinate(world: World) -> tuple[int, int]:

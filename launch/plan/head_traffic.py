@@ -2,7 +2,7 @@
 
 from launch.plan.cluster import Cluster
 from launch.plan.head_shape import FLOAT32, HeadShape
-from launch.plan.traffic import Collective
+from trainer.strategies.cost import Collective
 
 _INT64 = _FLOAT64 = 8
 _SIZES = 8  # what `Engine.agree` sends of a rank

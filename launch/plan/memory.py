@@ -6,8 +6,8 @@ from typing import Literal
 from launch.plan.cluster import Cluster
 from launch.plan.head_shape import FLOAT32, HeadShape
 from launch.plan.network import Network
-from launch.plan.spread import Spread
 from trainer.config import Recipe
+from trainer.strategies.cost import Spread
 
 Moment = Literal["head", "backward", "optimizer"]
 MOMENTS: tuple[Moment, ...] = ("head", "backward", "optimizer")

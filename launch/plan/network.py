@@ -18,36 +18,27 @@ from trainer.backbone import Backbone, build_backbone
 from trainer.batch_norm import apply_batch_norm_mode
 from trainer.blocks import checkpoint_blocks, large_tables, repeated_blocks
 from trainer.config import Recipe
+from trainer.strategies.cost import Shapes, numel
 
 # What `trainer/batch_norm.py` holds beside what torch's own kernel does, in backward.
 _OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Weights that FSDP gathers together: the shape of each."""
-
-    shapes: tuple[tuple[int, ...], ...]
-
-    @property
-    def numel(self) -> int:
-        return sum(_numel(shape) for shape in self.shapes)
-
-
-@dataclass(frozen=True)
 class Network:
     """A backbone at a micro-batch of `rows`; bytes, but for `dim` and the channels.
 
-    `units` hold all weights, the root's last. `inputs` is the micro-batch on the device.
-    `activations` are live when forward ends, `backward_peak` is the most that is live until
-    backward ends, both beside weights and inputs; the latter counts the weights' gradients.
-    `batch_norms` are the channels of each synchronised layer, `norms_again` of those that
-    activation checkpointing computes twice. `forward` and `backward` are the work.
+    `units` are the shapes of all weights, block by block as FSDP gathers them, the root's last.
+    `inputs` is the micro-batch on the device. `activations` are live when forward ends,
+    `backward_peak` is the most that is live until backward ends, both besides weights and inputs;
+    the latter counts the weights' gradients. `batch_norms` are the channels of each synchronised
+    layer, `norms_again` of those that activation checkpointing computes twice. `forward` and
+    `backward` are the work.
     """
 
     dim: int
     rows: int
-    units: tuple[Unit, ...]
+    units: tuple[Shapes, ...]
     buffers: int
     inputs: int
     batch_norms: tuple[int, ...]
@@ -61,11 +52,11 @@ class Network:
     @property
     def numel(self) -> int:
         """Weights of the backbone."""
-        return sum(unit.numel for unit in self.units)
+        return sum(numel(unit) for unit in self.units)
 
     @property
     def shapes(self) -> Iterator[tuple[int, ...]]:
-        return (shape for unit in self.units for shape in unit.shapes)
+        return (shape for unit in self.units for shape in unit)
 
     @property
     def flops(self) -> int:
@@ -122,14 +113,14 @@ def _random(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"backbone": backbone})
 
 
-def _units(backbone: Backbone) -> Iterator[Unit]:
+def _units(backbone: Backbone) -> Iterator[Shapes]:
     """As `trainer/strategies/fsdp.py` cuts them; a weight belongs to the innermost."""
     taken: set[int] = set()
     for module in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder), backbone):
         own = [p for p in module.parameters() if id(p) not in taken]
         taken.update(id(p) for p in own)
         if own:
-            yield Unit(tuple(tuple(p.shape) for p in own))
+            yield tuple(tuple(p.shape) for p in own)
 
 
 def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:
@@ -152,7 +143,3 @@ def _synchronised(backbone: nn.Module, mode: str) -> tuple[int, ...]:
 
 def _bytes(tensors: Iterator[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()

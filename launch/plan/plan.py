@@ -14,11 +14,10 @@ from launch.plan.host import ClassListCost, HostMemory, host_memory
 from launch.plan.loss_cost import measure_loss
 from launch.plan.memory import Memory, memory_of
 from launch.plan.network import Network, measure_network
-from launch.plan.spread import Spread, spread
 from launch.plan.step_time import StepTime, step_time
-from launch.plan.traffic import Collective, that_happen
 from launch.plan.trainer_traffic import batch_norm_traffic, first_rank_traffic, odd_numbers
 from trainer.config import Recipe
+from trainer.strategies.cost import Collective, Spread
 from trainer.world import mesh_shape
 
 
@@ -53,7 +52,7 @@ class Plan:
     @property
     def sent(self) -> float:
         """Bytes that a rank puts on the wire in a step."""
-        return sum(each.sent(self.cluster) for each in self.collectives)
+        return sum(self.cluster.sent(each) for each in self.collectives)
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def make_plan(recipe: Recipe, asked: Asked, *, label_vectors: np.ndarray | None 
     # A loss that couples rows sees all features first: then every part's forward is made twice.
     passes = 2 * parts if loss.couples_rows and parts > 1 else parts
     head = head_shape(recipe, network, classes, loss, cluster)
-    strategy = spread(recipe, network, cluster, passes=passes, parts=parts)
+    strategy = _spread(recipe, network, ranks, passes=passes, parts=parts)
     collectives = _collectives(recipe, network, strategy, head, cluster, passes, parts)
     memory = memory_of(recipe, network, strategy, head, cluster, parts)
     return Plan(
@@ -136,6 +135,12 @@ def _vector_bytes(recipe: Recipe, manifest: Manifest | None, given: np.ndarray |
     return path.stat().st_size if path.is_file() else 0
 
 
+def _spread(recipe: Recipe, network: Network, ranks: int, *, passes: int, parts: int) -> Spread:
+    if ranks == 1:
+        return Spread.alone(network.units)
+    return recipe.train.strategy.spread(network.units, ranks, passes=passes, parts=parts)
+
+
 def _collectives(
     recipe: Recipe,
     network: Network,
@@ -148,13 +153,12 @@ def _collectives(
     factored = recipe.head.weights.kind == "factored"
     of_head = factored_traffic if factored else engine_traffic
     weighing = 1 if head.loss.couples_rows else parts
-    return that_happen(
+    return cluster.happening(
         [
             *batch_norm_traffic(network, cluster, passes=passes, parts=parts),
             *first_rank_traffic(recipe, network),
             *of_head(head, cluster),
             *strategy.collectives,
             *odd_numbers(recipe, network, cluster, parts=weighing),
-        ],
-        cluster,
+        ]
     )

@@ -13,9 +13,8 @@ from launch.plan.cluster import Cluster, Machine
 from launch.plan.head_shape import FLOAT32, HeadShape
 from launch.plan.ledger import Products, Work
 from launch.plan.network import Network
-from launch.plan.spread import Spread
-from launch.plan.traffic import Collective, Phase
 from trainer.config import Recipe
+from trainer.strategies.cost import Collective, Phase, Spread
 
 Bound = Literal["compute", "memory bandwidth", "links in the node", "links between nodes"]
 PHASES: tuple[Phase, ...] = ("forward", "head", "backward", "optimizer", "step")
@@ -106,8 +105,8 @@ def _phase(
         else:
             memory += moving
     mine = [c for c in collectives if c.phase == phase]
-    hidden = sum(c.seconds(cluster) for c in mine if c.hidden)
-    waited = sum(c.seconds(cluster) for c in mine if not c.hidden)
+    hidden = sum(cluster.seconds(c) for c in mine if c.hidden)
+    waited = sum(cluster.seconds(c) for c in mine if not c.hidden)
     links = waited + max(0.0, hidden - compute - memory)
     across = any(cluster.crosses_nodes(c.group) for c in mine)
     return PhaseTime(phase, compute, memory, links, across)

@@ -13,7 +13,7 @@ from launch.plan.advice import Change
 from launch.plan.host import HOST_MOMENTS, HostMoment
 from launch.plan.memory import MOMENTS
 from launch.plan.plan import Plan
-from launch.plan.traffic import Collective
+from trainer.strategies.cost import Collective
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SHOWN = 8
@@ -81,8 +81,8 @@ def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> d
 def _collective_json(each: Collective, plan: Plan) -> dict[str, Any]:
     return asdict(each) | {
         "total": each.total,
-        "sent": each.sent(plan.cluster),
-        "seconds": each.seconds(plan.cluster),
+        "sent": plan.cluster.sent(each),
+        "seconds": plan.cluster.seconds(each),
         "crosses_nodes": plan.cluster.crosses_nodes(each.group),
     }
 
@@ -91,11 +91,10 @@ def _headline(plan: Plan) -> Text:
     cluster, head, train = plan.cluster, plan.head, plan.recipe.train
     config = plan.recipe.head
     strategy = train.strategy
-    stage = f" stage {strategy.stage}" if strategy.kind == "deepspeed" else ""
     parts = -(-train.global_batch // cluster.ranks)
     return Text(
         f"{plan.recipe.run}: {cluster.nodes} x {cluster.gpus} x {cluster.machine.name}, "
-        f"mesh data {cluster.data_ranks} x class {cluster.class_ranks}, {strategy.kind}{stage}, "
+        f"mesh data {cluster.data_ranks} x class {cluster.class_ranks}, {strategy.label}, "
         f"{train.precision}\n"
         f"backbone {plan.network.numel:,} weights; head {config.weights.kind} x "
         f"{config.loss.kind}, {plan.classes.num_classes:,} classes, {plan.classes.nodes:,} x "
@@ -137,19 +136,19 @@ def _traffic(plan: Plan) -> Table:
     table.add_column("group", no_wrap=True)
     for name in ("bytes", "sent", "time"):
         table.add_column(name, justify="right", no_wrap=True)
-    ordered = sorted(plan.collectives, key=lambda each: -each.seconds(cluster))
+    ordered = sorted(plan.collectives, key=lambda each: -cluster.seconds(each))
     for each in ordered[:_SHOWN]:
         where = "across" if cluster.crosses_nodes(each.group) else "in node"
         table.add_row(
-            f"{each.what}, {each.kind.replace('_', '-')}",
+            f"{each.what}, {each.operation.replace('_', '-')}",
             f"{each.group} {cluster.size(each.group)} {where}",
             (f"{each.calls} x " if each.calls > 1 else "") + size(each.bytes),
-            size(each.sent(cluster)),
-            duration(each.seconds(cluster)) + ("*" if each.hidden else ""),
+            size(cluster.sent(each)),
+            duration(cluster.seconds(each)) + ("*" if each.hidden else ""),
         )
     if rest := ordered[_SHOWN:]:
-        sent = sum(each.sent(cluster) for each in rest)
-        seconds = sum(each.seconds(cluster) for each in rest)
+        sent = sum(cluster.sent(each) for each in rest)
+        seconds = sum(cluster.seconds(each) for each in rest)
         table.add_row(f"{len(rest)} smaller ones", "", "", size(sent), duration(seconds))
     return table
 

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 
 from launch.plan.cluster import Cluster
 from launch.plan.network import Network
-from launch.plan.traffic import Collective, Kind, Phase
 from trainer.config import Recipe
+from trainer.strategies.cost import FLOAT32, Collective, Operation, Phase
 
-_FLOAT32 = 4
 _AGREED = 3 * 8  # of a rank, `trainer/agreement.py`
 
 
@@ -20,15 +19,20 @@ def batch_norm_traffic(
 
     def statistics(channels: Iterable[int]) -> int:
         numbers = sum(2 * c + 1 if cuda else 3 * c for c in channels)
-        return cluster.ranks * numbers * _FLOAT32
+        return cluster.ranks * numbers * FLOAT32
 
     def collective(
-        kind: Kind, size: int, phase: Phase, calls: int, layers: int, what: str = "batch norm"
+        operation: Operation,
+        size: int,
+        phase: Phase,
+        calls: int,
+        layers: int,
+        what: str = "batch norm",
     ) -> Collective:
-        return Collective(what, kind, "world", size, phase, calls, messages=layers)
+        return Collective(what, operation, "world", size, phase, calls, messages=layers)
 
     norms, again = network.batch_norms, network.norms_again
-    sums = 2 * sum(norms) * _FLOAT32
+    sums = 2 * sum(norms) * FLOAT32
     parts_of = [
         collective("all_gather", statistics(norms), "forward", passes, len(norms)),
         collective(
@@ -54,20 +58,20 @@ def odd_numbers(
     agreed = cluster.ranks * _AGREED
     scalar = [
         Collective("agreement", "all_gather", "world", agreed, "step"),
-        Collective("norm of the head", "all_reduce", "class", _FLOAT32, "optimizer"),
+        Collective("norm of the head", "all_reduce", "class", FLOAT32, "optimizer"),
     ]
     strategy = recipe.train.strategy
-    if strategy.kind == "fsdp" or (strategy.kind == "deepspeed" and strategy.stage > 0):
+    if strategy.shards_updates:
         scalar.append(
-            Collective("norm of the backbone", "all_reduce", "world", _FLOAT32, "optimizer")
+            Collective("norm of the backbone", "all_reduce", "world", FLOAT32, "optimizer")
         )
     if recipe.optimizer.needs_whole_tensors:
-        what, pair = "norms of weights", 2 * _FLOAT32  # of a weight that decays, and of its step
+        what, pair = "norms of weights", 2 * FLOAT32  # of a weight that decays, and of its step
         scalar.append(Collective(what, "all_reduce", "class", pair, "optimizer"))
-        if strategy.kind == "fsdp":
+        if strategy.weights_are_dtensors:
             pairs = pair * sum(len(shape) > 1 for shape in network.shapes)
             scalar.append(Collective(what, "all_reduce", "world", pairs, "optimizer"))
     if parts > 1:
         what = "weights of micro-batches"
-        scalar.append(Collective(what, "all_reduce", "world", parts * _FLOAT32, "forward"))
+        scalar.append(Collective(what, "all_reduce", "world", parts * FLOAT32, "forward"))
     return scalar

@@ -20,7 +20,7 @@ from trainer.checkpoints import find_checkpoint, restore_random_state, save_chec
 from trainer.entries import training_entries
 from trainer.evaluation import evaluate
 from trainer.optimizers import build_optimizer
-from trainer.strategies.ddp import DDP
+from trainer.strategies.ddp import DDPStrategy
 from trainer.task import Task, build_task
 from trainer.trained import label_vectors_of
 from trainer.world import World, open_world
@@ -51,7 +51,7 @@ def trained(shards: Path, world: World, changes: dict, *, ddp: bool = False) -> 
     """Loss of three clipped steps of momentum, and what the task's tensors are after them."""
     task = make_task(shards, world, train__global_batch=12, **changes)
     if ddp:
-        task.strategy = DDP(task.backbone)
+        task.strategy = DDPStrategy(task.backbone)
         task.strategy.attach(build_optimizer(task.recipe.optimizer, task.strategy.parameters))
     # Convolutions would compute in TensorFloat-32.
     with torch.backends.cudnn.flags(allow_tf32=False):

@@ -30,7 +30,6 @@ from launch.plan.memory import class_index
 from launch.plan.network import measure_network
 from launch.plan.plan import Asked, Plan, make_plan
 from launch.plan.table import duration, show, size
-from launch.plan.traffic import Collective
 from tests.ranks import run_on_ranks
 from tests.shards import TINY_RESNET, glyph_recipe, text_recipe
 from tests.trainer.training import started, take_steps
@@ -38,6 +37,7 @@ from trainer.backbone import build_backbone
 from trainer.checkpoints.pieces import Ownership
 from trainer.config import Recipe
 from trainer.entries import training_entries
+from trainer.strategies.cost import Collective
 
 GPU = Machine("gpu", "cuda", 1 << 36, 1e12, {"fp32": 1e13, "bf16": 1e14}, 1e11, 1e10)
 
@@ -53,7 +53,7 @@ def memory_line(plan: Plan, what: str) -> int:
 
 
 def bytes_of(plan: Plan, what: str) -> dict[tuple[str, str], int]:
-    return {(c.kind, c.group): c.total for c in plan.collectives if c.what == what}
+    return {(c.operation, c.group): c.total for c in plan.collectives if c.what == what}
 
 
 # ---- the cluster
@@ -79,10 +79,10 @@ def test_a_ring_sends_what_its_algorithm_says_at_the_slowest_link():
     cluster = Cluster(GPU, 2, 4, 4)
     for kind, share in {"all_gather": 7 / 8, "reduce_scatter": 7 / 8, "all_reduce": 14 / 8}.items():
         each = Collective("", kind, "world", 8_000_000, "head", calls=2)  # type: ignore[arg-type]
-        assert each.sent(cluster) == pytest.approx(16_000_000 * share)
-        assert each.seconds(cluster) > each.sent(cluster) / GPU.network
+        assert cluster.sent(each) == pytest.approx(16_000_000 * share)
+        assert cluster.seconds(each) > cluster.sent(each) / GPU.network
     inside = Collective("", "all_gather", "class", 4_000_000_000, "head")
-    assert inside.seconds(cluster) == pytest.approx(3e9 / GPU.link, rel=0.01)
+    assert cluster.seconds(inside) == pytest.approx(3e9 / GPU.link, rel=0.01)
 
 
 # ---- memory and traffic

@@ -81,7 +81,7 @@ def by_kind(sizes: Iterable[tuple[str, str, int]], recipe: Recipe) -> dict[str, 
 def differences(recipe: Recipe, measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """(planned, measured) of all that is measured."""
     plan = make_plan(recipe, Asked(CPU, 1, 2, classes=NUM_CLASSES), label_vectors=vectors())
-    planned = by_kind([(c.kind, c.group, c.total) for c in plan.collectives], recipe)
+    planned = by_kind([(c.operation, c.group, c.total) for c in plan.collectives], recipe)
     heard = by_kind(measured["collectives"], recipe)
     held = measured["held"]
     found: dict[str, tuple[float, float]] = {

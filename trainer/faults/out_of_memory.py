@@ -194,20 +194,8 @@ def _available(recipe: Recipe, world: World) -> dict[str, str]:
 def _sharding(recipe: Recipe) -> str | None:
     """The next strategy that keeps less on a rank."""
     strategy = recipe.train.strategy
-    match strategy.kind:
-        case "ddp":
-            return "train.strategy.kind=fsdp"
-        case "fsdp":
-            return (
-                None
-                if strategy.reshard_after_forward
-                else "train.strategy.reshard_after_forward=true"
-            )
-        case "deepspeed":
-            if recipe.optimizer.needs_whole_tensors:  # ZeRO cuts them
-                return "train.strategy.kind=fsdp"
-            stage = strategy.stage + 1
-            return f"train.strategy.stage={stage}" if stage <= 3 else None
+    smaller = strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
+    return None if smaller is None else strategy.change_to(smaller)
 
 
 def _larger_groups(recipe: Recipe, world: World) -> str | None:

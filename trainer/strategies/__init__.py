@@ -1,6 +1,17 @@
-"""How the backbone is spread over the ranks: `ddp`, `fsdp` or `deepspeed`, as one interface."""
+"""Strategies: how the backbone is spread over ranks.
+
+`StrategyConfig` is the registry: the classes that a recipe's `train.strategy.kind` chooses from.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
 
 from trainer.strategies.base import Strategy
-from trainer.strategies.build import build_strategy
+from trainer.strategies.ddp import DDP
+from trainer.strategies.deepspeed import DeepSpeed
+from trainer.strategies.fsdp import FSDP
 
-__all__ = ["Strategy", "build_strategy"]
+StrategyConfig = Annotated[DDP | FSDP | DeepSpeed, Field(discriminator="kind")]
+
+__all__ = ["DDP", "FSDP", "DeepSpeed", "Strategy", "StrategyConfig"]

@@ -4,14 +4,76 @@ Gradients are summed over ranks: the head's are those of the global mean already
 tensors are this rank's: the whole of a weight, or its piece of it.
 """
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from heads.norms import squared_norm
-from trainer.backbone import Backbone
+from trainer.frozen import Frozen
 from trainer.optimizers import create_moments_of, tensors_of
+from trainer.strategies.cost import Shapes, Spread
+
+if TYPE_CHECKING:  # these import the recipe, which imports the strategies
+    from trainer.backbone import Backbone
+    from trainer.world import World
+
+
+class StrategyKind(Frozen, ABC):
+    """Options of a strategy. A subclass adds `kind: Literal[...]` and its own options.
+
+    To add one: a file with such a subclass and its `Strategy`, and its name in `__init__.py`.
+    """
+
+    # Weights stay in the memory format that they were given.
+    keeps_memory_format: ClassVar[bool] = False
+    # `Strategy.weights` are DTensors, cut by rows.
+    weights_are_dtensors: ClassVar[bool] = False
+
+    kind: str
+
+    @property
+    def shards_updates(self) -> bool:
+        """Whether each rank updates a share of the weights only."""
+        return self.weights_are_dtensors
+
+    @property
+    def flattens_tensors(self) -> bool:
+        """Whether the optimizer gets flat pieces instead of whole tensors."""
+        return False
+
+    @property
+    def label(self) -> str:
+        """For tables: the kind, with the option that matters most."""
+        return self.kind
+
+    @abstractmethod
+    def start(self, backbone: "Backbone", world: "World") -> "Strategy":
+        """Spread `backbone`, which is on its device, over the ranks of a world of two or more
+        (collective)."""
+
+    @abstractmethod
+    def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
+        """What the strategy costs each of `ranks` in a step of `passes` forward passes, `parts` of
+        which are followed by a backward pass. `units` are the shapes of the backbone's weights,
+        block by block, those outside the blocks last."""
+
+    @abstractmethod
+    def smaller(self, *, whole_tensors: bool) -> "StrategyKind | None":
+        """The next strategy that keeps less on a rank, if there is one. With `whole_tensors`, the
+        optimizer does not accept pieces of a tensor."""
+
+    def change_to(self, other: "StrategyKind") -> str:
+        """The override of a recipe that turns this strategy into `other`."""
+        if other.kind != self.kind:
+            return f"train.strategy.kind={other.kind}"
+        mine, theirs = self.model_dump(mode="json"), other.model_dump(mode="json")
+        changed = {key: value for key, value in theirs.items() if value != mine[key]}
+        return " ".join(
+            f"train.strategy.{key}={str(value).lower()}" for key, value in changed.items()
+        )
 
 
 class Strategy:
@@ -22,7 +84,7 @@ class Strategy:
     marks the pass whose backward sums the gradients over ranks.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: "Backbone") -> None:
         self.backbone = backbone
         self.parameters = trained_parameters(backbone)
 
@@ -100,6 +162,6 @@ class Strategy:
         """Let go of everything that holds a process group."""
 
 
-def trained_parameters(backbone: Backbone) -> list[nn.Parameter]:
+def trained_parameters(backbone: "Backbone") -> list[nn.Parameter]:
     """Walks all modules: not for every step."""
     return [p for p in backbone.parameters() if p.requires_grad]

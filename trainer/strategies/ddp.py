@@ -1,19 +1,47 @@
 """DDP: every rank holds the whole backbone and sums the gradients, bucket by bucket."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.backbone import Backbone
 from trainer.buffers import kept_buffers, restore_buffers
 from trainer.parts import random_state, set_random_state
-from trainer.strategies.base import Strategy
+from trainer.strategies.base import Strategy, StrategyKind
+from trainer.strategies.cost import FLOAT32, Shapes, Spread, numel, summed
+from trainer.strategies.fsdp import FSDP
+
+if TYPE_CHECKING:
+    from trainer.backbone import Backbone
+    from trainer.world import World
+
+_BUCKET = 25 << 20  # bytes; torch's default
 
 
-class DDP(Strategy):
+class DDP(StrategyKind):
+    """Every rank holds the whole backbone."""
+
+    keeps_memory_format: ClassVar[bool] = True
+
+    kind: Literal["ddp"] = "ddp"
+
+    def start(self, backbone: "Backbone", world: "World") -> Strategy:
+        return DDPStrategy(backbone)
+
+    def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
+        whole = sum(numel(unit) for unit in units) * FLOAT32
+        sums = summed("DDP: gradients", whole, messages=-(-whole // _BUCKET))
+        return Spread(whole, whole, whole, buckets=whole, gathered=0, collectives=(sums,))
+
+    def smaller(self, *, whole_tensors: bool) -> StrategyKind:
+        return FSDP()
+
+
+class DDPStrategy(Strategy):
     """torch's DistributedDataParallel, summing where it would average.
 
     After its first backward it lays out its buckets anew, and sums depend on the places in them: so
@@ -21,7 +49,7 @@ class DDP(Strategy):
     was never disturbed.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: "Backbone") -> None:
         super().__init__(backbone)
         self._wrapper = DistributedDataParallel(backbone, forward_sync_buffers=False)
         self._wrapper.register_comm_hook(None, _sum_gradients)

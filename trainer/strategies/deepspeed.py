@@ -8,8 +8,8 @@ are the canonical ones: a tensor at a time is gathered from DeepSpeed's flat pie
 import logging
 import os
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +20,88 @@ from torch.optim import Optimizer
 from heads.collectives import all_gather_equal, all_reduce_sum
 from heads.dtensors import sharded_rows, whole
 from heads.weights import shard_range
-from trainer.backbone import Backbone
-from trainer.config import DeepSpeedConfig
-from trainer.strategies.base import Strategy
-from trainer.world import World
+from trainer.strategies.base import Strategy, StrategyKind
+from trainer.strategies.cost import (
+    FLOAT32,
+    Collective,
+    Shapes,
+    Spread,
+    gathered,
+    numel,
+    scattered,
+    summed,
+)
+from trainer.strategies.fsdp import FSDP
+
+if TYPE_CHECKING:
+    from trainer.backbone import Backbone
+    from trainer.world import World
 
 _NEVER = 1_000_000_000
-_BUCKET = 500_000_000  # numbers; DeepSpeed's own default
+# DeepSpeed's defaults: elements of its bucket of gradients, and how many weights stay gathered.
+_BUCKET = 500_000_000
+_MAX_LIVE = 1_000_000_000
 
 
-class DeepSpeed(Strategy):
+class DeepSpeed(StrategyKind):
+    """DeepSpeed's ZeRO: shards moments (1), gradients too (2), weights too (3), or nothing (0)."""
+
+    kind: Literal["deepspeed"] = "deepspeed"
+    stage: Literal[0, 1, 2, 3] = 2
+
+    @property
+    def shards_updates(self) -> bool:
+        return self.stage > 0
+
+    @property
+    def flattens_tensors(self) -> bool:
+        return self.stage > 0
+
+    @property
+    def label(self) -> str:
+        return f"deepspeed stage {self.stage}"
+
+    def start(self, backbone: "Backbone", world: "World") -> Strategy:
+        return DeepSpeedStrategy(backbone, self, world)
+
+    def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
+        total = sum(numel(unit) for unit in units)
+        whole = total * FLOAT32
+        piece = -(-whole // ranks)
+        bucket = min(_BUCKET, total) * FLOAT32
+        collectives = self._collectives(total, passes=passes, parts=parts)
+        match self.stage:
+            case 0:
+                return Spread(whole, whole, whole, 0, 0, collectives)
+            case 1:
+                return Spread(whole + piece, whole, piece, 0, bucket, collectives)
+            case 2:
+                return Spread(whole + piece, piece, piece, 0, bucket, collectives)
+            case 3:
+                return Spread(2 * piece, piece, piece, bucket, whole, collectives)
+
+    def _collectives(self, total: int, *, passes: int, parts: int) -> tuple[Collective, ...]:
+        whole = total * FLOAT32
+        if self.stage < 3:
+            # Stage 2 keeps sums of each part; the others wait for the last.
+            sums = summed("ZeRO: gradients", whole, calls=parts if self.stage == 2 else 1)
+            updated = gathered("ZeRO: updated weights", whole, "optimizer", 1)
+            return (sums, updated) if self.stage else (sums,)
+        weights = [gathered("ZeRO: weights", whole, "forward", passes)]
+        if total > _MAX_LIVE:
+            weights.append(gathered("ZeRO: weights again", whole, "backward", parts))
+        return (*weights, scattered("ZeRO: gradients", whole, parts))
+
+    def smaller(self, *, whole_tensors: bool) -> StrategyKind | None:
+        if whole_tensors:
+            return FSDP()
+        return None if self.stage == 3 else DeepSpeed.model_validate({"stage": self.stage + 1})
+
+
+class DeepSpeedStrategy(Strategy):
     """`deepspeed.initialize` over the backbone and an optimizer of it."""
 
-    def __init__(self, backbone: Backbone, config: DeepSpeedConfig, world: World) -> None:
+    def __init__(self, backbone: "Backbone", config: DeepSpeed, world: "World") -> None:
         super().__init__(backbone)
         self.stage, self._world = config.stage, world
         self._names = dict(backbone.named_parameters())
@@ -231,7 +300,7 @@ class DeepSpeed(Strategy):
         return sharded_rows(tensor[begin:end].clone(), self._mesh, tensor.shape)
 
 
-def _import_quietly(world: World) -> Any:
+def _import_quietly(world: "World") -> Any:
     if world.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # read by the import: otherwise it takes a GPU
     import deepspeed
@@ -246,7 +315,7 @@ def _import_quietly(world: World) -> Any:
     return deepspeed
 
 
-def _settings(stage: int, world: World, *, numel: int) -> dict[str, Any]:
+def _settings(stage: int, world: "World", *, numel: int) -> dict[str, Any]:
     """DeepSpeed's JSON. Batch sizes, precision, rates and clipping are the trainer's."""
     return {
         "train_micro_batch_size_per_gpu": 1,

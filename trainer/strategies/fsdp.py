@@ -1,7 +1,10 @@
 """FSDP2: every rank holds its rows of each weight and gathers a block's for its passes."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import Field
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -9,20 +12,54 @@ from torch.distributed.tensor import DTensor
 
 from heads.collectives import all_reduce_sum
 from heads.dtensors import local, sharded_rows
-from trainer.backbone import Backbone
 from trainer.blocks import large_tables, repeated_blocks
-from trainer.config import FSDPConfig
-from trainer.strategies.base import Strategy, trained_parameters
-from trainer.world import World
+from trainer.strategies.base import Strategy, StrategyKind, trained_parameters
+from trainer.strategies.cost import FLOAT32, Shapes, Spread, gathered, padded_numel, scattered
+
+if TYPE_CHECKING:
+    from trainer.backbone import Backbone
+    from trainer.world import World
 
 
-class FSDP(Strategy):
+class FSDP(StrategyKind):
+    """FSDP2: weights, gradients and moments of the backbone are sharded over all ranks."""
+
+    weights_are_dtensors: ClassVar[bool] = True
+
+    kind: Literal["fsdp"] = "fsdp"
+    reshard_after_forward: bool = Field(
+        True, description="free a block's weights after its forward and gather them again"
+    )
+
+    def start(self, backbone: "Backbone", world: "World") -> Strategy:
+        return FSDPStrategy(backbone, self, world)
+
+    def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
+        padded = [padded_numel(unit, ranks) * FLOAT32 for unit in units]
+        piece, again = sum(padded) // ranks, self.reshard_after_forward
+        # The root, the block at work and the next one; or all of them from forward to backward.
+        largest = sorted(padded[:-1], reverse=True)[:2]
+        whole = padded[-1] + sum(largest) if again else sum(padded)
+        # The whole gradients of a block, and the copy of them that is reduced.
+        whole += 2 * max(padded)
+        collectives = [
+            gathered("FSDP: weights", sum(padded), "forward", passes if again else parts),
+            *([gathered("FSDP: weights again", sum(padded), "backward", parts)] if again else []),
+            scattered("FSDP: gradients", sum(padded), parts),
+        ]
+        return Spread(piece, piece, piece, 0, whole, tuple(collectives))
+
+    def smaller(self, *, whole_tensors: bool) -> StrategyKind | None:
+        return None if self.reshard_after_forward else FSDP()
+
+
+class FSDPStrategy(Strategy):
     """torch's `fully_shard` on each block, each large table and what is left, over all ranks.
 
     Every part of a batch sums its gradients at once: kept for the last one they would be whole.
     """
 
-    def __init__(self, backbone: Backbone, config: FSDPConfig, world: World) -> None:
+    def __init__(self, backbone: "Backbone", config: FSDP, world: "World") -> None:
         super().__init__(backbone)
         self._group = world.group
         mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))

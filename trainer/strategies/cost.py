@@ -1,0 +1,99 @@
+"""What a strategy costs a rank, as data: bytes that it keeps and collectives of one optimizer step.
+
+The planner (`launch/plan/`) adds them up; `tests/launch/test_plan_measured.py` compares them with
+the collectives of real steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Group = Literal["class", "data", "world"]
+Operation = Literal["all_gather", "all_reduce", "reduce_scatter", "broadcast", "reduce"]
+Phase = Literal["forward", "head", "backward", "optimizer", "step"]
+# The shapes of weights that belong together: of a transformer block, say.
+Shapes = Sequence[tuple[int, ...]]
+
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Collective:
+    """`calls` of `bytes` each in a step, a call in so many `messages`.
+
+    Bytes are those of the whole tensor: the input of an all-reduce or reduce-scatter, the output of
+    an all-gather. `hidden`: other work of its phase overlaps with it.
+    """
+
+    what: str
+    operation: Operation
+    group: Group
+    bytes: int
+    phase: Phase
+    calls: int = 1
+    hidden: bool = False
+    messages: int = 1
+
+    @property
+    def total(self) -> int:
+        """Bytes of all calls."""
+        return self.bytes * self.calls
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Bytes of the fullest rank, in float32.
+
+    `weights` and `gradients` last, `updated` is the share of the weights that the rank's optimizer
+    updates, `buckets` are the strategy's own buffers, and `gathered` exists only during backward.
+    """
+
+    weights: int
+    gradients: int
+    updated: int
+    buckets: int
+    gathered: int
+    collectives: tuple[Collective, ...]
+
+    @classmethod
+    def alone(cls, units: Sequence[Shapes]) -> "Spread":
+        """Of one process, which has the whole backbone."""
+        whole = sum(numel(unit) for unit in units) * FLOAT32
+        return cls(whole, whole, whole, 0, 0, ())
+
+
+def numel(shapes: Shapes) -> int:
+    """Elements of all weights."""
+    return sum(_product(shape) for shape in shapes)
+
+
+def padded_numel(shapes: Shapes, ranks: int) -> int:
+    """Elements of all weights once their rows are padded to a multiple of `ranks`."""
+    total = 0
+    for rows, *rest in (shape or (1,) for shape in shapes):
+        total += -(-rows // ranks) * ranks * _product(rest)
+    return total
+
+
+def summed(what: str, size: int, *, calls: int = 1, messages: int = 1) -> Collective:
+    """An all-reduce of gradients that overlaps with backward."""
+    return Collective(
+        what, "all_reduce", "world", size, "backward", calls, hidden=True, messages=messages
+    )
+
+
+def gathered(what: str, size: int, phase: Phase, calls: int) -> Collective:
+    """An all-gather of weights."""
+    return Collective(what, "all_gather", "world", size, phase, calls, hidden=phase != "optimizer")
+
+
+def scattered(what: str, size: int, calls: int) -> Collective:
+    """A reduce-scatter of gradients that overlaps with backward."""
+    return Collective(what, "reduce_scatter", "world", size, "backward", calls, hidden=True)
+
+
+def _product(lengths: Sequence[int]) -> int:
+    total = 1
+    for length in lengths:
+        total *= length
+    return total
