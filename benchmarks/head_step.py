@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from benchmarks.timing import Row, ratio_row, take_turns
 from heads import ClassHead, HierarchicalSoftmaxHead, LabelTree, build_cover_tree
-from heads.losses import LOSSES, CrossEntropy, Loss
+from heads.losses import LOSSES, CrossEntropy
 
 DIM = 512
 _LABEL_DIM = 32
@@ -113,7 +113,7 @@ def losses() -> Iterator[Row]:
         if kind != "ce":
             heads = {
                 kind: loss_head(kind, classes, DIM),
-                "ce": ClassHead(DIM, classes, _loss("ce")),
+                "ce": ClassHead(DIM, classes, CrossEntropy()),
             }
             times = _timed(heads, case, kind, seconds=6)
             yield ratio_row(
@@ -142,7 +142,13 @@ def loss_head(kind: str, classes: int, dim: int) -> ClassHead:
     softmax."""
     if kind == "hierarchical_softmax":
         return HierarchicalSoftmaxHead(dim, label_tree(classes)[0])
-    return ClassHead(dim, classes, _loss(kind, classes))
+    return ClassHead(
+        dim,
+        classes,
+        LOSSES[kind](),
+        class_counts=torch.ones(classes),
+        label_vectors=torch.randn(classes, 300) if kind == "simloss" else None,
+    )
 
 
 def agree(naive: Step, ours: Step) -> None:
@@ -162,16 +168,6 @@ def label_tree(num_classes: int) -> tuple[LabelTree, str]:
     vectors = _clustered_vectors(num_classes, np.random.default_rng(0))
     tree = build_cover_tree(vectors).vtree()
     return tree, f"cover tree of {tree.num_nodes:,} nodes on {tree.depth.max() + 1} levels"
-
-
-def _loss(kind: str, classes: int = 0) -> Loss:
-    match kind:
-        case "nce":
-            return LOSSES[kind](noise=torch.full((classes,), 1 / classes))
-        case "simloss":
-            return LOSSES[kind](vectors=torch.randn(classes, 300))
-        case _:
-            return LOSSES[kind]()
 
 
 def _inputs(case: Case) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ from heads.config import HeadConfig, LabelTreeConfig
 from heads.factored import FactoredHead
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
-from heads.losses import build_loss
 from heads.tree import CoverTree, LabelTree, build_cover_tree, tree_of_paths
 from heads.tree.named_tree import NamedTree
 
@@ -59,19 +58,24 @@ def build_head(
         "memory_mib": config.memory_mib,
         "device": device,
     }
-    if config.loss.kind == "hierarchical_softmax":
+    if config.loss.over_nodes:
         return HierarchicalSoftmaxHead(dim, tree, **options)
-    loss = build_loss(
-        config.loss,
-        num_classes=num_classes,
-        label_vectors=label_vectors,
-        class_counts=class_counts,
-        device=device,
-    )
+    options["class_weights"] = weights
     if config.weights.kind == "factored":
-        return FactoredHead(dim, num_classes, loss, class_weights=weights, **options)
-    damping = 0.0 if config.weights.kind == "dense" else config.weights.gradient_damping
-    return ClassHead(dim, tree, loss, class_weights=weights, gradient_damping=damping, **options)
+        return FactoredHead(dim, num_classes, config.loss, **options)
+    return ClassHead(
+        dim,
+        tree,
+        config.loss,
+        class_counts=_tensor(class_counts),
+        label_vectors=_tensor(label_vectors),
+        gradient_damping=0.0 if config.weights.kind == "dense" else config.weights.gradient_damping,
+        **options,
+    )
+
+
+def _tensor(array: np.ndarray | None) -> Tensor | None:
+    return None if array is None else torch.from_numpy(array)
 
 
 def build_tree(

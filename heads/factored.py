@@ -26,8 +26,7 @@ from heads.engine import Agreed
 from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
 from heads.labels import class_ids
-from heads.losses import LOSSES, Loss, Quadratic
-from heads.losses.spherical import SphericalLoss
+from heads.losses import LOSSES, Loss
 
 # Of float64 rows: what a core's cache holds.
 _CACHED_BYTES = 2 << 20
@@ -481,12 +480,9 @@ class _OfWeight(torch.autograd.Function):
 
 def _num_statistics(loss: Loss) -> int:
     """How many of (sum z, sum z^2, z_y), the last ones, are the loss's statistics."""
-    match loss:
-        case SphericalLoss():
-            return 3
-        case Quadratic():
-            return 2
-    family = [k for k, each in LOSSES.items() if issubclass(each, SphericalLoss | Quadratic)]
+    if loss.num_power_sums:
+        return loss.num_power_sums
+    family = [kind for kind, each in LOSSES.items() if each.num_power_sums]
     raise ValueError(
         f"the factored head cannot train {loss.kind}, which needs every logit by itself: use "
         f"ClassHead, or one of {', '.join(family)}"

@@ -19,7 +19,7 @@ from heads.dtensors import sharded_rows
 from heads.engine import Engine
 from heads.init import normal_rows
 from heads.labels import class_ids
-from heads.losses import Loss
+from heads.losses import ClassFacts, Loss
 from heads.norms import squared_norm
 from heads.tree import LabelTree
 from heads.weights import ClassWeights
@@ -48,6 +48,9 @@ class ClassHead(nn.Module):
     with axes `data` and `class`; None is one process. Every rank holds `weight`, its contiguous
     rows of the node matrix. Leaves start normal with `init_std`, keyed by (seed, class); inner
     nodes at zero, biases where the loss wants them.
+
+    Some losses need to know more about the classes: `class_counts` [K] are the training samples of
+    each, `label_vectors` [K, D] their label vectors.
 
     A row of label j weighs `class_weights[j]` (None: 1), one of label `ignore_index` nothing. With
     `gradient_damping` p the gradient of an inner node of a tree, a sum over the classes below it,
@@ -78,6 +81,8 @@ class ClassHead(nn.Module):
         init_std: float = 0.01,
         memory_mib: int = 256,
         class_weights: Tensor | None = None,
+        class_counts: Tensor | None = None,
+        label_vectors: Tensor | None = None,
         ignore_index: int | None = None,
         gradient_damping: float = 0.0,
         device: torch.device | str = "cpu",
@@ -87,7 +92,7 @@ class ClassHead(nn.Module):
         self.dim, self.bias, self.mesh = dim, bias, mesh
         self.seed, self.draw = seed, 0
         self.tree = LabelTree.dense(tree) if isinstance(tree, int) else tree
-        loss.check_classes(self.tree.num_classes)
+        facts = ClassFacts(self.tree.num_classes, class_counts, label_vectors)
         class_group, data_group = _group(mesh, "class"), _group(mesh, "data")
         weights = ClassWeights(
             self.tree,
@@ -98,7 +103,7 @@ class ClassHead(nn.Module):
         )
         self.engine = Engine(
             weights,
-            loss.to(torch.device(device)),
+            self._prepared(loss, facts).to(torch.device(device)),
             class_group,
             data_group,
             memory_bytes=memory_mib << 20,
@@ -211,6 +216,9 @@ class ClassHead(nn.Module):
         if not self.bias or features.dim() != 2:
             return features
         return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+
+    def _prepared(self, loss: Loss, facts: ClassFacts) -> Loss:
+        return loss.prepare(facts)
 
     def _initial_rows(self, seed: int, std: float) -> np.ndarray:
         return self.rows_at_start(self.engine.weights, seed=seed, std=std)

@@ -6,7 +6,7 @@ it shares the engine; what a class scores is its log-probability, no row of weig
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from heads.collectives import all_gather_rows, group_size
 from heads.head import ClassHead, ClassRows, ClassScores
 from heads.labels import class_ids, is_integral
-from heads.losses.hierarchical import HierarchicalSoftmax
+from heads.losses import ClassFacts, HierarchicalSoftmax, Loss
 from heads.tree import LabelTree
 from heads.weights import shard_range
 
@@ -49,7 +49,7 @@ class HierarchicalSoftmaxHead(ClassHead):
         super().__init__(
             dim,
             self.label_tree.num_nodes,
-            HierarchicalSoftmax(self.label_tree, device),
+            HierarchicalSoftmax(),
             bias=bias,
             mesh=mesh,
             seed=seed,
@@ -67,6 +67,9 @@ class HierarchicalSoftmaxHead(ClassHead):
     @property
     def num_classes(self) -> int:
         return self.label_tree.num_classes
+
+    def _prepared(self, loss: Loss, facts: ClassFacts) -> Loss:
+        return loss.prepare(replace(facts, tree=self.label_tree))
 
     @torch.compiler.disable
     def forward(

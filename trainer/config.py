@@ -198,20 +198,21 @@ class Recipe(Frozen):
 
     @model_validator(mode="after")
     def _batch_losses_have_rows_to_compare(self) -> "Recipe":
-        loss = self.head.loss.kind
-        if loss in ("batch_ce", "batch_max_margin") and self.train.global_batch < 2:
+        loss = self.head.loss
+        if loss.couples_rows and self.train.global_batch < 2:
             raise ValueError(
-                f"train.global_batch is {self.train.global_batch} and head.loss {loss} compares "
-                "the rows of a batch: give 2 or more"
+                f"train.global_batch is {self.train.global_batch} and head.loss {loss.kind} "
+                "compares the rows of a batch: give 2 or more"
             )
         return self
 
     @model_validator(mode="after")
     def _mixed_rows_have_a_loss(self) -> "Recipe":
-        if self.data.augment.mix is not None and self.head.loss.kind == "batch_max_margin":
+        loss = self.head.loss
+        if self.data.augment.mix is not None and not loss.accepts_mixed_labels:
             raise ValueError(
-                "data.augment.mix gives rows two classes, and head.loss batch_max_margin would "
-                "hold them against each other: choose another loss, or no mix"
+                f"data.augment.mix gives a row two labels, which head.loss {loss.kind} would count "
+                "against each other: choose another loss, or no mix"
             )
         return self
 
@@ -222,7 +223,7 @@ class Recipe(Frozen):
         unknown = "data.stream knows no class counts: index the tars (kway shard index), or choose"
         if self.head.class_weights == "balanced":
             raise ValueError(f"head.class_weights is balanced and {unknown} none")
-        if self.head.loss.kind == "nce" and self.head.loss.noise == "frequency":
+        if self.head.loss.needs_class_counts:
             raise ValueError(f"head.loss.noise is frequency and {unknown} uniform")
         return self
 

@@ -7,19 +7,19 @@ from matplotlib.ticker import MaxNLocator
 
 from docs.pictures.given_logits import value_and_gradient
 from docs.pictures.look import BLUE, INK, RED, new_figure
-from heads.losses import LOSSES, Loss
+from heads.losses import LOSSES, ClassFacts, Loss
 
 _CLASSES, _COLUMNS = 10, 4
 _LEAD = 4.0  # of the true logit over the middle of the false ones, where the level moves
-_OPTIONS = {
-    "nce": {"noise": torch.full((_CLASSES,), 1 / _CLASSES, dtype=torch.float64)},
-    "simloss": {"vectors": torch.eye(_CLASSES, 4, dtype=torch.float64) + 0.3},
-}
-_ELSEWHERE = {"hierarchical_softmax"}  # has no row of logits to move
+_FACTS = ClassFacts(
+    _CLASSES,
+    counts=torch.ones(_CLASSES),
+    label_vectors=torch.eye(_CLASSES, 4, dtype=torch.float64) + 0.3,
+)
 
 
 def draw() -> Figure:
-    made = [cls(**_OPTIONS.get(kind, {})) for kind, cls in LOSSES.items() if kind not in _ELSEWHERE]
+    made = [loss().prepare(_FACTS) for loss in LOSSES.values() if not loss.over_nodes]
     aligned = [loss for loss in made if loss.aligned]
     others = [loss for loss in made if not loss.aligned]
     heights = [-(-(len(others) + 1) // _COLUMNS), -(-len(aligned) // _COLUMNS)]

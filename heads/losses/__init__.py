@@ -1,6 +1,6 @@
 """The losses, by the `kind` that recipes use."""
 
-from heads.losses.base import Block, Choice, HeldClasses, Loss, Reduction, Rows, Stats
+from heads.losses.base import Block, Choice, ClassFacts, HeldClasses, Loss, Reduction, Rows, Stats
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
 from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalisation
 from heads.losses.divergences import (
@@ -9,9 +9,10 @@ from heads.losses.divergences import (
     SoftmaxCauchySchwarz,
     SoftmaxTanimoto,
 )
+from heads.losses.hierarchical import HierarchicalSoftmax
 from heads.losses.margin import BatchMaxMargin, MaxMargin, TopKHinge
 from heads.losses.quadratic import CorrectClassQuadratic, Quadratic
-from heads.losses.registry import LOSSES, build_loss, example_loss
+from heads.losses.registry import LOSSES, LossConfig
 from heads.losses.similarity import SimLoss
 from heads.losses.smooth_topk import SmoothTopK, topk_marginals
 from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftmax
@@ -23,10 +24,13 @@ __all__ = [
     "BinaryCrossEntropy",
     "Block",
     "Choice",
+    "ClassFacts",
     "CorrectClassQuadratic",
     "CrossEntropy",
     "HeldClasses",
+    "HierarchicalSoftmax",
     "Loss",
+    "LossConfig",
     "MaxMargin",
     "NoiseContrastiveEstimation",
     "Quadratic",
@@ -44,7 +48,5 @@ __all__ = [
     "Stats",
     "TaylorSoftmax",
     "TopKHinge",
-    "build_loss",
-    "example_loss",
     "topk_marginals",
 ]

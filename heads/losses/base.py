@@ -3,18 +3,37 @@
 Shape letters: B rows, C classes of a block, K all classes, m rows of the global batch.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
+from pydantic import ConfigDict
+from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from heads.scores import ScoreKind, score
+from heads.tree import LabelTree
 
 Stats = tuple[Tensor, ...]
+
+# Losses are pydantic dataclasses: an option out of bounds or an unknown one is an error wherever a
+# loss is made.
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class ClassFacts:
+    """What losses may ask of the classes: their number K, the training samples of each [K], their
+    label vectors [K, D], and the tree whose nodes they are, where the classes are nodes."""
+
+    num_classes: int
+    counts: Tensor | None = None
+    label_vectors: Tensor | None = None
+    tree: LabelTree | None = None
 
 
 @dataclass(frozen=True)
@@ -120,19 +139,28 @@ class Reduction(Enum):
 class Loss(ABC):
     """A loss over the logits of all classes, computed from statistics of blocks of them.
 
-    `aligned_if` is the condition on the hyperparameters under which `aligned` is true, for a loss
-    that is aligned under some only. `couples_rows` says that `value` is not a mean of terms of one
-    row each. `reductions` has one entry a statistic; a loss whose statistics join in another way
-    overrides `merge` and `identity`.
+    A subclass is a frozen pydantic dataclass whose fields are the options of a recipe, `kind` among
+    them. What it needs of the classes arrives by `prepare`, which the head calls.
+
+    `aligned_if` is the condition on the options under which `aligned` is true, for a loss that is
+    aligned under some only. `couples_rows` says that `value` is not a mean of terms of one row
+    each. `reductions` has one entry a statistic; a loss whose statistics join in another way
+    overrides `merge` and `identity`. `num_power_sums` is how many of sum z, sum z^2 and z_y, the
+    last ones, are all its statistics; 0 for a loss that needs the logits one by one. `over_nodes`:
+    its columns are the nodes of a label tree. `accepts_mixed_labels`: a row may come twice, with
+    two labels.
     """
 
-    kind: ClassVar[str]
+    kind: str
     paper: ClassVar[str]
     statistic: ClassVar[str]
     aligned_if: ClassVar[str] = ""
     couples_rows: ClassVar[bool] = False
     score_kind: ClassVar[ScoreKind] = "logit"
     score_eps: ClassVar[float] = 0.0
+    num_power_sums: ClassVar[int] = 0
+    over_nodes: ClassVar[bool] = False
+    accepts_mixed_labels: ClassVar[bool] = True
     reductions: ClassVar[tuple[Reduction, ...]] = ()
 
     @property
@@ -153,13 +181,49 @@ class Loss(ABC):
                 "raise train.global_batch"
             )
 
+    @property
+    def needs_class_counts(self) -> bool:
+        """Whether `prepare` needs the training samples of each class."""
+        return False
+
+    def prepare(self, facts: ClassFacts) -> Self:
+        """The same loss with the constants that it needs of the classes; a loss that was prepared
+        before keeps those that `facts` lack. Raises ValueError where constants are missing or do
+        not fit the classes."""
+        self.check_classes(facts.num_classes)
+        return self
+
     def check_classes(self, num_classes: int) -> None:
-        """ValueError where hyperparameters or constants do not fit this number of classes."""
+        """ValueError where options or constants do not fit this number of classes."""
         return
 
-    def to(self, device: torch.device) -> "Loss":
-        """The same loss with what it keeps of each class on another device."""
-        return self
+    def to(self, device: torch.device) -> Self:
+        """The same loss with its constants on another device."""
+        return self.with_constants(
+            **{name: constant.to(device) for name, constant in self.constants().items()}
+        )
+
+    def constants(self) -> dict[str, Tensor]:
+        """The tensors that `prepare` added."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def with_constants(self, **constants: Any) -> Self:
+        """A copy with attributes that are not options."""
+        prepared = copy.copy(self)
+        for name, value in constants.items():
+            object.__setattr__(prepared, name, value)  # the dataclass is frozen
+        return prepared
+
+    @classmethod
+    def option_fields(cls) -> dict[str, FieldInfo]:
+        """The options of a recipe by name, without `kind`."""
+        declared: dict[str, FieldInfo] = cls.__pydantic_fields__  # type: ignore[attr-defined]
+        return {name: field for name, field in declared.items() if name != "kind"}
+
+    def sampled(self, num_classes: int, num_labels: int) -> float | None:
+        """Classes that a training step computes, on average, when its labels are `num_labels`
+        different ones; None: all."""
+        return None
 
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
         """The classes that a step needs of those that a rank holds; None: all of them.

@@ -1,20 +1,32 @@
 """Losses that make every class a question of its own: binary cross-entropy, noise contrast."""
 
 import math
-from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from heads.losses.base import Block, Choice, HeldClasses, Loss, Reduction, Rows, Stats
-from heads.losses.checks import at_least
+from heads.losses.base import (
+    STRICT,
+    Block,
+    Choice,
+    ClassFacts,
+    HeldClasses,
+    Loss,
+    Reduction,
+    Rows,
+    Stats,
+)
 from heads.losses.sampling import drawn_from
 
-_SUM_TOLERANCE = 1e-3
+# What a class without samples counts as: q must be positive for every class.
+_HALF_A_SAMPLE = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class BinaryCrossEntropy(Loss):
     """-log sigmoid(z_y) - sum over j != y of log(1 - sigmoid(z_j)), the mean over rows.
 
@@ -25,7 +37,7 @@ class BinaryCrossEntropy(Loss):
     appendix C).
     """
 
-    kind = "bce"
+    kind: Literal["bce"] = Field(default="bce", kw_only=True, repr=False)
     paper = "002 section 4.3"
     statistic = "sum softplus z, z_y"
     aligned = True
@@ -43,67 +55,85 @@ class BinaryCrossEntropy(Loss):
         return -math.log(max(num_classes - 1, 1))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, config=STRICT)
 class NoiseContrastiveEstimation(Loss):
     """-log g_y - t E_{j ~ q} log(1 - g_j) with g_j = sigmoid(z_j - log(t q_j)) (002, eq 8).
 
-    `noise` q [K] is positive and sums to 1. The expectation is exact, over all classes; with
-    `samples` n a training step takes the mean over n classes drawn from q, which all rows share and
-    whose expectation is the same. Evaluation takes all classes.
+    `noise` q is the same for every class, or proportional to the training samples of each. The
+    expectation is exact, over all classes; with `samples` n a training step takes the mean over n
+    classes drawn from q, which all rows share and whose expectation is the same. Evaluation takes
+    all classes.
 
     Aligned: at the infimum g_y = 1 / (1 + t q_y), which is z_y = 0 for every class, and the false
     logits are at minus infinity (002, appendix B). Sampling does not change the expectation.
     """
 
-    noise: Tensor
-    t: int = 10
-    samples: int | None = None
-    _cumulative: Tensor = field(init=False, repr=False)
+    kind: Literal["nce"] = Field(default="nce", kw_only=True, repr=False)
+    t: int = Field(default=10, gt=0, description="noise samples a row")
+    samples: int | None = Field(
+        default=None, gt=0, description="classes drawn a step; default: the exact expectation"
+    )
+    noise: Literal["uniform", "frequency"] = Field(
+        default="frequency",
+        description="q: the same for every class, or its share of the training labels",
+    )
 
-    kind = "nce"
+    # Constants, of the copies that `prepare` makes: q [K] and its cumulative sums.
+    q: ClassVar[Tensor]
+    cumulative_q: ClassVar[Tensor]
+
     paper = "002 eq 8"
     statistic = "expectation under q of log(1 - g_j), z_y"
     aligned = True
     reductions = (Reduction.SUM, Reduction.SUM)
 
-    def __post_init__(self) -> None:
-        if not (self.noise > 0).all():
-            raise ValueError("nce needs a noise distribution that is positive for every class")
-        # Frequencies in float32 may miss 1 by rounding; counts in their place miss it by far.
-        total = float(self.noise.double().sum())
-        if not abs(total - 1) <= _SUM_TOLERANCE:
-            raise ValueError(f"nce noise sums to {total:.6g}: divide it by its sum")
-        at_least(self.kind, "t", self.t, 1)
-        if self.samples is not None and self.samples < 1:
-            raise ValueError(f"nce samples is {self.samples}: give at least 1, or none")
-        # On the CPU, where sums come out the same every time: all ranks must draw alike.
-        cumulative = self.noise.cpu().double().cumsum(0).to(self.noise.device)
-        object.__setattr__(self, "_cumulative", cumulative)
+    @property
+    def needs_class_counts(self) -> bool:
+        return self.noise == "frequency"
+
+    def prepare(self, facts: ClassFacts) -> Self:
+        counts = torch.ones(facts.num_classes) if self.noise == "uniform" else facts.counts
+        if counts is None and "q" in vars(self):
+            return super().prepare(facts)
+        if counts is None:
+            raise ValueError(
+                "nce with noise=frequency needs the training samples of each class: pass "
+                "class_counts, or set noise=uniform"
+            )
+        if counts.shape != (facts.num_classes,):
+            raise ValueError(
+                f"nce: the class counts have shape {list(counts.shape)} and there are "
+                f"{facts.num_classes} classes: pass one number for each class"
+            )
+        q = counts.double().clamp(min=_HALF_A_SAMPLE)
+        q = q / q.sum()
+        # Summed on the CPU, where the order of additions is fixed: all ranks must draw the same.
+        return self.with_constants(q=q, cumulative_q=q.cpu().cumsum(0).to(q.device))
 
     def check_classes(self, num_classes: int) -> None:
-        if self.noise.shape != (num_classes,):
+        if num_classes != len(self.q):
             raise ValueError(
-                f"nce noise has shape {list(self.noise.shape)} and there are {num_classes} "
-                "classes: give one number a class"
+                f"nce has the noise of {len(self.q)} classes and there are {num_classes} classes: "
+                "make a new head with the counts of all of them"
             )
 
-    def to(self, device: torch.device) -> "NoiseContrastiveEstimation":
-        return replace(self, noise=self.noise.to(device))
+    def sampled(self, num_classes: int, num_labels: int) -> float | None:
+        return None if self.samples is None else self.samples + num_labels
 
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
         if draw is None or self.samples is None:
             return None
-        return drawn_from(self._cumulative, held, labels, draw, self.samples)
+        return drawn_from(self.cumulative_q, held, labels, draw, self.samples)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        q = self.noise[block.class_ids]
+        q = self.q[block.class_ids]
         shift = (self.t * q).log().to(logits_BC.dtype)
         share = q if block.weights is None else q * block.weights
         return softplus(logits_BC - shift) @ share.to(logits_BC.dtype), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         expected, true = total
-        own = (self.t * self.noise[rows.labels].to(true.dtype)).log()
+        own = (self.t * self.q[rows.labels].to(true.dtype)).log()
         return rows.mean(softplus(own - true) + self.t * expected)
 
     def initial_bias(self, num_classes: int) -> float:

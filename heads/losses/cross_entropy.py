@@ -1,11 +1,14 @@
 """Cross-entropy and what is built on its statistics: self-normalisation and the batch version."""
 
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from heads.losses.base import (
+    STRICT,
     Block,
     Choice,
     HeldClasses,
@@ -15,11 +18,10 @@ from heads.losses.base import (
     Stats,
     logsumexp,
 )
-from heads.losses.checks import above, at_least
 from heads.losses.sampling import kept_and_sampled
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CrossEntropy(Loss):
     """-log p_y = logsumexp(z) - z_y, the mean over rows (002, eq 1).
 
@@ -34,11 +36,16 @@ class CrossEntropy(Loss):
     too large a number where few classes hold most of the sum). Evaluation takes all classes.
     """
 
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    sample_rate: float = 1.0
+    kind: Literal["ce"] = Field(default="ce", kw_only=True, repr=False)
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    z_loss: float = Field(default=0.0, ge=0, description="weight of logsumexp(z)^2")
+    sample_rate: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of the classes without a row that a step computes",
+    )
 
-    kind = "ce"
     paper = "002 eq 1"
     statistic = "logsumexp z, z_y (sum z under label smoothing)"
     aligned_if = "z_loss > 0, unless label_smoothing > 0 and sample_rate < 1"
@@ -62,14 +69,8 @@ class CrossEntropy(Loss):
         """
         return self.z_loss > 0 and (self.label_smoothing == 0 or self.sample_rate == 1)
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(
-                f"ce label_smoothing is {self.label_smoothing}: give one from 0 to below 1"
-            )
-        at_least(self.kind, "z_loss", self.z_loss, 0)
-        if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"ce sample_rate is {self.sample_rate}: give one above 0, at most 1")
+    def sampled(self, num_classes: int, num_labels: int) -> float | None:
+        return None if self.sample_rate == 1 else num_classes * self.sample_rate + num_labels
 
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:
         if draw is None or self.sample_rate == 1:
@@ -95,7 +96,7 @@ class CrossEntropy(Loss):
         return logits_BC @ block.weights.to(logits_BC.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SelfNormalisation(Loss):
     """-log p_y + alpha log^2(sum exp z), the mean over rows (002, section 4.1).
 
@@ -103,16 +104,13 @@ class SelfNormalisation(Loss):
     near 0 and the false logits are far below it (002, appendix A).
     """
 
-    alpha: float = 0.1
+    kind: Literal["self_norm"] = Field(default="self_norm", kw_only=True, repr=False)
+    alpha: float = Field(default=0.1, gt=0)
 
-    kind = "self_norm"
     paper = "002 section 4.1"
     statistic = "logsumexp z, z_y"
     aligned = True
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
-
-    def __post_init__(self) -> None:
-        above(self.kind, "alpha", self.alpha, 0)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return logsumexp(logits_BC), block.true
@@ -122,7 +120,7 @@ class SelfNormalisation(Loss):
         return rows.mean(lse - true + self.alpha * lse.square())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class BatchCrossEntropy(Loss):
     """KL(P_B || Q_B) with one softmax over the whole batch (002, definition 2).
 
@@ -134,7 +132,7 @@ class BatchCrossEntropy(Loss):
     every false one a share near 0 (002, appendix D).
     """
 
-    kind = "batch_ce"
+    kind: Literal["batch_ce"] = Field(default="batch_ce", kw_only=True, repr=False)
     paper = "002 def 2"
     statistic = "logsumexp z, z_y (one Z for the batch)"
     aligned = True

@@ -4,14 +4,15 @@ Norms are kept as logarithms: p_y = exp(z_y - logsumexp z) and log ||p||^2 = log
 2 logsumexp(z), so that no square underflows.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from heads.losses.base import Block, Loss, Reduction, Rows, Stats, logsumexp
+from heads.losses.base import STRICT, Block, Loss, Reduction, Rows, Stats, logsumexp
 
 
 class SigmoidLoss(Loss):
@@ -25,14 +26,14 @@ class SigmoidLoss(Loss):
         return log_squares, block.true
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SoftmaxCauchySchwarz(Loss):
     """-log(p_y / ||p||) = logsumexp(2z) / 2 - z_y, the mean over rows (002, eq 4).
 
     Not aligned: only differences within a row count (002, section 3.3).
     """
 
-    kind = "softmax_cs"
+    kind: Literal["softmax_cs"] = Field(default="softmax_cs", kw_only=True, repr=False)
     paper = "002 eq 4"
     statistic = "logsumexp 2z, z_y"
     aligned = False
@@ -46,14 +47,14 @@ class SoftmaxCauchySchwarz(Loss):
         return rows.mean(squares / 2 - true)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SigmoidCauchySchwarz(SigmoidLoss):
     """-log(sigmoid(z_y) / ||sigmoid(z)||), the mean over rows (002, eq 5).
 
     Not aligned: only ratios of sigmoids within a row count (002, section 3.4).
     """
 
-    kind = "sigmoid_cs"
+    kind: Literal["sigmoid_cs"] = Field(default="sigmoid_cs", kw_only=True, repr=False)
     paper = "002 eq 5"
     aligned = False
 
@@ -62,14 +63,14 @@ class SigmoidCauchySchwarz(SigmoidLoss):
         return rows.mean(squares / 2 - F.logsigmoid(true))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SoftmaxTanimoto(Loss):
     """-p_y / (1 + ||p|| - p_y), the mean over rows; its infimum is -1 (002, eq 7).
 
     Not aligned: only differences within a row count (002, section 3.5).
     """
 
-    kind = "softmax_tanimoto"
+    kind: Literal["softmax_tanimoto"] = Field(default="softmax_tanimoto", kw_only=True, repr=False)
     paper = "002 eq 7"
     statistic = "logsumexp z, logsumexp 2z, z_y"
     aligned = False
@@ -84,14 +85,14 @@ class SoftmaxTanimoto(Loss):
         return rows.mean(_tanimoto((true - lse).exp(), (squares / 2 - lse).exp()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SigmoidTanimoto(SigmoidLoss):
     """-s_y / (1 + ||s|| - s_y) with s = sigmoid(z), the mean over rows (002, eq 9).
 
     Aligned: near the infimum -1 every row has s_y near 1 and the other s near 0 (002, section 4.4).
     """
 
-    kind = "sigmoid_tanimoto"
+    kind: Literal["sigmoid_tanimoto"] = Field(default="sigmoid_tanimoto", kw_only=True, repr=False)
     paper = "002 eq 9"
     aligned = True
 

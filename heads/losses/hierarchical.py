@@ -1,13 +1,17 @@
 """Hierarchical softmax (Morin and Bengio 2005) as a loss over the nodes of a label tree."""
 
-from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from heads.losses.base import (
+    STRICT,
     Block,
     Choice,
+    ClassFacts,
     HeldClasses,
     Loss,
     Reduction,
@@ -15,12 +19,11 @@ from heads.losses.base import (
     Stats,
     logsumexp,
 )
-from heads.tree import LabelTree
 
 # Shape legend: B rows, C nodes of a block, D levels of the tree.
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, config=STRICT)
 class HierarchicalSoftmax(Loss):
     """-log p(y), the mean over rows; the "classes" it sees are the nodes of `tree`, the labels are
     leaves. Statistics: at each level, logsumexp over the siblings of the label's ancestor there
@@ -29,35 +32,36 @@ class HierarchicalSoftmax(Loss):
     Not aligned: only differences among the siblings of a row's path count.
     """
 
-    tree: LabelTree
-    device: torch.device | str = "cpu"
-    parent: Tensor = field(init=False)
-    depth: Tensor = field(init=False)
+    kind: Literal["hierarchical_softmax"] = Field(
+        default="hierarchical_softmax", kw_only=True, repr=False
+    )
 
-    kind = "hierarchical_softmax"
+    # Of the copies that `prepare` makes: the parent (-1: a root) and the depth of each node.
+    parent: ClassVar[Tensor]
+    depth: ClassVar[Tensor]
+    num_levels: ClassVar[int]
+
     paper = "Morin and Bengio 2005, cited by 000"
     statistic = "logsumexp z of the siblings at each level, sum of z on the path"
     aligned = False
+    over_nodes = True
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
 
-    def __post_init__(self) -> None:
-        for name in ("parent", "depth"):
-            values = torch.from_numpy(getattr(self.tree, name).copy()).to(self.device)
-            object.__setattr__(self, name, values)
+    def prepare(self, facts: ClassFacts) -> Self:
+        assert facts.tree is not None
+        assert facts.tree.num_nodes == facts.num_classes
+        return self.with_constants(
+            parent=torch.from_numpy(facts.tree.parent.copy()),
+            depth=torch.from_numpy(facts.tree.depth.copy()),
+            num_levels=int(facts.tree.depth.max()) + 1,
+        )
 
     def check_classes(self, num_classes: int) -> None:
-        if num_classes != self.tree.num_nodes:
+        if num_classes != len(self.parent):
             raise ValueError(
-                f"hierarchical_softmax is over a tree of {self.tree.num_nodes} nodes, not of "
-                f"{num_classes}: make the head anew with the other tree"
+                f"hierarchical_softmax is over a tree of {len(self.parent)} nodes, not of "
+                f"{num_classes}: make a new head with the other tree"
             )
-
-    def to(self, device: torch.device) -> "HierarchicalSoftmax":
-        return replace(self, device=device)
-
-    @property
-    def num_levels(self) -> int:
-        return int(self.tree.depth.max()) + 1
 
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice:
         """Exact: the nodes that are siblings of no row's path are in none of its softmaxes."""

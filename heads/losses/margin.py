@@ -1,14 +1,15 @@
 """Margin losses: of each row's false logits only the largest few matter."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from heads.largest import decode_ids, encode_ids, largest_columns, sort_largest
-from heads.losses.base import Block, Loss, Rows, Stats
-from heads.losses.checks import above, at_least
+from heads.losses.base import STRICT, Block, Loss, Rows, Stats
 
 # Stands for "no class" where a row has fewer false classes than asked for; above every id.
 _NO_CLASS = 1 << 35
@@ -43,31 +44,35 @@ class LargestFalse(Loss):
         return values, encode_ids(ids, values.dtype), true
 
 
-@dataclass(frozen=True)
-class MaxMargin(LargestFalse):
-    """max(0, gamma - z_y + max of the false z), the mean over rows (002, eq 2).
+@dataclass(frozen=True, config=STRICT)
+class MarginLoss(LargestFalse):
+    """max(0, gamma - z_y + max of the false z), the mean over rows."""
 
-    Not aligned: only differences within a row count (002, section 3.2).
-    """
+    gamma: float = Field(default=1.0, gt=0)
 
-    gamma: float = 1.0
-
-    kind = "max_margin"
-    paper = "002 eq 2"
-    statistic = "max of the false z, z_y"
-    aligned = False
     num_largest = 1
-
-    def __post_init__(self) -> None:
-        above(self.kind, "gamma", self.gamma, 0)
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         largest, _, true = total
         return rows.mean(torch.relu(self.gamma - true + largest[:, 0]))
 
 
-@dataclass(frozen=True)
-class BatchMaxMargin(MaxMargin):
+@dataclass(frozen=True, config=STRICT)
+class MaxMargin(MarginLoss):
+    """max(0, gamma - z_y + max of the false z), the mean over rows (002, eq 2).
+
+    Not aligned: only differences within a row count (002, section 3.2).
+    """
+
+    kind: Literal["max_margin"] = Field(default="max_margin", kw_only=True, repr=False)
+
+    paper = "002 eq 2"
+    statistic = "max of the false z, z_y"
+    aligned = False
+
+
+@dataclass(frozen=True, config=STRICT)
+class BatchMaxMargin(MarginLoss):
     """The mean of max_margin, plus 1/m of that between the batch's extremes (002, definition 3):
     its smallest true and its largest false logit.
 
@@ -75,11 +80,12 @@ class BatchMaxMargin(MaxMargin):
     above its largest false one (002, appendix D).
     """
 
-    kind = "batch_max_margin"
+    kind: Literal["batch_max_margin"] = Field(default="batch_max_margin", kw_only=True, repr=False)
     paper = "002 def 3"
     statistic = "max of the false z, z_y (their extremes over the batch)"
     aligned = True
     couples_rows = True
+    accepts_mixed_labels = False  # a mixed row's two labels would count against each other
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         largest, _, true = total
@@ -88,7 +94,7 @@ class BatchMaxMargin(MaxMargin):
         return super().value(total, rows) + torch.relu(self.gamma - gap) / rows.num_rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TopKHinge(LargestFalse):
     """max(0, alpha + (k-th largest false z - z_y) / k), the mean over rows (003, eq 8).
 
@@ -98,17 +104,13 @@ class TopKHinge(LargestFalse):
     be above the true one.
     """
 
-    k: int = 5
-    alpha: float = 1.0
+    kind: Literal["topk_hinge"] = Field(default="topk_hinge", kw_only=True, repr=False)
+    k: int = Field(default=5, gt=0)
+    alpha: float = Field(default=1.0, ge=0, description="margin")
 
-    kind = "topk_hinge"
     paper = "003 eq 8"
     statistic = "k largest false z, z_y"
     aligned = False
-
-    def __post_init__(self) -> None:
-        at_least(self.kind, "k", self.k, 1)
-        at_least(self.kind, "alpha", self.alpha, 0)
 
     @property
     def num_largest(self) -> int:  # type: ignore[override]
@@ -117,7 +119,7 @@ class TopKHinge(LargestFalse):
     def check_classes(self, num_classes: int) -> None:
         if self.k >= num_classes:
             raise ValueError(
-                f"topk_hinge k is {self.k} and there are {num_classes} classes: lower k"
+                f"head.loss.k is {self.k} and there are {num_classes} classes: lower k"
             )
 
     def value(self, total: Stats, rows: Rows) -> Tensor:

@@ -1,25 +1,21 @@
 """Quadratic losses (paper 001): the logits are pulled towards the one-hot label."""
 
 import math
-from dataclasses import dataclass
+from typing import Literal
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from heads.losses.base import Block, Loss, Reduction, Rows, Stats
-from heads.losses.checks import at_least
+from heads.losses.base import STRICT, Block, Loss, Reduction, Rows, Stats
 
 
-@dataclass(frozen=True)
-class Quadratic(Loss):
-    """1/2 ||onehot(y) - z||^2 = (sum z^2 - 2 z_y + 1) / 2, the mean over rows (001, section II).
+class QuadraticLoss(Loss):
+    """(sum z^2 - 2 z_y + 1) / 2, the mean over rows."""
 
-    Aligned: near the infimum 0 every true logit is near 1 and every false one near 0.
-    """
-
-    kind = "quadratic"
-    paper = "001 section II"
     statistic = "sum z^2, z_y"
     aligned = True
+    num_power_sums = 2
     reductions = (Reduction.SUM, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
@@ -30,22 +26,30 @@ class Quadratic(Loss):
         return rows.mean((squares - 2 * true + 1) / 2)
 
 
-@dataclass(frozen=True)
-class CorrectClassQuadratic(Quadratic):
+@dataclass(frozen=True, config=STRICT)
+class Quadratic(QuadraticLoss):
+    """1/2 ||onehot(y) - z||^2 = (sum z^2 - 2 z_y + 1) / 2, the mean over rows (001, section II).
+
+    Aligned: near the infimum 0 every true logit is near 1 and every false one near 0.
+    """
+
+    kind: Literal["quadratic"] = Field(default="quadratic", kw_only=True, repr=False)
+
+    paper = "001 section II"
+
+
+@dataclass(frozen=True, config=STRICT)
+class CorrectClassQuadratic(QuadraticLoss):
     """The quadratic loss plus w/2 (1 - z_y)^2, the mean over rows (001, eq II.1).
 
     The last term is garbled in print; the text fixes it. `w` None is sqrt(K - 1) - 1. Aligned, as
     `quadratic`.
     """
 
-    w: float | None = None
+    kind: Literal["ccql"] = Field(default="ccql", kw_only=True, repr=False)
+    w: float | None = Field(default=None, ge=0, description="default: sqrt(K - 1) - 1")
 
-    kind = "ccql"
     paper = "001 eq II.1"
-
-    def __post_init__(self) -> None:
-        if self.w is not None:
-            at_least(self.kind, "w", self.w, 0)
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         w = math.sqrt(rows.num_classes - 1) - 1 if self.w is None else self.w

@@ -1,49 +1,68 @@
 """SimLoss: probability on a class like the true one counts in part (Kobs et al. 2020)."""
 
-from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from heads.losses.base import Block, Loss, Reduction, Rows, Stats, logsumexp
+from heads.losses.base import (
+    STRICT,
+    Block,
+    ClassFacts,
+    Loss,
+    Reduction,
+    Rows,
+    Stats,
+    logsumexp,
+)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, config=STRICT)
 class SimLoss(Loss):
     """-log sum_j S_yj p_j with S = max(0, (cos - lower) / (1 - lower)), the mean over rows.
 
-    `vectors` [K, D] are label vectors; S is computed for the rows and classes at hand and is never
-    K x K. Not aligned: only differences within a row count.
+    S comes from the label vectors, for the rows and classes at hand, and is never K x K.
+
+    Not aligned: only differences within a row count.
     """
 
-    vectors: Tensor
-    lower: float = 0.0
+    kind: Literal["simloss"] = Field(default="simloss", kw_only=True, repr=False)
+    lower: float = Field(default=0.0, ge=-1, lt=1, description="cosine at and below which S is 0")
 
-    kind = "simloss"
+    # Of the copies that `prepare` makes: label vectors [K, D] of length 1.
+    vectors: ClassVar[Tensor]
+
     paper = "SimLoss, cited by 000"
     statistic = "logsumexp z, logsumexp (z + log sim[y])"
     aligned = False
     reductions = (Reduction.LOGSUMEXP, Reduction.LOGSUMEXP)
 
-    def __post_init__(self) -> None:
-        if not -1 <= self.lower < 1:
-            raise ValueError(f"simloss lower is {self.lower}: give a cosine from -1 to below 1")
-        if not self.vectors.isfinite().all():
+    def prepare(self, facts: ClassFacts) -> Self:
+        vectors = facts.label_vectors
+        if vectors is None and "vectors" in vars(self):
+            return super().prepare(facts)
+        if vectors is None:
+            raise ValueError(
+                "head.loss simloss needs label vectors and there are none: choose another loss, or "
+                "shards whose source gives label vectors"
+            )
+        if vectors.dim() != 2 or len(vectors) != facts.num_classes:
+            raise ValueError(
+                f"simloss label vectors have shape {list(vectors.shape)} and there are "
+                f"{facts.num_classes} classes: pass one row for each class"
+            )
+        if not vectors.isfinite().all():
             raise ValueError("simloss label vectors must be finite")
-        unit = torch.nn.functional.normalize(self.vectors, dim=1)
-        object.__setattr__(self, "vectors", unit)
+        return self.with_constants(vectors=torch.nn.functional.normalize(vectors, dim=1))
 
     def check_classes(self, num_classes: int) -> None:
-        if self.vectors.dim() != 2 or len(self.vectors) != num_classes:
+        if num_classes != len(self.vectors):
             raise ValueError(
-                f"simloss label vectors have shape {list(self.vectors.shape)} and there are "
-                f"{num_classes} classes: give one row a class"
+                f"simloss has the label vectors of {len(self.vectors)} classes and there are "
+                f"{num_classes} classes: make a new head with the vectors of all of them"
             )
-
-    def to(self, device: torch.device) -> "SimLoss":
-        if self.vectors.device == device:
-            return self
-        return replace(self, vectors=self.vectors.to(device))
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return logsumexp(logits_BC), logsumexp(logits_BC + self._log_similarity(block, logits_BC))

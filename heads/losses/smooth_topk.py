@@ -5,13 +5,15 @@ Both are elementary symmetric polynomials of exp(z / (k tau)), which symmetric.p
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from heads.losses.base import Block, Loss, Rows, Stats
+from heads.losses.base import STRICT, Block, Loss, Rows, Stats
 from heads.losses.symmetric import (
     SymmetricPolynomials,
     merge_polynomials,
@@ -22,7 +24,7 @@ from heads.losses.symmetric import (
 _MOST = 100  # degrees of a polynomial that float64 holds with all their coefficients
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SmoothTopK(Loss):
     """tau softplus((alpha - z_y / k) / tau + log sigma_k - log sigma_(k-1)), the mean over rows.
 
@@ -34,24 +36,19 @@ class SmoothTopK(Loss):
     be above the true one.
     """
 
-    k: int = 5
-    tau: float = 1.0
-    alpha: float = 1.0
+    kind: Literal["smooth_topk"] = Field(default="smooth_topk", kw_only=True, repr=False)
+    k: int = Field(default=5, ge=1, le=_MOST)
+    tau: float = Field(default=1.0, gt=0, description="temperature; 0: topk_hinge")
+    alpha: float = Field(default=1.0, ge=0, description="margin")
 
-    kind = "smooth_topk"
     paper = "003 eq 10"
     statistic = "log sigma_0..k of exp(z / k tau) over the false z, their k largest, z_y"
     aligned = False
 
-    def __post_init__(self) -> None:
-        _check("smooth_topk ", self.k, self.tau)
-        if not (self.alpha >= 0 and math.isfinite(self.alpha)):
-            raise ValueError(f"smooth_topk alpha is {self.alpha}: give a margin of 0 or more")
-
     def check_classes(self, num_classes: int) -> None:
         if self.k >= num_classes:
             raise ValueError(
-                f"smooth_topk k is {self.k} and there are {num_classes} classes: lower k"
+                f"head.loss.k is {self.k} and there are {num_classes} classes: lower k"
             )
 
     @property
@@ -91,9 +88,13 @@ def topk_marginals(logits_BK: Tensor, k: int, tau: float = 1.0) -> Tensor:
     the crops of a picture it gives their common top-k prediction. ValueError where k exceeds the
     number of classes.
     """
-    _check("", k, tau)
-    if k > logits_BK.shape[1]:
-        raise ValueError(f"k is {k} and there are {logits_BK.shape[1]} classes: lower k")
+    if not 1 <= k <= min(_MOST, logits_BK.shape[1]):
+        raise ValueError(
+            f"k is {k} and there are {logits_BK.shape[1]} classes: give at most as many, and at "
+            f"most {_MOST}"
+        )
+    if not (tau > 0 and math.isfinite(tau)):
+        raise ValueError(f"tau is {tau}: give a temperature above 0")
     dtype = torch.promote_types(logits_BK.dtype, torch.float32)
     logits = logits_BK.detach().to(dtype).requires_grad_()
     scale = 1 / (k * tau)
@@ -102,10 +103,3 @@ def topk_marginals(logits_BK: Tensor, k: int, tau: float = 1.0) -> Tensor:
         polynomials = symmetric_polynomials(logits, nothing, k, scale)
         (grad,) = torch.autograd.grad(polynomials.log_ratios[:, -1].sum() / scale, logits)
     return grad
-
-
-def _check(name: str, k: int, tau: float) -> None:
-    if not 1 <= k <= _MOST:
-        raise ValueError(f"{name}k is {k}: give a number from 1 to {_MOST}")
-    if not (tau > 0 and math.isfinite(tau)):
-        raise ValueError(f"{name}tau is {tau}: give a temperature above 0")

@@ -1,12 +1,13 @@
 """The spherical family (paper 004): losses of sum z, sum z^2 and z_y alone."""
 
 import math
-from dataclasses import dataclass
+from typing import Literal
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from heads.losses.base import Block, Loss, Reduction, Rows, Stats
-from heads.losses.checks import above
+from heads.losses.base import STRICT, Block, Loss, Reduction, Rows, Stats
 
 
 class SphericalLoss(Loss):
@@ -14,20 +15,21 @@ class SphericalLoss(Loss):
 
     statistic = "sum z, sum z^2, z_y"
     aligned = False
+    num_power_sums = 3
     reductions = (Reduction.SUM, Reduction.SUM, Reduction.SUM)
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         return logits_BC.sum(1), logits_BC.square().sum(1), block.true
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TaylorSoftmax(SphericalLoss):
     """-log of (1 + z_y + z_y^2 / 2) over its sum, the mean over rows (004, Taylor softmax).
 
     Not aligned: only ratios of scores within a row count.
     """
 
-    kind = "taylor_softmax"
+    kind: Literal["taylor_softmax"] = Field(default="taylor_softmax", kw_only=True, repr=False)
     paper = "004 Taylor softmax"
     score_kind = "taylor"
 
@@ -37,7 +39,7 @@ class TaylorSoftmax(SphericalLoss):
         return rows.mean(norm.log() - self.score(true).log())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SphericalSoftmax(SphericalLoss):
     """-log of (z_y^2 + eps) over its sum, the mean over rows (004, spherical softmax).
 
@@ -46,14 +48,13 @@ class SphericalSoftmax(SphericalLoss):
     Not aligned: only ratios of scores within a row count.
     """
 
-    eps: float = 1e-2
+    kind: Literal["spherical_softmax"] = Field(
+        default="spherical_softmax", kw_only=True, repr=False
+    )
+    eps: float = Field(default=1e-2, gt=0)
 
-    kind = "spherical_softmax"
     paper = "004 spherical softmax"
     score_kind = "spherical"
-
-    def __post_init__(self) -> None:
-        above(self.kind, "eps", self.eps, 0)
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         _, squares, true = total
@@ -65,20 +66,17 @@ class SphericalSoftmax(SphericalLoss):
         return self.eps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SphericalBound(SphericalLoss):
     """Bouchard's (2007) upper bound of cross-entropy at a fixed `xi`, the mean over rows (004).
 
     Not aligned: a row that is shifted keeps its value, as with cross-entropy.
     """
 
-    xi: float = 1.0
+    kind: Literal["spherical_bound"] = Field(default="spherical_bound", kw_only=True, repr=False)
+    xi: float = Field(default=1.0, gt=0)
 
-    kind = "spherical_bound"
     paper = "004 upper bound"
-
-    def __post_init__(self) -> None:
-        above(self.kind, "xi", self.xi, 0)
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         linear, squares, true = total

@@ -1,40 +1,43 @@
 """`kway losses`: the losses that a recipe may name."""
 
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from heads.config import LossConfig, loss_config
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from heads.losses import Loss
 
 
 def losses() -> None:
     """List the losses: where they come from, and whether one logit alone can be trusted."""
-    from heads.losses import LOSSES, example_loss
+    from heads.losses import LOSSES
 
     table = Table(box=None, pad_edge=False)
     table.add_column("head.loss.kind", no_wrap=True)
-    for column in ("paper", "aligned", "statistics of a row", "hyperparameters"):
+    for column in ("paper", "aligned", "statistics of a row", "options"):
         table.add_column(column, overflow="fold")
-    for kind in LOSSES:
-        config = loss_config(kind)
-        loss = example_loss(config)
+    for kind, loss_class in LOSSES.items():
+        loss = loss_class()
         aligned = "yes" if loss.aligned else "-"
         if loss.aligned_if:
             aligned = f"if {loss.aligned_if}"
-        cells = kind, loss.paper, aligned, loss.statistic, _hyperparameters(config)
+        cells = kind, loss.paper, aligned, loss.statistic, _options(loss_class)
         table.add_row(*(Text(cell) for cell in cells))
     Console().print(table)
     print("aligned: with the Principle of Logit Separation, one logit alone can be compared")
 
 
-def _hyperparameters(config: LossConfig) -> str:
-    """`name=default` of each, as a recipe takes them, and what a default of null stands for."""
-    fields = type(config).model_fields.items()
-    return ", ".join(f"{name}={_default(field)}" for name, field in fields if name != "kind")
+def _options(loss: type["Loss"]) -> str:
+    """`name=default` of each, as a recipe takes them, and what a default of null means."""
+    fields = loss.option_fields().items()
+    return ", ".join(f"{name}={_default(field)}" for name, field in fields)
 
 
-def _default(field: FieldInfo) -> str:
+def _default(field: "FieldInfo") -> str:
     if field.default is not None:
         return str(field.default)
     _, _, meaning = (field.description or "").partition("default: ")

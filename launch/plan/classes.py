@@ -110,7 +110,7 @@ def _tree(recipe: Recipe, manifest: Manifest) -> LabelTree:
 
 
 def _of_tree(tree: LabelTree, recipe: Recipe, class_ranks: int) -> Classes:
-    if recipe.head.loss.kind == "hierarchical_softmax":
+    if recipe.head.loss.over_nodes:
         nodes = classes_at_leaves(tree).num_nodes  # each of them is a column of its own
         return Classes(tree.num_classes, nodes, 1.0, 0, 0, plain=True, exact=True)
     starts = [shard_range(tree.num_nodes, rank, class_ranks) for rank in range(1, class_ranks)]
@@ -126,7 +126,7 @@ def _of_tree(tree: LabelTree, recipe: Recipe, class_ranks: int) -> Classes:
 def _at_most(num: int, recipe: Recipe, class_ranks: int) -> Classes:
     """A V-tree whose inner nodes all have two children, balanced; a U-tree has a node a class."""
     levels = max(1, (num - 1).bit_length())
-    if recipe.head.loss.kind == "hierarchical_softmax":
+    if recipe.head.loss.over_nodes:
         return Classes(num, 2 * num - 1, 1.0, 0, 0, plain=True, exact=False)
     nodes = num if recipe.head.weights.kind == "utree" else 2 * num - 1
     boundary = min(nodes, (class_ranks - 1) * levels)

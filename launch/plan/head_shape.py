@@ -101,14 +101,10 @@ def head_shape(
 def _computed(head: HeadConfig, classes: Classes, group: int, world_rows: int) -> int:
     """Classes of a rank that a training step computes: all, or what the loss draws of them."""
     held = classes.held_classes(group)
-    loss = head.loss
-    if loss.kind == "ce" and loss.sample_rate < 1:
-        return min(held, math.ceil(held * loss.sample_rate + world_rows / group))
-    if loss.kind == "nce" and loss.samples is not None:
-        return min(held, math.ceil((loss.samples + world_rows) / group))
-    if loss.kind == "hierarchical_softmax":
+    if head.loss.over_nodes:
         return classes.held(group)  # the siblings of a batch's paths; no more than all
-    return held
+    sampled = head.loss.sampled(classes.num_classes, world_rows)
+    return held if sampled is None else min(held, math.ceil(sampled / group))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Literal
 from data.shards.manifest import ClassInfo
 from launch.plan.cluster import Cluster
 from launch.plan.head_shape import FLOAT32, HeadShape
+from launch.plan.memory import Memory
 from launch.plan.network import Network
 from trainer.config import Recipe
 

@@ -1,18 +1,18 @@
 """What a loss costs a logit: bytes held and moved, measured by running it on one small block."""
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from heads.config import LossConfig
-from heads.losses import Block, Loss, example_loss
+from heads.losses import Block, ClassFacts, Loss
 from heads.step import BlockWork
+from heads.tree import LabelTree
 from launch.plan.ledger import Ledger
 
 # Enough that what does not grow with the block is nothing, and a few milliseconds of work.
 _ROWS, _CLASSES = 256, 2048
+_VECTOR_DIM = 300
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class LossCost:
     constants: float
 
 
-def measure_loss(config: LossConfig) -> LossCost:
+def measure_loss(loss: Loss) -> LossCost:
     """Run the loss on one block of random logits."""
-    loss = example_loss(config, _CLASSES)
     generator = torch.Generator().manual_seed(0)
+    loss = loss.prepare(_any_classes(generator))
     logits = torch.randn(_ROWS, _CLASSES, generator=generator)
     classes = torch.arange(_CLASSES)
     labels = torch.randint(_CLASSES, (_ROWS,), generator=generator)
     leaf = logits.requires_grad_()
     with Ledger([logits, classes, labels]) as ledger:
-        view = Block.of(classes, labels, labels, leaf, _weights(config))
+        view = Block.of(classes, labels, labels, leaf, _weights(loss))
         with torch.enable_grad():
             work = BlockWork(leaf, view, loss.statistics(leaf, view))
         kept, forward = ledger.live, sum(each.bytes for each in ledger.work)
@@ -63,11 +63,19 @@ def measure_loss(config: LossConfig) -> LossCost:
     )
 
 
-def _weights(config: LossConfig) -> Tensor | None:
-    sampled = getattr(config, "sample_rate", 1.0) < 1 or getattr(config, "samples", None)
+def _any_classes(generator: torch.Generator) -> ClassFacts:
+    return ClassFacts(
+        _CLASSES,
+        counts=torch.ones(_CLASSES),
+        label_vectors=torch.randn(_CLASSES, _VECTOR_DIM, generator=generator),
+        tree=LabelTree.dense(_CLASSES),
+    )
+
+
+def _weights(loss: Loss) -> Tensor | None:
+    sampled = loss.sampled(_CLASSES, _ROWS) is not None
     return torch.ones(_CLASSES, dtype=torch.float64) if sampled else None
 
 
 def _constant_bytes(loss: Loss) -> int:
-    values: list[Any] = [getattr(loss, field.name) for field in fields(loss)]  # type: ignore[arg-type]
-    return sum(v.numel() * v.itemsize for v in values if isinstance(v, Tensor))
+    return sum(each.numel() * each.itemsize for each in loss.constants().values())

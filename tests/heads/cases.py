@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heads.losses import LOSSES, Loss
+from heads.losses import LOSSES, ClassFacts, Loss
 from heads.tree import LabelTree, build_cover_tree
 
 WEIGHTINGS = ("dense", "utree", "vtree")
@@ -70,15 +70,20 @@ def make_loss(kind: str, num_classes: int) -> Loss:
         "self_norm": {"alpha": 0.3},
         "max_margin": {"gamma": 0.7},
         "batch_max_margin": {"gamma": 0.7},
-        "nce": {"noise": noise(num_classes), "t": 7},
+        "nce": {"t": 7},
         "topk_hinge": {"k": min(3, num_classes - 1), "alpha": 0.8},
         "smooth_topk": {"k": min(2, num_classes - 1), "tau": 0.6, "alpha": 0.8},
         "ccql": {"w": 1.5},
         "spherical_softmax": {"eps": 0.05},
         "spherical_bound": {"xi": 1.3},
-        "simloss": {"vectors": label_vectors(num_classes), "lower": 0.1},
+        "simloss": {"lower": 0.1},
     }.get(kind, {})
-    return LOSSES[kind](**options)
+    return LOSSES[kind](**options).prepare(facts(num_classes))
+
+
+def facts(num_classes: int) -> ClassFacts:
+    """Facts for the losses: counts far above 1, proportional to `noise`."""
+    return ClassFacts(num_classes, 1e12 * noise(num_classes), label_vectors(num_classes))
 
 
 def _mean(term: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:

@@ -12,15 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from heads import ClassHead, LabelTree, build_head
 from heads.append import append_classes
-from heads.config import (
-    HeadConfig,
-    SimLossConfig,
-    SmoothTopKConfig,
-    TopKHingeConfig,
-    VTreeConfig,
-)
+from heads.config import HeadConfig, VTreeConfig
 from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.losses import (
+    ClassFacts,
     CrossEntropy,
     NoiseContrastiveEstimation,
     SimLoss,
@@ -236,11 +231,11 @@ def built(world_size: int, config: HeadConfig, num_classes: int, num_vectors: in
 K_TOO_LARGE = "head.loss.k is 5 and there are 5 classes: lower k"
 VECTORS = "there are 6 label vectors and 5 classes: shard the data again"
 RECIPES = [
-    (HeadConfig(loss=SmoothTopKConfig(k=5)), 5, K_TOO_LARGE),
-    (HeadConfig(loss=TopKHingeConfig(k=5)), 5, K_TOO_LARGE),
-    (HeadConfig(loss=TopKHingeConfig(k=4)), 5, "no error"),
+    (HeadConfig(loss=SmoothTopK(k=5)), 5, K_TOO_LARGE),
+    (HeadConfig(loss=TopKHinge(k=5)), 5, K_TOO_LARGE),
+    (HeadConfig(loss=TopKHinge(k=4)), 5, "no error"),
     (HeadConfig(weights=VTreeConfig()), 6, VECTORS),
-    (HeadConfig(loss=SimLossConfig()), 6, "simloss label vectors have shape [6, 4] and there are"),
+    (HeadConfig(loss=SimLoss()), 6, "simloss label vectors have shape [6, 4] and there are"),
     (HeadConfig(num_classes=6), 5, "head.num_classes is 6 and the shards have 5 classes"),
 ]
 
@@ -255,12 +250,14 @@ def test_a_recipe_that_does_not_fit_the_classes_is_an_error_on_every_rank(
 
 
 UNFIT = {
-    "smooth_topk k is 4 and there are 4 classes: lower k": SmoothTopK(k=4),
-    "topk_hinge k is 5 and there are 4 classes: lower k": TopKHinge(k=5),
-    r"nce noise has shape \[3\] and there are 4 classes": NoiseContrastiveEstimation(
-        torch.full((3,), 1 / 3)
+    "head.loss.k is 4 and there are 4 classes: lower k": SmoothTopK(k=4),
+    "head.loss.k is 5 and there are 4 classes: lower k": TopKHinge(k=5),
+    "nce has the noise of 3 classes and there are 4": NoiseContrastiveEstimation().prepare(
+        ClassFacts(3, torch.ones(3))
     ),
-    r"simloss label vectors have shape \[5, 2\] and there are 4 classes": SimLoss(torch.ones(5, 2)),
+    "simloss has the label vectors of 5 classes and there are 4": SimLoss().prepare(
+        ClassFacts(5, None, torch.ones(5, 2))
+    ),
 }
 
 
@@ -271,17 +268,15 @@ def test_a_loss_that_does_not_fit_the_classes_makes_no_head(message):
 
 
 def test_classes_are_not_appended_where_something_is_kept_of_every_class():
-    for loss in (
-        NoiseContrastiveEstimation(torch.full((4,), 1 / 4)),
-        SimLoss(torch.ones(4, 2)),
-    ):
-        with pytest.raises(ValueError, match="there are 5 classes: give one"):
-            append_classes(ClassHead(3, 4, loss), [-1])
+    facts = ClassFacts(4, torch.ones(4), torch.ones(4, 2))
+    for loss in (NoiseContrastiveEstimation(), SimLoss()):
+        with pytest.raises(ValueError, match="and there are 5 classes: make a new head"):
+            append_classes(ClassHead(3, 4, loss.prepare(facts)), [-1])
     weighted = ClassHead(3, 4, CrossEntropy(), class_weights=torch.ones(4))
     with pytest.raises(ValueError, match="weighs 4 classes and none of those to append"):
         append_classes(weighted, [-1])
     assert weighted.num_classes == 4
-    with pytest.raises(ValueError, match="over a tree of 13 nodes, not of 14: make the head anew"):
+    with pytest.raises(ValueError, match="over a tree of 13 nodes, not of 14: make a new head"):
         append_classes(HierarchicalSoftmaxHead(3, classes_at_13_nodes()), [-1])
 
 

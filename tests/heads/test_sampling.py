@@ -9,12 +9,12 @@ from heads import ClassHead
 from heads.losses import CrossEntropy, HeldClasses
 from heads.losses.binary_cross_entropy import NoiseContrastiveEstimation
 from heads.losses.sampling import uniform
-from tests.heads.cases import WEIGHTINGS, label_tree, naive_logits, noise, problem
+from tests.heads.cases import WEIGHTINGS, facts, label_tree, naive_logits, noise, problem
 from tests.ranks import run_on_ranks
 
 LOSSES = {
     "ce": lambda k: CrossEntropy(sample_rate=0.3, label_smoothing=0.1),
-    "nce": lambda k: NoiseContrastiveEstimation(noise(k), t=7, samples=20),
+    "nce": lambda k: NoiseContrastiveEstimation(t=7, samples=20).prepare(facts(k)),
 }
 
 
@@ -163,5 +163,5 @@ def test_what_cannot_be_sampled_is_refused():
     for rate in (0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match="sample_rate"):
             CrossEntropy(sample_rate=rate)
-    with pytest.raises(ValueError, match="nce samples is 0"):
-        NoiseContrastiveEstimation(noise(5), samples=0)
+    with pytest.raises(ValueError, match="samples"):
+        NoiseContrastiveEstimation(samples=0)

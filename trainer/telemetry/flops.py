@@ -70,13 +70,10 @@ def head_flops(head: HeadConfig, *, dim: int, num_classes: int) -> float | None:
 
     None for heads that make no row of logits (factored, hierarchical softmax).
     """
-    if head.weights.kind == "factored" or head.loss.kind == "hierarchical_softmax":
+    if head.weights.kind == "factored" or head.loss.over_nodes:
         return None
-    classes: float = num_classes
-    if head.loss.kind == "ce":
-        classes = num_classes * head.loss.sample_rate
-    if head.loss.kind == "nce" and head.loss.samples is not None:
-        classes = min(head.loss.samples, num_classes)
+    sampled = head.loss.sampled(num_classes, num_labels=0)
+    classes = num_classes if sampled is None else min(sampled, num_classes)
     return 2.0 * _PASSES * (dim + head.bias) * classes
 
 

@@ -77,8 +77,7 @@ def _head(settings: Mapping[str, Any]) -> ClassHead:
             loss = CrossEntropy(sample_rate=sampled / num_classes)
             return ClassHead(_DIM, num_classes, loss, **start)
         case _:
-            noise = torch.full((num_classes,), 1 / num_classes)
-            nce = NoiseContrastiveEstimation(noise=noise, samples=sampled)
+            nce = NoiseContrastiveEstimation(noise="uniform", samples=sampled)
             return ClassHead(_DIM, num_classes, nce, **start)
 
 

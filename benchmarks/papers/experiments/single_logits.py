@@ -20,8 +20,7 @@ from benchmarks.papers.intervals import Mean, difference, mean
 from benchmarks.papers.job import Measures
 from benchmarks.papers.published import published
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, agreed, verdict
-from heads.config import loss_config
-from heads.losses import example_loss
+from heads.losses import LOSSES as REGISTERED
 
 # The paper's eleven objectives; the quadratic and spherical ones stand beside them.
 _ELEVEN = (
@@ -31,7 +30,7 @@ _ELEVEN = (
 _BESIDE = ("quadratic", "ccql", "taylor_softmax", "spherical_softmax")
 LOSSES = (*_ELEVEN, *_BESIDE)
 # Whether each, with its default hyperparameters, is aligned with the Principle.
-ALIGNED = {loss: example_loss(loss_config(loss)).aligned for loss in LOSSES}
+ALIGNED = {loss: REGISTERED[loss]().aligned for loss in LOSSES}
 _STYLES = {True: ("tab:blue", "o"), False: ("tab:red", "^")}
 _SHORT = {
     "auprc": "AUPRC",

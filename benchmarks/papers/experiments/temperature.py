@@ -71,12 +71,9 @@ def nonzero_share(logits: "Tensor", labels: "Tensor", tau: str) -> float:
     import torch
     from pydantic import TypeAdapter
 
-    from heads.config import LossConfig
-    from heads.losses.base import Block, Rows
-    from heads.losses.registry import build_loss
+    from heads.losses import Block, Loss, LossConfig, Rows
 
-    config = TypeAdapter[LossConfig](LossConfig).validate_python(loss_of(tau))
-    loss = build_loss(config, num_classes=logits.shape[1], device=logits.device)
+    loss: Loss = TypeAdapter(LossConfig).validate_python(loss_of(tau))
     logits = logits.detach().requires_grad_()
     classes = torch.arange(logits.shape[1], device=logits.device)
     block = Block.of(classes, labels, labels, logits)
