@@ -11,8 +11,6 @@ import torch
 
 from docs.pictures.__main__ import PICTURES, main
 from heads import LOSSES, ClassHead
-from heads.config import loss_config
-from heads.losses import example_loss
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "heads.md").read_text(encoding="utf-8")
@@ -77,7 +75,7 @@ def test_the_table_of_losses_has_their_alignment():
         names = re.findall(r"`(\w+)`", kinds)
         each = [aligned] if len(names) == 1 else aligned.split(", ")
         shown |= dict(zip(names, each * (len(names) // len(each)), strict=True))
-    losses = {kind: example_loss(loss_config(kind)) for kind in LOSSES}
+    losses = {kind: loss() for kind, loss in LOSSES.items()}
     assert {kind: shown.get(kind, "").replace("`", "") for kind in losses} == {
         kind: f"if {loss.aligned_if}" if loss.aligned_if else ("no", "yes")[loss.aligned]
         for kind, loss in losses.items()

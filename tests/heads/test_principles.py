@@ -21,6 +21,7 @@ from heads.losses import (
     BatchMaxMargin,
     BinaryCrossEntropy,
     Block,
+    ClassFacts,
     CorrectClassQuadratic,
     CrossEntropy,
     Loss,
@@ -47,6 +48,7 @@ NUM_CLASSES = 3
 SAMPLES = [[0, 0], [0, 1]]  # labels of two rows: class 2 has none
 NOISE = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 VECTORS = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+FACTS = ClassFacts(NUM_CLASSES, 1e12 * NOISE, VECTORS)
 
 
 def name(loss: Loss) -> str:
@@ -67,8 +69,8 @@ def draws(loss: Loss, labels: Tensor) -> Iterator[tuple[float, Tensor | None]]:
     elif isinstance(loss, NoiseContrastiveEstimation) and loss.samples is not None:
         for drawn in itertools.product(range(NUM_CLASSES), repeat=loss.samples):
             counts = torch.bincount(torch.tensor(drawn), minlength=NUM_CLASSES)
-            probability = float(loss.noise[list(drawn)].prod())
-            yield probability, counts / (loss.samples * loss.noise)
+            probability = float(loss.q[list(drawn)].prod())
+            yield probability, counts / (loss.samples * loss.q)
     else:
         yield 1.0, None
 
@@ -125,8 +127,8 @@ SHIFTED = [
     *(SmoothTopK(k, tau, alpha) for k in (1, 2) for tau in (0.1, 1.0) for alpha in (0.0, 1.0)),
     SphericalBound(0.5),
     SphericalBound(2.0),
-    SimLoss(VECTORS),
-    SimLoss(VECTORS, lower=0.5),
+    SimLoss().prepare(FACTS),
+    SimLoss(0.5).prepare(FACTS),
 ]
 RATIOS = [TaylorSoftmax(), SphericalSoftmax(0.01), SphericalSoftmax(1.0)]
 
@@ -188,7 +190,7 @@ def test_hierarchical_softmax_goes_to_its_infimum_with_the_logits_of_leaves_unse
     nodes[0, first], nodes[0, inner] = 40.0, 0.0
     nodes[1, first], nodes[1, inner] = 0.0, 40.0
     nodes[:, leaves[1]], nodes[:, leaves[2]] = 40.0, 0.0
-    loss = HierarchicalSoftmax(tree)
+    loss = HierarchicalSoftmax().prepare(ClassFacts(tree.num_nodes, tree=tree))
     assert not loss.aligned
     shift = torch.tensor([[100.0], [-100.0]])
     for shifts in (0 * shift, shift):
@@ -248,7 +250,10 @@ ALIGNED = [
     (BatchCrossEntropy(), lambda _: 0.0),
     (BatchMaxMargin(0.1), lambda _: 0.0),
     (BatchMaxMargin(1.0), lambda _: 0.0),
-    *((NoiseContrastiveEstimation(NOISE, t), lambda y, t=t: nce_infimum(t, y)) for t in (1, 10)),
+    *(
+        (NoiseContrastiveEstimation(t).prepare(FACTS), lambda y, t=t: nce_infimum(t, y))
+        for t in (1, 10)
+    ),
     (BinaryCrossEntropy(), lambda _: 0.0),
     (SigmoidTanimoto(), lambda _: -1.0),
     (Quadratic(), lambda _: 0.0),
@@ -324,7 +329,7 @@ def test_cross_entropy_with_z_loss_is_self_normalisation():
 def test_sampled_noise_contrast_has_the_expectation_of_the_exact_loss():
     logits = torch.randn(2, NUM_CLASSES, dtype=torch.float64)
     labels = torch.tensor([0, 1])
-    exact, sampled = (NoiseContrastiveEstimation(NOISE, samples=n) for n in (None, 2))
+    exact, sampled = (NoiseContrastiveEstimation(samples=n).prepare(FACTS) for n in (None, 2))
     expected = value(exact, logits, labels)
     assert value(sampled, logits, labels) == pytest.approx(expected, rel=1e-12)
     assert sampled.aligned
