@@ -13,6 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from trainer.config import Duration, Recipe
 
@@ -154,7 +155,7 @@ def _describe(error: Any) -> str:
     location = error["loc"]
     path = ".".join(str(part) for part in _without_tags(location))
     match error["type"]:
-        case "extra_forbidden":
+        case "extra_forbidden" | "unexpected_keyword_argument":
             known = _known_names(location)
             near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
@@ -176,7 +177,7 @@ def _describe(error: Any) -> str:
 
 def _known_names(location: Sequence[str | int]) -> list[str]:
     models = _models_at(location[:-1])
-    return sorted({name for model in models for name in model.model_fields})
+    return sorted({name for model in models for name in _fields(model)})
 
 
 def _without_tags(location: Sequence[str | int]) -> list[str | int]:
@@ -189,12 +190,12 @@ def _is_tag(before: Sequence[str | int], part: str | int) -> bool:
     return len(models) > 1 and any(_kind(model) == part for model in models)
 
 
-def _models_at(location: Sequence[str | int]) -> list[type[BaseModel]]:
-    """The models that may stand at a path of pydantic's."""
-    models: list[type[BaseModel]] = [Recipe]
+def _models_at(location: Sequence[str | int]) -> list[type]:
+    """The pydantic models and dataclasses that a path of pydantic's may lead to."""
+    models: list[type] = [Recipe]
     for part in location:
         chosen = [model for model in models if len(models) > 1 and _kind(model) == part]
-        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        fields = [_fields(model)[part] for model in models if part in _fields(model)]
         if chosen or isinstance(part, int):
             models = chosen or models
         else:
@@ -202,14 +203,19 @@ def _models_at(location: Sequence[str | int]) -> list[type[BaseModel]]:
     return models
 
 
-def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _models_in(annotation: Any) -> Iterable[type]:
+    if isinstance(annotation, type) and hasattr(annotation, "__pydantic_fields__"):
         yield annotation
     elif get_origin(annotation) in (Union, UnionType, Annotated, tuple, list):
         for argument in get_args(annotation):
             yield from _models_in(argument)
 
 
-def _kind(model: type[BaseModel]) -> Any:
-    field = model.model_fields.get("kind")
+def _fields(model: type) -> dict[str, FieldInfo]:
+    fields: dict[str, FieldInfo] = model.__pydantic_fields__  # type: ignore[attr-defined]
+    return fields
+
+
+def _kind(model: type) -> Any:
+    field = _fields(model).get("kind")
     return field.default if field else None

@@ -75,13 +75,18 @@ def _plans(
 
     from launch.doctor.network import split_address
     from launch.doctor.plans import Plans, plans_of
-    from trainer.recipe import load_recipe
 
     for peer in peers:
         split_address(peer)
     ranks = nproc or max(2, _num_gpus())
     if path is None:
         return Plans(run or Path(), ranks, port=port, peers=peers)
+    try:
+        from trainer.recipe import load_recipe
+    except ImportError as error:
+        raise ValueError(
+            f"{path} cannot be read without torch ({error}): run kway doctor without a recipe first"
+        ) from error
     plans = plans_of(load_recipe(path, overrides), ranks=ranks, port=port, peers=peers)
     return replace(plans, run=run) if run else plans
 

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from trainer.recipe import load_recipe
-
 app = typer.Typer(help="Manifests for a Kubernetes cluster.", no_args_is_help=True)
 
 
@@ -47,6 +45,7 @@ def render(
     from launch.kubernetes.kustomize import program
     from launch.kubernetes.render import Claims, Size
     from launch.kubernetes.render import render as rendered
+    from trainer.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [])
     program()

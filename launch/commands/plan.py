@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from trainer.recipe import load_recipe
-
 _WIDTH_OF_FILES = 100
 
 
@@ -45,6 +43,8 @@ def plan(
         raise ValueError(f"--link-gbps is {link_gbps}: give a number of Gbit/s, such as 400")
     if host_memory is not None and not math.isfinite(host_memory):
         raise ValueError(f"--host-memory is {host_memory}: give a number of GiB, such as 2048")
+    from trainer.recipe import load_recipe
+
     resolved = load_recipe(recipe, overrides or [])
     from launch.plan import advice, table
     from launch.plan import dry_run as shapes

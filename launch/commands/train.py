@@ -11,7 +11,6 @@ import typer
 
 from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
 from trainer.exit_codes import INTERRUPTED, PREEMPTED
-from trainer.recipe import dump_recipe, load_recipe
 from trainer.signals import ASKS_TO_STOP
 
 _MACHINES = "Several machines (as torchrun)"
@@ -77,6 +76,8 @@ def train(
     0 done, 1 failed, 2 bad configuration or input, 75 preempted (start it again), 130 interrupted,
     128 + n: a rank was killed by signal n.
     """
+    from trainer.recipe import dump_recipe, load_recipe
+
     resolved = load_recipe(recipe, overrides or [])
     if print_config:
         print(dump_recipe(resolved), end="")

@@ -1,9 +1,14 @@
-"""What somebody means to run on this machine: the doctor judges it by that."""
+"""What is to be run on this machine: the doctor checks for that.
+
+Free of torch, which may be broken.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trainer.config import Recipe
+if TYPE_CHECKING:
+    from trainer.config import Recipe
 
 # torch's loader processes each hold so many batches: two asked for ahead, one being made, one being
 # copied (`data/loading/pixel_memory.py`, which would load torch).
@@ -33,7 +38,7 @@ class Plans:
         return self.port is not None or bool(self.peers)
 
 
-def plans_of(recipe: Recipe, *, ranks: int, port: int | None, peers: tuple[str, ...]) -> Plans:
+def plans_of(recipe: "Recipe", *, ranks: int, port: int | None, peers: tuple[str, ...]) -> Plans:
     """What a recipe needs when all its ranks run here, `ranks` of them."""
     data = recipe.data
     if data.text is None:
