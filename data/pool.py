@@ -13,6 +13,8 @@ from multiprocessing import connection, get_context, parent_process
 from threading import Thread
 from typing import TypeVar
 
+from data.retry import TransientError
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -40,14 +42,14 @@ def over_shards(
 def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterator[Executor]:
     """`workers` processes, each of which calls `start(*given)` first; the end drops what waits.
 
-    Raises OSError where one of them was killed.
+    Raises TransientError where one of them was killed.
     """
     # Spawned, not forked: image libraries and callers hold threads and locks.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start, initargs=given)
     try:
         yield pool
     except BrokenProcessPool as error:
-        raise OSError(
+        raise TransientError(
             "a worker process ended before its work, as for want of memory: run the same again, "
             "or with fewer --workers"
         ) from error

@@ -30,7 +30,7 @@ from launch.commands import (
     tree,
 )
 from launch.wording import printable
-from trainer.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, KILLED
+from trainer.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, KILLED, code_of
 
 app = typer.Typer(
     name="kway",
@@ -63,9 +63,10 @@ def main() -> None:
 
 
 def run(app: typer.Typer) -> NoReturn:
-    """Run a command; a wrong option, ValueError and OSError become one line and exit code 2.
+    """Run a command; a wrong option, ValueError and OSError become one line.
 
-    With `--traceback` as the first argument they show where they came from.
+    The exit code is 2, or 1 for an error that may be transient (`data/retry.py`). With
+    `--traceback` as the first argument, such an error shows where it came from.
     """
     _end_by_sigterm()
     show_origin = sys.argv[1:2] == ["--traceback"]
@@ -83,7 +84,7 @@ def run(app: typer.Typer) -> NoReturn:
     except (ValueError, OSError) as error:
         if show_origin:
             raise
-        _fail(str(error))
+        _fail(str(error), code_of(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else DONE)
@@ -119,6 +120,6 @@ def _given(error: typer.TyperException) -> str:
     return ""
 
 
-def _fail(reason: str) -> NoReturn:
+def _fail(reason: str, code: int = BAD_INPUT) -> NoReturn:
     print(printable(f"error: {' '.join(reason.split())}"), file=sys.stderr)
-    sys.exit(BAD_INPUT)
+    sys.exit(code)

@@ -1,7 +1,9 @@
-"""What the exit codes of training say, of a rank and of `kway train` alike.
+"""Exit codes of a rank and of `kway`; docs/cluster.md has the table of errors.
 
 A rank that a signal killed is 128 + the signal's number, as in a shell.
 """
+
+from data.retry import is_transient
 
 DONE = 0
 FAILED = 1
@@ -9,3 +11,8 @@ BAD_INPUT = 2
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: start the same command again
 INTERRUPTED = 130
 KILLED = 128
+
+
+def code_of(error: ValueError | OSError) -> int:
+    """FAILED for an error that another try may not meet, BAD_INPUT for any other."""
+    return FAILED if is_transient(error) else BAD_INPUT

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trainer.config import Recipe
-from trainer.exit_codes import BAD_INPUT, FAILED
+from trainer.exit_codes import FAILED, code_of
 from trainer.lost_peer import is_lost_peer
 
 if TYPE_CHECKING:  # a bad recipe answers at once, without torch
@@ -23,7 +23,7 @@ def last_words(
     `evaluating`: what is advised are the options of `kway eval`.
     """
     if world is None and isinstance(error, ValueError | OSError) and not is_lost_peer(error):
-        return say(str(error), BAD_INPUT)
+        return say(str(error), code_of(error))
     from data.loading.reader import LOST_WORKER, is_lost_worker
     from trainer.faults import LostRankError, advice, is_out_of_memory
 
@@ -35,10 +35,10 @@ def last_words(
         return say("another rank ended in the middle of a step", FAILED)
     if recipe is not None and world is not None and is_out_of_memory(error):
         return say(advice(error, recipe, world, evaluating=evaluating), FAILED)
-    if isinstance(error, FloatingPointError | ChildProcessError):
+    if isinstance(error, FloatingPointError):
         return say(str(error), FAILED)
     if isinstance(error, ValueError | OSError):
-        return say(str(error), BAD_INPUT)
+        return say(str(error), code_of(error))
     return None
 
 

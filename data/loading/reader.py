@@ -23,6 +23,7 @@ from data.loading.order import Order
 from data.loading.pixel_memory import PREFETCHED
 from data.loading.process import begin_worker
 from data.loading.substitute import Substitute, read_sound
+from data.retry import TransientError
 from data.shards.split import Split
 
 # An item, its label, and what stands in where the sample is bad.
@@ -103,8 +104,10 @@ LOST_WORKER = (
 def read_ahead(
     reader: Dataset, asked: Iterable[Any] | None, *, workers: int, pinned: bool
 ) -> Iterator[Batch]:
-    """The batches of `reader` in order, read ahead by `workers` processes; errors are raised, and
-    ChildProcessError where a process was ended from outside."""
+    """The batches of `reader` in order, read ahead by `workers` processes.
+
+    Raises what the reader returns as an error, and TransientError where a process was killed.
+    """
     loader = DataLoader(
         reader,
         sampler=asked,
@@ -116,17 +119,22 @@ def read_ahead(
         generator=torch.Generator(),
         worker_init_fn=partial(begin_worker, parent=os.getpid()) if workers else None,
     )
+    for batch in _received(loader):
+        if isinstance(batch, Exception):
+            raise batch
+        # Page-locking copied it already.
+        yield batch if pinned or not workers else _own(batch)
+
+
+def _received(loader: DataLoader) -> Iterator[Batch | Exception]:
+    """What the loader's processes send; TransientError where one of them was killed."""
     try:
-        for batch in loader:
-            if isinstance(batch, Exception):
-                raise batch
-            # Page-locking copied it already.
-            yield batch if pinned or not workers else _own(batch)
+        yield from loader
     except (RuntimeError, ConnectionError, EOFError) as error:
-        # torch says it by a signal, in words alone, unless the worker's pipe breaks before.
+        # torch reports it by a RuntimeError from a signal handler, unless the pipe breaks first.
         if isinstance(error, RuntimeError) and not is_lost_worker(error):
             raise
-        raise ChildProcessError(LOST_WORKER) from error
+        raise TransientError(LOST_WORKER) from error
 
 
 def _own(batch: Batch) -> Batch:

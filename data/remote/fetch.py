@@ -1,22 +1,15 @@
 """Fetches a file from a URL: bounded, checked as it comes in, tried again where that may help."""
 
 import hashlib
-import logging
-import random
-import time
 from collections.abc import Callable
 from contextlib import closing
 from io import BytesIO
 from pathlib import Path
-from threading import main_thread
 from typing import IO
 
-from data.remote.stream import TransientError, pieces
+from data.remote.stream import REMEDY, pieces
+from data.retry import TransientError, wait_before_retry
 
-_log = logging.getLogger("kway.data")
-
-_FIRST_SECONDS = 0.2
-_LONGEST_SECONDS = 20.0
 _WRONG_TWICE = 2
 
 
@@ -44,8 +37,8 @@ def fetch(
     wrong file at the path of `file`. What may go away by itself is asked for up to `attempts`
     times, a wrong content twice. Errors of writing are the caller's.
 
-    Raises FileNotFoundError, PermissionError and OSError that name the URL, ValueError where the
-    file there is not the one that was asked for.
+    Raises FileNotFoundError, PermissionError and RetriesExhaustedError that name the URL,
+    ValueError where the file there is not the one that was asked for.
     """
     for attempt in range(1, attempts + 1):
         try:
@@ -60,24 +53,10 @@ def fetch(
                     f"{url} is not the file that the manifest means ({error}): copy it there "
                     "again, or make the manifest of what is there"
                 ) from error
-            reason = str(error)
+            failure = TransientError(str(error))
         except TransientError as error:
-            # A process that ends closes its connections under its background threads.
-            if attempt == attempts or not main_thread().is_alive():
-                raise OSError(
-                    f"{url} cannot be fetched ({error}; {attempts} attempts): check the network "
-                    "and the server and run the same again, or raise data.cache.attempts"
-                ) from error
-            reason = str(error)
-        pause(url, reason, attempt, attempts)
-
-
-def pause(url: str, reason: str, attempt: int, attempts: int) -> None:
-    """Wait after a failed attempt, longer after each and shortened at random; a line in the log."""
-    longest = min(_FIRST_SECONDS * 2 ** (attempt - 1), _LONGEST_SECONDS)
-    wait = longest * random.SystemRandom().uniform(0.5, 1)
-    _log.warning("%s: %s; attempt %d of %d in %.1f s", url, reason, attempt + 1, attempts, wait)
-    time.sleep(wait)
+            failure = error
+        wait_before_retry(url, failure, attempt, attempts=attempts, remedy=REMEDY)
 
 
 def fetch_bytes(url: str, *, attempts: int, max_bytes: int) -> bytes:

@@ -7,6 +7,12 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+from data.retry import TransientError
+
+REMEDY = (
+    "check the network and the server and run the same command again, or raise data.cache.attempts"
+)
+
 _PIECE = 1 << 20
 _RANGE = 1 << 23  # bytes a request, where a backend reads by ranges
 _SILENCE_SECONDS = 60
@@ -16,15 +22,12 @@ _TRANSIENT_STATUS = (408, 425, 429)
 _BACKENDS = ("aiohttp", "aiobotocore", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs")
 
 
-class TransientError(OSError):
-    """What may go away by itself; the message is the reason alone."""
-
-
 def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
     """The content of the file at `url` from byte `start` on, piece by piece.
 
-    Raises TransientError (time-outs, status 5xx, broken connections), FileNotFoundError and
-    PermissionError with the URL, ValueError where the package for this kind of URL is missing.
+    Raises TransientError with the reason alone (time-outs, status 5xx, broken connections),
+    FileNotFoundError and PermissionError with the URL, ValueError where the package for this kind
+    of URL is missing.
     """
     with _explained(url), _open(url, start) as stream:
         while piece := stream.read(_PIECE):

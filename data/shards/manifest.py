@@ -18,6 +18,7 @@ from data.config import CacheConfig
 from data.remote.address import SCHEMES, check_url, file_url, is_url
 from data.remote.fetch import fetch_bytes
 from data.remote.tensors import fetched_tensors
+from data.retry import retried
 from data.shards.paused_gc import paused_gc
 from data.tars.headers import BLOCK
 
@@ -140,13 +141,15 @@ class Manifest(_Record):
 
         At a URL the shards are checked when they come. Raises FileNotFoundError where there is no
         manifest or a shard is missing, ValueError for damaged JSON, a newer format or a shard of
-        another size, OSError where a URL cannot be read.
+        another size, RetriesExhaustedError where the folder or the URL cannot be read.
         """
         manifest = cls.read(folder, cache)
-        if is_url(folder):
-            return manifest
-        folder = Path(folder)
-        for shard in manifest.shards:
+        if not is_url(folder):
+            retried(str(folder), lambda: manifest._check_shards(Path(folder)))
+        return manifest
+
+    def _check_shards(self, folder: Path) -> None:
+        for shard in self.shards:
             path = folder / shard.file
             if not path.is_file():
                 raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
@@ -155,7 +158,6 @@ class Manifest(_Record):
                     f"{path} has {size} bytes and the manifest says {shard.bytes}: "
                     "copy it or run kway shard again"
                 )
-        return manifest
 
     @classmethod
     def read(cls, folder: Path | str, cache: CacheConfig = _DEFAULT_CACHE) -> "Manifest":
@@ -172,7 +174,7 @@ class Manifest(_Record):
                 f"{folder} holds no {MANIFEST}: make the shards with kway shard, run it again "
                 "to finish them, or copy the file where it was lost"
             )
-        return cls._parse(path.read_bytes(), str(path))
+        return cls._parse(retried(str(path), path.read_bytes), str(path))
 
     @classmethod
     @paused_gc()
@@ -253,7 +255,7 @@ def load_label_vectors(
         path = fetched_tensors(url, digest, cache)
     else:
         path = Path(folder) / manifest.label_vectors
-        _check_digest(path, digest)
+        retried(str(path), lambda: _check_digest(path, digest))
     return _vectors(path, len(manifest.classes))
 
 

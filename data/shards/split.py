@@ -5,9 +5,9 @@ It knows nothing of ranks or pixels, and of an order only which shards it mixes.
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from isal import isal_zlib
@@ -17,11 +17,14 @@ from data.loading.order import InOrder, Order
 from data.loading.substitute import BadSampleError
 from data.printable import printable
 from data.remote.read_ahead import ReadAhead
+from data.retry import retried, wait_before_retry
 from data.shards.folder import ShardFolder, open_folder
 from data.shards.index import ShardIndex, check_labels, read_key, read_member
 from data.shards.manifest import ClassInfo, Manifest
 from data.shards.utf8 import decode_text
 from data.tars.headers import BLOCK
+
+Answer = TypeVar("Answer")
 
 _MAX_OPEN_FILES = 256
 _DEFAULT_CACHE = CacheConfig()
@@ -31,7 +34,8 @@ class Split:
     """Samples 0..len-1 in shard order. Open one with `open_split`; `close` it, or use `with`.
 
     Safe after fork (`pread` moves no file position) and cheap to send to a spawned process, where
-    it knows how many classes there are and not their names.
+    it knows how many classes there are and not their names. Every read is retried after a
+    transient error (`data/retry.py`) and raises RetriesExhaustedError where that does not help.
     """
 
     def __init__(self, folder: ShardFolder, manifest: Manifest, name: str) -> None:
@@ -44,7 +48,9 @@ class Split:
     def _open(self) -> None:
         self._files: OrderedDict[int, int] = OrderedDict()
         self._shards = self.manifest.of_split(self.name)
-        self._indices: list[ShardIndex] = self.folder.indices(self._shards)
+        self._indices: list[ShardIndex] = retried(
+            str(self.folder), lambda: self.folder.indices(self._shards)
+        )
         self._ahead = ReadAhead(self.folder, self._shards)
         self._starts = np.cumsum([0, *(shard.samples for shard in self._shards)])
 
@@ -111,7 +117,7 @@ class Split:
     def key(self, i: int) -> str:
         """The webdataset key of sample `i`."""
         shard, row = self._place(i)
-        return read_key(self._file(shard), self._indices[shard], row)
+        return self._from_shard(shard, read_key, self._indices[shard], row)
 
     def read(self, i: int) -> tuple[bytes, str, int]:
         """(bytes, extension, label) of sample `i`.
@@ -120,7 +126,7 @@ class Split:
         """
         shard, row = self._place(i)
         index = self._indices[shard]
-        data = read_member(self._file(shard), index, row)
+        data = self._from_shard(shard, read_member, index, row)
         if data is None:
             remedy = self.folder.remedy(self._shards[shard])
             raise self.bad(i, f"its bytes are not those that were written: {remedy}")
@@ -135,7 +141,7 @@ class Split:
         Their places are looked up together, which is most of the work where samples are small.
         """
         for shard, block, size, crc32, label in zip(*self._entries(samples), strict=True):
-            data = os.pread(self._file(shard), size, block * BLOCK)
+            data = self._from_shard(shard, os.pread, size, block * BLOCK)
             sound = isal_zlib.crc32(data) == crc32 and 0 <= label < self.num_classes
             yield (data, label) if sound else None
 
@@ -189,9 +195,9 @@ class Split:
         if self.folder.verified:
             return
         for number, (shard, index) in enumerate(zip(self._shards, self._indices, strict=True)):
-            file, last = self._file(number), shard.samples - 1
+            last = shard.samples - 1
             ends = {(0, 0), (last, 0)} if last else {(0, 0), (0, 1)}
-            if all(read_member(file, index, row, column) is None for row, column in ends):
+            if all(self._from_shard(number, read_member, index, *end) is None for end in ends):
                 raise ValueError(
                     f"{self.folder.address(shard)} is not the shard that was written: another "
                     f"file stands in its place; copy it again ({self.folder.remedy(shard)})"
@@ -224,6 +230,22 @@ class Split:
             raise IndexError(f"sample {i} of split {self.name!r} with {len(self)}")
         shard = int(np.searchsorted(self._starts, i, side="right")) - 1
         return shard, i - int(self._starts[shard])
+
+    def _from_shard(self, shard: int, read: Callable[..., Answer], *where: Any) -> Answer:
+        """`read(descriptor, *where)` of a shard, retried after a transient error."""
+        attempt = 1
+        while True:
+            try:
+                return read(self._file(shard), *where)
+            except OSError as error:
+                self._close_file(shard)  # a stale descriptor stays stale
+                address = self.folder.address(self._shards[shard])
+                wait_before_retry(address, error, attempt)
+            attempt += 1
+
+    def _close_file(self, shard: int) -> None:
+        if (descriptor := self._files.pop(shard, None)) is not None:
+            os.close(descriptor)
 
     def _file(self, shard: int) -> int:
         """Descriptor of a shard; the least recently used one is closed when many are open."""

@@ -1,19 +1,20 @@
 """The samples of one webdataset tar that is read once, from front to back: no index, no checksums.
 
-A broken connection is taken up at the byte where it broke. What is no whole sample comes out by its
-name; which tars are read, and when, is `data/loading/stream_reader.py`.
+After a broken connection, or a transient error of the disk, reading continues at that byte. What is
+no whole sample comes out by its name; which tars are read, and when, is
+`data/loading/stream_reader.py`.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from data.loading.substitute import Substitute
 from data.remote.address import is_url
-from data.remote.fetch import pause
-from data.remote.stream import TransientError, pieces
+from data.remote.stream import REMEDY, pieces
+from data.retry import wait_before_retry
 from data.tars.headers import Fault, walk_bytes
 from data.tars.label_text import LABEL_EXTENSIONS, ClassList, label_text
 from data.tars.listing import check_plain
@@ -36,7 +37,7 @@ class StreamSample(NamedTuple):
 @dataclass(frozen=True)
 class TarReader:
     """How tars are read: `endings`, the extensions that can be the sample, the best one first;
-    where a label stands and what it means; how often a URL is asked where nothing comes."""
+    where a label stands and what it means; how often a read is tried where nothing comes."""
 
     endings: tuple[str, ...]
     label_field: str
@@ -133,39 +134,34 @@ class ForwardBytes:
 
 
 def _pieces(address: str, attempts: int) -> Iterator[bytes]:
-    """The content of a file; `attempts` count anew where something came."""
-    try:
-        yield from _from_url(address, attempts) if is_url(address) else _from_file(address)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{address} does not exist: check data.stream.shards, or copy the file there"
-        ) from error
+    """The content of a file; after a transient error it continues at the byte where it stopped.
 
-
-def _from_file(path: str) -> Iterator[bytes]:
-    with open(path, "rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            yield piece
-
-
-def _from_url(address: str, attempts: int) -> Iterator[bytes]:
+    `attempts` count from the last piece that came.
+    """
+    opened = pieces if is_url(address) else _local_pieces
     received, attempt = 0, 1
     while True:
         try:
-            with closing(pieces(address, received)) as stream:
+            with closing(opened(address, received)) as stream:
                 for piece in stream:
                     received, attempt = received + len(piece), 1
                     yield piece
             return
-        except TransientError as error:
-            if attempt == attempts:
-                raise OSError(
-                    f"{address} cannot be read on from byte {received:,} ({error}; {attempts} "
-                    "attempts): check the network and the server and run the same again, or raise "
-                    "data.cache.attempts"
-                ) from error
-            pause(address, f"{error}, at byte {received:,}", attempt, attempts)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{address} does not exist: check data.stream.shards, or copy the file there"
+            ) from error
+        except OSError as error:
+            where = f"{address} at byte {received:,}"
+            wait_before_retry(where, error, attempt, attempts=attempts, remedy=REMEDY)
             attempt += 1
+
+
+def _local_pieces(path: str, start: int) -> Generator[bytes, None, None]:
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        while piece := file.read(_PIECE):
+            yield piece
 
 
 def _left_out(address: str, place: str, reason: str) -> Substitute:

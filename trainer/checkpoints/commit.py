@@ -9,7 +9,8 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from trainer.checkpoints.disk_error import explain
+from data.retry import is_transient, retried
+from trainer.checkpoints.disk_error import explain, failure
 from trainer.checkpoints.durable_file import write_file
 from trainer.checkpoints.exchange import exchange
 from trainer.checkpoints.find import inspect_checkpoint
@@ -48,8 +49,11 @@ class Save:
 
 @dataclass(frozen=True)
 class Commit:
-    """Commits saves under `root`. Every step of it ends with all ranks knowing of each other's
-    errors, so that all of them raise, or none; steps in `refused` are not counted or deleted."""
+    """Commits saves under `root`; steps in `refused` are not counted or deleted.
+
+    Every stage ends with an exchange of errors, so that all ranks raise, or none. A stage is
+    retried on its rank after a transient error: it has to work again after it failed half-way.
+    """
 
     root: Path
     world: World
@@ -70,12 +74,10 @@ class Commit:
         aside = folder.with_name(folder.name + PARTIAL)
         what = f"checkpoint {folder} could not be written"
         try:
-            self._together(what, lambda: self._make(aside) if self.world.is_main else None)
+            self._on_main(what, lambda: self._make(aside))
             written = self._together(what, lambda: self._write_mine(aside, save))
-            self._together(
-                what,
-                lambda: self._publish(aside, folder, save, written) if self.world.is_main else None,
-            )
+            self._on_main(what, lambda: self._seal(aside, save, written))
+            self._on_main(what, lambda: publish(aside, folder))
         except OSError:
             if self.world.is_main:
                 self._clear()
@@ -86,19 +88,24 @@ class Commit:
     def retire(self, step: int) -> None:
         """Delete what the checkpoint of `step`, just committed, makes superfluous (collective)."""
         what = f"older checkpoints in {self.root} could not be deleted"
-        self._together(what, lambda: self._retire(step) if self.world.is_main else None)
+        self._on_main(what, lambda: self._retire(step))
 
-    def _together(self, what: str, part: Callable[[], Any]) -> list[Any]:
+    def _on_main(self, what: str, stage: Callable[[], None]) -> None:
+        self._together(what, lambda: stage() if self.world.is_main else None)
+
+    def _together(self, what: str, stage: Callable[[], Any]) -> list[Any]:
         """Every rank's answer; OSError on all ranks where one of them had one."""
+        answer, trouble = None, None
         try:
-            answer, error = part(), None
-        except (OSError, MemoryError) as failure:
-            answer, error = None, explain(failure, self.root)
-        answers = exchange([answer, error], self.group)
-        for rank, (_, failed) in enumerate(answers):
-            if failed is not None:
+            answer = retried(what, stage)
+        except (OSError, MemoryError) as error:
+            trouble = [explain(error, self.root), is_transient(error)]
+        answers = exchange([answer, trouble], self.group)
+        for rank, (_, met) in enumerate(answers):
+            if met is not None:
+                line, transient = met
                 where = f" on rank {rank}" if self.world.size > 1 else ""
-                raise OSError(f"{what}{where}: {failed}")
+                raise failure(f"{what}{where}: {line}", transient=transient)
         return [answer for answer, _ in answers]
 
     def _start(self, step: int) -> list[int]:
@@ -120,9 +127,8 @@ class Commit:
             mine["files"][name] = write_shard(aside / name, save.pieces).model_dump()
         return mine
 
-    def _publish(
-        self, aside: Path, folder: Path, save: Save, written: list[dict[str, Any]]
-    ) -> None:
+    def _seal(self, aside: Path, save: Save, written: list[dict[str, Any]]) -> None:
+        """Add what makes it a checkpoint to the files that the ranks have written."""
         ours = {
             "world_size": self.world.size,
             "random_states": [rank["random_state"] for rank in written],
@@ -136,7 +142,6 @@ class Commit:
         _check_all_there(aside, files)
         manifest = Manifest(step=save.step, world_size=self.world.size, best=save.best, files=files)
         write_file(aside / MANIFEST_FILE, [memoryview(manifest.render())])
-        publish(aside, folder)
 
     def _clear(self) -> None:
         """After a failed save. What does not go now goes at the next save, or the next start."""
@@ -176,7 +181,7 @@ class Commit:
 
 def _check_all_there(aside: Path, files: dict[str, FileDigest]) -> None:
     """What every rank says it wrote is what this rank, which commits it, sees."""
-    present = {path.name for path in aside.iterdir()}
+    present = {path.name for path in aside.iterdir()} - {MANIFEST_FILE}
     if present != files.keys():
         odd = ", ".join(sorted(present ^ files.keys()))
         raise OSError(f"rank 0 does not see the same files as the ranks that wrote them: {odd}")

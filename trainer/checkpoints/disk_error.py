@@ -1,16 +1,22 @@
-"""What a failed write of a checkpoint says to a person: the reason, the free space, the remedy."""
+"""What a failed read or write of a checkpoint says to a person, on the rank that met it and on the
+others: the reason, the free space, the remedy."""
 
 import errno
 import os
 import shutil
 from pathlib import Path
 
+from data.retry import ATTEMPTS, RetriesExhaustedError
+
 
 def explain(error: OSError | MemoryError, root: Path) -> str:
     """One line for an error that came up while writing under `root`."""
     if isinstance(error, MemoryError):
         return "out of memory: give the machine more, or lower data.workers"
-    reason = os.strerror(error.errno) if error.errno else str(error)
+    attempts = ""
+    if isinstance(error, RetriesExhaustedError) and isinstance(error.__cause__, OSError):
+        error, attempts = error.__cause__, f" in {ATTEMPTS} attempts"
+    reason = (os.strerror(error.errno) if error.errno else str(error)) + attempts
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             remedy = "make room there or lower checkpoint.keep_last"
@@ -22,6 +28,11 @@ def explain(error: OSError | MemoryError, root: Path) -> str:
             remedy = "check the disk, then start again"
     where = f" ({error.filename})" if error.filename else ""
     return f"{reason}{where}; {_free(root)}: {remedy}"
+
+
+def failure(line: str, *, transient: bool) -> OSError:
+    """The error of any rank, of the class that ends every rank with the same exit code."""
+    return RetriesExhaustedError(line) if transient else OSError(line)
 
 
 def _free(root: Path) -> str:

@@ -9,12 +9,13 @@ from trainer.checkpoints.manifest import FileDigest
 
 
 def write_file(path: Path, blocks: Iterable[memoryview]) -> FileDigest:
-    """Write a new file, wait for the disk, and say what it must be from now on.
+    """Write a file from its start, wait for the disk, and say what it must be from now on.
 
-    Raises OSError where the disk takes less than all of it.
+    Raises OSError where the disk takes less than all of it. After an error the whole file has to be
+    written again: a second fsync succeeds although the first one lost pages.
     """
     digest, written = hashlib.sha256(), 0
-    with path.open("xb") as file:
+    with path.open("wb") as file:
         for block in blocks:
             file.write(block)
             digest.update(block)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.retry import is_transient, retried
+from trainer.checkpoints.disk_error import failure
 from trainer.checkpoints.exchange import exchange
 from trainer.checkpoints.folders import candidate_folders, committed_folders, step_of
 from trainer.checkpoints.manifest import (
@@ -40,38 +42,46 @@ def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[s
     """The newest sound checkpoint under `root` and what was refused, the same on every rank.
 
     Rank 0 verifies every file against the manifest; the others take its word (collective). Raises
-    OSError on every rank where `root` cannot be read.
+    OSError on every rank where `root` cannot be read, RetriesExhaustedError where a transient error
+    does not go away: an older checkpoint would cost steps, and the newest may be sound.
     """
     found, mine = _find(root) if world.is_main else (None, {})
     answer = exchange(mine, world.group)[0]
     if answer["error"] is not None:
-        raise OSError(answer["error"])
+        raise failure(answer["error"], transient=answer["transient"])
     if answer["name"] is not None and not world.is_main:
         folder = root / answer["name"]
-        found = Checkpoint(folder, _read_state(folder, read_manifest(folder)))
+        state = retried(str(folder), lambda: _read_state(folder, read_manifest(folder)))
+        found = Checkpoint(folder, state)
     return found, answer["refused"]
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """A checkpoint whose every file is as it was written.
 
-    Raises FileNotFoundError where there is none, with the steps that there are, and ValueError
-    naming the folder and the file that is missing, added or altered.
+    Raises FileNotFoundError where there is none, with the steps that there are, ValueError naming
+    the folder and the file that is missing, added or altered, and RetriesExhaustedError.
     """
     if not os.path.lexists(folder):
         raise FileNotFoundError(_not_there(folder))
     try:
-        manifest = inspect_checkpoint(folder)
-        with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-            digests = pool.map(_digest_of, (folder / name for name in manifest.files))
-            for (name, expected), digest in zip(manifest.files.items(), digests, strict=True):
-                if digest != expected.sha256:
-                    raise _altered(folder, name, "SHA-256 differs")
-        return Checkpoint(folder, _read_state(folder, manifest))
+        return retried(f"checkpoint {folder}", lambda: _verified(folder))
     except OSError as error:
+        if is_transient(error):
+            raise
         raise ValueError(
-            f"checkpoint {folder} is unreadable: {error}; mend that, or delete the folder"
+            f"checkpoint {folder} is unreadable: {error}; fix that, or delete the folder"
         ) from None
+
+
+def _verified(folder: Path) -> Checkpoint:
+    manifest = inspect_checkpoint(folder)
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        digests = pool.map(_digest_of, (folder / name for name in manifest.files))
+        for (name, expected), digest in zip(manifest.files.items(), digests, strict=True):
+            if digest != expected.sha256:
+                raise _altered(folder, name, "SHA-256 differs")
+    return Checkpoint(folder, _read_state(folder, manifest))
 
 
 def _not_there(folder: Path) -> str:
@@ -108,16 +118,18 @@ def _find(root: Path) -> tuple[Checkpoint | None, dict[str, Any]]:
     refused: list[str] = []
     answer = {"name": None, "refused": refused, "error": None}
     try:
-        folders = candidate_folders(root)
+        for folder in reversed(candidate_folders(root)):
+            try:
+                found = open_checkpoint(folder)
+            except ValueError as error:
+                refused.append(str(error))
+            else:
+                return found, {**answer, "name": folder.name}
     except OSError as error:
-        return None, {**answer, "error": f"the checkpoints in {root} are unreadable: {error}"}
-    for folder in reversed(folders):
-        try:
-            found = open_checkpoint(folder)
-        except ValueError as error:
-            refused.append(str(error))
-        else:
-            return found, {**answer, "name": folder.name}
+        transient = is_transient(error)
+        remedy = ", or delete that folder to resume from an older one" if transient else ""
+        line = f"the checkpoints in {root} are unreadable: {error}{remedy}"
+        return None, {**answer, "error": line, "transient": transient}
     return None, answer
 
 

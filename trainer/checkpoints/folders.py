@@ -9,6 +9,8 @@ import re
 import shutil
 from pathlib import Path
 
+from data.retry import retried
+
 PARTIAL, REPLACED, DISCARDED = ".partial", ".replaced", ".discarded"
 
 
@@ -36,9 +38,10 @@ def candidate_folders(root: Path) -> list[Path]:
     Raises OSError where `root` is there and cannot be read: that is not a run without checkpoints.
     """
     try:
-        found = [path for path in root.iterdir() if step_of(path) is not None]
+        paths = retried(str(root), lambda: list(root.iterdir()))
     except FileNotFoundError:
         return []
+    found = [path for path in paths if step_of(path) is not None]
     return sorted(found, key=lambda path: (step_of(path) or 0, path.suffix != REPLACED))
 
 
@@ -50,15 +53,20 @@ def remove_leftovers(root: Path) -> None:
 
 
 def publish(aside: Path, folder: Path) -> None:
-    """Give a finished folder its name; at every instant that step or its old copy is on disk."""
-    sync(aside)
+    """Give a finished folder its name; at every instant that step or its old copy is on disk.
+
+    May be called again after it failed half-way, as when a file server reports an error for a
+    rename that it carried out.
+    """
     older = folder.with_name(folder.name + REPLACED)
-    if os.path.lexists(older):  # a killed run left it, and it may be the only sound copy
-        if os.path.lexists(folder):
-            discard(folder)
-    elif os.path.lexists(folder):
-        folder.rename(older)
-    aside.rename(folder)
+    if os.path.lexists(aside) or not os.path.lexists(folder):
+        sync(aside)
+        if os.path.lexists(older):  # a killed run left it, and it may be the only sound copy
+            if os.path.lexists(folder):
+                discard(folder)
+        elif os.path.lexists(folder):
+            folder.rename(older)
+        aside.rename(folder)
     sync(folder.parent)
     if os.path.lexists(older):
         discard(older)

@@ -3,6 +3,8 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
@@ -11,6 +13,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from data.retry import is_transient, retried
+from trainer.checkpoints.disk_error import failure
 from trainer.checkpoints.find import Checkpoint
 from trainer.world import World
 
@@ -40,16 +44,22 @@ def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
         except CheckpointException as error:
             # A BaseException with every rank's traceback; the first cause is what a person needs.
             rank, (cause, _) = next(iter(error.failures.items()))
-            raise OSError(
-                f"checkpoint {checkpoint.folder} could not be read on rank {rank}: {cause}"
-            ) from None
+            line = f"checkpoint {checkpoint.folder} could not be read on rank {rank}: {cause}"
+            raise failure(line, transient=is_transient(cause)) from None
 
 
 def _metadata(checkpoint: Checkpoint) -> Metadata:
+    for path in checkpoint.folder.glob("*.safetensors"):
+        # safetensors reports every file that it cannot open as missing, with no error number.
+        retried(str(path), partial(_open, path))
     try:
         return HuggingFaceStorageReader(str(checkpoint.folder)).read_metadata()
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"checkpoint {checkpoint.folder} is unreadable: {error}") from None
+
+
+def _open(path: Path) -> None:
+    path.open("rb").close()
 
 
 def _check_fits(checkpoint: Checkpoint, name: str, tensor: Tensor, stored: object) -> None:
