@@ -31,6 +31,7 @@ from launch.commands import (
 )
 from launch.wording import printable
 from trainer.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, KILLED, code_of
+from trainer.standard_output import hide_native_warnings
 
 app = typer.Typer(
     name="kway",
@@ -68,6 +69,7 @@ def run(app: typer.Typer) -> NoReturn:
     The exit code is 2, or 1 for an error that may be transient (`data/retry.py`). With
     `--traceback` as the first argument, such an error shows where it came from.
     """
+    hide_native_warnings()
     _end_by_sigterm()
     show_origin = sys.argv[1:2] == ["--traceback"]
     if show_origin:

@@ -18,11 +18,12 @@ from trainer.exit_codes import DONE, INTERRUPTED
 from trainer.last_words import last_words
 from trainer.recipe import load_recipe
 from trainer.signals import Preempted
-from trainer.standard_output import outlive_listeners
+from trainer.standard_output import hide_native_warnings, outlive_listeners
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train the recipe that the command line names; returns the exit code."""
+    hide_native_warnings()
     options = _parser().parse_intermixed_args(arguments)
     if options.launcher is not None:
         die_with_parent(options.launcher)

@@ -25,6 +25,16 @@ class _Outliving(io.FileIO):
         return len(words)
 
 
+def hide_native_warnings() -> None:
+    """Have torch's C++ print errors only, unless TORCH_CPP_LOG_LEVEL is set; call it before torch
+    is imported.
+
+    When a rank ends, the connections of the others break, and each of them would print a warning
+    with dozens of stack frames around the one line that gives the reason.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def outlive_listeners() -> None:
     """Make `sys.stdout` and `sys.stderr` such streams; those that are closed lead nowhere."""
     for number, name in ((1, "stdout"), (2, "stderr")):

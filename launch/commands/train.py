@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
-from trainer.exit_codes import INTERRUPTED, PREEMPTED
+from trainer.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from trainer.signals import ASKS_TO_STOP
 
 _MACHINES = "Several machines (as torchrun)"
@@ -104,8 +104,9 @@ def train(
         options = [*placement.trainer_options, *(["--dry-run"] if dry_run else [])]
         arguments = [*options, "--", str(recipe), *(overrides or [])]
         code = run_ranks("trainer", arguments, placement)
-        if code in (PREEMPTED, INTERRUPTED):
-            # Python takes a while to leave; another Ctrl-C would end that in a traceback.
+        if code in (FAILED, PREEMPTED, INTERRUPTED):
+            # Python takes a while to leave: another Ctrl-C would end that in a traceback, and a
+            # thread that still waits in torch's store would abort the process when it returns.
             os._exit(code)
     raise typer.Exit(code)
 

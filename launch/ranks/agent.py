@@ -4,6 +4,7 @@ signalled, whose exit code counts, and which failures are worth another try."""
 import signal
 import sys
 import time
+from functools import partial
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.api import WorkerState as State
@@ -17,7 +18,8 @@ from launch.ranks.codes import (
     reason,
 )
 from launch.ranks.ending import Processes, end, wait_for_end
-from launch.ranks.meeting import waiting
+from launch.ranks.interruptible import interruptible
+from launch.ranks.meeting import longest_rendezvous, waiting
 from launch.ranks.placement import Placement
 from launch.ranks.stop import StopRequest
 from trainer.exit_codes import INTERRUPTED, KILLED, PREEMPTED
@@ -58,7 +60,13 @@ class Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         with waiting(self._placement):
-            super()._rendezvous(worker_group)
+            interruptible(
+                partial(super()._rendezvous, worker_group),
+                seconds=longest_rendezvous(self._placement),
+            )
+
+    def _exit_barrier(self) -> None:
+        interruptible(super()._exit_barrier)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._note_codes()

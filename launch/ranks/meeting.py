@@ -1,18 +1,21 @@
-"""Where the launchers of a run meet and learn their ranks: torch's rendezvous, with clear words.
+"""Where the launchers of a run meet and learn their ranks: torch's rendezvous, with clear errors.
 
 torch shares one store between its agent and the ranks; ranks that are started anew then read
 addresses of those before and hang (pytorch#135712): each try gets a store of its own here.
 """
 
+import math
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Timer
+from typing import TypeVar
 
+from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -27,23 +30,30 @@ from torch.distributed.elastic.rendezvous.utils import (
     parse_rendezvous_endpoint,
 )
 
+from data.retry import TransientError, wait_before_retry
+from launch.ranks.interruptible import InterruptibleRendezvous, interruptible
 from launch.ranks.placement import Placement
+
+Answer = TypeVar("Answer")
 
 _DEFAULT_PORT = 29400
 _JOIN_SECONDS = 600
-# After this without an answer the host is lost; torch's minute outlasts the ranks themselves.
+_LAST_CALL_SECONDS = 30  # torch's default
+# After this without an answer the host is lost.
 _ANSWER_SECONDS = 15
 _RETRY_SECONDS = 0.5
+_REASON_SECONDS = 1.0
 # A wait that is longer is told.
 _SECONDS_OF_SILENCE = 5
 
 
 def meet(placement: Placement) -> RendezvousHandler:
-    """The handler of torch's agent; waits for the machine that hosts the meeting.
+    """The handler of torch's agent; waits for the machine that hosts the rendezvous.
 
-    Raises TimeoutError where it does not come up in time, RendezvousError and DistError.
+    Raises TimeoutError where it does not answer within `join_timeout`, RendezvousError, DistError.
     """
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    seconds = join_seconds(placement)
     parameters = RendezvousParameters(
         backend="static" if placement.is_static else "c10d",
         endpoint=placement.endpoint,
@@ -51,23 +61,73 @@ def meet(placement: Placement) -> RendezvousHandler:
         min_nodes=placement.min_nodes,
         max_nodes=placement.max_nodes,
         local_addr=placement.local_addr or _loopback(placement),
-        **placement.rdzv_conf,
+        # To connect, torch's client retries for so long; `_connected` ends it earlier, in one line.
+        **{**placement.rdzv_conf, "read_timeout": str(2 * seconds)},
     )
     host, port = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
-    seconds = _patience(placement)
     if placement.is_static:
         rank = placement.node_rank or 0
-        if rank:
-            _wait_for_host(host, port, seconds, placement)
+        if rank:  # its handler connects later, with no limit that holds
+            _connected(
+                lambda: TCPStore(host, port, timeout=timedelta(seconds=2 * seconds)),
+                placement,
+                hosts=False,
+            )
         parameters.config |= {"rank": rank, "timeout": seconds}
         return create_rdzv_handler(parameters)
     is_host = parameters.get_as_bool("is_host")
-    if not (_matches_machine_hostname(host) if is_host is None else is_host):
-        _wait_for_host(host, port, seconds, placement)
-    backend, store = create_backend(parameters)
-    answer = parameters.get_as_int("read_timeout", _ANSWER_SECONDS) or _ANSWER_SECONDS
+    hosts = _matches_machine_hostname(host) if is_host is None else is_host
+    backend, store = _connected(lambda: create_backend(parameters), placement, hosts=hosts)
+    answer = int(placement.rdzv_conf.get("read_timeout", _ANSWER_SECONDS))
     store.set_timeout(timedelta(seconds=answer))
-    return create_handler(store, backend, parameters)
+    return InterruptibleRendezvous(create_handler(store, backend, parameters))
+
+
+def _connected(connect: Callable[[], Answer], placement: Placement, *, hosts: bool) -> Answer:
+    """What `connect` returns. One that does not host the rendezvous first waits for its port, and
+    connects again where the connection breaks."""
+    deadline = time.monotonic() + join_seconds(placement)
+    attempt = 1
+    with waiting(placement, "the machine that hosts the rendezvous"):
+        while True:
+            if not hosts:
+                _wait_for_port(placement, deadline)
+            try:
+                left = deadline - time.monotonic() - _REASON_SECONDS
+                return interruptible(connect, seconds=max(0.0, left))
+            except TimeoutError as error:
+                raise TimeoutError(_no_answer(placement)) from error
+            except (RendezvousConnectionError, DistError) as error:
+                if hosts:
+                    raise
+                broken = TransientError(_innermost(error))
+            wait_before_retry(
+                f"the rendezvous at {placement.endpoint}",
+                broken,
+                attempt,
+                attempts=math.inf,
+                deadline=deadline,
+                remedy="see that only the host's kway train listens there, and start all again",
+            )
+            attempt += 1
+
+
+def _no_answer(placement: Placement) -> str:
+    return (
+        f"the rendezvous at {placement.endpoint} accepts connections and has not answered for "
+        f"{join_seconds(placement)} s ({_reason(placement)}): restart its host, or choose another "
+        "port if another program listens there"
+    )
+
+
+def _reason(placement: Placement) -> str:
+    """What becomes of a connection to the endpoint; torch's client does not tell."""
+    address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
+    try:
+        with socket.create_connection(address, timeout=_REASON_SECONDS / 2) as connection:
+            return "it sends something else" if connection.recv(1) else "it closes them"
+    except OSError as error:
+        return str(error)
 
 
 @contextmanager
@@ -80,7 +140,7 @@ def waiting(placement: Placement, what: str | None = None) -> Iterator[None]:
     machines = f"{most} machines" if least == most else f"{least} to {most} machines"
     line = (
         f"waiting for {what or machines} at {placement.endpoint} "
-        f"(join_timeout {_patience(placement)} s)"
+        f"(join_timeout {join_seconds(placement)} s)"
     )
     # A thread: torch waits in C++ now and then.
     timer = Timer(_SECONDS_OF_SILENCE, print, (line,), {"file": sys.stderr, "flush": True})
@@ -94,8 +154,15 @@ def waiting(placement: Placement, what: str | None = None) -> Iterator[None]:
 
 def why_it_failed(error: Exception, placement: Placement) -> str:
     """One line with a remedy."""
-    where = f"the meeting of the launchers at {placement.endpoint}"
+    where = f"the rendezvous at {placement.endpoint}"
+    if "EADDRINUSE" in _innermost(error):
+        return (
+            f"{where} cannot be hosted here, its port is in use: end the program that listens "
+            "there, or give another port on all machines"
+        )
     match error:
+        case TimeoutError() | TransientError():
+            return str(error)
         case RendezvousClosedError():
             return f"{where} is over: another machine's ranks failed for good; see its output"
         case RendezvousTimeoutError():
@@ -108,25 +175,37 @@ def why_it_failed(error: Exception, placement: Placement) -> str:
     return f"{where} failed: {' '.join(str(error).split())}"
 
 
+def join_seconds(placement: Placement) -> int:
+    """How long a launcher waits for the others."""
+    return int(placement.rdzv_conf.get("join_timeout", _JOIN_SECONDS))
+
+
+def longest_rendezvous(placement: Placement) -> int:
+    """Seconds after which torch's own limits would have ended it, had the store answered."""
+    last_call = int(placement.rdzv_conf.get("last_call_timeout", _LAST_CALL_SECONDS))
+    return join_seconds(placement) + last_call + 2 * _ANSWER_SECONDS
+
+
+def _innermost(error: BaseException) -> str:
+    """The first line of the error that the others were raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def _loopback(placement: Placement) -> str | None:
     return "127.0.0.1" if placement.max_nodes == 1 else None
 
 
-def _patience(placement: Placement) -> int:
-    return int(placement.rdzv_conf.get("join_timeout", _JOIN_SECONDS))
-
-
-def _wait_for_host(host: str, port: int, seconds: float, placement: Placement) -> None:
-    """In Python and not in torch's store, so that a signal to stop is heard meanwhile."""
-    deadline = time.monotonic() + seconds
-    with waiting(placement, "the machine that hosts the meeting"):
-        while time.monotonic() < deadline:
-            # Its name may not be known either before it is up.
-            address = host, port
-            with suppress(OSError), socket.create_connection(address, timeout=_RETRY_SECONDS * 4):
-                return
-            time.sleep(_RETRY_SECONDS)
+def _wait_for_port(placement: Placement, deadline: float) -> None:
+    """In Python and not in torch's store, so that a signal to stop is handled meanwhile."""
+    address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
+    while time.monotonic() < deadline:
+        # Its name may not be known either before it is up.
+        with suppress(OSError), socket.create_connection(address, timeout=_RETRY_SECONDS * 4):
+            return
+        time.sleep(_RETRY_SECONDS)
     raise TimeoutError(
-        f"{host}:{port} did not answer for {seconds:g} s: start kway train on the machine that "
-        "hosts the meeting, and see that its port is open"
+        f"{placement.endpoint} did not answer for {join_seconds(placement)} s: start kway train on "
+        "the machine that hosts the rendezvous, and see that its port is open"
     )

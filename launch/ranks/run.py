@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from tempfile import TemporaryDirectory
 
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
+from data.retry import TransientError
 from launch.ranks.agent import Agent
 from launch.ranks.meeting import meet, why_it_failed
 from launch.ranks.placement import Placement
@@ -44,7 +46,7 @@ def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> in
             agent = _agent(command, placement, meeting, log_folder, stop)
         except SignalException as stopped:
             return INTERRUPTED if stopped.sigval == signal.SIGINT else PREEMPTED
-        except (RendezvousError, dist.DistError, TimeoutError) as error:
+        except (RendezvousError, dist.DistError, TimeoutError, TransientError) as error:
             return _failed_to_meet(error, placement)
         return _run(agent, placement, meeting)
 
@@ -55,12 +57,19 @@ def _run(agent: Agent, placement: Placement, meeting: RendezvousHandler) -> int:
     except SignalException as stopped:
         # The meeting stays open: the other machines' ranks are still saving.
         return agent.code_after(stopped.sigval)
-    except (RendezvousError, dist.DistError) as error:
-        if not isinstance(error, RendezvousConnectionError):
-            meeting.shutdown()
+    except (RendezvousError, dist.DistError, TimeoutError) as error:
+        # After these the store would not answer either.
+        if not isinstance(error, RendezvousConnectionError | TimeoutError):
+            _close(meeting)
         return _failed_to_meet(error, placement)
-    meeting.shutdown()
+    _close(meeting)
     return agent.code or (FAILED if result is None or result.is_failed() else 0)
+
+
+def _close(meeting: RendezvousHandler) -> None:
+    # A signal to stop comes too late to change anything.
+    with suppress(SignalException):
+        meeting.shutdown()
 
 
 def _failed_to_meet(error: Exception, placement: Placement) -> int:

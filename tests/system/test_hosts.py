@@ -113,7 +113,7 @@ def test_without_the_host_of_the_meeting_the_other_ends_with_a_line(glyphs, tmp_
         both[0].wait_for_step(5)
         kill(both[0].process)
         assert both[1].end() == 1
-        assert f"the meeting of the launchers at {first.address}:{_PORT} is lost" in both[1].words
+        assert f"the rendezvous at {first.address}:{_PORT} is lost" in both[1].words
         assert "Traceback" not in both[1].words
 
 

@@ -1,0 +1,74 @@
+"""Calls into torch's store that can block for good, made so that a signal still ends the launcher.
+
+Python runs signal handlers in the main thread, and only between two of its own instructions: a main
+thread that waits in C++ ignores SIGTERM. Here another thread makes the call, and the main thread
+waits in Python. A call to a store whose host was stopped never returns, whatever its timeout says.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from typing import TypeVar
+
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
+
+Answer = TypeVar("Answer")
+
+_CLOSE_SECONDS = 60  # twice torch's own limit
+
+
+def interruptible(call: Callable[[], Answer], *, seconds: float | None = None) -> Answer:
+    """`call()`; raises what it raises, and TimeoutError where it has not returned after `seconds`.
+
+    After a TimeoutError, or an exception of a signal handler, the call may go on in its thread:
+    the process should then end by `os._exit`, and not touch what the call works on.
+    """
+    answer: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:  # raised again in the thread that waits
+            answer.set_exception(error)
+
+    Thread(target=run, name="rendezvous", daemon=True).start()
+    return answer.result(seconds)
+
+
+class InterruptibleRendezvous(RendezvousHandler):
+    """Makes what the agent asks `handler` while the ranks train interruptible.
+
+    There is no limit: training continues where only the launcher of the host was stopped.
+    `next_rendezvous` is the agent's to call in a thread, together with what follows it.
+    """
+
+    def __init__(self, handler: RendezvousHandler) -> None:
+        self._handler = handler
+
+    def get_backend(self) -> str:
+        return self._handler.get_backend()
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._handler.use_agent_store
+
+    def get_run_id(self) -> str:
+        return self._handler.get_run_id()
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return self._handler.next_rendezvous()
+
+    def is_closed(self) -> bool:
+        return interruptible(self._handler.is_closed)
+
+    def set_closed(self) -> None:
+        interruptible(self._handler.set_closed)
+
+    def num_nodes_waiting(self) -> int:
+        return interruptible(self._handler.num_nodes_waiting)
+
+    def shutdown(self) -> bool:
+        try:
+            return interruptible(self._handler.shutdown, seconds=_CLOSE_SECONDS)
+        except TimeoutError:
+            return False
