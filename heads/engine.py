@@ -22,6 +22,7 @@ from heads.collectives import (
 )
 from heads.labels import class_ids, is_integral
 from heads.losses import Loss, Rows, Stats
+from heads.not_finite import nan_loss
 from heads.step import Kept, Parts, Step
 from heads.totals import Others, gradient_of_parts
 from heads.weights import ClassBlock, ClassWeights
@@ -124,7 +125,7 @@ class Engine:
             over_data,
         )
         if loss.isnan():
-            raise FloatingPointError(_not_a_number(features, held))
+            raise nan_loss(features, held, self.class_group, self.data_group)
         return loss
 
     def to(self, device: torch.device) -> "Engine":
@@ -413,13 +414,3 @@ def _described(row_weights: Tensor | None) -> str:
 def _code(dtype: torch.dtype, *, weighted: bool) -> int:
     """A number that tells apart the types of features, and whether rows come with weights."""
     return 2 * sum(ord(letter) << place for place, letter in enumerate(str(dtype))) + weighted
-
-
-def _not_a_number(features: Tensor, held: Tensor) -> str:
-    rows = int((~features.isfinite().all(1)).sum())
-    vectors = int((~held.isfinite().all(1)).sum())
-    return (
-        f"the loss is NaN; on this rank {rows} of {len(features)} rows of features and "
-        f"{vectors} of {len(held)} weight vectors are not finite: lower the learning rate, or look "
-        "at the inputs"
-    )

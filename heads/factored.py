@@ -27,6 +27,7 @@ from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
 from heads.labels import class_ids
 from heads.losses import LOSSES, Loss
+from heads.not_finite import nan_loss
 
 # Of float64 rows: what a core's cache holds.
 _CACHED_BYTES = 2 << 20
@@ -140,11 +141,8 @@ class FactoredHead(ClassHead):
         features = self._with_bias(features)
         batch = self._batch(features, labels, row_weights, with_gradient=torch.is_grad_enabled())
         if batch.loss.isnan():
-            broken = int((~features.isfinite().all(1)).sum())
-            raise FloatingPointError(
-                f"the loss is NaN; on this rank {broken} of {len(features)} rows of features are "
-                "not finite: lower the learning rate, or look at the inputs"
-            )
+            groups = self.engine.class_group, self.engine.data_group
+            raise nan_loss(features, self._held(), *groups)
         of_features: Tensor = _OfFeatures.apply(features, self, batch)
         anchor = batch.agreed.anchor(features.device)
         of_weight: Tensor = _OfWeight.apply(self._parameters["weight"], anchor, self, batch)

@@ -126,7 +126,8 @@ class Task(nn.Module):
                     loss, gradient = self._loss(features, [part], shares[index])
                     total += loss
                 except FloatingPointError as error:
-                    broken = error
+                    which = f"micro-batch {index + 1} of {len(parts)}: " if len(parts) > 1 else ""
+                    broken = FloatingPointError(f"{which}{error}")
             self._backward(features, gradient)
         if broken is not None:
             self.zero_gradients()
