@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from data.retry import retried
+
 ASIDE = ".aside"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -29,19 +31,30 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Name `path` and the remedy where the disk is full: a failed `write` names nothing."""
+    """Name `path` in an error of a `write` or `fsync`, which names nothing, and the remedy where
+    the disk is full; other errors keep their number.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in NO_SPACE:
+        if error.errno in NO_SPACE:
+            raise OSError(
+                f"{path} cannot be written ({error.strerror}): free space and run the same again"
+            ) from error
+        if error.errno is None or error.filename is not None:
             raise
-        raise OSError(
-            f"{path} cannot be written ({error.strerror}): free space and run the same again"
-        ) from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def commit(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole, or not at all, even after a power cut."""
+    """Write a file so that it is there whole, or not at all, even after a power cut.
+
+    Retried after a transient error; raises RetriesExhaustedError where that does not help.
+    """
+    retried(str(path), lambda: _commit(path, content))
+
+
+def _commit(path: Path, content: bytes) -> None:
     with written_aside(path) as aside:
         with aside.open("wb") as file:
             file.write(content)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from launch.kubernetes.objects import GPU, Job, Manifest, at, option, words
-from trainer.exit_codes import BAD_INPUT, INTERRUPTED, PREEMPTED
+from trainer.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
 
 # Kubernetes' own.
 _GRACE_SECONDS = 30
@@ -15,6 +15,8 @@ _BACKOFF_LIMIT = 6
 _INDEX = "JOB_COMPLETION_INDEX"
 _OF_TRAINER = "PET_"
 CHECKPOINT = "kway/checkpoint-seconds"
+# What follows each exit code of `kway train`; None: the pod counts towards backoffLimit.
+_ACTIONS = {PREEMPTED: "Ignore", BAD_INPUT: "FailJob", INTERRUPTED: "FailJob", FAILED: None}
 
 
 def failure_is_told_apart(job: Job) -> Iterator[str]:
@@ -46,10 +48,11 @@ def training_says_how_it_ended(job: Job) -> Iterator[str]:
     if job.trainer is None:
         return
     rules = at(job.spec, "podFailurePolicy").get("rules", ())
-    for code, action in ((PREEMPTED, "Ignore"), (BAD_INPUT, "FailJob"), (INTERRUPTED, "FailJob")):
+    for code, action in _ACTIONS.items():
         taken = next((rule.get("action") for rule in rules if code in _codes(rule)), None)
         if taken != action:
-            yield f"podFailurePolicy takes {taken or 'no action'} on exit code {code}: {action}"
+            right = action or "leave it to backoffLimit"
+            yield f"podFailurePolicy takes {taken or 'no action'} on exit code {code}: {right}"
     disrupted = [rule.get("action") for rule in rules if "DisruptionTarget" in _conditions(rule)]
     if disrupted != ["Ignore"]:
         yield "podFailurePolicy does not ignore DisruptionTarget: a drained machine would count"

@@ -48,6 +48,17 @@ def test_the_shipped_recipe_is_that_of_the_glyphs():
     assert RECIPE.read_text() == (ROOT / "launch/recipes/glyphs.yaml").read_text()
 
 
+def test_the_job_of_the_docs_judges_exit_codes_as_the_shipped_ones_do():
+    (block,) = re.findall(
+        r"```yaml\n(apiVersion: batch/v1\n.*?)```",
+        (ROOT / "docs/cluster.md").read_text(),
+        re.DOTALL,
+    )
+    policy = yaml.safe_load(block)["spec"]["podFailurePolicy"]
+    for folder in ("overlays/job", "overlays/cpu-smoke"):
+        assert one(built(folder), "Job")["spec"]["podFailurePolicy"] == policy
+
+
 @pytest.mark.parametrize("overlay", TRAINING)
 def test_the_recipe_is_mounted_under_the_name_of_its_content(overlay):
     manifests = built(f"overlays/{overlay}")

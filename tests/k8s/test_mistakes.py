@@ -137,6 +137,7 @@ SEEN_BY_RULES = [
     (JOB, "Job", "spec/podFailurePolicy/rules/1", None, "exit code 75"),
     (JOB, "Job", "spec/podFailurePolicy/rules/2/onExitCodes/values", [130], "exit code 2"),
     (JOB, "Job", "spec/podFailurePolicy/rules/2/onExitCodes/operator", "NotIn", "exit code 2"),
+    (JOB, "Job", "spec/podFailurePolicy/rules/2/onExitCodes/values", [1, 2, 130], "exit code 1"),
     (JOB, "Job", f"{ON_CODES}/containerName", "other", "asks container other, and there is train"),
     (JOB, "Job", f"{TRAINER}/command/2", NO_EXEC, "does not end in `exec kway"),
     (JOB, "Job", f"{TRAINER}/command/2", AND_MORE, "does not end in `exec kway"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.aside import NO_SPACE, commit, explained
+from data.retry import is_transient
 
 _MAX_WAITING_BYTES = 4 * 2**20
 
@@ -14,8 +15,8 @@ _MAX_WAITING_BYTES = 4 * 2**20
 class JsonLines:
     """A file that records are added to, each line whole as soon as it is written.
 
-    While the disk is full the lines wait, some megabytes of them: a run does not end over its log,
-    least of all when it is a checkpoint being written that takes the last of the room.
+    While the disk is full, or fails for now, the lines wait, some megabytes of them: a run does not
+    end over its log, least of all when a checkpoint that is being written takes the last space.
     """
 
     def __init__(self, path: Path, *, after_step: int, evaluated: int | None = None) -> None:
@@ -33,7 +34,8 @@ class JsonLines:
         try:
             self._flush()
         except OSError as error:
-            if error.errno not in NO_SPACE or len(self._waiting) > _MAX_WAITING_BYTES:
+            may_pass = error.errno in NO_SPACE or is_transient(error)
+            if not may_pass or len(self._waiting) > _MAX_WAITING_BYTES:
                 with explained(self.path):
                     raise
         return not self._waiting

@@ -186,7 +186,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
     def _record(self, record: dict[str, Any]) -> None:
         is_written = self.file.write(record)
         if self._is_log_written and not is_written:
-            self.say(f"{self.file.path}: no space left on device; its lines wait until there is")
+            self.say(f"{self.file.path} cannot be written now; its lines wait until it can")
         self._is_log_written = is_written
 
     def _open_files(self, stack: ExitStack) -> None:

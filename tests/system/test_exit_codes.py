@@ -1,0 +1,189 @@
+"""The table of errors and exit codes in docs/cluster.md, each row by an error that is injected.
+
+Lost ranks, hangs and signals are in test_faults.py, test_watchdog.py and test_signals.py, the
+rendezvous in test_rendezvous.py.
+"""
+
+import errno
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import data.retry
+from tests.data.file_server import serving
+from tests.faults.sitecustomize import error, inject
+from tests.shards import glyph_recipe
+from tests.system.processes import ROOT, write_recipe
+from tests.system.runs import launched, losses
+from trainer.__main__ import main
+
+TRANSIENT = ("EIO", "ESTALE", "ETIMEDOUT", "EAGAIN", "ECONNRESET")
+TAR, CHECKPOINT = "train-000000.tar", "/checkpoints/step-"
+
+Injected = Callable[..., None]
+
+
+@pytest.fixture
+def injected(monkeypatch: pytest.MonkeyPatch) -> Injected:
+    """`inject` for the length of a test."""
+    monkeypatch.setattr(data.retry, "_LONGEST_SECONDS", 0.01)
+
+    def put(call: str, path: str, fail: Callable[[], None], times: int = 1_000_000) -> None:
+        inject(call, path, fail, times=times, put=monkeypatch.setattr)
+
+    return put
+
+
+@pytest.fixture
+def train(glyphs: Path, tmp_path: Path) -> Callable[..., int]:
+    """One step in this process, with changes to the recipe; the exit code."""
+
+    def run(**changes: Any) -> int:
+        changes = {"train__duration": {"steps": 1}, **changes}
+        recipe = glyph_recipe(glyphs, tmp_path / "run", **changes)
+        return main([str(write_recipe(tmp_path, recipe))])
+
+    return run
+
+
+def in_workers(fail: Callable[[], None], workers: int) -> Callable[[], None]:
+    """`fail` in the loader's processes, where there are any, and not in this one."""
+    ours = os.getpid()
+
+    def there() -> None:
+        if not workers or os.getpid() != ours:
+            fail()
+
+    return there
+
+
+def last_line(capfd: pytest.CaptureFixture[str]) -> str:
+    return capfd.readouterr().err.splitlines()[-1]
+
+
+def test_the_table_names_every_error_that_is_retried():
+    (row,) = re.findall(r"^\| transient .*", (ROOT / "docs/cluster.md").read_text(), re.MULTILINE)
+    names = re.findall(r"`(E[A-Z]+)`", row)
+    assert {getattr(errno, name) for name in names} == data.retry.TRANSIENT_ERRNOS
+    assert set(TRANSIENT) <= set(names)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transient_error_of_a_read_is_retried(workers, train, injected, tmp_path):
+    injected("pread", TAR, in_workers(error("EIO"), workers), times=3)
+    injected("open", TAR, in_workers(error("ESTALE"), workers), times=2)
+    assert train(data__workers=workers) == 0
+    assert list(losses(tmp_path / "run")) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"), [*((name, 0) for name in TRANSIENT), ("EIO", 1), ("ECONNRESET", 1)]
+)
+def test_one_that_stays_ends_with_1_and_is_named(name, workers, train, injected, capfd):
+    injected("pread", TAR, in_workers(error(name), workers))
+    assert train(data__workers=workers) == 1
+    number = getattr(errno, name)
+    original = f"{TAR}: [Errno {number}] {os.strerror(number)} (8 attempts)"
+    assert original in last_line(capfd)
+
+
+@pytest.mark.parametrize("name", ["EACCES", "ENOENT"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_read_that_fails_for_good_ends_with_2_at_once(name, workers, train, injected, capfd):
+    injected("pread", TAR, in_workers(error(name), workers))
+    assert train(data__workers=workers) == 2
+    assert os.strerror(getattr(errno, name)) in last_line(capfd)
+
+
+def test_a_transient_error_of_a_checkpoint_is_retried(train, injected, tmp_path, caplog):
+    injected("fsync", CHECKPOINT, error("EIO"), times=3)
+    injected("rename", ".partial", error("ETIMEDOUT"), times=2)
+    assert train() == 0
+    injected("open", CHECKPOINT, error("ESTALE"), times=3)
+    assert train(train__duration={"steps": 2}) == 0
+    assert list(losses(tmp_path / "run")) == [1, 2]
+    met = [word for word in ("Errno 5]", "Errno 110]", "Errno 116]") if word in caplog.text]
+    assert len(met) == 3
+
+
+def test_a_transient_error_of_any_other_file_of_the_run_is_retried(train, injected):
+    injected("fsync", "recipe.yaml", error("EIO"), times=3)
+    assert train() == 0
+
+
+@pytest.mark.parametrize(("name", "code"), [("EIO", 1), ("ENOSPC", 2), ("EROFS", 2)])
+def test_a_checkpoint_that_cannot_be_written(name, code, train, injected, capfd):
+    injected("fsync", CHECKPOINT, error(name))
+    assert train() == code
+    assert os.strerror(getattr(errno, name)) in last_line(capfd)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over_for_an_older_one(
+    train, injected, capfd
+):
+    assert train(checkpoint={"every": {"steps": 1}}, train__duration={"steps": 2}) == 0
+    injected("open", "step-00000002", error("EIO"))
+    assert train(train__duration={"steps": 3}) == 1
+    assert "step-00000002: [Errno 5]" in last_line(capfd)
+
+
+@pytest.mark.parametrize(("status", "code"), [(503, 1), (403, 2), (404, 2)])
+def test_a_server_of_shards_that_fails(status, code, glyphs, train, tmp_path, capfd):
+    with serving(glyphs) as server:
+        server.instead = {TAR: [status] * 9}
+        cache = {"folder": str(tmp_path / "cache"), "attempts": 2}
+        assert train(data__shards=server.url, data__cache=cache) == code
+    assert f"{server.url}/{TAR}" in last_line(capfd)
+
+
+def test_a_loader_process_that_is_killed_ends_with_1(train, injected, capfd):
+    injected("pread", TAR, in_workers(lambda: os.kill(os.getpid(), signal.SIGKILL), 1))
+    assert train(data__workers=1) == 1
+    assert "a loader process was ended from outside" in last_line(capfd)
+
+
+def test_memory_that_runs_out_ends_with_1_and_advice(train, injected, capfd):
+    def fail() -> None:
+        raise MemoryError
+
+    injected("pread", TAR, fail)
+    assert train() == 1
+    assert "memory of the machine ran out" in last_line(capfd)
+
+
+def test_a_loss_that_is_not_finite_ends_with_1(train, capfd):
+    assert train(optimizer__lr=1e30, train__duration={"steps": 5}) == 1
+    assert "is NaN" in last_line(capfd)
+
+
+def test_an_error_that_nobody_expects_keeps_its_traceback(train, injected):
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    injected("pread", TAR, fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        train()
+
+
+def test_a_bad_recipe_ends_with_2(train, capfd):
+    assert train(data__eval_split="none") == 2
+    assert "none" in last_line(capfd)
+
+
+def test_a_read_error_of_one_rank_is_worth_a_restart(glyphs, tmp_path, monkeypatch):
+    fault = {"call": "pread", "path": TAR, "errno": "EIO", "rank": 1, "restart": 0}
+    monkeypatch.setenv("KWAY_TEST_FAULT", json.dumps(fault))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/faults"))
+    recipe = glyph_recipe(glyphs, tmp_path / "unused", data__workers=1)
+    how = ("--max-restarts", "2")
+    with launched(write_recipe(tmp_path, recipe), tmp_path / "run", *how) as training:
+        assert training.end() == 0, training.words
+    assert f"{TAR}: [Errno 5] Input/output error; attempt 8 of 8" in training.words
+    assert re.search(rf"error: rank 1: .*{TAR}: \[Errno 5\].*\(8 attempts\)", training.words)
+    assert "restart 1 of 2" in training.words
