@@ -1,5 +1,6 @@
 """Bundles with a tiny random network of grey 16 x 16 pictures, or of texts, for tests."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def spec(*, bias: bool = True) -> BundleSpec:
         bias=bias,
         dim=DIM,
         recalls=(
-            RecallSpec(recall=0.9, pooled=0.5, min_positives=5),
+            RecallSpec(
+                recall=0.9, pooled=0.5, pooled_samples=30, pooled_precision=0.25, min_positives=5
+            ),
             RecallSpec(recall=0.99, pooled=None, min_positives=5),
         ),
     )
@@ -75,10 +78,27 @@ def classes() -> list[ClassEntry]:
 
 
 def thresholds() -> ClassThresholds:
-    """Of class j it is j at every recall; the last class has no positives."""
+    """Of class j it is j at every recall, reached by its 5 samples and by 3 of other classes; the
+    last class has no positives, and 4 samples of other classes reach the pooled threshold."""
     of_class = np.array([*range(len(NAMES) - 1), np.nan], np.float32)
     positives = np.array([5] * (len(NAMES) - 1) + [0], np.int32)
-    return ClassThresholds(spec().recalls, positives, np.stack([of_class] * 2, axis=1))
+    reached = np.array([[[5, 8]] * 2] * (len(NAMES) - 1) + [[[0, 4]] * 2], np.int32)
+    return ClassThresholds(spec().recalls, positives, np.stack([of_class] * 2, axis=1), reached)
+
+
+def write_of_format_2(path: Path) -> Path:
+    """The same as an older kway wrote it: without what validation showed of the thresholds."""
+    recalls = [
+        one.model_copy(update={"pooled_samples": None, "pooled_precision": None})
+        for one in spec().recalls
+    ]
+    write(path, changes={"recalls": recalls}, measured=replace(thresholds(), reached=None))
+    file = path / "bundle.json"
+    said = json.loads(file.read_text())
+    for one in said["model"]["recalls"]:
+        del one["pooled_samples"], one["pooled_precision"]
+    file.write_text(json.dumps({**said, "format_version": 2}))
+    return path
 
 
 def rows(*, bias: bool = True) -> Tensor:

@@ -34,7 +34,7 @@ from trainer.bundle_files import (
     sha256_of,
 )
 from trainer.class_list import ClassList
-from trainer.class_thresholds import ClassThresholds, ThresholdSource
+from trainer.class_thresholds import ClassThresholds, Threshold
 from trainer.config import BackboneConfig
 from trainer.onnx_backbone import OnnxBackbone
 from trainer.onnx_backbone import is_installed as onnx_is_installed
@@ -133,10 +133,8 @@ class Bundle:
         loss, rows = self.spec.loss, self.rows(class_ids).to(features.device)
         return score(loss.score, logits_of(features, rows), eps=loss.eps)
 
-    def threshold(
-        self, class_id: int, recall: float
-    ) -> tuple[float | None, ThresholdSource | None]:
-        """The score that reaches `recall`, and whose it is: the class's own or the pooled one.
+    def threshold(self, class_id: int, recall: float) -> Threshold:
+        """The score that decides a class at `recall`: the class's own threshold or the pooled one.
 
         Raises ValueError for a recall that the bundle holds no thresholds for.
         """

@@ -12,7 +12,8 @@ from trainer.bundle_spec import BundleSpec, Spec
 from trainer.class_list import INDEX, LINES
 from trainer.class_thresholds import FILE as THRESHOLDS
 
-FORMAT_VERSION = 2
+# Format 2 lacks what validation showed of the thresholds: it is read as unknown.
+FORMAT_VERSION, _OLDEST_VERSION = 3, 2
 SPEC, CARD = "bundle.json", "MODEL_CARD.md"
 BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
 TOKENIZER, ONNX = "tokenizer", "backbone.onnx"
@@ -38,7 +39,7 @@ class FileEntry(Spec):
 class Manifest(Spec):
     """`bundle.json` as it lies on disk."""
 
-    format_version: Literal[2] = 2
+    format_version: Literal[2, 3] = 3
     model: BundleSpec
     files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
 
@@ -67,10 +68,11 @@ def read_manifest(path: Path) -> Manifest:
         version = json.loads(text).get("format_version")
     except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged ({error}): export or copy the bundle again") from error
-    if isinstance(version, int) and version != FORMAT_VERSION:
+    if isinstance(version, int) and not _OLDEST_VERSION <= version <= FORMAT_VERSION:
         remedy = "update kway" if version > FORMAT_VERSION else "export the run again"
         raise ValueError(
-            f"{path} is a bundle of format {version} and this kway reads {FORMAT_VERSION}: {remedy}"
+            f"{path} is a bundle of format {version} and this kway reads {_OLDEST_VERSION} to "
+            f"{FORMAT_VERSION}: {remedy}"
         )
     try:
         return Manifest.model_validate_json(text)

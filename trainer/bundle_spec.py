@@ -42,6 +42,16 @@ class RecallSpec(Spec):
 
     recall: float = Field(gt=0, le=1)
     pooled: Finite | None = Field(None, description="over the positives of all classes")
+    pooled_samples: int | None = Field(
+        None, gt=0, description="validation samples of all classes, which set the pooled threshold"
+    )
+    pooled_precision: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of the samples at or above it that are of the class, as the mean over "
+        "the classes with samples; 0 for a class that no sample reaches",
+    )
     min_positives: int = Field(
         gt=0, description="a class with fewer in validation takes the pooled threshold"
     )

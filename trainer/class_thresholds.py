@@ -1,7 +1,10 @@
 """The thresholds of a bundle's classes, and which of them a question is answered by.
 
-thresholds.safetensors   `positives` int32 [K]: validation samples behind each class;
-                         `thresholds` float32 [K, recalls]: NaN where a class has no positives
+thresholds.safetensors   `positives` int32 [K]: validation samples of each class;
+                         `thresholds` float32 [K, recalls]: NaN where a class has no positives;
+                         `reached` int32 [K, recalls, 2]: validation samples at or above the
+                         threshold that the class takes, of the class and of any class (absent in
+                         bundles of format 2)
 """
 
 import math
@@ -11,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from safetensors.numpy import save_file
 
 from trainer.bundle_spec import RecallSpec
@@ -32,12 +35,33 @@ def least_positives(recall: float) -> int:
 
 
 @dataclass(frozen=True)
+class Threshold:
+    """What decides a class at a recall, and what validation showed of it; None: not known.
+
+    `samples` validation samples set it: those of the class, or those of all classes where it is
+    pooled. The class had `class_samples`, of which `class_reached` reach it; `all_reached` samples
+    of any class do. `expected_precision` is the share of these that are of the class or, where the
+    threshold is pooled, the mean of that share over all classes.
+    """
+
+    score: float | None
+    source: ThresholdSource | None
+    expected_precision: float | None
+    samples: int | None
+    class_samples: int
+    class_reached: int | None
+    all_reached: int | None
+
+
+@dataclass(frozen=True)
 class ClassThresholds:
-    """`positives` int32 [K], and `thresholds` float32 [K, R] in the order of the R `recalls`."""
+    """`positives` int32 [K], `thresholds` float32 [K, R] in the order of the R `recalls`, and
+    `reached` int32 [K, R, 2], which bundles of format 2 lack."""
 
     recalls: Sequence[RecallSpec]
     positives: NDArray[np.int32]
     thresholds: NDArray[np.float32]
+    reached: NDArray[np.int32] | None = None
 
     @classmethod
     def open(
@@ -50,8 +74,9 @@ class ClassThresholds:
                 "positives": (np.int32, (num_classes,)),
                 "thresholds": (np.float32, (num_classes, len(recalls))),
             },
+            optional={"reached": (np.int32, (num_classes, len(recalls), 2))},
         )
-        return cls(recalls, arrays["positives"], arrays["thresholds"])
+        return cls(recalls, **arrays)
 
     def write(self, folder: Path, num_classes: int) -> None:
         """Write them into `folder`; ValueError where there are not that many."""
@@ -62,26 +87,48 @@ class ClassThresholds:
                 f"{list(self.positives.shape)}: {num_classes} classes and {len(self.recalls)} "
                 "recalls need others"
             )
-        arrays = {
-            "positives": np.ascontiguousarray(self.positives, np.int32),
-            "thresholds": np.ascontiguousarray(self.thresholds, np.float32),
-        }
-        save_file(arrays, folder / FILE)
+        arrays = {"positives": self.positives, "thresholds": self.thresholds}
+        if self.reached is not None:
+            assert self.reached.shape == (*shape, 2)
+            arrays["reached"] = self.reached
+        save_file({name: np.ascontiguousarray(one) for name, one in arrays.items()}, folder / FILE)
 
-    def of(self, class_id: int, recall: float) -> tuple[float | None, ThresholdSource | None]:
-        """The score that reaches `recall`, and whose it is: the class's own or the pooled one.
+    def of(self, class_id: int, recall: float) -> Threshold:
+        """What decides a class at `recall`.
 
-        A class of too few positives takes the pooled one; (None, None) where there is none either.
-        Raises ValueError for a recall that there are no thresholds for.
+        A class of too few positives takes the pooled threshold, whose score and source are None
+        where there is none either. Raises ValueError for a recall that there are no thresholds for.
         """
+        column = self._column(recall)
+        entry, positives = self.recalls[column], int(self.positives[class_id])
+        own = float(self.thresholds[class_id, column])
+        of_class = of_any = None
+        if self.reached is not None:
+            of_class, of_any = self.reached[class_id, column].tolist()
+        if takes_own(positives, own, entry.min_positives):
+            precision = of_class / of_any if of_class is not None and of_any else None
+            return Threshold(own, "class", precision, positives, positives, of_class, of_any)
+        return Threshold(
+            entry.pooled,
+            None if entry.pooled is None else "pooled",
+            entry.pooled_precision,
+            entry.pooled_samples,
+            positives,
+            of_class,
+            of_any,
+        )
+
+    def _column(self, recall: float) -> int:
         for column, entry in enumerate(self.recalls):
             if abs(entry.recall - recall) < 1e-9:
-                own = float(self.thresholds[class_id, column])
-                if self.positives[class_id] >= entry.min_positives and math.isfinite(own):
-                    return own, "class"
-                return entry.pooled, None if entry.pooled is None else "pooled"
+                return column
         known = ", ".join(f"{entry.recall:g}" for entry in self.recalls) or "none"
         raise ValueError(
             f"no thresholds for recall {recall:g}; this bundle holds: {known}. Give one of these, "
             "or a threshold; kway export --recall adds others"
         )
+
+
+def takes_own(positives: ArrayLike, thresholds: ArrayLike, min_positives: ArrayLike) -> Any:
+    """Whether a class is decided by its own threshold and not by the pooled one; of arrays, too."""
+    return np.greater_equal(positives, min_positives) & np.isfinite(thresholds)

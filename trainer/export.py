@@ -15,7 +15,7 @@ from data.tokens.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead
 from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
 from trainer.bundle_writing import write_bundle
-from trainer.class_thresholds import ClassThresholds, least_positives
+from trainer.class_thresholds import ClassThresholds, least_positives, takes_own
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.of_run import Wanted
 from trainer.onnx_backbone import write_onnx
@@ -115,18 +115,31 @@ def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThres
     # score otherwise, and the recall would be missed by the last bits.
     largest = torch.cat([classes.threshold.flatten(), pooled]).nan_to_num().abs().max()
     room = _ROUNDING * largest
-    return ClassThresholds(
-        tuple(
-            RecallSpec(
-                recall=recall,
-                pooled=bar,
-                min_positives=min_positives or least_positives(recall),
-            )
-            for recall, bar in zip(classes.recalls, (pooled - room).tolist(), strict=True)
-        ),
-        classes.positives.numpy().astype(np.int32),
-        (classes.threshold - room).numpy().astype(np.float32),
+    precisions = _pooled_precisions(evaluation).tolist()
+    recalls = tuple(
+        RecallSpec(
+            recall=recall,
+            pooled=bar,
+            pooled_samples=evaluation.num_samples,
+            pooled_precision=precision,
+            min_positives=min_positives or least_positives(recall),
+        )
+        for recall, bar, precision in zip(
+            classes.recalls, (pooled - room).tolist(), precisions, strict=True
+        )
     )
+    positives = classes.positives.numpy().astype(np.int32)
+    thresholds = (classes.threshold - room).numpy().astype(np.float32)
+    is_own_KR = takes_own(positives[:, None], thresholds, [one.min_positives for one in recalls])
+    reached = np.where(is_own_KR[..., None], evaluation.reached_own, evaluation.reached_pooled)
+    return ClassThresholds(recalls, positives, thresholds, reached.astype(np.int32))
+
+
+def _pooled_precisions(evaluation: Evaluation) -> Tensor:
+    """Of the samples that reach the pooled threshold the share that are of the class, as the mean
+    over the classes with samples [R]; 0 for a class that no sample reaches."""
+    of_class, of_any = evaluation.reached_pooled.double().unbind(2)
+    return (of_class / of_any.clamp(min=1))[evaluation.classes.positives > 0].mean(0)
 
 
 def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
@@ -153,7 +166,8 @@ def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassTh
     asked = "PICTURE" if recipe.data.text is None else '--text "TEXT"'
     pooled = "\n".join(
         f"| {entry.recall:g} | {entry.min_positives} | "
-        f"{int((thresholds.positives < entry.min_positives).sum())} |"
+        f"{int((thresholds.positives < entry.min_positives).sum())} | "
+        f"{entry.pooled_precision:.3f} |"
         for entry in thresholds.recalls
     )
     return f"""# {recipe.run.name}
@@ -177,10 +191,12 @@ A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UT
 
 The measures named auprc and precision are means over classes of how well a class's logit alone
 tells its samples from all others. The thresholds were chosen on this same split: expect somewhat
-less on new data. A class with too few samples in it takes the pooled threshold of all classes:
+less on new data. A class with too few samples in it takes the pooled threshold of all classes. That
+one reaches the recall over the samples of all classes together, not in each class; its expected
+precision is the mean over the classes:
 
-| recall | samples needed | classes with fewer |
-|---|---|---|
+| recall | samples needed | classes with fewer | expected precision of the pooled threshold |
+|---|---|---|---|
 {pooled}
 
 ## Use

@@ -15,10 +15,12 @@ from safetensors import SafetensorError, safe_open
 Shapes = Mapping[str, tuple[type[np.generic], tuple[int | None, ...]]]
 
 
-def mapped_arrays(path: Path, expected: Shapes) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays that are `expected` in the file `path`, and must be all that it holds.
+def mapped_arrays(
+    path: Path, expected: Shapes, *, optional: Shapes | None = None
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of the file `path`: all that are `expected`, and no others but `optional` ones.
 
-    Raises ValueError where they are others, or the file is damaged.
+    Raises ValueError where they differ, or the file is damaged.
     """
     try:
         # torch's loader maps the file and copies nothing, which numpy's does.
@@ -27,9 +29,10 @@ def mapped_arrays(path: Path, expected: Shapes) -> dict[str, np.ndarray[Any, Any
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged ({error}): copy the bundle again") from error
     found = {name: (array.dtype.type, array.shape) for name, array in arrays.items()}
-    if found.keys() != expected.keys() or not all(
-        kind is found[name][0] and _fits(found[name][1], shape)
-        for name, (kind, shape) in expected.items()
+    known = {**expected, **(optional or {})}
+    if not expected.keys() <= found.keys() <= known.keys() or not all(
+        kind is known[name][0] and _fits(shape, known[name][1])
+        for name, (kind, shape) in found.items()
     ):
         said = ", ".join(f"{name} {list(shape)}" for name, (_, shape) in sorted(found.items()))
         raise ValueError(f"{path} does not fit bundle.json: it holds {said}; copy the bundle again")

@@ -24,11 +24,12 @@ from tests.tiny_bundle import (
     tiny_text_backbone,
     tiny_tokenizer,
     write,
+    write_of_format_2,
     write_of_texts,
 )
 from trainer.bundle import Bundle, logits_of
 from trainer.bundle_spec import BundleSpec, ClassEntry
-from trainer.class_thresholds import ClassThresholds, least_positives
+from trainer.class_thresholds import ClassThresholds, Threshold, least_positives
 
 
 @pytest.fixture(scope="module")
@@ -139,26 +140,41 @@ def test_the_specification_and_the_classes_come_back_whole(written: Path) -> Non
 def test_a_class_without_positives_gets_the_pooled_threshold_and_says_so(written: Path) -> None:
     bundle = Bundle.open(written)
     assert (bundle.positives(2), bundle.positives(6)) == (5, 0)
-    assert bundle.threshold(2, 0.9) == (2.0, "class")
-    assert bundle.threshold(6, 0.9) == (0.5, "pooled")
-    assert bundle.threshold(6, 0.99) == (None, None)
+    own, pooled, nothing = (bundle.threshold(*at) for at in ((2, 0.9), (6, 0.9), (6, 0.99)))
+    assert (own.score, own.source) == (2.0, "class")
+    assert (pooled.score, pooled.source) == (0.5, "pooled")
+    assert (nothing.score, nothing.source, nothing.expected_precision) == (None, None, None)
     with pytest.raises(ValueError, match=r"no thresholds for recall 0.5; .*holds: 0.9, 0.99"):
         bundle.threshold(0, 0.5)
+
+
+def test_a_threshold_tells_which_samples_set_it_and_the_precision_to_expect(written: Path) -> None:
+    bundle = Bundle.open(written)
+    assert bundle.threshold(2, 0.9) == Threshold(2.0, "class", 5 / 8, 5, 5, 5, 8)
+    assert bundle.threshold(6, 0.9) == Threshold(0.5, "pooled", 0.25, 30, 0, 0, 4)
+
+
+def test_of_a_bundle_of_format_2_it_is_unknown_what_validation_showed(tmp_path: Path) -> None:
+    with Bundle.open(write_of_format_2(tmp_path / "b")) as bundle:
+        bundle.verify()
+        assert bundle.threshold(2, 0.9) == Threshold(2.0, "class", None, 5, 5, None, None)
+        assert bundle.threshold(6, 0.9) == Threshold(0.5, "pooled", None, None, 0, None, None)
 
 
 def test_a_class_of_fewer_positives_than_the_recall_needs_gets_the_pooled_threshold(
     tmp_path: Path,
 ) -> None:
+    known = {"pooled_samples": 30, "pooled_precision": 0.25}
     recalls = [
-        {"recall": 0.9, "pooled": 0.5, "min_positives": 5},
-        {"recall": 0.99, "pooled": -1.5, "min_positives": 6},
+        {**known, "recall": 0.9, "pooled": 0.5, "min_positives": 5},
+        {**known, "recall": 0.99, "pooled": -1.5, "min_positives": 6},
     ]
     of_class = thresholds()
     path = write(tmp_path / "b", changes={"recalls": recalls})
     assert of_class.positives[2] == 5
     with Bundle.open(path) as bundle:
-        assert bundle.threshold(2, 0.9) == (2.0, "class")
-        assert bundle.threshold(2, 0.99) == (-1.5, "pooled")
+        assert bundle.threshold(2, 0.9).source == "class"
+        assert bundle.threshold(2, 0.99).score == -1.5
     assert json.loads((path / "bundle.json").read_text())["model"]["recalls"] == recalls
 
 
@@ -284,10 +300,10 @@ def flip_last_bit(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(1, "export the run again"), (3, "update kway")])
+@pytest.mark.parametrize(("version", "remedy"), [(1, "export the run again"), (4, "update kway")])
 def test_another_format_is_refused_with_its_remedy(copy: Path, version: int, remedy: str) -> None:
     edit(copy, format_version=version, surprise=True)
-    with pytest.raises(ValueError, match=rf"of format {version} and this kway reads 2: {remedy}"):
+    with pytest.raises(ValueError, match=rf"of format {version} .* reads 2 to 3: {remedy}"):
         Bundle.open(copy)
 
 

@@ -37,7 +37,10 @@ def evaluation() -> Evaluation:
         recalls=(0.9,),
     )
     correct = torch.tensor([1, 2, 0, 0])
-    return Evaluation({}, classes, torch.tensor([0.0]), 8, correct, torch.empty(0, 3))
+    reached = torch.zeros(4, 1, 2)
+    return Evaluation(
+        {}, classes, torch.tensor([0.0]), reached, reached, 8, correct, torch.empty(0, 3)
+    )
 
 
 def test_every_class_is_a_row_that_reads_back_exactly(tmp_path):

@@ -65,6 +65,8 @@ def measured(class_ranks, sizes, weighting="dense", memory_mib=256, views=1, mar
     classes = found.classes
     arrays = {
         "pooled": found.pooled,
+        "reached_own": found.reached_own,
+        "reached_pooled": found.reached_pooled,
         "correct": found.correct,
         "confusions": found.confusions,
         "positives": classes.positives,
@@ -124,6 +126,25 @@ def test_measures_equal_a_brute_force_in_float64(weighting, memory_mib):
             assert found["precision_at"][j, r] == pytest.approx((labels[above] == j).mean())
     assert metrics["auprc"] == pytest.approx(np.mean(precisions), abs=1e-12)
     assert len(precisions) < NUM_CLASSES
+
+
+@pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "a class a block"])
+def test_samples_that_reach_the_own_and_the_pooled_threshold_are_counted(memory_mib):
+    features, labels, _ = problem(40)
+    scores, labels = logits(features[:, 0]), labels.numpy()
+    _, found = measured(None, [40], "dense", memory_mib)
+    bars = {"own": found["threshold"], "pooled": np.tile(found["pooled"], (NUM_CLASSES, 1))}
+    for which, bars_KR in bars.items():
+        reaches_NKR = scores[:, :, None] >= bars_KR
+        of_class = [reaches_NKR[labels == j, j].sum(0) for j in range(NUM_CLASSES)]
+        np.testing.assert_array_equal(found[f"reached_{which}"][..., 0], of_class)
+        np.testing.assert_array_equal(found[f"reached_{which}"][..., 1], reaches_NKR.sum(0))
+    of_class = found["reached_pooled"][..., 0]
+    assert (of_class.sum(0) / len(labels) >= CONFIG.recalls).all()
+    # A pooled threshold promises no recall to a single class.
+    present = found["positives"] > 0
+    recalls = of_class[present] / found["positives"][present, None]
+    assert recalls[:, 1].min() < CONFIG.recalls[1]
 
 
 @pytest.mark.parametrize(("weighting", "memory_mib"), [("dense", 0), ("vtree", 256)])

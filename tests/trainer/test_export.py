@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data import open_split
@@ -158,17 +159,59 @@ def test_a_class_of_few_samples_takes_the_pooled_threshold_by_a_minimum_that_is_
     evaluation.classes.threshold[0] = math.nan
     save_evaluation(folder, evaluation, step=4)
     export_run(run, tmp_path / "bundle", rank_world())
-    pooled = (pytest.approx(float(evaluation.pooled[0]) - room_for_rounding(run)), "pooled")
+    pooled = pytest.approx(float(evaluation.pooled[0]) - room_for_rounding(run))
     with Bundle.open(tmp_path / "bundle") as bundle:
         assert [entry.min_positives for entry in bundle.spec.recalls] == [9, 99]
-        assert [bundle.threshold(j, 0.9) == pooled for j in range(3)] == [True, True, False]
-        assert bundle.threshold(2, 0.9)[1] == "class"
-        assert bundle.threshold(2, 0.99)[1] == "pooled"
+        bars = [bundle.threshold(j, 0.9) for j in range(3)]
+        assert [bar.source for bar in bars] == ["pooled", "pooled", "class"]
+        assert bars[0].score == bars[1].score == pooled
+        assert bundle.threshold(2, 0.99).source == "pooled"
     card = (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
     assert f"| 0.9 | 9 | {int((positives < 9).sum())} |" in card
     export_run(run, tmp_path / "bundle", rank_world(), min_positives=8, force=True)
     with Bundle.open(tmp_path / "bundle") as bundle:
-        assert [bundle.threshold(j, 0.9)[1] for j in range(3)] == ["pooled", "class", "class"]
+        sources = [bundle.threshold(j, 0.9).source for j in range(3)]
+    assert sources == ["pooled", "class", "class"]
+
+
+def test_a_bundle_tells_what_the_evaluation_showed_of_the_threshold_that_a_class_takes(
+    run, tmp_path
+):
+    evaluation = load_evaluation(RunFolder(run).evaluations, step=4)
+    positives = evaluation.classes.positives
+    least = int(positives.min()) + 1
+    export_run(run, tmp_path / "bundle", rank_world(), min_positives=least)
+    of_class, of_any = evaluation.reached_pooled[:, 0].double().unbind(1)
+    mean_precision = np.where(of_any > 0, of_class / of_any.clamp(min=1), 0).mean()
+    sources = set()
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        for j in range(len(positives)):
+            found, num = bundle.threshold(j, 0.9), int(positives[j])
+            reached = (found.class_reached, found.all_reached)
+            assert found.class_samples == num
+            if found.source == "class":
+                assert num >= least
+                assert reached == tuple(evaluation.reached_own[j, 0].tolist())
+                assert found.expected_precision == reached[0] / reached[1]
+                assert found.expected_precision == evaluation.classes.precision_at[j, 0]
+                assert found.samples == num
+            else:
+                assert reached == tuple(evaluation.reached_pooled[j, 0].tolist())
+                assert found.expected_precision == pytest.approx(mean_precision)
+                assert found.samples == evaluation.num_samples
+            sources.add(found.source)
+    assert sources == {"class", "pooled"}
+    card = (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
+    assert f" | {mean_precision:.3f} |" in card
+
+
+def test_an_evaluation_of_an_older_kway_is_refused_with_the_remedy(run, tmp_path):
+    (path,) = RunFolder(run).evaluations.glob("*.safetensors")
+    tensors = load_file(path)
+    del tensors["reached_pooled"]
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match=r"lacks 'reached_pooled', .* run `kway eval` again"):
+        export_run(run, tmp_path / "bundle", rank_world())
 
 
 def test_thresholds_for_another_recall_are_asked_of_an_evaluation_and_then_exported(run, tmp_path):
@@ -182,7 +225,7 @@ def test_thresholds_for_another_recall_are_asked_of_an_evaluation_and_then_expor
     evaluate_run(Wanted(run, checkpoint=4, settings=(setting,)), rank_world())
     export_run(run, tmp_path / "bundle", rank_world(), **wanted)
     with Bundle.open(tmp_path / "bundle") as bundle:
-        bars = [bundle.threshold(0, recall)[0] for recall in (0.8, 0.9, 0.95, 0.99)]
+        bars = [bundle.threshold(0, recall).score for recall in (0.8, 0.9, 0.95, 0.99)]
     assert bars == sorted(bars, reverse=True)
     assert bars[0] > bars[-1]
     assert "precision_at_recall_0.95" in (tmp_path / "bundle" / "MODEL_CARD.md").read_text()

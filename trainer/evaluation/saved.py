@@ -12,7 +12,7 @@ from heads.slc import ClassMeasures
 from trainer.evaluation.measure import Evaluation
 
 _OF_CLASSES = ("positives", "average_precision", "precision_at", "threshold")
-_OTHERS = ("pooled", "correct", "confusions")
+_OTHERS = ("pooled", "reached_own", "reached_pooled", "correct", "confusions")
 _NOT_METRICS = ("step", "samples")
 
 
@@ -45,5 +45,9 @@ def load_evaluation(folder: Path, *, step: int) -> Evaluation:
         others = {name: tensors[name] for name in _OTHERS}
         metrics = {name: value for name, value in summary.items() if name not in _NOT_METRICS}
         return Evaluation(metrics, classes, num_samples=summary["samples"], **others)
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except KeyError as error:
+        raise ValueError(
+            f"{path} lacks {error}, as those of an older kway do: run `kway eval` again"
+        ) from error
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}): run `kway eval` again") from error

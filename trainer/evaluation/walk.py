@@ -49,9 +49,8 @@ def walk(
     true_scores = torch.zeros(len(labels), device=labels.device, dtype=head.weight.dtype)
     ranking = Ranking(k, true_scores)
     measures = [block_measures(true_scores[:, None][:, :0], labels, labels[:0], recalls)]
-    at_once = _classes_at_once(head, len(labels))
-    num_held = head.engine.weights.stop - head.engine.weights.start
-    turns = Turns(-(-num_held // at_once), should_stop, world)
+    at_once = classes_at_once(head, len(labels))
+    turns = Turns(num_blocks(head, at_once), should_stop, world)
     broken = torch.tensor(-1, device=labels.device)
     for block in head.score_blocks(features, at_once):
         turns.take()
@@ -79,12 +78,18 @@ def walk(
     )
 
 
-def _classes_at_once(head: ClassHead, num_rows: int) -> int:
+def classes_at_once(head: ClassHead, num_rows: int) -> int:
     """Classes whose scores for a group's rows fit the head's memory budget; the same in every group
     along `data`, for they measure a block together (collective)."""
     device = head.weight.device
     most = int(all_reduce_max(torch.tensor(num_rows, device=device), head.engine.data_group))
     return max(1, head.engine.memory_bytes // (_COPIES * 4 * max(1, most)))
+
+
+def num_blocks(head: ClassHead, at_once: int) -> int:
+    """Blocks of at most `at_once` nodes that this rank's classes come in."""
+    weights = head.engine.weights
+    return -(-(weights.stop - weights.start) // at_once)
 
 
 def _check_numbers(broken: Tensor, world: World) -> None:
