@@ -6,11 +6,10 @@ The server, `kway query` on a folder and the tests all come through here.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-from serving.verdicts import Answer, InputVerdicts, Verdict
+from serving.verdicts import Answer, ClassThreshold, InputVerdicts, Verdict
 from trainer.bundle import Bundle
 
 NOT_ALIGNED = (
@@ -26,6 +25,10 @@ class Question:
     class_ids: tuple[int, ...]
     recall: float | None = None
     threshold: float | None = None
+
+    @property
+    def decides(self) -> bool:
+        return self.recall is not None or self.threshold is not None
 
 
 def ask(
@@ -53,40 +56,56 @@ def ask(
 def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
     """Features [B, dim] -> verdicts for B inputs, reading only the rows of the classes asked."""
     scores = bundle.scores(features, question.class_ids).tolist()
-    asked = [
-        (class_id, bundle.names.names[class_id], *threshold_of(bundle, class_id, question))
-        for class_id in question.class_ids
-    ]
+    asked = [threshold_of(bundle, class_id, question) for class_id in question.class_ids]
     loss = bundle.spec.loss
     return Answer(
         aligned=loss.aligned,
         notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
+        thresholds=asked if question.decides else [],
         results=[
             InputVerdicts(
                 input=place,
-                verdicts=[
-                    Verdict(
-                        class_name=name,
-                        class_id=class_id,
-                        score=score,
-                        threshold=bar,
-                        threshold_source=source,
-                        match=None if bar is None else score >= bar,
-                    )
-                    for (class_id, name, bar, source), score in zip(asked, row, strict=True)
-                ],
+                verdicts=[verdict(one, score) for one, score in zip(asked, row, strict=True)],
             )
             for place, row in enumerate(scores)
         ],
     )
 
 
-def threshold_of(
-    bundle: Bundle, class_id: int, question: Question
-) -> tuple[float | None, Literal["class", "pooled", "request"] | None]:
-    """What decides a class in this question, and where it is from; nothing where nothing does."""
-    if question.threshold is not None:
-        return question.threshold, "request"
-    if question.recall is not None:
-        return bundle.threshold(class_id, question.recall)
-    return None, None
+def verdict(decided: ClassThreshold, score: float) -> Verdict:
+    """One class for one input."""
+    bar = decided.threshold
+    return Verdict(
+        class_name=decided.class_name,
+        class_id=decided.class_id,
+        score=score,
+        threshold=bar,
+        threshold_source=decided.threshold_source,
+        expected_precision=decided.expected_precision,
+        match=None if bar is None else score >= bar,
+    )
+
+
+def threshold_of(bundle: Bundle, class_id: int, question: Question) -> ClassThreshold:
+    """What decides a class in this question, and what validation showed of it."""
+    name = bundle.names.names[class_id]
+    if question.recall is None:
+        return ClassThreshold(
+            class_name=name,
+            class_id=class_id,
+            threshold=question.threshold,
+            threshold_source=None if question.threshold is None else "request",
+            class_samples=bundle.positives(class_id),
+        )
+    found = bundle.threshold(class_id, question.recall)
+    return ClassThreshold(
+        class_name=name,
+        class_id=class_id,
+        threshold=found.score,
+        threshold_source=found.source,
+        expected_precision=found.expected_precision,
+        threshold_samples=found.samples,
+        class_samples=found.class_samples,
+        class_reached=found.class_reached,
+        all_reached=found.all_reached,
+    )

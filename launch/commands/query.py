@@ -13,7 +13,7 @@ from launch.wording import plain, printable
 if TYPE_CHECKING:
     from serving.answer import Question
     from serving.model import Model
-    from serving.verdicts import Answer
+    from serving.verdicts import Answer, ClassThreshold
 
 # Texts, or crops of pictures, in one forward pass.
 _BATCH = 16
@@ -43,7 +43,7 @@ def query(
     texts: Annotated[Path | None, typer.Option(help="file with a text a line")] = None,
     recall: Annotated[
         float | None,
-        typer.Option(help="yes or no by the threshold that had this recall in validation"),
+        typer.Option(help="yes or no by each class's threshold for this recall"),
     ] = None,
     threshold: Annotated[float | None, typer.Option(help="yes or no by this score")] = None,
     token_file: Annotated[
@@ -200,5 +200,25 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
             table.add_row(shown, asked, *numbers)
     console = Console()
     console.print(table)
+    for one in found.thresholds:
+        if one.threshold_source != "request":
+            console.print(Text(printable(_in_words(one))), soft_wrap=True)
     if found.notice:
         console.print(Text(printable(f"notice: {found.notice}")))
+
+
+def _in_words(one: "ClassThreshold") -> str:
+    """Which validation samples set a threshold, and how it did on them."""
+    if one.threshold is None:
+        return f"{one.class_name}: no threshold at this recall: give --threshold"
+    origin = "the class's own" if one.threshold_source == "class" else "pooled over all classes"
+    if one.threshold_samples is not None:
+        origin += f" ({one.threshold_samples} validation samples)"
+    if one.expected_precision is None:
+        shown = "expected precision unknown, for the bundle was exported by an older kway"
+    else:
+        shown = (
+            f"expected precision {one.expected_precision:.2f}; reached by {one.class_reached} of "
+            f"the class's {one.class_samples} samples, and by {one.all_reached} of all classes"
+        )
+    return f"{one.class_name}: threshold {one.threshold:.3f}, {origin}; {shown}"

@@ -1,10 +1,8 @@
 """What a search of a gallery answers, to servers and clients alike. Free of torch."""
 
-from typing import Literal
+from pydantic import BaseModel, Field
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from serving.verdicts import Verdict
+from serving.verdicts import ClassThreshold, Verdict
 
 
 class Hit(Verdict):
@@ -15,17 +13,9 @@ class Hit(Verdict):
     text: str | None = Field(description="of a text: its beginning")
 
 
-class ClassHits(BaseModel):
+class ClassHits(ClassThreshold):
     """A page of the items that a class scores highest, in that order."""
 
-    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
-
-    class_name: str = Field(alias="class")
-    class_id: int
-    threshold: float | None = Field(
-        description="what scores are compared with, whether there are hits or none"
-    )
-    threshold_source: Literal["class", "pooled", "request"] | None
     total: int = Field(description="items to page over: those that match, or all of them")
     matches: int | None = Field(
         description="items whose score reaches the threshold; null without one"

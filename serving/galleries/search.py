@@ -7,9 +7,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
-from serving.answer import NOT_ALIGNED, Question, threshold_of
+from serving.answer import NOT_ALIGNED, Question, threshold_of, verdict
 from serving.galleries.gallery import Gallery
 from serving.galleries.hits import ClassHits, Hit, Hits
 from serving.galleries.items import shown_name
@@ -55,31 +54,16 @@ class Galleries:
         self, name: str, class_id: int, question: Question, offset: int, limit: int
     ) -> ClassHits:
         ranking = self._ranking(name, class_id)
-        bar, source = threshold_of(self._bundle, class_id, question)
+        decided = threshold_of(self._bundle, class_id, question)
+        bar = decided.threshold
         matches = None if bar is None else ranking.reaching(bar)
         total = self[name].num_items if matches is None else matches
-        about: dict[str, Any] = {
-            "class_name": self._bundle.names.names[class_id],
-            "class_id": class_id,
-            "threshold": bar,
-            "threshold_source": source,
-        }
         hits = []
         for place in ranking.page(offset, min(limit, max(0, total - offset))):
-            score = float(ranking.scores[place])
-            match = None if bar is None else score >= bar
             item = self[name].item(place)
-            hits.append(
-                Hit(
-                    **about,
-                    score=score,
-                    match=match,
-                    item=place,
-                    name=shown_name(item.name),
-                    text=item.text,
-                )
-            )
-        return ClassHits(**about, total=total, matches=matches, hits=hits)
+            found = dict(verdict(decided, float(ranking.scores[place])))
+            hits.append(Hit(**found, item=place, name=shown_name(item.name), text=item.text))
+        return ClassHits(**dict(decided), total=total, matches=matches, hits=hits)
 
     def _ranking(self, name: str, class_id: int) -> Ranking:
         ranking = self._rankings.get((name, class_id))

@@ -17,7 +17,7 @@ from serving.config import ServingConfig
 from serving.errors import ApiError, invalid
 from serving.http.encoded import picture_bytes
 from serving.http.forms import known_charset, parse_form, pictures, text_fields
-from serving.http.parameters import QuestionParameters, check_class_count
+from serving.http.parameters import RECALL_MEANING, QuestionParameters, check_class_count
 from serving.http.strict_json import MOST_VALUES, parse_json
 from serving.service import InProgress, Service
 from serving.uploads import Uploads
@@ -41,9 +41,7 @@ class QueryBody(BaseModel):
     texts: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
         None, description="for a model of texts"
     )
-    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="decide by the threshold that reached this recall in validation"
-    )
+    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         None, description="decide by this score; not together with recall"
     )

@@ -10,7 +10,7 @@ from serving.galleries.gallery import Gallery
 from serving.galleries.hits import Hits
 from serving.galleries.search import Galleries
 from serving.http.bodies import most_values, whole_body
-from serving.http.parameters import check_class_count
+from serving.http.parameters import RECALL_MEANING, check_class_count
 from serving.http.strict_json import parse_json
 from serving.refusals import ErrorBody
 from serving.service import InProgress, Service
@@ -29,9 +29,7 @@ class SearchBody(BaseModel):
     classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] = Field(
         min_length=1, description="class names, or ids"
     )
-    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="only items that reach the threshold of this recall in validation"
-    )
+    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         None, description="only items that reach this score; not together with recall"
     )

@@ -6,6 +6,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.errors import ApiError
 
+RECALL_MEANING = (
+    "decide by the threshold for this recall: the class's own or, where validation had too few "
+    "samples of the class, the pooled one of all classes"
+)
+
 
 class QuestionParameters(BaseModel):
     """`?classes=A&classes=B&recall=0.9`; a name that is none of these is an error, not ignored."""
@@ -15,9 +20,7 @@ class QuestionParameters(BaseModel):
     classes: list[str] = Field(
         default_factory=list, description="class names, or # and a number; repeat it for more"
     )
-    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="decide by the threshold that reached this recall in validation"
-    )
+    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         None, description="decide by this score; not together with recall"
     )

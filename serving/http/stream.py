@@ -111,7 +111,7 @@ class _Stream:
     ) -> None:
         self._service, self._question, self._all = service, question, all_
         self._progress, self._limits = progress, service.config
-        self._decides = question.recall is not None or question.threshold is not None
+        self._decides = question.decides
         self._counts = Counts(inputs=0, hits=0 if self._decides else None, errors=0)
         self._bytes, self._fewer_bytes = 0, asyncio.Event()
 

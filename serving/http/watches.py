@@ -19,8 +19,9 @@ from serving.http.strict_json import parse_json
 from serving.http.watch_bodies import ListenLine, WatchBody, WatchChanges
 from serving.places import Places
 from serving.service import InProgress, Service
+from serving.verdicts import ClassThreshold
 from serving.watches.listening import listen_to
-from serving.watches.shown import WatchedClass, WatchInfo, WatchList
+from serving.watches.shown import WatchInfo, WatchList
 from serving.watches.watch import (
     ListenerLimitError,
     Terms,
@@ -177,7 +178,7 @@ def _decided_names(service: Service, question: Question) -> tuple[str, ...]:
     bundle, names = service.model.bundle, dict[str, None]()
     for class_id in question.class_ids:
         name = bundle.names.names[class_id]
-        if threshold_of(bundle, class_id, question)[0] is None:
+        if threshold_of(bundle, class_id, question).threshold is None:
             message = f"the model has no threshold for {name!r} at this recall: give a threshold"
             raise ApiError(422, "no_threshold", message)
         names[name] = None
@@ -222,19 +223,16 @@ def _describe(service: Service, watch: Watch) -> WatchInfo:
     )
 
 
-def _describe_class(service: Service, watch: Watch, name: str) -> WatchedClass:
+def _describe_class(service: Service, watch: Watch, name: str) -> ClassThreshold:
     bundle = service.model.bundle
     try:
         class_id = bundle.names.id_of_name(name)
         question = Question((class_id,), watch.recall, watch.threshold)
-        threshold, source = threshold_of(bundle, class_id, question)
+        return threshold_of(bundle, class_id, question)
     except ValueError as error:
         raise ApiError(
             409, "other_model", f"watch {watch.id} was made for another model: delete it ({error})"
         ) from error
-    return WatchedClass(
-        class_name=name, class_id=class_id, threshold=threshold, threshold_source=source
-    )
 
 
 @contextmanager

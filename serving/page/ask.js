@@ -1,10 +1,11 @@
 // The room "Ask": pictures or texts at hand, each with its verdicts.
 import { Asking } from "./asking.js";
 import { Cards } from "./cards.js";
-import { byId, element } from "./elements.js";
+import { byId, element, nameOf } from "./elements.js";
 import { chooser } from "./files.js";
 import { bytes, count } from "./numbers.js";
 import { setScale } from "./scale.js";
+import { shownInValidation, source } from "./verdict.js";
 
 export class AskRoom {
   #asking;
@@ -82,19 +83,18 @@ export class AskRoom {
   #draw() {
     const { classes, fields, isComplete } = this.#question;
     const decides = Object.keys(fields).length > 0;
-    const positives = new Map(classes.map((one) => [one.id, one.positives]));
     const inputs = this.#asking.inputs;
     const verdictsOf = (input) => this.#asking.verdictsOf(input);
     byId("answers").hidden = inputs.length === 0;
     this.#cards.show(inputs, {
       verdictsOf,
-      positivesOf: (id) => positives.get(id),
       decides,
       isAsking: classes.length > 0 && isComplete,
     });
     const verdicts = inputs.map((input) => (input.fault || input.failure ? null : verdictsOf(input)));
     const ends = setScale(byId("cards"), verdicts.flatMap((one) => one ?? []));
     this.#explainLine(ends, decides);
+    this.#explainThresholds(verdicts.find(Boolean) ?? []);
     this.#sumUp(inputs, verdicts, decides);
   }
 
@@ -106,6 +106,15 @@ export class AskRoom {
     const bar = element("span", { class: "threshold", "aria-hidden": "true" });
     const threshold = decides ? [" ", bar, " its threshold"] : [];
     byId("legend").replaceChildren(dot, " score", ...threshold, ` · each line from ${low} to ${high}`);
+  }
+
+  // A line for each class: which samples set its threshold, and how it did on them.
+  #explainThresholds(verdicts) {
+    const lines = verdicts.map(({ class: name, decided }) => {
+      const shown = decided ? shownInValidation(decided) : "";
+      return shown ? element("li", {}, nameOf(name), `: ${source(decided, decided.threshold)}. ${shown}`) : null;
+    });
+    byId("thresholds").replaceChildren(...lines.filter(Boolean));
   }
 
   #sumUp(inputs, verdicts, decides) {

@@ -118,8 +118,12 @@ export class Asking extends EventTarget {
     try {
       const body = bodyOf(inputs, classes, fields);
       const answer = await this.#api.ask("POST", "v1/query", { body, signal });
+      const thresholds = new Map(answer.thresholds.map((one) => [one.class_id, one]));
       for (const { input: place, verdicts } of answer.results) {
-        for (const one of verdicts) inputs[place].known.set(keys.get(one.class_id), one);
+        for (const one of verdicts) {
+          const decided = thresholds.get(one.class_id);
+          inputs[place].known.set(keys.get(one.class_id), { ...one, decided });
+        }
       }
     } catch (error) {
       if (error.name !== "AbortError") await this.#blame(inputs, error);

@@ -14,7 +14,7 @@ export class Cards {
   }
 
   // `verdictsOf` an input: a list, or null while it is not known. Only what changed is drawn.
-  show(inputs, { verdictsOf, positivesOf, decides, isAsking }) {
+  show(inputs, { verdictsOf, decides, isAsking }) {
     for (const [input, card] of this.#cards) if (!inputs.includes(input)) this.#drop(input, card);
     for (const input of inputs) {
       if (!this.#cards.has(input)) this.#cards.set(input, this.#card(input));
@@ -28,7 +28,7 @@ export class Cards {
       card.element.setAttribute("aria-busy", String(kind === "pending" && isAsking));
       // What was said stays, pale, until there is more to say: nothing jumps.
       if (kind === "pending" && isAsking && card.body.querySelector(".verdict")) continue;
-      card.body.replaceChildren(this.#said(input, verdicts, { positivesOf, decides, isAsking }));
+      card.body.replaceChildren(this.#said(input, verdicts, { decides, isAsking }));
     }
   }
 
@@ -49,14 +49,14 @@ export class Cards {
     return { element: made, body, remove, url, looks: "" };
   }
 
-  #said(input, verdicts, { positivesOf, decides, isAsking }) {
+  #said(input, verdicts, { decides, isAsking }) {
     if (input.fault) return problem(input.fault);
     if (input.failure) {
       const again = element("button", { type: "button", class: "plain", onclick: () => this.#actions.tryAgain(input) }, "Try again");
       return problem(input.failure, again);
     }
     if (verdicts) {
-      const rows = verdicts.map((one) => verdictRow(one, positivesOf(one.class_id), decides));
+      const rows = verdicts.map((one) => verdictRow(one, decides));
       return element("ul", { class: "verdicts" }, ...rows);
     }
     const what = isAsking ? "asking …" : "waits for a question: choose a class above";

@@ -64,7 +64,8 @@ export class Decision extends EventTarget {
     const what = this.#isLogit ? "the logit" : "what the model’s loss makes of its logit";
     let meaning = `Every score is shown, ${what} of the class, and nothing is decided.`;
     if (recall !== undefined) {
-      meaning = `Yes from the threshold on that let ${percent(recall)} of the class’s samples pass in validation.`;
+      // One line on a wide window: text that wraps would move the tabs while they are clicked.
+      meaning = `Yes at or above the threshold for recall ${percent(recall)}: the class’s own or, with few validation samples, one pooled over all classes.`;
     } else if (threshold !== undefined) {
       meaning = threshold === null ? "Type the score from which on the answer is yes." : `Yes from a score of ${threshold} on; it is ${what} of the class.`;
     }

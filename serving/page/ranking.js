@@ -2,7 +2,7 @@
 import { element, nameOf } from "./elements.js";
 import { count } from "./numbers.js";
 import { setScale } from "./scale.js";
-import { badge, kindOf, line, scoreOf, source } from "./verdict.js";
+import { badge, kindOf, line, scoreOf, shownInValidation, source } from "./verdict.js";
 
 const HITS_A_PAGE = 24;
 
@@ -14,7 +14,7 @@ export class Ranking {
   #signal;
   #hits = [];
   #matches = null; // how many reach the threshold; null: not known, or nothing decides
-  #bar = null; // { threshold, threshold_source, score } of the class, score being that of a hit
+  #decided = null; // the class's threshold and what validation showed of it, as the answer has them
   #status = element("p", { role: "status" });
   #grid;
   #more = element("button", { type: "button", class: "button", onclick: () => this.#load() });
@@ -46,7 +46,7 @@ export class Ranking {
       // Without a decision the server goes on where the matches end: the order is the same.
       const page = await this.#page(isBelow ? {} : this.#fields);
       if (!isBelow) this.#matches = page.matches;
-      if (!isBelow) this.#bar = this.#barOf(page);
+      if (!isBelow) this.#decided = page;
       if (isBelow && this.#hits.length === this.#matches) this.#drawBoundary();
       const found = isBelow ? page.hits.map((hit) => this.#missed(hit)) : page.hits;
       const focused = document.activeElement === this.#more;
@@ -76,14 +76,9 @@ export class Ranking {
     return results[0];
   }
 
-  #barOf({ threshold, threshold_source, hits }) {
-    return threshold === null ? null : { threshold, threshold_source, score: hits[0]?.score ?? threshold };
-  }
-
   // A hit below the threshold, which the server was not asked to decide.
   #missed(hit) {
-    if (this.#bar === null) return { ...hit, match: false };
-    const { threshold, threshold_source } = this.#bar;
+    const { threshold, threshold_source } = this.#decided;
     return { ...hit, threshold, threshold_source, match: false };
   }
 
@@ -116,8 +111,12 @@ export class Ranking {
   }
 
   #drawBoundary() {
-    const words = this.#bar ? `Below the ${source(this.#bar, this.#asked.positives)}` : "Below the threshold";
+    const words = `Below the ${this.#source()}`;
     this.#grid.append(element("li", { class: "boundary" }, element("span", {}, words)));
+  }
+
+  #source() {
+    return source(this.#decided, this.#hits[0]?.score ?? this.#decided.threshold);
   }
 
   #say() {
@@ -127,8 +126,8 @@ export class Ranking {
     if (this.#decides && this.#matches !== null) {
       const verb = this.#matches === 1 ? "reaches" : "reach";
       this.#status.textContent = this.#matches
-        ? `${this.#matches.toLocaleString("en")} of ${items} ${verb} the ${source(this.#bar, this.#asked.positives)}.`
-        : `None of ${items} reaches the threshold.`;
+        ? `${this.#matches.toLocaleString("en")} of ${items} ${verb} the ${this.#source()}. ${shownInValidation(this.#decided)}`
+        : `None of ${items} reaches the ${this.#source()}. ${shownInValidation(this.#decided)}`;
     } else if (this.#decides) {
       this.#status.textContent = `Validation gave this class no threshold: all of ${items} by their scores.`;
     } else {

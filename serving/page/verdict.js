@@ -1,6 +1,6 @@
 // One verdict on the page: yes or no in a word, a sign and a colour; the score on a line.
 import { element, nameOf } from "./elements.js";
-import { apart, count } from "./numbers.js";
+import { apart, count, percent } from "./numbers.js";
 
 const BADGES = { yes: ["✓", "Yes"], no: ["✕", "No"], open: ["–", "No verdict"] };
 
@@ -36,21 +36,38 @@ export function line(verdict) {
   return made;
 }
 
-// Where the threshold is from. `positives`: the class's samples in validation, null if not known.
-export function source({ threshold, threshold_source: from, score }, positives) {
+// Where the threshold is from, with as many digits as tell it from the score.
+export function source({ threshold, threshold_source: from }, score) {
   if (threshold === null) return "validation gave this class no threshold: decide by a score";
-  const shown = `threshold ${apart(score, threshold)[1]}`;
-  if (from === "request") return `${shown}, your own`;
-  if (from === "class") {
-    const samples = positives ? ` (${count(positives, "validation sample")})` : "";
-    return `${shown}, the class’s own${samples}`;
-  }
-  const few = positives ? `only ${count(positives, "sample")}` : "no sample";
-  return `${shown}, pooled over all classes: validation had ${few} of this one`;
+  const origins = { class: "the class’s own", pooled: "pooled over all classes", request: "your own" };
+  return `threshold ${apart(score, threshold)[1]}, ${origins[from]}`;
+}
+
+// Which validation samples set the threshold of a recall, and how it did on them, in sentences;
+// empty for any other threshold.
+export function shownInValidation(decided) {
+  const { threshold, threshold_source: from, class_samples: samples, class_reached: reached } = decided;
+  if (threshold === null || from === "request") return "";
+  if (reached === null) return "Expected precision unknown: the bundle was exported by an older kway.";
+  const isOwn = from === "class";
+  const set = `Set on ${count(decided.threshold_samples, "validation sample")} of ${isOwn ? "this class" : "all classes"}`;
+  const whose = isOwn ? "of these" : `of this class’s ${samples}`;
+  const own = samples ? `${reached} ${whose} reached it` : "none was of this class";
+  const others = `${count(decided.all_reached - reached, "sample")} of other classes did`;
+  const mean = isOwn ? "" : ", the mean over all classes";
+  return `${set}: ${own}; ${others}. Expected precision ${precisionOf([decided])}${mean}.`;
+}
+
+// The expected precision, or from which to which it is of several classes.
+export function precisionOf(classes) {
+  const known = classes.map((one) => one.expected_precision).filter((one) => one !== null);
+  if (known.length < classes.length) return "unknown";
+  const shown = [Math.min(...known), Math.max(...known)].map((one) => percent(Number(one.toFixed(3))));
+  return shown[0] === shown[1] ? shown[0] : `${shown[0]} to ${shown[1]}`;
 }
 
 // `decides`: whether the question asked for a yes or no at all.
-export function verdictRow(verdict, positives, decides) {
+export function verdictRow(verdict, decides) {
   return element(
     "li",
     { class: `verdict ${kindOf(verdict)}`, "data-class-id": verdict.class_id },
@@ -58,6 +75,12 @@ export function verdictRow(verdict, positives, decides) {
     nameOf(verdict.class, { class: "class-name" }),
     scoreOf(verdict),
     line(verdict),
-    decides ? element("span", { class: "source quiet small" }, source(verdict, positives)) : null,
+    decides ? element("span", { class: "source quiet small" }, explanation(verdict)) : null,
   );
+}
+
+function explanation({ decided, score }) {
+  const { threshold, threshold_source: from } = decided;
+  if (threshold === null || from === "request") return source(decided, score);
+  return `${source(decided, score)} · expected precision ${precisionOf([decided])}`;
 }

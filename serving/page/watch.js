@@ -7,6 +7,7 @@ import { chooser } from "./files.js";
 import { Hits } from "./hits.js";
 import { Listener } from "./listener.js";
 import { count, percent } from "./numbers.js";
+import { precisionOf } from "./verdict.js";
 
 const HOUR = 3600;
 const FEED_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
@@ -130,7 +131,9 @@ export class WatchRoom {
 
   #add(watch) {
     const names = watch.classes.flatMap((one, place) => [place ? ", " : "", nameOf(one.class)]);
-    const decided = watch.recall === null ? `a score of ${watch.threshold}` : `recall ${percent(watch.recall)}`;
+    const decided = watch.recall === null
+      ? `a score of ${watch.threshold}`
+      : `recall ${percent(watch.recall)} · expected precision ${precisionOf(watch.classes)}`;
     const state = element("span", { class: "quiet small", role: "status" });
     const until = element("span", {}, untilWords(watch));
     const listen = element("button", { type: "button", class: "plain", "aria-pressed": "false", onclick: () => this.#toggle(row) }, "Listen");

@@ -59,7 +59,7 @@ class Bars:
             try:
                 class_id = self._bundle.names.id_of_name(name)
                 question = Question((class_id,), terms.recall, terms.threshold)
-                threshold, _ = threshold_of(self._bundle, class_id, question)
+                threshold = threshold_of(self._bundle, class_id, question).threshold
             except ValueError as error:
                 _log.warning("watch %s gets no hits of class %r: %s", watch_id, name, error)
                 continue

@@ -2,24 +2,15 @@
 
 from datetime import datetime
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-
-class WatchedClass(BaseModel):
-    """A class, and the score from which a frame is of it."""
-
-    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
-
-    class_name: str = Field(alias="class")
-    class_id: int
-    threshold: float | None
-    threshold_source: str | None
+from serving.verdicts import ClassThreshold
 
 
 class WatchInfo(BaseModel):
     id: str
     label: str | None
-    classes: list[WatchedClass]
+    classes: list[ClassThreshold]
     recall: float | None
     threshold: float | None
     feeds: list[str] = Field(description="none: all of them")

@@ -24,7 +24,7 @@ from tests.serving.at_the_page import (
 )
 from tests.serving.browsing import until, visit
 from tests.serving.in_process import application, listening
-from tests.tiny_bundle import write_of_texts
+from tests.tiny_bundle import write_of_format_2, write_of_texts
 
 __all__ = ["browser", "bundle", "gallery", "page", "url"]  # fixtures
 
@@ -127,6 +127,35 @@ def test_a_broken_picture_is_refused_where_it_stands_and_the_others_are_answered
     expect(page.locator(".card")).to_have_count(5)
     page.locator("#clear").click()
     expect(page.locator("#answers")).to_be_hidden()
+
+
+def test_each_threshold_says_which_samples_set_it_and_the_precision_to_expect(page: Page) -> None:
+    choose(page, 0, 6)
+    give(page, picture(0))
+    expect(page.locator("#decision-meaning")).to_contain_text("pooled over all classes")
+    own, pooled = (page.locator(".source").nth(place) for place in range(2))
+    expect(own).to_contain_text("the class’s own · expected precision 62.5 %")
+    expect(pooled).to_contain_text("pooled over all classes · expected precision 25 %")
+    lines = page.locator("#thresholds li")
+    expect(lines).to_have_count(2)
+    expect(lines.first).to_contain_text("Set on 5 validation samples of this class")
+    expect(lines.last).to_contain_text("30 validation samples of all classes: none was of this")
+    page.get_by_label("Score that decides").fill("1")
+    expect(lines).to_have_count(0)
+
+
+def test_of_a_bundle_of_an_older_kway_the_precision_to_expect_is_unknown(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with (
+        listening(application(write_of_format_2(tmp_path / "old"))) as url,
+        visit(browser, url) as page,
+    ):
+        page.locator("#class-input").fill("husky")
+        page.locator("#class-input").press("Enter")
+        give(page, picture(0))
+        expect(page.locator(".source")).to_contain_text("expected precision unknown")
+        expect(page.locator("#thresholds li")).to_contain_text("exported by an older kway")
 
 
 def test_what_decides_may_be_a_score_another_recall_or_nothing(page: Page, url: str) -> None:

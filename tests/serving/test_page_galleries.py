@@ -47,3 +47,11 @@ def test_a_gallery_shows_the_apis_hits_page_by_page_and_where_yes_ends(
     kinds = page.evaluate("[...document.querySelectorAll('.hits li')].map((one) => one.className)")
     assert kinds == ["hit yes"] * matches + ["boundary"] + ["hit no"] * (NUM_ITEMS - matches)
     until(page, "document.querySelectorAll('.hit img').length === 40")
+
+
+def test_a_gallery_says_what_validation_showed_of_the_threshold(page: Page) -> None:
+    choose(page, 6)
+    page.get_by_role("tab", name="Ask").press("ArrowRight")
+    status = page.locator(".ranking [role=status]")
+    expect(status).to_contain_text("threshold 0.50, pooled over all classes")
+    expect(status).to_contain_text("Expected precision 25 %")

@@ -34,8 +34,9 @@ class Evaluation:
     where a class has no sample) and one pooled threshold [R] a recall.
 
     `reached_own` and `reached_pooled` [K, R, 2] count the samples that reach each class's own
-    threshold and the pooled one: those of the class, and those of any class. `correct` [K] counts the samples of each class that are predicted right (top 1), `confusions`
-    [M, 3] those of the most frequent wrong predictions: true class, predicted class, samples.
+    threshold and the pooled one: those of the class, and those of any class. `correct` [K] counts
+    the samples of each class that are predicted right (top 1), `confusions` [M, 3] those of the
+    most frequent wrong predictions: true class, predicted class, samples.
     """
 
     metrics: dict[str, float]

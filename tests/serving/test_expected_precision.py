@@ -1,0 +1,127 @@
+"""Every way of asking tells which validation samples set a threshold, and the precision to expect."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.commands.index import index
+from serving.client import Client
+from serving.verdicts import Answer
+from tests.serving.at_the_page import picture
+from tests.serving.in_process import application, ask, listening
+from tests.serving.started import ask as ask_command
+from tests.tiny_bundle import write, write_of_format_2
+
+# Class 2 has its own threshold, class 6 takes the pooled one.
+OWN = {
+    "class": "samoyed",
+    "class_id": 2,
+    "threshold": 2.0,
+    "threshold_source": "class",
+    "expected_precision": 5 / 8,
+    "threshold_samples": 5,
+    "class_samples": 5,
+    "class_reached": 5,
+    "all_reached": 8,
+}
+POOLED = {
+    "class": "7",
+    "class_id": 6,
+    "threshold": 0.5,
+    "threshold_source": "pooled",
+    "expected_precision": 0.25,
+    "threshold_samples": 30,
+    "class_samples": 0,
+    "class_reached": 0,
+    "all_reached": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("bundles") / "pets")
+
+
+@pytest.fixture(scope="module")
+def url(bundle: Path) -> Iterator[str]:
+    with listening(application(bundle)) as address:
+        yield address
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "1.png").write_bytes(picture(0))
+    return tmp_path / "1.png"
+
+
+def test_an_answer_tells_it_once_a_class_and_in_each_verdict(url: str) -> None:
+    with Client(url) as client:
+        answer = client.query([2, 6], [picture(0), picture(1)], recall=0.9)
+    assert [one.model_dump() for one in answer.thresholds] == [OWN, POOLED]
+    for result in answer.results:
+        assert [one.expected_precision for one in result.verdicts] == [5 / 8, 0.25]
+
+
+def test_a_watch_tells_it_of_each_of_its_classes(url: str) -> None:
+    with Client(url) as client:
+        watch = client.create_watch([2, 6], recall=0.9, ttl_seconds=60)
+        assert [one.model_dump() for one in watch.classes] == [OWN, POOLED]
+        client.delete_watch(watch.id)
+
+
+def test_of_a_score_of_the_requests_own_nothing_is_expected(url: str) -> None:
+    with Client(url) as client:
+        decided = client.query([2], [picture(0)], threshold=1.0)
+        scored = client.query([2], [picture(0)])
+    (one,) = decided.thresholds
+    assert (one.threshold, one.threshold_source, one.class_samples) == (1.0, "request", 5)
+    assert (one.expected_precision, one.class_reached, one.all_reached) == (None, None, None)
+    assert scored.thresholds == []
+
+
+def test_the_command_prints_it_below_the_verdicts(bundle: Path, file: Path) -> None:
+    shown = ask_command(bundle, "--class", "samoyed", "--class", "7", "--recall", 0.9, file)
+    own, pooled = shown.splitlines()[-2:]
+    assert own.startswith("samoyed: threshold 2.000, the class's own (5 validation samples)")
+    assert "expected precision 0.62; reached by 5 of the class's 5 samples, and by 8" in own
+    assert "pooled over all classes (30 validation samples); expected precision 0.25" in pooled
+    assert "precision" not in ask_command(bundle, "--class", "7", "--threshold", 1, file)
+
+
+def test_of_a_bundle_of_an_older_kway_it_is_unknown(tmp_path: Path, file: Path) -> None:
+    bundle = write_of_format_2(tmp_path / "old")
+    with listening(application(bundle)) as url, Client(url) as client:
+        answer = client.query([2, 6], [picture(0)], recall=0.9)
+    known = ("class", "class_id", "threshold", "threshold_source", "class_samples")
+    for one, expected in zip(answer.thresholds, (OWN, POOLED), strict=True):
+        found = one.model_dump()
+        assert {name: found[name] for name in known} == {name: expected[name] for name in known}
+        assert (one.expected_precision, one.class_reached, one.all_reached) == (None, None, None)
+    assert "expected precision unknown" in ask_command(
+        bundle, "--class", "7", "--recall", 0.9, file
+    )
+
+
+def test_an_answer_of_an_older_server_is_still_read() -> None:
+    verdict = {name: OWN[name] for name in ("class", "class_id", "threshold", "threshold_source")}
+    results = [{"input": 0, "verdicts": [{**verdict, "score": 3.0, "match": True}]}]
+    old = Answer.model_validate({"aligned": True, "notice": None, "results": results})
+    assert (old.thresholds, old.results[0].verdicts[0].expected_precision) == ([], None)
+
+
+def test_a_page_of_a_gallery_tells_it_whether_there_are_hits_or_none(
+    bundle: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "collection"
+    folder.mkdir()
+    (folder / "1.png").write_bytes(picture(0))
+    index(bundle, folder, tmp_path / "gallery")
+    api = application(bundle, galleries={"all": str(tmp_path / "gallery")})
+    body = {"classes": [2, 6], "recall": 0.9}
+    found = ask(api, "POST", "/v1/galleries/all/search", json=body).json()["results"]
+    for page, expected in zip(found, (OWN, POOLED), strict=True):
+        assert {name: page[name] for name in expected} == expected
+        assert {hit["expected_precision"] for hit in page["hits"]} <= {
+            expected["expected_precision"]
+        }
