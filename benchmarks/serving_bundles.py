@@ -26,7 +26,9 @@ from trainer.onnx_backbone import write_onnx
 from trainer.row_file import header_of
 
 RESNET_50: dict[str, Any] = {"model_type": "resnet"}  # transformers' default
-_RECALLS = (RecallSpec(recall=0.9, pooled=0.0, min_positives=9),)
+_RECALLS = (
+    RecallSpec(recall=0.9, pooled=0.0, pooled_samples=1000, pooled_precision=0.5, min_positives=9),
+)
 _AT_ONCE = 1 << 14
 
 
@@ -90,7 +92,9 @@ def _classes(num_classes: int) -> Iterator[ClassEntry]:
 
 def _thresholds(num_classes: int) -> ClassThresholds:
     positives = np.full(num_classes, 50, np.int32)
-    return ClassThresholds(_RECALLS, positives, np.zeros((num_classes, 1), np.float32))
+    thresholds = np.zeros((num_classes, 1), np.float32)
+    reached = np.full((num_classes, 1, 2), 50, np.int32)
+    return ClassThresholds(_RECALLS, positives, thresholds, reached)
 
 
 def _blocks(num_classes: int, width: int) -> Iterator[Tensor]:

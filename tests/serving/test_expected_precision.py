@@ -1,4 +1,4 @@
-"""Every way of asking tells which validation samples set a threshold, and the precision to expect."""
+"""All answers tell which validation samples set a threshold, and the precision to expect."""
 
 from collections.abc import Iterator
 from pathlib import Path
