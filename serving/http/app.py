@@ -12,7 +12,7 @@ from serving.galleries.search import Galleries
 from serving.http.access import Access, document_tokens
 from serving.http.classes import class_routes, model_routes
 from serving.http.docs import DOCS_PATHS, docs_routes
-from serving.http.documented import TAGS, document_summaries
+from serving.http.documented import TAGS, document_definitions, document_summaries
 from serving.http.feeds import feed_routes
 from serving.http.galleries import gallery_routes
 from serving.http.inference import inference_routes
@@ -51,6 +51,7 @@ def build_api(
     )
     install_handlers(api)
     document_summaries(api)
+    document_definitions(api)
     if service.config.token_file is not None:
         document_tokens(api, _OPEN_PATHS)
     api.add_middleware(Access, clients=clients, open_paths=_OPEN_PATHS)

@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, WebSocket
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 
-from serving.errors import REFUSALS, ApiError, invalid
+from serving.errors import ApiError, invalid
 from serving.http.bodies import content_type
+from serving.http.documented import NdjsonSchema, refused, request_body
 from serving.http.frames import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
 from serving.http.lines import split_lines
 from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
@@ -46,26 +47,15 @@ def feed_routes(feeds: Feeds) -> APIRouter:
     """The routes that frames come in by; feeds are limited in number apart from requests."""
     routes, config = APIRouter(), feeds.service.config
     places = Places(config.max_feeds, "feeds", most_each=config.max_feeds_per_client)
-    refused: dict[int | str, dict[str, Any]] = {
-        code: {"description": "Refused", **REFUSALS[code]} for code in (400, 415, 422, 429)
-    }
 
     @routes.post(
         "/v1/feeds/{feed}",
-        response_class=Response,
+        response_class=NdjsonSchema,
         responses={
-            200: {
-                "description": "a line for each hit, the last one with counts",
-                "content": {NDJSON: {"schema": FeedLine.model_json_schema()}},
-            },
-            **refused,
+            200: {"model": FeedLine, "description": "a line for each hit, the last with counts"},
+            **refused(400, 415, 422, 429),
         },
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {NDJSON: {"schema": FrameIn.model_json_schema()}},
-            }
-        },
+        openapi_extra=request_body(FrameIn, NDJSON),
     )
     async def send(
         request: Request,

@@ -10,6 +10,7 @@ from serving.galleries.gallery import Gallery
 from serving.galleries.hits import Hits
 from serving.galleries.search import Galleries
 from serving.http.bodies import most_values, whole_body
+from serving.http.documented import request_body
 from serving.http.parameters import RECALL_MEANING, check_class_count
 from serving.http.strict_json import parse_json
 from serving.refusals import ErrorBody
@@ -51,10 +52,6 @@ class GalleryList(BaseModel):
 def gallery_routes(service: Service, galleries: Galleries) -> APIRouter:
     """The routes of galleries; without galleries each of them says that there are none."""
     routes = APIRouter()
-    body = {
-        "required": True,
-        "content": {"application/json": {"schema": SearchBody.model_json_schema()}},
-    }
 
     @routes.get("/v1/galleries")
     async def listed() -> GalleryList:
@@ -64,7 +61,7 @@ def gallery_routes(service: Service, galleries: Galleries) -> APIRouter:
         )
 
     @routes.post(
-        "/v1/galleries/{name}/search", responses=REFUSALS, openapi_extra={"requestBody": body}
+        "/v1/galleries/{name}/search", responses=REFUSALS, openapi_extra=request_body(SearchBody)
     )
     async def search(name: str, request: Request) -> Hits:
         """The items that each class scores highest, by pages, from the highest score on."""

@@ -18,6 +18,7 @@ from pydantic import (
 
 from serving.errors import ApiError, invalid
 from serving.http.bodies import most_values, whole_body
+from serving.http.documented import request_body
 from serving.http.encoded import picture_bytes
 from serving.http.strict_json import parse_json
 from serving.inference.model import PLATFORM, SERVER_NAME, InferenceModel
@@ -105,12 +106,6 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ProtocolError} for status in (400, 404, 408, 413, 422, 429, 503)
 }
 _NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": ProtocolError}}
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": InferenceRequest.model_json_schema()}},
-    }
-}
 
 
 class _ProtocolRoute(APIRoute):
@@ -164,7 +159,9 @@ def inference_routes(service: Service) -> APIRouter:
         model.check(name, "")
         return ModelReady(name=name, ready=_ready(model, response))
 
-    @routes.post("/v2/models/{name}/infer", responses=_ERRORS, openapi_extra=_BODY)
+    @routes.post(
+        "/v2/models/{name}/infer", responses=_ERRORS, openapi_extra=request_body(InferenceRequest)
+    )
     async def infer(name: str, request: Request) -> InferenceResponse:
         """Scores of pictures, or texts, for the classes in `class_ids`."""
         model.check(name, "")

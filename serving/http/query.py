@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query, Request
 
 from serving.errors import REFUSALS
 from serving.http.bodies import QueryBody, read_query
+from serving.http.documented import schema_of
 from serving.http.parameters import QuestionParameters
 from serving.service import Service
 from serving.verdicts import Answer
@@ -32,7 +33,7 @@ _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": QueryBody.model_json_schema()},
+            "application/json": {"schema": schema_of(QueryBody)},
             "multipart/form-data": {"schema": _FORM},
             **{kind: {"schema": _FILE} for kind in (*_PICTURES, "application/octet-stream")},
             "text/plain": {"schema": _TEXT},

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field, RootModel
 from starlette.requests import ClientDisconnect
 
@@ -17,6 +17,7 @@ from serving.answer import Question
 from serving.batching import QueueFullError
 from serving.errors import REFUSALS, ApiError
 from serving.http.bodies import content_type
+from serving.http.documented import NdjsonSchema, refused, request_body
 from serving.http.lines import count_lines, split_lines
 from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
 from serving.http.parameters import QuestionParameters
@@ -40,33 +41,20 @@ class LineOut(RootModel[Hit | LineError | Done]):
     """One line of the answer."""
 
 
-class _Ndjson(JSONResponse):
-    """For the OpenAPI document alone, which would take any other class's lines for strings."""
-
-    media_type = NDJSON
-
-
 def stream_routes(service: Service) -> APIRouter:
     """The route of streams, which are limited in number apart from other requests."""
     routes = APIRouter()
     most, most_each = service.config.max_streams, service.config.max_streams_per_client
     places = Places(most, "streams", most_each=most_each)
-    error = {"schema": {"$ref": "#/components/schemas/ErrorBody"}}
-    refused = {"description": "Refused", "content": {"application/json": error}}
 
     @routes.post(
         "/v1/query:stream",
-        response_class=_Ndjson,
+        response_class=NdjsonSchema,
         responses={
             200: {"model": LineOut, "description": "a line for each hit, the last one with counts"},
-            **dict.fromkeys(REFUSALS, refused),
+            **refused(*REFUSALS),
         },
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {NDJSON: {"schema": LineIn.model_json_schema()}},
-            }
-        },
+        openapi_extra=request_body(LineIn, NDJSON),
     )
     async def stream(request: Request, asked: Annotated[StreamParameters, Query()]) -> Response:
         """Is each line's picture, or text, of these classes? Answered while lines still come.

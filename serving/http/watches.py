@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 from serving.answer import Question, threshold_of
 from serving.errors import REFUSALS, ApiError, invalid
 from serving.http.bodies import content_type, whole_body
-from serving.http.ndjson import NDJSON, LinesOut, NdjsonAnswer, while_there
+from serving.http.documented import NdjsonSchema, refused, request_body
+from serving.http.ndjson import LinesOut, NdjsonAnswer, while_there
 from serving.http.parameters import check_class_count
 from serving.http.sockets import opened, until_left
 from serving.http.strict_json import parse_json
@@ -46,7 +47,9 @@ def watch_routes(service: Service, watches: Watches) -> APIRouter:
     async def described(watch: Watch) -> WatchInfo:
         return await service.in_thread(_describe, service, watch)
 
-    @routes.post("/v1/watches", status_code=201, responses=REFUSALS, openapi_extra=_body(WatchBody))
+    @routes.post(
+        "/v1/watches", status_code=201, responses=REFUSALS, openapi_extra=request_body(WatchBody)
+    )
     async def create(request: Request) -> WatchInfo:
         """Ask a question of every frame that comes, until its time is over."""
         async with service.admitted() as progress:
@@ -67,7 +70,9 @@ def watch_routes(service: Service, watches: Watches) -> APIRouter:
         with _as_api_errors():
             return await described(await watches.get(request.state.client, watch_id))
 
-    @routes.patch("/v1/watches/{watch_id}", responses=REFUSALS, openapi_extra=_body(WatchChanges))
+    @routes.patch(
+        "/v1/watches/{watch_id}", responses=REFUSALS, openapi_extra=request_body(WatchChanges)
+    )
     async def change(request: Request, watch_id: str) -> WatchInfo:
         """Renew a watch; `{}` changes nothing else."""
         async with service.admitted() as progress:
@@ -85,13 +90,10 @@ def watch_routes(service: Service, watches: Watches) -> APIRouter:
 
     @routes.get(
         "/v1/watches/{watch_id}/hits",
-        response_class=Response,
+        response_class=NdjsonSchema,
         responses={
-            200: {
-                "description": "a line for each hit",
-                "content": {NDJSON: {"schema": ListenLine.model_json_schema()}},
-            },
-            **_some(404, 422, 429, 503),
+            200: {"model": ListenLine, "description": "a line for each hit"},
+            **refused(404, 422, 429, 503),
         },
     )
     async def hits(request: Request, watch_id: str) -> Response:
@@ -122,11 +124,6 @@ def watch_routes(service: Service, watches: Watches) -> APIRouter:
                 await while_there(lambda: until_left(socket), heard)
 
     return routes
-
-
-def _body(model: type[BaseModel]) -> dict[str, Any]:
-    content = {"application/json": {"schema": model.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 def _some(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -9,6 +9,7 @@ import pytest
 import schemathesis
 from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
+from openapi_spec_validator import OpenAPIV31SpecValidator
 from PIL import Image
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -119,6 +120,12 @@ def test_many_answers_are_as_documented(pictures: FastAPI) -> None:
 def test_many_answers_about_texts_are_as_documented(tmp_path: Path) -> None:
     answers = check(application(write_of_texts(tmp_path / "b"), max_inputs=4), 300)
     assert "POST /v1/query 404" in answers
+
+
+def test_the_document_is_valid_openapi(pictures: FastAPI) -> None:
+    document = ask(pictures, "GET", "/openapi.json").json()
+    OpenAPIV31SpecValidator(document).validate()
+    assert "$defs" not in json.dumps(document)
 
 
 def test_every_operation_describes_its_refusals_in_the_one_shape(pictures: FastAPI) -> None:
