@@ -15,7 +15,7 @@ from serving.http.docs import DOCS_PATHS, docs_routes
 from serving.http.documented import TAGS, document_definitions, document_summaries
 from serving.http.feeds import feed_routes
 from serving.http.galleries import gallery_routes
-from serving.http.inference import inference_routes
+from serving.http.inference import HEALTH_PATHS, inference_routes
 from serving.http.page import PAGE_PATHS, page_routes
 from serving.http.query import query_routes
 from serving.http.stream import stream_routes
@@ -25,8 +25,8 @@ from serving.service import Service
 from serving.watches.feed import Feeds, WatchCounts
 from serving.watches.watch import Watches
 
-# What says nothing of the model, and may be asked without a token.
-_OPEN_PATHS = ("/health", *PAGE_PATHS, *DOCS_PATHS)
+# Paths that need no token: they reveal nothing about the model.
+_OPEN_PATHS = ("/health", *HEALTH_PATHS, *PAGE_PATHS, *DOCS_PATHS)
 
 
 class Health(BaseModel):

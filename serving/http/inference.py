@@ -25,6 +25,9 @@ from serving.inference.model import PLATFORM, SERVER_NAME, InferenceModel
 from serving.inference.tensors import Inference, Tensor, parameters_of
 from serving.service import Service
 
+# As over gRPC, they need no token: Kubernetes probes have none.
+_LIVE, _READY = HEALTH_PATHS = ("/v2/health/live", "/v2/health/ready")
+
 Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
 
 
@@ -133,12 +136,12 @@ def inference_routes(service: Service) -> APIRouter:
         """What serves."""
         return ServerMetadata(name=SERVER_NAME, version=model.server_version, extensions=[])
 
-    @routes.get("/v2/health/live")
+    @routes.get(_LIVE)
     async def live() -> Live:
         """The server runs."""
         return Live(live=True)
 
-    @routes.get("/v2/health/ready", responses={503: {"model": Ready}})
+    @routes.get(_READY, responses={503: {"model": Ready}})
     async def ready(response: Response) -> Ready:
         """The model answers."""
         return Ready(ready=_ready(model, response))

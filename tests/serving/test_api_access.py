@@ -13,6 +13,7 @@ import grpc
 import httpx
 import pytest
 from fastapi import FastAPI, Request, WebSocket
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from serving.clients import Clients
 from serving.config import ServingConfig
@@ -104,6 +105,11 @@ def test_a_token_of_the_file_is_let_in_and_names_its_client(
         "/docs/",
         "/docs/oauth2-redirect",
         "/openapi.json",
+        "/v2",
+        "/v2/models/b",
+        "/v2/models/b/ready",
+        "/v2/health",
+        "/v2/health/ready/",
         "/nothing",
         "/health/",
         "/HEALTH",
@@ -115,6 +121,14 @@ def test_without_a_token_nothing_but_health_is_answered(api: FastAPI, url: str) 
     assert refusal(answer) == (401, "no_token")
     assert answer.headers["www-authenticate"] == "Bearer"
     assert get(api, "/health").status_code == 200
+
+
+@pytest.mark.parametrize("url", ["/v2/health/live", "/v2/health/ready"])
+def test_a_probe_of_the_open_inference_protocol_needs_no_token(api: FastAPI, url: str) -> None:
+    assert get(api, url).status_code == 200
+    assert get(api, url, WRONG).status_code == 200
+    document = get(api, "/openapi.json", OLD).json()
+    assert "security" not in document["paths"][url]["get"]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +188,7 @@ def test_the_documentation_names_the_token(api: FastAPI) -> None:
     assert query["security"] == [{"token": []}]
     assert "401" in query["responses"]
     assert "security" not in document["paths"]["/health"]["get"]
+    OpenAPIV31SpecValidator(document).validate()
 
 
 # ---------------------------------------------------------------------------- the file changes
