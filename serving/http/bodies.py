@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, Validat
 
 from serving.config import ServingConfig
 from serving.errors import ApiError, invalid
+from serving.http.compressed import plain_parts
 from serving.http.encoded import picture_bytes
 from serving.http.forms import known_charset, parse_form, pictures, text_fields
 from serving.http.parameters import RECALL_MEANING, QuestionParameters, check_class_count
@@ -115,10 +116,11 @@ async def whole_body(request: Request, limit: int, service: Service, progress: I
 
 
 async def bounded(request: Request, limit: int, uploads: Uploads) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body, which is one of `uploads` meanwhile.
+    """Yield the parts of a body, decompressed, which is one of `uploads` meanwhile.
 
-    Raises ApiError: 413 where its stated length, or what has arrived, exceeds `limit`; 408 and 429
-    as `Uploads.parts`. Close the generator if you do not read it to its end.
+    Raises ApiError: 413 where its stated length, or what has arrived or was decompressed, exceeds
+    `limit`; 400 and 415 as `plain_parts`; 408 and 429 as `Uploads.parts`. Close the generator if
+    you do not read it to its end.
     """
     too_large = ApiError(
         413, "body_too_large", f"the body is over {limit} bytes: send less at once"
@@ -127,7 +129,7 @@ async def bounded(request: Request, limit: int, uploads: Uploads) -> AsyncGenera
     if not (stated.isascii() and stated.isdecimal()) or int(stated[:20]) > limit:
         raise too_large
     received = 0
-    async with aclosing(uploads.parts(request.state.client, request.stream())) as parts:
+    async with aclosing(uploads.parts(request.state.client, plain_parts(request))) as parts:
         async for part in parts:
             received += len(part)
             if received > limit:

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from serving.errors import ApiError, invalid
 from serving.http.bodies import content_type
+from serving.http.compressed import plain_only
 from serving.http.documented import NdjsonSchema, refused, request_body
 from serving.http.frames import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
 from serving.http.lines import split_lines
@@ -70,6 +71,7 @@ def feed_routes(feeds: Feeds) -> APIRouter:
         if kind not in NDJSON_KINDS:
             message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
             raise ApiError(415, "unknown_content_type", message)
+        plain_only(request)
 
         async def work(request: Request, out: LinesOut) -> None:
             async with _followed(feeds, places, request.state.client):

@@ -3,32 +3,27 @@
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from pydantic import (
-    BaseModel,
-    Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-)
+from pydantic import BaseModel
 
-from serving.errors import ApiError, invalid
+from serving.errors import ApiError
 from serving.http.bodies import most_values, whole_body
 from serving.http.documented import request_body
-from serving.http.encoded import picture_bytes
-from serving.http.strict_json import parse_json
+from serving.http.tensors import (
+    BINARY,
+    HEADER,
+    InferenceRequest,
+    InferenceResponse,
+    read_inference,
+    response_of,
+)
 from serving.inference.model import PLATFORM, SERVER_NAME, InferenceModel
-from serving.inference.tensors import Inference, Tensor, parameters_of
 from serving.service import Service
 
 # As over gRPC, they need no token: Kubernetes probes have none.
 _LIVE, _READY = HEALTH_PATHS = ("/v2/health/live", "/v2/health/ready")
-
-Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
 
 
 class ProtocolError(BaseModel):
@@ -69,46 +64,14 @@ class ModelMetadata(BaseModel):
     outputs: list[TensorMetadata]
 
 
-class RequestInput(BaseModel):
-    name: str
-    shape: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)]
-    datatype: str
-    parameters: dict[str, Scalar] = {}
-    data: list[Scalar] = Field(description="flat; pictures in base64", fail_fast=True)
-
-
-class RequestOutput(BaseModel):
-    name: str
-    parameters: dict[str, Scalar] = {}
-
-
-class InferenceRequest(BaseModel):
-    id: str | None = None
-    parameters: dict[str, Scalar] = Field({}, description="recall or threshold")
-    inputs: Annotated[list[RequestInput], Field(fail_fast=True)]
-    outputs: Annotated[list[RequestOutput], Field(fail_fast=True)] = []
-
-
-class ResponseOutput(BaseModel):
-    name: str
-    shape: list[int]
-    datatype: str
-    data: list[StrictBool | StrictInt | StrictFloat]
-
-
-class InferenceResponse(BaseModel):
-    """`parameters`: whether the loss is aligned with the Principle of Logit Separation."""
-
-    model_name: str
-    id: str | None = None
-    parameters: dict[str, bool | str]
-    outputs: list[ResponseOutput]
-
-
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ProtocolError} for status in (400, 404, 408, 413, 422, 429, 503)
+    status: {"model": ProtocolError} for status in (400, 404, 408, 413, 415, 422, 429, 503)
 }
+_BINARY = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
+_BINARY_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}}
 _NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": ProtocolError}}
+_BODY = request_body(InferenceRequest)
+_BODY["requestBody"]["content"] |= _BINARY
 
 
 class _ProtocolRoute(APIRoute):
@@ -134,7 +97,9 @@ def inference_routes(service: Service) -> APIRouter:
     @routes.get("/v2")
     async def server() -> ServerMetadata:
         """What serves."""
-        return ServerMetadata(name=SERVER_NAME, version=model.server_version, extensions=[])
+        return ServerMetadata(
+            name=SERVER_NAME, version=model.server_version, extensions=["binary_tensor_data"]
+        )
 
     @routes.get(_LIVE)
     async def live() -> Live:
@@ -163,28 +128,29 @@ def inference_routes(service: Service) -> APIRouter:
         return ModelReady(name=name, ready=_ready(model, response))
 
     @routes.post(
-        "/v2/models/{name}/infer", responses=_ERRORS, openapi_extra=request_body(InferenceRequest)
+        "/v2/models/{name}/infer",
+        response_model=InferenceResponse,
+        responses=_ERRORS | _BINARY_ANSWER,
+        openapi_extra=_BODY,
     )
-    async def infer(name: str, request: Request) -> InferenceResponse:
+    async def infer(
+        name: str,
+        request: Request,
+        json_length: Annotated[
+            str | None, Header(alias=HEADER, description="where binary tensors begin")
+        ] = None,
+    ) -> Response:
         """Scores of pictures, or texts, for the classes in `class_ids`."""
         model.check(name, "")
         async with service.admitted() as progress:
             limits = service.config
             raw = await whole_body(request, limits.max_body_bytes, service, progress)
-            body, inference = await service.in_thread(_read, raw, most_values(limits))
+            body, inference = await service.in_thread(
+                read_inference, raw, json_length, most_values(limits)
+            )
             outputs, answer = await model.infer(inference)
             progress.inputs = len(answer.results)
-        return InferenceResponse(
-            model_name=name,
-            id=body.id,
-            parameters=parameters_of(answer),
-            outputs=[
-                ResponseOutput(
-                    name=t.name, shape=list(t.shape), datatype=t.datatype, data=[*t.data]
-                )
-                for t in outputs
-            ],
-        )
+        return response_of(name, body, outputs, answer)
 
     return routes
 
@@ -193,33 +159,3 @@ def _ready(model: InferenceModel, response: Response) -> bool:
     is_ready = model.is_ready()
     response.status_code = 200 if is_ready else 503
     return is_ready
-
-
-def _read(raw: bytes, most: int) -> tuple[InferenceRequest, Inference]:
-    try:
-        body = InferenceRequest.model_validate(parse_json(raw, most))
-    except ValidationError as error:
-        raise invalid("invalid_inference", error, status=400) from error
-    return body, _inference(body)
-
-
-def _inference(body: InferenceRequest) -> Inference:
-    return Inference(
-        inputs=[
-            Tensor(one.name, one.datatype, tuple(one.shape), _data(one)) for one in body.inputs
-        ],
-        parameters=body.parameters,
-        outputs=[output.name for output in body.outputs],
-    )
-
-
-def _data(tensor: RequestInput) -> list[Any]:
-    """Elements as they are, those of BYTES as bytes."""
-    if tensor.datatype != "BYTES":
-        return list(tensor.data)
-    texts = [one for one in tensor.data if isinstance(one, str)]
-    if len(texts) != len(tensor.data):
-        raise ApiError(400, "invalid_inference", f"{tensor.name} holds what is no text")
-    if tensor.name != "images":
-        return [text.encode("utf-8", "surrogatepass") for text in texts]
-    return [picture_bytes(text, f"images[{place}]") for place, text in enumerate(texts)]

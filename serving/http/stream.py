@@ -17,6 +17,7 @@ from serving.answer import Question
 from serving.batching import QueueFullError
 from serving.errors import REFUSALS, ApiError
 from serving.http.bodies import content_type
+from serving.http.compressed import plain_only
 from serving.http.documented import NdjsonSchema, refused, request_body
 from serving.http.lines import count_lines, split_lines
 from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
@@ -65,6 +66,7 @@ def stream_routes(service: Service) -> APIRouter:
         if kind not in (*NDJSON_KINDS, ""):
             message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
             raise ApiError(415, "unknown_content_type", message)
+        plain_only(request)
 
         async def work(request: Request, out: LinesOut) -> None:
             classes = asked.needed_classes(service.config.max_classes)

@@ -1,26 +1,23 @@
 """The protocol's gRPC messages <-> tensors. What a message says is checked in `tensors.py`.
 
 Elements travel in one of two ways, for all tensors of a message alike: typed, in each tensor's
-`contents`; or raw, one string of little-endian bytes a tensor, where each element of BYTES has its
-length before it in 4 bytes. An answer travels in the way of its request.
+`contents`; or raw, one string of bytes a tensor (`serving/inference/raw.py`). An answer travels in
+the way of its request.
 """
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.errors import ApiError
 from serving.inference.fields import check_count
+from serving.inference.raw import array_of, elements_of
 from serving.inference.tensors import Inference, Tensor
 
 _INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
 _OUTPUT_CONTENTS = {"FP32": "fp32_contents", "BOOL": "bool_contents"}
-_OUTPUT_DTYPES = {"FP32": "<f4", "BOOL": "?"}
-_LENGTH = struct.Struct("<I")
 # In one message; what may hold more inputs or classes by its limits, may hold more values.
 MOST_VALUES = 10_000
 
@@ -47,7 +44,7 @@ def inference_of(request: pb.ModelInferRequest, most: int = MOST_VALUES) -> Infe
                 f"{len(request.inputs)} inputs: send one for each"
             )
         pairs = zip(request.inputs, request.raw_input_contents, strict=True)
-        data = [_raw_elements(one, raw, most) for one, raw in pairs]
+        data = [elements_of(one.name, one.datatype, raw, most) for one, raw in pairs]
     else:
         data = [_typed_elements(one) for one in request.inputs]
     return Inference(
@@ -74,8 +71,7 @@ def response_of(
         output = response.outputs.add(
             name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
         )
-        with np.errstate(over="ignore"):  # a given threshold may be beyond FP32: infinite
-            elements = np.asarray(tensor.data).astype(_OUTPUT_DTYPES[tensor.datatype])
+        elements = array_of(tensor)
         if request.raw_input_contents:
             response.raw_output_contents.append(elements.tobytes())
         else:
@@ -104,18 +100,6 @@ def _typed_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
     return list(getattr(tensor.contents, field))
 
 
-def _raw_elements(
-    tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes, most: int
-) -> list[Any]:
-    if _contents_field(tensor) == _INPUT_CONTENTS["BYTES"]:
-        return _with_lengths(tensor.name, raw, most)
-    if len(raw) > 8 * most:
-        raise _too_many(tensor.name, most)
-    if len(raw) % 8:
-        raise _wrong(f"{tensor.name[:80]} has {len(raw)} raw bytes: INT64 takes 8 an element")
-    return np.frombuffer(raw, "<i8").tolist()
-
-
 def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
     field = _INPUT_CONTENTS.get(tensor.datatype)
     if field is None:
@@ -124,36 +108,11 @@ def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
     return field
 
 
-def _with_lengths(name: str, raw: bytes, most: int) -> list[bytes]:
-    elements: list[bytes] = []
-    place = 0
-    while place < len(raw):
-        if len(elements) == most:
-            raise _too_many(name, most)
-        start = place + _LENGTH.size
-        if start > len(raw):
-            raise _wrong(f"{name[:80]}[{len(elements)}] is cut off in its 4 bytes of length")
-        (length,) = _LENGTH.unpack_from(raw, place)
-        place = start + length
-        if place > len(raw):
-            raise _wrong(
-                f"{name[:80]}[{len(elements)}] is cut off: {length} bytes are said, "
-                f"{len(raw) - start} there"
-            )
-        elements.append(raw[start:place])
-    return elements
-
-
 def _scalar(name: str, value: pb.InferParameter) -> bool | int | float | str:
     choice = value.WhichOneof("parameter_choice")
     if choice is None:
         raise _wrong(f"parameter {name[:80]} has no value")
     return getattr(value, choice)
-
-
-def _too_many(name: str, most: int) -> ApiError:
-    message = f"{name[:80]} has over {most} elements: send fewer at once"
-    return ApiError(413, "too_many_values", message)
 
 
 def _wrong(message: str) -> ApiError:

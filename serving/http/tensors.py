@@ -1,0 +1,174 @@
+"""Bodies of `POST /v2/models/{name}/infer`: JSON, and binary tensors after it.
+
+With the binary tensor extension the header `Inference-Header-Content-Length` tells where the JSON
+ends. Behind it stand the elements of each input that has a `binary_data_size`, in their order
+(`serving/inference/raw.py`). An answer has that form where its request asks for binary outputs.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import Response
+from pydantic import (
+    BaseModel,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
+
+from serving.errors import ApiError, invalid
+from serving.http.encoded import picture_bytes
+from serving.http.strict_json import parse_json
+from serving.inference.raw import array_of, elements_of
+from serving.inference.tensors import Inference, Tensor, parameters_of
+from serving.verdicts import Answer
+
+Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
+HEADER = "Inference-Header-Content-Length"
+BINARY = "application/octet-stream"
+
+
+class RequestInput(BaseModel):
+    name: str
+    shape: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)]
+    datatype: str
+    parameters: dict[str, Scalar] = Field({}, description="binary_data_size, in place of data")
+    data: Annotated[list[Scalar], Field(fail_fast=True)] | None = Field(
+        None, description="flat; pictures in base64"
+    )
+
+
+class RequestOutput(BaseModel):
+    name: str
+    parameters: dict[str, Scalar] = Field({}, description="binary_data")
+
+
+class InferenceRequest(BaseModel):
+    id: str | None = None
+    parameters: dict[str, Scalar] = Field({}, description="recall or threshold; binary_data_output")
+    inputs: Annotated[list[RequestInput], Field(fail_fast=True)]
+    outputs: Annotated[list[RequestOutput], Field(fail_fast=True)] = []
+
+
+class ResponseOutput(BaseModel):
+    """`data`, or, of a binary output, `parameters` with its `binary_data_size`."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, int] = {}
+    data: list[StrictBool | StrictInt | StrictFloat] = []
+
+
+class InferenceResponse(BaseModel):
+    """`parameters`: whether the loss is aligned with the Principle of Logit Separation."""
+
+    model_name: str
+    id: str | None = None
+    parameters: dict[str, bool | str]
+    outputs: list[ResponseOutput]
+
+
+def read_inference(
+    raw: bytes, json_length: str | None, most: int
+) -> tuple[InferenceRequest, Inference]:
+    """A body, of which `json_length` bytes are JSON -> what is asked.
+
+    Raises ApiError: 400 where it cannot be read, 413 for over `most` elements of a tensor.
+    """
+    text, binary = _parts(raw, json_length)
+    try:
+        body = InferenceRequest.model_validate(parse_json(text, most))
+    except ValidationError as error:
+        raise invalid("invalid_inference", error, status=400) from error
+    data = _data(body.inputs, binary, most)
+    pairs = zip(body.inputs, data, strict=True)
+    return body, Inference(
+        inputs=[Tensor(one.name, one.datatype, tuple(one.shape), values) for one, values in pairs],
+        parameters=body.parameters,
+        outputs=[output.name for output in body.outputs],
+    )
+
+
+def response_of(
+    name: str, body: InferenceRequest, outputs: Sequence[Tensor], answer: Answer
+) -> Response:
+    """The answer to `body`, in the form that it asks for."""
+    binary = _binary_outputs(body, outputs)
+    described, raw = [], []
+    for tensor in outputs:
+        about: dict[str, Any] = {"data": [*tensor.data]}
+        if tensor.name in binary:
+            raw.append(array_of(tensor).tobytes())
+            about = {"parameters": {"binary_data_size": len(raw[-1])}}
+        about |= {"name": tensor.name, "shape": [*tensor.shape], "datatype": tensor.datatype}
+        described.append(ResponseOutput(**about))
+    head = InferenceResponse(
+        model_name=name, id=body.id, parameters=parameters_of(answer), outputs=described
+    ).model_dump_json(exclude_unset=True)
+    if not raw:
+        return Response(head, media_type="application/json")
+    content = head.encode()
+    headers = {HEADER: str(len(content))}
+    return Response(content + b"".join(raw), media_type=BINARY, headers=headers)
+
+
+def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
+    """The JSON, and what stands after it."""
+    if json_length is None:
+        return raw, b""
+    is_length = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
+    if not is_length or int(json_length) > len(raw):
+        message = f"{HEADER} is {json_length[:40]!r}, and the body has {len(raw)} bytes"
+        raise _wrong(message)
+    return raw[: int(json_length)], raw[int(json_length) :]
+
+
+def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list[Any]]:
+    """The elements of each input, those of BYTES as bytes."""
+    found, place = [], 0
+    for one in inputs:
+        size = one.parameters.get("binary_data_size")
+        if (size is None) == (one.data is None):
+            raise _wrong(f"{one.name[:80]} has data and binary_data_size, or neither: send one")
+        if size is None:
+            found.append(_json_elements(one))
+            continue
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise _wrong(f"{one.name[:80]} has binary_data_size {str(size)[:40]}: send its bytes")
+        if place + size > len(binary):
+            raise _wrong(
+                f"{one.name[:80]} has binary_data_size {size}, and {len(binary) - place} bytes "
+                f"are left after the JSON, whose length {HEADER} tells; or send binary_data=False"
+            )
+        found.append(elements_of(one.name, one.datatype, binary[place : place + size], most))
+        place += size
+    if place != len(binary):
+        raise _wrong(f"{len(binary) - place} bytes stand after the last input's: send none")
+    return found
+
+
+def _json_elements(tensor: RequestInput) -> list[Any]:
+    data = tensor.data or []
+    if tensor.datatype != "BYTES":
+        return list(data)
+    texts = [one for one in data if isinstance(one, str)]
+    if len(texts) != len(data):
+        raise _wrong(f"{tensor.name} holds what is no text")
+    if tensor.name != "images":
+        return [text.encode("utf-8", "surrogatepass") for text in texts]
+    return [picture_bytes(text, f"images[{place}]") for place, text in enumerate(texts)]
+
+
+def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:
+    """The names of the outputs to send as bytes: each says so, or else the request."""
+    usual = {"binary_data": body.parameters.get("binary_data_output", False)}
+    stated = {one.name: usual | one.parameters for one in body.outputs}
+    return {one.name for one in outputs if stated.get(one.name, usual)["binary_data"] is True}
+
+
+def _wrong(message: str) -> ApiError:
+    return ApiError(400, "invalid_inference", message)

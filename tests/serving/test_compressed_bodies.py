@@ -1,0 +1,131 @@
+"""Bodies with a `Content-Encoding`: decompressed within the limits, or refused with the reason."""
+
+import base64
+import gzip
+import json
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from tests.serving.at_the_page import picture
+from tests.serving.in_process import application, ask, refusal
+from tests.tiny_bundle import write
+
+MAX_BODY = 100_000
+JSON, NDJSON = "application/json", "application/x-ndjson"
+IMAGE = base64.b64encode(picture(0)).decode()
+RIGHT = json.dumps({"classes": [2], "images": [IMAGE], "recall": 0.9}).encode()
+PICTURE_QUERY = "/v1/query?classes=husky"
+GZIPPED, DEFLATED = gzip.compress(RIGHT, mtime=0), zlib.compress(RIGHT)
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    bundle = write(tmp_path_factory.mktemp("bundles") / "pets")
+    return application(bundle, max_body_bytes=MAX_BODY)
+
+
+def sent(
+    api: FastAPI, path: str, body: bytes, encoding: str, kind: str = JSON, method: str = "POST"
+) -> httpx.Response:
+    """The answer to a body that comes in parts of 100 bytes, without a stated length."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 100):
+            yield body[start : start + 100]
+
+    headers = {"content-type": kind, "content-encoding": encoding}
+    return ask(api, method, path, content=parts(), headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [("gzip", GZIPPED), ("GZIP", GZIPPED), ("x-gzip", GZIPPED), ("deflate", DEFLATED)],
+    ids=["gzip", "GZIP", "x-gzip", "deflate"],
+)
+def test_a_compressed_body_gets_the_answer_of_the_plain_one(
+    api: FastAPI, encoding: str, body: bytes
+) -> None:
+    plain = sent(api, "/v1/query", RIGHT, "identity")
+    assert plain.status_code == 200
+    assert sent(api, "/v1/query", body, encoding).json() == plain.json()
+
+
+def test_every_route_that_reads_a_whole_body_decompresses_it(api: FastAPI) -> None:
+    body = gzip.compress(picture(0))
+    assert sent(api, PICTURE_QUERY, body, "gzip", "image/png").is_success
+    fields, files = {"classes": "husky"}, {"images": picture(0)}
+    form = httpx.Request("POST", "http://kway", data=fields, files=files)
+    kind = form.headers["content-type"]
+    assert sent(api, "/v1/query", gzip.compress(form.read()), "gzip", kind).is_success
+    watch = gzip.compress(b'{"classes": ["husky"], "recall": 0.9, "ttl_seconds": 60}')
+    made = sent(api, "/v1/watches", watch, "gzip")
+    assert made.status_code == 201
+    path = f"/v1/watches/{made.json()['id']}"
+    assert sent(api, path, gzip.compress(b"{}"), "gzip", method="PATCH").is_success
+    inputs = [
+        {"name": "images", "datatype": "BYTES", "shape": [1], "data": [IMAGE]},
+        {"name": "class_ids", "datatype": "INT64", "shape": [1], "data": [2]},
+    ]
+    body = gzip.compress(json.dumps({"inputs": inputs}).encode())
+    assert sent(api, "/v2/models/pets/infer", body, "gzip").is_success
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/query", JSON), (PICTURE_QUERY, "image/png")])
+@pytest.mark.parametrize(
+    ("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+def test_a_body_that_decompresses_to_too_much_is_refused_where_it_exceeds_the_limit(
+    api: FastAPI, path: str, kind: str, encoding: str, compress: Callable[[bytes], bytes]
+) -> None:
+    bomb = compress(bytes(300 * MAX_BODY))
+    assert len(bomb) < MAX_BODY
+    tracemalloc.start()
+    answer = sent(api, path, bomb, encoding, kind)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert refusal(answer) == (413, "body_too_large")
+    assert peak < 30 * MAX_BODY
+
+
+def test_a_body_of_exactly_the_limit_is_read(api: FastAPI) -> None:
+    for length, status in ((MAX_BODY, 200), (MAX_BODY + 1, 413)):
+        body = gzip.compress(RIGHT.ljust(length))
+        assert sent(api, "/v1/query", body, "gzip").status_code == status
+
+
+DAMAGED = {
+    "no gzip": (RIGHT, "gzip"),
+    "no deflate": (RIGHT, "deflate"),
+    "nothing": (b"", "gzip"),
+    "one byte short": (GZIPPED[:-1], "gzip"),
+    "cut off": (GZIPPED[:20], "gzip"),
+    "wrong checksum": (GZIPPED[:-8] + bytes(8), "gzip"),
+    "a byte more": (GZIPPED + b"x", "gzip"),
+    "twice": (2 * GZIPPED, "gzip"),
+    "deflate said to be gzip": (DEFLATED, "gzip"),
+    "gzip said to be deflate": (GZIPPED, "deflate"),
+}
+
+
+@pytest.mark.parametrize(("body", "encoding"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_body_is_refused(api: FastAPI, body: bytes, encoding: str) -> None:
+    assert refusal(sent(api, "/v1/query", body, encoding)) == (400, "invalid_compression")
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "gzip;q=1", 5000 * "x"])
+def test_another_content_coding_is_refused_with_what_to_send(api: FastAPI, encoding: str) -> None:
+    answer = sent(api, "/v1/query", RIGHT, encoding)
+    assert refusal(answer) == (415, "unknown_encoding")
+    assert "send gzip or deflate" in answer.json()["error"]["message"]
+    assert len(answer.text) < 500
+
+
+@pytest.mark.parametrize("path", ["/v1/query:stream?classes=husky", "/v1/feeds/door"])
+def test_lines_have_to_come_uncompressed(api: FastAPI, path: str) -> None:
+    lines = gzip.compress(b'{"text": "a"}\n')
+    assert refusal(sent(api, path, lines, "gzip", NDJSON)) == (415, "unknown_encoding")
