@@ -19,7 +19,7 @@ from serving.http.tensors import (
     read_inference,
     response_of,
 )
-from serving.inference.model import PLATFORM, SERVER_NAME, InferenceModel
+from serving.inference.model import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
 from serving.service import Service
 
 # As over gRPC, they need no token: Kubernetes probes have none.
@@ -98,7 +98,7 @@ def inference_routes(service: Service) -> APIRouter:
     async def server() -> ServerMetadata:
         """What serves."""
         return ServerMetadata(
-            name=SERVER_NAME, version=model.server_version, extensions=["binary_tensor_data"]
+            name=SERVER_NAME, version=model.server_version, extensions=list(EXTENSIONS)
         )
 
     @routes.get(_LIVE)

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from serving.clients import Clients, bearer_token
 from serving.errors import ApiError
 from serving.inference.messages import MOST_VALUES, inference_of, metadata_of, parsed, response_of
-from serving.inference.model import PLATFORM, SERVER_NAME, InferenceModel
+from serving.inference.model import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
 from serving.inference.tensors import Inference, parameters_of
 from serving.service import Service
 
@@ -77,7 +77,9 @@ class InferenceMethods:
         return pb.ServerReadyResponse(ready=self._model.is_ready())
 
     async def server_metadata(self, _: bytes) -> Message:
-        return pb.ServerMetadataResponse(name=SERVER_NAME, version=self._model.server_version)
+        return pb.ServerMetadataResponse(
+            name=SERVER_NAME, version=self._model.server_version, extensions=EXTENSIONS
+        )
 
     async def model_ready(self, raw: bytes) -> Message:
         request = parsed(pb.ModelReadyRequest, raw)

@@ -8,6 +8,7 @@ from serving.service import Service
 from serving.verdicts import Answer
 
 SERVER_NAME, PLATFORM = "kway", "pytorch"
+EXTENSIONS = ("binary_tensor_data",)
 _DATATYPES = {"class_ids": "INT64", "scores": "FP32", "thresholds": "FP32", "matches": "BOOL"}
 _SHAPES = {"scores": (-1, -1), "thresholds": (-1,), "matches": (-1, -1)}
 
