@@ -1,6 +1,6 @@
 """What serving costs: `python -m benchmarks.serving [SECTION ...]`."""
 
-from benchmarks import gallery_search, serving_requests, serving_rows
+from benchmarks import gallery_search, serving_compared, serving_requests, serving_rows
 from benchmarks.report import Sections, command_line, report
 
 SECTIONS: Sections = {
@@ -10,6 +10,7 @@ SECTIONS: Sections = {
     "gallery": gallery_search.rows,
     "requests": serving_requests.requests,
     "batches": serving_requests.batches,
+    "peers": serving_compared.peers,
 }
 
 

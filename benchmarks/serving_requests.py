@@ -6,11 +6,8 @@ The machine's cores serve the client, too.
 
 import asyncio
 import io
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,44 +15,45 @@ import torch
 from PIL import Image
 
 from benchmarks.serving_bundles import write_random
+from benchmarks.serving_started import kway, module
 from benchmarks.timing import Row, rate_row, take_turns
-from serving.deploy.ports import free_port
 from serving.model import Model
 
 _CLIENTS, _REQUESTS, _CLASSES = 16, 2000, 100
-_TRIVIAL = {
+_ALONE = "benchmarks.serving_alone"
+TRIVIAL = {
     "model_type": "resnet",
     "embedding_size": 8,
     "hidden_sizes": [8],
     "depths": [1],
     "layer_type": "basic",
 }
-_SMALL = {  # ResNet-18
+SMALL = {  # ResNet-18
     "model_type": "resnet",
     "hidden_sizes": [64, 128, 256, 512],
     "depths": [2, 2, 2, 2],
     "layer_type": "basic",
 }
-_SMALL_SIDE, _BATCH = 224, 8
+SMALL_SIDE, _BATCH = 224, 8
 
 
 def requests() -> Iterator[Row]:
     """Requests a second with next to no model."""
     with tempfile.TemporaryDirectory() as name:
         bundle = Path(name) / "bundle"
-        write_random(bundle, _TRIVIAL, _CLASSES, size=8)
+        write_random(bundle, TRIVIAL, _CLASSES, size=8)
         health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        with _kway(bundle) as kway, _alone("plain", bundle) as plain:
+        with kway(bundle) as ours, module(_ALONE, "plain", bundle) as plain:
             found = take_turns(
-                {"kway": _load(kway, health), "plain": _load(plain, health)},
+                {"kway": load(ours.port, health), "plain": load(plain.port, health)},
                 title="requests",
                 seconds=60,
             )
         yield _rate("kway serve / uvicorn + FastAPI", "GET /health", found["kway"], found["plain"])
-        query = _query(_picture(8))
-        with _kway(bundle) as kway, _alone("application", bundle) as plain:
+        query = _query(picture(8))
+        with kway(bundle) as ours, module(_ALONE, "application", bundle) as plain:
             found = take_turns(
-                {"kway": _load(kway, query), "plain": _load(plain, query)},
+                {"kway": load(ours.port, query), "plain": load(plain.port, query)},
                 title="questions",
                 seconds=60,
             )
@@ -67,18 +65,18 @@ def batches() -> Iterator[Row]:
     """Pictures a second through the server, beside the backbone in a loop at the same batch."""
     with tempfile.TemporaryDirectory() as name:
         bundle = Path(name) / "bundle"
-        write_random(bundle, _SMALL, _CLASSES, size=_SMALL_SIDE)
-        picture, count = _picture(_SMALL_SIDE), 16 * _BATCH
+        write_random(bundle, SMALL, _CLASSES, size=SMALL_SIDE)
+        a_picture, count = picture(SMALL_SIDE), 16 * _BATCH
         model = Model.open(bundle)
-        prepared = [model.prepare(picture)] * _BATCH
+        prepared = [model.prepare(a_picture)] * _BATCH
 
         def loop() -> None:
             for _ in range(count // _BATCH):
                 model.features(prepared)
 
-        with _kway(bundle, "--batch-size", str(_BATCH)) as kway:
+        with kway(bundle, "--batch-size", str(_BATCH)) as ours:
             found = take_turns(
-                {"kway": _load(kway, _query(picture), count, 3 * _BATCH), "loop": loop},
+                {"kway": load(ours.port, _query(a_picture), count, 3 * _BATCH), "loop": loop},
                 title="batches",
                 seconds=120,
             )
@@ -98,15 +96,16 @@ def _rate(what: str, case: str, ours: np.ndarray, theirs: np.ndarray) -> Row:
     return rate_row(what, where, ours, theirs, at_least=0.25, count=_REQUESTS, unit="requests/s")
 
 
-def _picture(side: int) -> bytes:
+def picture(side: int) -> bytes:
+    """A JPEG file of random pixels."""
     pixels = np.random.default_rng(0).integers(256, size=(side, side, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG")
     return file.getvalue()
 
 
-def _query(picture: bytes) -> bytes:
-    parts = [b'name="classes"\r\n\r\nspecies 1', b'name="images"; filename="a"\r\n\r\n' + picture]
+def _query(file: bytes) -> bytes:
+    parts = [b'name="classes"\r\n\r\nspecies 1', b'name="images"; filename="a"\r\n\r\n' + file]
     body = b"".join(b"--b\r\nContent-Disposition: form-data; " + part + b"\r\n" for part in parts)
     body += b"--b--\r\n"
     return (
@@ -115,7 +114,7 @@ def _query(picture: bytes) -> bytes:
     ) + body
 
 
-def _load(
+def load(
     port: int, request: bytes, count: int = _REQUESTS, clients: int = _CLIENTS
 ) -> Callable[[], None]:
     """Ask `count` times in all, each of the `clients` on one connection, one after another."""
@@ -135,46 +134,8 @@ def _load(
         writer.close()
         await writer.wait_closed()
 
-    async def load() -> None:
+    async def all_clients() -> None:
         shares = [len(range(place, count, clients)) for place in range(clients)]
         await asyncio.gather(*map(client, shares))
 
-    return lambda: asyncio.run(load())
-
-
-@contextmanager
-def _kway(bundle: Path, *options: str) -> Iterator[int]:
-    command = [sys.executable, "-P", "-m", "launch", "serve", str(bundle), "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            ready = process.stdout.readline()
-            if not ready.startswith("ready: "):
-                raise RuntimeError("kway serve did not start: its error is above")
-            yield int(ready.split()[1].rsplit(":", 1)[1])
-        finally:
-            process.terminate()
-
-
-@contextmanager
-def _alone(kind: str, bundle: Path) -> Iterator[int]:
-    port = free_port("127.0.0.1", 0)
-    command = [sys.executable, "-m", "benchmarks.serving_alone", kind, str(bundle), str(port)]
-    with subprocess.Popen(command) as process:
-        try:
-            asyncio.run(_listens(port))
-            yield port
-        finally:
-            process.terminate()
-
-
-async def _listens(port: int) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except ConnectionError:
-                await asyncio.sleep(0.1)
-                continue
-            writer.close()
-            return
+    return lambda: asyncio.run(all_clients())

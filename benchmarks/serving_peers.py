@@ -1,0 +1,206 @@
+"""The same query served without kway's server: arguments KIND BUNDLE PORT; one torch thread.
+
+`fastapi` is a plain FastAPI application on uvicorn that validates its input and batches over
+requests; `litserve` is the same as a LitServe API. Both answer the JSON of `POST /v1/query` with
+pictures, by the model, preprocessing and answer of kway.
+"""
+
+import asyncio
+import base64
+import binascii
+import sys
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import litserve
+import torch
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request
+from pydantic import BaseModel, Field, ValidationError
+
+from serving.answer import Question, answer, ask
+from serving.model import Model
+from serving.verdicts import Answer
+
+PATH = "/v1/query"
+_BATCH, _QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20
+# LitServe polls its queue: without a timeout it keeps a core busy, with a longer one batches wait.
+_BATCH_SECONDS = 0.002
+
+
+class Query(BaseModel):
+    """Is each picture of these classes?"""
+
+    classes: Annotated[list[str | int], Field(min_length=1, max_length=100)]
+    images: Annotated[list[str], Field(min_length=1, max_length=64)]
+    recall: Annotated[float, Field(gt=0, le=1)] | None = None
+    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
+
+
+def pictures_of(query: Query) -> list[bytes]:
+    try:
+        return [base64.b64decode(one, validate=True) for one in query.images]
+    except binascii.Error as error:
+        raise HTTPException(400, f"images: {error}") from error
+
+
+def question_of(model: Model, query: Query) -> Question:
+    try:
+        return ask(model.bundle, query.classes, recall=query.recall, threshold=query.threshold)
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from error
+
+
+def prepared(model: Model, pictures: Sequence[bytes]) -> list[Any]:
+    try:
+        return [model.prepare(one) for one in pictures]
+    except ValueError as error:
+        raise HTTPException(400, f"images: {error}") from error
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A request that waits for its batch."""
+
+    pictures: list[bytes]
+    question: Question
+    answer: asyncio.Future[Answer]
+
+
+class Batches:
+    """Requests that wait while the model works make the next batch. One thread does all the work
+    of a batch: of the ways to divide it between threads, this took the least CPU time."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(_QUEUED)
+        self._thread = ThreadPoolExecutor(1)
+
+    async def answer(self, pictures: list[bytes], question: Question) -> Answer:
+        """Raises HTTPException: 400 for what is no picture, 429 where too many wait."""
+        waiting = Waiting(pictures, question, asyncio.get_running_loop().create_future())
+        try:
+            self._queue.put_nowait(waiting)
+        except asyncio.QueueFull as error:
+            raise HTTPException(429, "try again", {"Retry-After": "1"}) from error
+        return await waiting.answer
+
+    async def work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = [await self._queue.get()]
+            while len(batch) < _BATCH and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            found = await loop.run_in_executor(self._thread, self._answers, batch)
+            for one, answered in zip(batch, found, strict=True):
+                if one.answer.done():  # its client has left
+                    continue
+                if isinstance(answered, HTTPException):
+                    one.answer.set_exception(answered)
+                else:
+                    one.answer.set_result(answered)
+
+    def _answers(self, batch: Sequence[Waiting]) -> list[Answer | HTTPException]:
+        found: list[Answer | HTTPException | list[Any]] = []
+        for one in batch:
+            try:
+                found.append(prepared(self._model, one.pictures))
+            except HTTPException as error:
+                found.append(error)
+        inputs = [x for one in found if isinstance(one, list) for x in one]
+        rows = iter(self._model.features(inputs)) if inputs else iter(())
+        answers: list[Answer | HTTPException] = []
+        for one, waiting in zip(found, batch, strict=True):
+            if isinstance(one, HTTPException):
+                answers.append(one)
+                continue
+            features = torch.stack([next(rows) for _ in waiting.pictures])
+            answers.append(answer(self._model.bundle, features, waiting.question))
+        return answers
+
+
+def plain(bundle: Path) -> FastAPI:
+    """The application of a server of one's own."""
+    model = Model.open(bundle)
+    batches = Batches(model)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        worker = asyncio.create_task(batches.work())
+        yield
+        worker.cancel()
+
+    api = FastAPI(lifespan=lifespan)
+
+    @api.post(PATH)
+    async def query(request: Request, asked: Query) -> Answer:
+        if int(request.headers.get("content-length", _MAX_BODY_BYTES)) > _MAX_BODY_BYTES:
+            raise HTTPException(413, "send less at once")
+        return await batches.answer(pictures_of(asked), question_of(model, asked))
+
+    return api
+
+
+class PictureAPI(litserve.LitAPI):  # type: ignore[misc]
+    """The same in LitServe's steps; a request has one picture."""
+
+    def __init__(self, bundle: Path) -> None:
+        super().__init__(max_batch_size=_BATCH, batch_timeout=_BATCH_SECONDS, api_path=PATH)
+        self._bundle = bundle
+
+    def setup(self, device: str) -> None:
+        torch.set_num_threads(1)
+        self.model = Model.open(self._bundle)
+
+    def decode_request(self, request: dict[str, Any]) -> tuple[Any, Question]:
+        try:
+            asked = Query.model_validate(request)
+        except ValidationError as error:
+            raise HTTPException(422, error.errors(include_url=False)[0]["msg"]) from error
+        (one,) = prepared(self.model, pictures_of(asked))
+        return one, question_of(self.model, asked)
+
+    def batch(self, inputs: list[tuple[Any, Question]]) -> list[tuple[Any, Question]]:
+        return inputs
+
+    def predict(self, inputs: list[tuple[Any, Question]]) -> list[Answer]:
+        features = self.model.features([one for one, _ in inputs])
+        return [
+            answer(self.model.bundle, row[None], question)
+            for row, (_, question) in zip(features, inputs, strict=True)
+        ]
+
+    def unbatch(self, output: list[Answer]) -> list[Answer]:
+        return output
+
+    def encode_response(self, output: Answer) -> dict[str, Any]:
+        return output.model_dump()
+
+
+def main() -> None:
+    kind, bundle, port = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    if kind == "fastapi":
+        uvicorn.run(plain(bundle), port=port, log_level="error", access_log=False)
+        return
+    server = litserve.LitServer(
+        PictureAPI(bundle),
+        accelerator="cpu",
+        fast_queue=True,
+        max_payload_size=_MAX_BODY_BYTES,
+    )
+    server.run(
+        host="127.0.0.1",
+        port=port,
+        generate_client_file=False,
+        log_level="error",
+        access_log=False,
+    )
+
+
+if __name__ == "__main__":
+    main()
