@@ -18,7 +18,7 @@ from heads.collectives import all_gather_equal, all_reduce_sum, group_rank
 # Shape legend: N samples, C classes of a block, P most positives of a class, R recalls.
 
 _CHUNK = 1 << 22  # numbers worked on together; bounds what is held beside the block
-_PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "threshold")
+_PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "threshold", "reached")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class ClassMeasures:
 
     `positives` [C] counts samples, `average_precision` [C] is the area under the precision-recall
     curve, `threshold` [C, R] the largest score at which `score >= threshold` reaches the recall,
-    `precision_at` [C, R] the precision there.
+    `precision_at` [C, R] the precision there; `reached` [C, R, 2] counts the samples at or above
+    the threshold, of the class and of any class.
     """
 
     class_ids: Tensor
@@ -35,6 +36,7 @@ class ClassMeasures:
     average_precision: Tensor
     precision_at: Tensor
     threshold: Tensor
+    reached: Tensor
     recalls: tuple[float, ...]
 
     @staticmethod
@@ -138,12 +140,14 @@ def _measures(
     rank_CR = torch.stack([_needed(positives, recall) for recall in recalls], 1)
     place_CR = (positives[:, None] - rank_CR).clamp(min=0)
     empty = (positives == 0)[:, None]
+    counts = (true_above.gather(1, place_CR), reached_CP.gather(1, place_CR))
     return ClassMeasures(
         class_ids=class_ids,
         positives=positives,
         average_precision=average,
         precision_at=precision_CP.gather(1, place_CR).masked_fill(empty, math.nan),
         threshold=true_CP.gather(1, place_CR).masked_fill(empty, math.nan),
+        reached=torch.stack([one.masked_fill(empty, 0) for one in counts], 2),
         recalls=recalls,
     )
 

@@ -131,7 +131,7 @@ def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThres
     positives = classes.positives.numpy().astype(np.int32)
     thresholds = (classes.threshold - room).numpy().astype(np.float32)
     is_own_KR = takes_own(positives[:, None], thresholds, [one.min_positives for one in recalls])
-    reached = np.where(is_own_KR[..., None], evaluation.reached_own, evaluation.reached_pooled)
+    reached = np.where(is_own_KR[..., None], classes.reached, evaluation.reached_pooled)
     return ClassThresholds(recalls, positives, thresholds, reached.astype(np.int32))
 
 

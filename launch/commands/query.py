@@ -215,7 +215,7 @@ def _in_words(one: "ClassThreshold") -> str:
     if one.threshold_samples is not None:
         origin += f" ({one.threshold_samples} validation samples)"
     if one.expected_precision is None:
-        shown = "expected precision unknown, for the bundle was exported by an older kway"
+        shown = "expected precision unknown: the bundle was exported by an older kway"
     else:
         shown = (
             f"expected precision {one.expected_precision:.2f}; reached by {one.class_reached} of "

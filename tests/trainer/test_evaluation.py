@@ -142,7 +142,7 @@ def test_a_saved_evaluation_reads_back(glyphs, tmp_path):
     assert again.num_samples == result.num_samples
     assert torch.equal(again.classes.threshold, result.classes.threshold)
     assert torch.equal(again.correct, result.correct)
-    assert torch.equal(again.reached_own, result.reached_own)
+    assert torch.equal(again.classes.reached, result.classes.reached)
     assert torch.equal(again.reached_pooled, result.reached_pooled)
     assert torch.equal(again.confusions, result.confusions)
     assert len(result.confusions)

@@ -34,13 +34,12 @@ def evaluation() -> Evaluation:
         average_precision=torch.tensor([0.5, 0.9, nan, 0.5], dtype=torch.float64),
         precision_at=torch.tensor([[1 / 3], [0.5], [nan], [1.0]], dtype=torch.float64),
         threshold=torch.tensor([[0.1], [-2.0], [nan], [3.5]]),
+        reached=torch.zeros(4, 1, 2, dtype=torch.int64),
         recalls=(0.9,),
     )
     correct = torch.tensor([1, 2, 0, 0])
     reached = torch.zeros(4, 1, 2)
-    return Evaluation(
-        {}, classes, torch.tensor([0.0]), reached, reached, 8, correct, torch.empty(0, 3)
-    )
+    return Evaluation({}, classes, torch.tensor([0.0]), reached, 8, correct, torch.empty(0, 3))
 
 
 def test_every_class_is_a_row_that_reads_back_exactly(tmp_path):

@@ -65,7 +65,7 @@ def measured(class_ranks, sizes, weighting="dense", memory_mib=256, views=1, mar
     classes = found.classes
     arrays = {
         "pooled": found.pooled,
-        "reached_own": found.reached_own,
+        "reached_own": classes.reached,
         "reached_pooled": found.reached_pooled,
         "correct": found.correct,
         "confusions": found.confusions,

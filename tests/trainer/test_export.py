@@ -191,7 +191,7 @@ def test_a_bundle_tells_what_the_evaluation_showed_of_the_threshold_that_a_class
             assert found.class_samples == num
             if found.source == "class":
                 assert num >= least
-                assert reached == tuple(evaluation.reached_own[j, 0].tolist())
+                assert reached == tuple(evaluation.classes.reached[j, 0].tolist())
                 assert found.expected_precision == reached[0] / reached[1]
                 assert found.expected_precision == evaluation.classes.precision_at[j, 0]
                 assert found.samples == num

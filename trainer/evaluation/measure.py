@@ -33,16 +33,15 @@ class Evaluation:
     """`metrics` by name (means over samples or over classes), `classes` in class-list order (NaN
     where a class has no sample) and one pooled threshold [R] a recall.
 
-    `reached_own` and `reached_pooled` [K, R, 2] count the samples that reach each class's own
-    threshold and the pooled one: those of the class, and those of any class. `correct` [K] counts
-    the samples of each class that are predicted right (top 1), `confusions` [M, 3] those of the
-    most frequent wrong predictions: true class, predicted class, samples.
+    `reached_pooled` [K, R, 2] counts the samples whose score of a class reaches the pooled
+    threshold: those of the class, and those of any class. `correct` [K] counts the samples of each
+    class that are predicted right (top 1), `confusions` [M, 3] those of the most frequent wrong
+    predictions: true class, predicted class, samples.
     """
 
     metrics: dict[str, float]
     classes: ClassMeasures
     pooled: Tensor
-    reached_own: Tensor
     reached_pooled: Tensor
     num_samples: int
     correct: Tensor
@@ -175,16 +174,11 @@ def measure(
         metrics["sa"] = float(sa)
     metrics |= walked.classes.summary()
     pooled = pooled_thresholds(all_rows(walked.true_scores, data_group), config.recalls).cpu()
-    own = walked.classes.threshold
-    thresholds = torch.cat([own, pooled.to(own.dtype).expand_as(own)], 1)
-    reached = count_reached(head, rows, thresholds, world=world, should_stop=should_stop)
-    reached_own, reached_pooled = reached.chunk(2, 1)
     return Evaluation(
         metrics,
         walked.classes,
         pooled,
-        reached_own,
-        reached_pooled,
+        count_reached(head, rows, pooled, world=world, should_stop=should_stop),
         num_samples,
         _class_counts(labels[right[:, 0]], num_classes, data_group).cpu(),
         most_confused(labels, first, num_classes, data_group).cpu(),

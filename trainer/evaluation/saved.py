@@ -11,8 +11,8 @@ from data.aside import commit
 from heads.slc import ClassMeasures
 from trainer.evaluation.measure import Evaluation
 
-_OF_CLASSES = ("positives", "average_precision", "precision_at", "threshold")
-_OTHERS = ("pooled", "reached_own", "reached_pooled", "correct", "confusions")
+_OF_CLASSES = ("positives", "average_precision", "precision_at", "threshold", "reached")
+_OTHERS = ("pooled", "reached_pooled", "correct", "confusions")
 _NOT_METRICS = ("step", "samples")
 
 
