@@ -168,7 +168,10 @@ def test_a_full_server_is_asked_again_until_the_patience_ends(url: str, client: 
     first = client.stream(["husky"], endless_texts())
     next(first)
     waiting = iter(TEXTS)
-    with Client(url, patience=0) as hasty, pytest.raises(OSError, match="limit of 1 streams is reached"):
+    with (
+        Client(url, patience=0) as hasty,
+        pytest.raises(OSError, match="limit of 1 streams is reached"),
+    ):
         next(hasty.stream(["husky"], waiting))
     answered: list = []
     second = threading.Thread(target=lambda: answered.extend(client.stream(["husky"], waiting)))
