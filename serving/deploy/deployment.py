@@ -53,7 +53,7 @@ class Kway:
         torch.set_num_threads(checked.threads_each)
         model = Model.open(Path(bundle), max_pixels=checked.max_pixels, device=checked.device)
         self._service = Service(model, checked, QueryMetrics())
-        self._replica_metrics = ReplicaMetrics(model.bundle.spec.loss)
+        ReplicaMetrics(model.bundle.spec.loss, self._service.load).start()
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
         self._clients = Clients.of_file(checked.token_file)
         self._methods = InferenceMethods(self._service, self._clients)
@@ -89,12 +89,7 @@ class Kway:
         return await self._methods.call("ModelInfer", raw, grpc_context)
 
     def check_health(self) -> None:
-        """Ray asks this every few seconds and replaces a replica that raises.
-
-        A good time to say how much there is to do: by each request it would cost all of them.
-        """
-        requests, inputs = self._service.load()
-        self._replica_metrics.report(requests=requests, inputs=inputs)
+        """Ray asks this every few seconds and replaces a replica that raises."""
         self._service.check_health()
 
 

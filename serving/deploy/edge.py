@@ -58,6 +58,8 @@ _REFUSALS = {
     503: ("not_ready", "no replica is ready: try again"),
     504: ("timeout", "no answer in time: try again"),
 }
+# The last rule for an answer: a `return` before it replaces the answer by an error, and ends them.
+_LOG_ERRORS_ALONE = "    http-response set-log-level silent if { status lt 400 }"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
 # Logs to a port on this machine where nobody may listen; and pages about the proxy itself.
 _DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
@@ -70,6 +72,7 @@ class Edge:
 
     `http_bind` and `grpc_bind`: address:port. Times are in seconds. `max_grpc_calls` are at one
     replica at once. `hosts`: the names that it may be asked by, without a port; none: any.
+    `errors`: a FIFO that gets a line for each error answered, `STATUS TERMINATION`.
     """
 
     haproxy: str
@@ -81,6 +84,7 @@ class Edge:
     answer_seconds: float
     max_grpc_calls: int = 256
     hosts: tuple[str, ...] = ()
+    errors: str | None = None
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -132,10 +136,11 @@ def _rewrite_section(section: list[str], edge: Edge) -> list[str]:
             kept = [line for line in kept if not _is_ours_to_time(line)]
             return [title, *kept, *_defaults(edge)]
         case "frontend http_frontend":
-            return [title, f"    bind {edge.http_bind}", *_rules(edge), *_without_bind(kept)]
+            own = [f"    bind {edge.http_bind}", *_error_log(edge), *_rules(edge)]
+            return [title, *own, *_without_bind(kept)]
         case "frontend grpc_frontend":
             bind = f"    bind {edge.grpc_bind} proto h2"
-            return [title, bind, *_grpc_rules(edge), *_without_bind(kept)]
+            return [title, bind, *_error_log(edge), *_grpc_rules(edge), *_without_bind(kept)]
         case "backend default_backend":  # nothing is deployed, or no longer
             return [title, "    http-request return " + _refusal(503)]
         case "backend default_grpc_backend":
@@ -174,6 +179,17 @@ def _defaults(edge: Edge) -> list[str]:
     ]
 
 
+def _error_log(edge: Edge) -> list[str]:
+    """Log answers to standard output, which `main` connects to the FIFO."""
+    if edge.errors is None:
+        return []
+    return [
+        "    log stdout format raw local0",
+        '    log-format "%ST %ts"',
+        "    option dontlognull",  # connections without a request
+    ]
+
+
 def _rules(edge: Edge) -> list[str]:
     too_large = f"the body is over {edge.max_body_bytes} bytes: send less at once"
     body = _body("body_too_large", too_large)
@@ -208,6 +224,7 @@ def _rules(edge: Edge) -> list[str]:
         "    option disable-h2-upgrade",  # nothing of ours speaks it here
         *(f"    http-request {rule}" for rule in rules),
         *(f"    http-response {answer}" for answer in answers),
+        _LOG_ERRORS_ALONE,
     ]
 
 
@@ -235,6 +252,7 @@ def _grpc_rules(edge: Edge) -> list[str]:
     return [
         f"    http-error {_grpc_refusal(408)}",
         *(f"    http-request {rule}" for rule in rules),
+        _LOG_ERRORS_ALONE,
     ]
 
 
@@ -296,6 +314,9 @@ def main(settings: str, *arguments: str) -> None:
     edge = Edge.load(Path(settings))
     path = Path(arguments[arguments.index("-f") + 1])
     path.write_text(rewrite(path.read_text(encoding="utf-8"), edge), encoding="utf-8")
+    if edge.errors is not None:
+        # HAProxy drops lines that do not fit. Opened for reading, too: that needs no reader.
+        os.dup2(os.open(edge.errors, os.O_RDWR | os.O_NONBLOCK), sys.stdout.fileno())
     os.execv(edge.haproxy, [edge.haproxy, *arguments])
 
 

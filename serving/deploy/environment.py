@@ -29,6 +29,9 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # An answer has some KiB, however little a request may have; gRPC counts both by one limit.
 _LEAST_MESSAGE_BYTES, _MOST_MESSAGE_BYTES = 2**20, 2**31 - 1
 
+# In the session folder: where HAProxy writes a line for each error that it answers.
+HTTP_ERRORS_FIFO = "http-errors"
+
 # For any Ray that serves a bundle, on a cluster, too.
 SERVING = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -122,7 +125,7 @@ def _haproxy(session: Path, config: ServingConfig) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(session / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(session),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(session / "servers"),
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # kway counts for itself
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # `http_errors.py` counts
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, psutil.cpu_count() or 1)),
         # A replica that dies without a word; edge.py says for which requests.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
@@ -144,6 +147,7 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
         answer_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
         max_grpc_calls=config.max_requests + _SPARE_CALLS,
         hosts=_hosts(config),
+        errors=str(session / HTTP_ERRORS_FIFO),
     ).save(settings)
     command = shlex.join([sys.executable, "-I", "-S", edge.__file__, str(settings)])
     launcher.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")

@@ -4,12 +4,17 @@ A prometheus_client registry inside a replica would answer for that replica alon
 The page that shows the counts is `serving/deploy/metrics_page.py`.
 """
 
+import time
+from collections.abc import Callable
+from threading import Thread
+
 import ray
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from serving.deploy.metrics_page import EXACT_SECONDS
 from trainer.bundle_spec import LossSpec
 
+_REPORT_SECONDS = 5.0
 _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
 
 
@@ -44,9 +49,14 @@ class QueryMetrics:
 
 
 class ReplicaMetrics:
-    """Which model one replica has, and what it holds at this moment."""
+    """Which model one replica has, and what it holds at this moment.
 
-    def __init__(self, loss: LossSpec) -> None:
+    Ray's agent drops a gauge that was not set for some seconds. A thread of the replica's own sets
+    them: Ray's health checks stop while the head of a cluster is down, and replicas still answer.
+    """
+
+    def __init__(self, loss: LossSpec, load: Callable[[], tuple[int, int]]) -> None:
+        """`load`: requests in progress, and inputs that wait; it is called from another thread."""
         self._aligned = Gauge(
             "kway_model_aligned",
             description="1 where the model's loss follows the Principle of Logit Separation.",
@@ -58,13 +68,19 @@ class ReplicaMetrics:
         self._queued = Gauge(
             "kway_queued_inputs", description="Inputs that wait for a replica's model."
         )
-        self._loss = loss
+        self._loss, self._load = loss, load
 
-    def report(self, *, requests: int, inputs: int) -> None:
-        """Say all of it: Ray loses what is set before its exporter is there, so do it often."""
-        self._aligned.set(int(self._loss.aligned), tags={"loss": self._loss.kind})
-        self._requests.set(requests)
-        self._queued.set(inputs)
+    def start(self) -> None:
+        """Report every few seconds from now on."""
+        Thread(target=self._report_for_ever, name="metrics", daemon=True).start()
+
+    def _report_for_ever(self) -> None:
+        while True:
+            requests, inputs = self._load()
+            self._aligned.set(int(self._loss.aligned), tags={"loss": self._loss.kind})
+            self._requests.set(requests)
+            self._queued.set(inputs)
+            time.sleep(_REPORT_SECONDS)
 
 
 class WatchMetrics:
@@ -97,6 +113,20 @@ class WatchMetrics:
 
     def set_watches(self, count: int) -> None:
         self._watches.set(count)
+
+
+class HttpErrorMetrics:
+    """Counter of the errors that clients got over HTTP, whoever answered: HAProxy, Ray or kway."""
+
+    def __init__(self) -> None:
+        self._errors = Counter(
+            "kway_http_errors_total",
+            description="Answers of status 400 and more, those of the proxy included.",
+            tag_keys=("status",),
+        )
+
+    def count(self, status: str) -> None:
+        self._errors.inc(1, tags={"status": status})
 
 
 def agent_pages() -> list[str]:

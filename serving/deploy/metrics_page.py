@@ -16,6 +16,7 @@ _PREFIX = "ray_"
 # Ray's name of a label -> ours.
 _KEPT_LABELS = {
     "outcome": "outcome",
+    "status": "status",
     "le": "le",
     "loss": "loss",
     "replica": "replica",

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from serving.config import ServingConfig
-from serving.deploy.environment import set_environment
+from serving.deploy.environment import HTTP_ERRORS_FIFO, set_environment
 from serving.deploy.guard import guarded
+from serving.deploy.http_errors import counted_http_errors
 from serving.deploy.log import shown_errors
 from serving.deploy.ports import free_port
 from serving.deploy.session import make_session
@@ -52,7 +53,7 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
         before = set(psutil.Process().children(recursive=True))
         try:
             set_environment(session, config)
-            with shown_errors(errors):
+            with shown_errors(errors), counted_http_errors(session / HTTP_ERRORS_FIFO):
                 _start(bundle, config, session, errors)
                 yield _addresses(config)
         finally:

@@ -92,9 +92,10 @@ def names_of_the_code() -> frozenset[str]:
 _OF_SERVING = """
 from ray.serve.metrics import Histogram
 from ray.util.metrics import Metric
-from serving.deploy.metrics import QueryMetrics, ReplicaMetrics, WatchMetrics
+from serving.deploy.metrics import HttpErrorMetrics, QueryMetrics, ReplicaMetrics, WatchMetrics
 from trainer.bundle_spec import LossSpec
-for told in QueryMetrics(), ReplicaMetrics(LossSpec(kind="ce", aligned=False)), WatchMetrics():
+replica = ReplicaMetrics(LossSpec(kind="ce", aligned=False), lambda: (0, 0))
+for told in QueryMetrics(), replica, WatchMetrics(), HttpErrorMetrics():
     for metric in filter(lambda one: isinstance(one, Metric), vars(told).values()):
         ends = "_bucket", "_sum", "_count"
         for end in ends if isinstance(metric, Histogram) else ("",):

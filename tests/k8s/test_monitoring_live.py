@@ -1,13 +1,16 @@
 """The dashboards over Debian's Prometheus, which scrapes a real run and a real server."""
 
+import itertools
+import re
 import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -21,7 +24,7 @@ from tests.k8s.monitoring_files import (
     of_kind,
 )
 from tests.prometheus import needs_prometheus, prometheus
-from tests.serving.started import as_json, bundle, end, pictures, start
+from tests.serving.started import Server, as_json, bundle, end, of_each, pictures, start
 from tests.serving.watching import frames, send, watch
 from tests.system.processes import ROOT
 from tests.system.runs import launched
@@ -66,12 +69,14 @@ def training(shards: Path, folder: Path, port: int) -> Iterator[None]:
         assert run.process.wait(timeout=60) == 75, run.log.read_text()
 
 
-def scrapes(training_port: int, server: str, credentials: Path, rules: Path) -> str:
+def scrapes(training_port: int, agent: str, rules: Path) -> str:
     """As the PodMonitors say, for hosts and ports instead of pods."""
     ranks = [f"127.0.0.1:{training_port + rank}" for rank in (0, 1)]
-    endpoint = next(
-        one for one in of_kind("PodMonitor") if one["metadata"]["name"] == "kway-serving"
-    )["spec"]["podMetricsEndpoints"][0]
+    (spec,) = (
+        one["spec"] for one in of_kind("PodMonitor") if one["metadata"]["name"] == "kway-serving"
+    )
+    (component,) = spec["podTargetLabels"]
+    (endpoint,) = spec["podMetricsEndpoints"]
     tree = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
@@ -82,16 +87,41 @@ def scrapes(training_port: int, server: str, credentials: Path, rules: Path) -> 
             },
             {
                 "job_name": "web",
-                "metrics_path": endpoint["path"],
-                "authorization": {
-                    "type": endpoint["authorization"]["type"],
-                    "credentials_file": str(credentials),
-                },
-                "static_configs": [{"targets": [server], "labels": {"namespace": "ml"}}],
+                "static_configs": [
+                    {
+                        "targets": [agent],
+                        "labels": {"namespace": "ml", re.sub(r"\W", "_", component): "serving"},
+                    }
+                ],
+                "metric_relabel_configs": [
+                    {snake_case(key): value for key, value in one.items()}
+                    for one in endpoint["metricRelabelings"]
+                ],
             },
         ],
     }
     return yaml.safe_dump(tree)
+
+
+def snake_case(key: str) -> str:
+    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)
+
+
+def agent_of(server: Server) -> str:
+    """Where Ray's agent shows metrics: on a pod of a cluster, its port `metrics`."""
+    ports = of_each(
+        server,
+        lambda process: [
+            listening.laddr.port
+            for listening in process.net_connections()
+            if "DashboardAgent" in process.name() and listening.status == psutil.CONN_LISTEN
+        ],
+    )
+    for port in itertools.chain.from_iterable(ports):
+        with suppress(httpx.HTTPError):
+            if "ray_" in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text:
+                return f"127.0.0.1:{port}"
+    pytest.fail("no agent shows metrics")
 
 
 def series(api: httpx.Client, expression: str) -> list[dict]:
@@ -110,10 +140,11 @@ def empty_panels(api: httpx.Client) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def api(
+def watched(
     glyphs: Path, bundle: Path, pictures: list[Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[httpx.Client]:
-    """Prometheus, with the alerts, once every panel has something to show."""
+) -> Iterator[tuple[httpx.Client, str]]:
+    """Prometheus, with the alerts, once every panel has something to show; the server's own page
+    of metrics at that time."""
     folder = tmp_path_factory.mktemp("watched")
     credentials, rules, port = folder / "tokens", folder / "rules.yaml", free_pair()
     credentials.write_text(TOKEN)
@@ -130,8 +161,7 @@ def api(
             httpx.Client(base_url=server.url, timeout=30, headers=headers)
         )
         opened.enter_context(training(glyphs, folder, port))
-        target = server.url.removeprefix("http://")
-        config = scrapes(port, target, credentials, rules)
+        config = scrapes(port, agent_of(server), rules)
         prom = opened.enter_context(prometheus(folder, config))
         watch(client, ttl_seconds=600)
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -139,9 +169,15 @@ def api(
             assert time.monotonic() < deadline, empty
             body = as_json(pictures[:2], classes=["husky"])
             assert client.post("/v1/query", json=body).status_code == 200
+            assert client.get("/v1/nothing").status_code == 404
             send(client, frames([frame]))
             time.sleep(0.5)
-        yield prom
+        yield prom, client.get("/metrics").text
+
+
+@pytest.fixture
+def api(watched: tuple[httpx.Client, str]) -> httpx.Client:
+    return watched[0]
 
 
 def test_every_panel_shows_something_of_a_real_run_and_a_real_server(api: httpx.Client) -> None:
@@ -169,6 +205,16 @@ def test_the_numbers_of_panels_are_those_of_the_run_and_the_server(api: httpx.Cl
     assert value(first(of_serving, "Errors")) == 0
     assert len(series(api, first(of_training, "Work a step by rank"))) == 2
     assert len(series(api, first(of_training, "Waiting for data"))) == 2
+
+
+def test_pods_show_the_series_of_the_server_s_own_page(watched: tuple[httpx.Client, str]) -> None:
+    api, page = watched
+    found = series(api, '{__name__=~"kway_.+", job="web"}')
+    by_name = {one["metric"]["__name__"]: one["metric"] for one in found}
+    assert by_name.keys() == set(re.findall(r"^kway_\w+", page, re.MULTILINE))
+    assert by_name["kway_http_errors_total"]["status"] == "404"
+    for metric in by_name.values():
+        assert metric["node"] == "127.0.0.1"
 
 
 def test_no_alert_fires_over_a_healthy_run_and_server(api: httpx.Client) -> None:

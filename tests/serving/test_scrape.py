@@ -126,6 +126,18 @@ def test_the_page_says_what_model_a_replica_has_and_what_it_holds(client: httpx.
     assert held.endswith(" 0.0")
 
 
+def test_the_page_counts_errors_that_no_replica_answered(
+    client: httpx.Client, server: Server
+) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    for _ in range(3):
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            head = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\nContent-Length: 2147483648\r\n\r\n"
+            connection.sendall(head)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+    page_with('kway_http_errors_total{node="127.0.0.1",status="413"} 3.0', client)
+
+
 @needs_prometheus
 def test_prometheus_without_the_token_sees_that_it_is_refused(
     client: httpx.Client, server: Server, tmp_path: Path
