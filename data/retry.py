@@ -64,18 +64,18 @@ def is_transient(error: BaseException | None) -> bool:
     return False
 
 
-def retried(what: str, operation: Callable[[], Answer], *, attempts: int = ATTEMPTS) -> Answer:
+def retried(what: str, operation: Callable[[], Answer]) -> Answer:
     """`operation()`, which may be called again after it failed half-way.
 
-    `what` names the file in log lines and in the error. Raises RetriesExhaustedError after so many
-    `attempts`, and any other error immediately.
+    `what` names the file in log lines and in the error. Raises RetriesExhaustedError after the last
+    attempt, and an error that is not transient immediately.
     """
     attempt = 1
     while True:
         try:
             return operation()
         except OSError as error:
-            wait_before_retry(what, error, attempt, attempts=attempts)
+            wait_before_retry(what, error, attempt)
         attempt += 1
 
 

@@ -161,8 +161,8 @@ def why_it_failed(error: Exception, placement: Placement) -> str:
             "there, or give another port on all machines"
         )
     match error:
-        case TimeoutError() | TransientError():
-            return str(error)
+        case TimeoutError() | TransientError():  # one that `interruptible` raised has no text
+            return str(error) or f"{where} has stopped answering: restart its host, then all others"
         case RendezvousClosedError():
             return f"{where} is over: another machine's ranks failed for good; see its output"
         case RendezvousTimeoutError():

@@ -59,23 +59,23 @@ def publish(aside: Path, folder: Path) -> None:
     rename that it carried out.
     """
     older = folder.with_name(folder.name + REPLACED)
-    if os.path.lexists(aside) or not os.path.lexists(folder):
+    if _is_there(aside) or not _is_there(folder):
         sync(aside)
-        if os.path.lexists(older):  # a killed run left it, and it may be the only sound copy
-            if os.path.lexists(folder):
+        if _is_there(older):  # a killed run left it, and it may be the only sound copy
+            if _is_there(folder):
                 discard(folder)
-        elif os.path.lexists(folder):
+        elif _is_there(folder):
             folder.rename(older)
         aside.rename(folder)
     sync(folder.parent)
-    if os.path.lexists(older):
+    if _is_there(older):
         discard(older)
 
 
 def settle_replaced(older: Path) -> None:
     """End what a killed run had begun: the copy goes, or gets its name back where it is alone."""
     folder = older.with_name(older.name.removesuffix(REPLACED))
-    if os.path.lexists(folder):
+    if _is_there(folder):
         discard(older)
     else:
         older.rename(folder)
@@ -96,6 +96,15 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_there(path: Path) -> bool:
+    """As `os.path.lexists`, which calls a path missing where the disk fails."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _delete(path: Path) -> None:
