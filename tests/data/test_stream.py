@@ -411,7 +411,7 @@ def test_a_broken_connection_is_taken_up_at_its_byte(
     )
     assert [label for label, _ in ours] == [label for label, _ in theirs]
     assert "t0.tar at byte 0: 503 Service Unavailable" in caplog.text
-    assert "t1.tar: 500 Internal Server Error, at byte 0; attempt 2 of 8" in caplog.text
+    assert "t1.tar at byte 0: 500 Internal Server Error; attempt 2 of 8" in caplog.text
 
 
 def test_a_server_that_knows_ranges_sends_only_the_rest(classes: Path, tmp_path: Path) -> None:
