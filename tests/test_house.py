@@ -81,7 +81,10 @@ def test_nothing_is_left_to_do_in_the_tree():
 def test_the_command_loads_without_torch():
     """`kway --help` answers at once, and `kway doctor` where torch is broken."""
     heavy = ("torch", "transformers", "ray", "cv2", "deepspeed", "matplotlib")
-    code = f"import sys, data.config, serving.config, launch.main; print([name for name in {heavy} if name in sys.modules])"
+    code = (
+        "import sys, data.config, serving.config, launch.main; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
     )
