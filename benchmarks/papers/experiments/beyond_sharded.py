@@ -22,6 +22,7 @@ from benchmarks.papers.turns import Median, median
 from trainer.world import World
 
 _JOB = "experiments.beyond_sharded:compare_meshes"
+_REPOSITORY = Path(__file__).parents[3]
 _RANKS = "benchmarks.papers.experiments.sharded_ranks"
 # Ranks, and how many of them share the classes: a mesh is data x class.
 _MESHES = {"2 ranks share the classes": (2, 2), "2 ranks share the rows": (2, 1)}
@@ -87,7 +88,8 @@ def _start(folder: Path, num_ranks: int) -> None:
     command = [sys.executable, "-m", _RANKS, str(folder), "--launch", str(num_ranks)]
     ended = subprocess.run(
         command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # An installed kway has no benchmarks, and ranks do not search the working folder.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_REPOSITORY)},
         capture_output=True,
         text=True,
         check=False,
