@@ -1,0 +1,69 @@
+"""The serving overlay, executed, while the head of its Ray cluster is down."""
+
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.k8s import ray_service
+from tests.k8s.built import built, needs_kustomize, one
+from tests.k8s.cluster import cluster
+from tests.k8s.ray_service import RayService
+from tests.tiny_bundle import write
+
+pytestmark = [needs_kustomize, pytest.mark.slow]
+# Ray's agents drop gauges that nobody sets for twice their report interval of 10 s.
+OUTAGE_SECONDS = 60
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[RayService]:
+    """A head and a worker that serve a small bundle."""
+    write(tmp_path / "claims/bundles/glyphs")
+    secret = {"kind": "Secret", "metadata": {"name": "kway-tokens"}}
+    manifests = built("overlays/serving")
+    manifests.append(secret | {"stringData": {"tokens": f"{secrets.token_hex(32)}\n"}})
+    with cluster(tmp_path, manifests, addresses=2) as made:
+        found = ray_service.start(made, one(manifests, "RayService"))
+        found.deploy()
+        found.wait_until_ready(found.workers[0])
+        yield found
+
+
+def said(service: RayService, url: str, *options: str) -> str:
+    """What curl gets in the worker."""
+    done = service.workers[0].execute("curl", "--silent", *options, url)
+    assert done.returncode == 0, f"{done.stderr}\n{service.cluster.logs}"
+    return done.stdout
+
+
+def metrics(service: RayService) -> dict[str, float]:
+    """The sums of what the worker's agent shows, by name and status."""
+    found: dict[str, float] = {}
+    for name, labels, value in re.findall(
+        r"^ray_(\w+)\{(.*)\} (\S+)$", said(service, "http://localhost:8080/metrics"), re.MULTILINE
+    ):
+        status = re.search(r'error_code="(\d+)"', labels)
+        key = f"{name}:{status[1]}" if status else name
+        found[key] = found.get(key, 0) + float(value)
+    return found
+
+
+def status(service: RayService) -> str:
+    options = ("--output", "/dev/null", "--write-out", "%{http_code}")
+    return said(service, "http://localhost:8000/v1/model", *options)
+
+
+def test_without_the_head_a_worker_answers_and_its_metrics_say_so(service: RayService) -> None:
+    assert status(service) == "401"
+    service.head.kill()
+    time.sleep(OUTAGE_SECONDS)
+    assert status(service) == "401"
+    deadline = time.monotonic() + 60
+    while metrics(service).get("serve_num_http_error_requests_total:401", 0) < 2:
+        assert time.monotonic() < deadline, metrics(service)
+        time.sleep(2)
+    assert metrics(service)["kway_model_aligned"] == 1
