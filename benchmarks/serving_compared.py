@@ -22,7 +22,7 @@ import psutil
 from benchmarks.serving_bundles import name_of, write_random
 from benchmarks.serving_requests import SMALL, SMALL_SIDE, TRIVIAL, load, picture
 from benchmarks.serving_started import Server, kway, module
-from benchmarks.timing import Row, ratio_row, take_turns
+from benchmarks.timing import Row, rate_row, ratio_row, take_turns
 
 _CLIENTS = (1, 8, 64)
 _CLASSES = 100
@@ -74,14 +74,15 @@ def _compare(
         where = f"{case.what}, {clients} at once"
         ours, theirs = (np.array(turns[name].cpu_seconds[1:]) / count for name in ("kway", kind))
         yield ratio_row(f"CPU time a request, kway / {peer}", where, ours, theirs)
-        yield _rates(f"requests/s, kway / {peer}", where, walls["kway"], walls[kind], count)
-
-
-def _rates(what: str, where: str, ours: np.ndarray, theirs: np.ndarray, count: int) -> Row:
-    low, middle, high = np.quantile(theirs / ours, [0.25, 0.5, 0.75])
-    rates = " / ".join(f"{count / np.median(seconds):,.0f}" for seconds in (ours, theirs))
-    detail = f"{rates} requests/s, quartiles {low:.2f}-{high:.2f} of {len(ours)}"
-    return Row(what, where, f"{middle:.2f}", "", detail)
+        yield rate_row(
+            f"requests/s, kway / {peer}",
+            where,
+            walls["kway"],
+            walls[kind],
+            at_least=None,
+            count=count,
+            unit="requests/s",
+        )
 
 
 @dataclass
