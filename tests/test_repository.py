@@ -1,26 +1,24 @@
-"""The plan of the house: registries, names, docstrings, and what may be imported without torch."""
+"""Rules of the whole repository: what may be imported where, names of modules, no pickles."""
 
 import ast
 import subprocess
 import sys
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
 from typer.main import get_command
 
 from data.sources import SOURCES
 from launch.commands import shard
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("heads", "data", "trainer", "serving", "launch", "benchmarks")
-MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+FOLDERS = ("heads", "data", "trainer", "serving", "launch", "benchmarks")
+MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TEXTS = [
     *sorted(ROOT.glob("*.*")),
     *(path for folder in ("docs", "k8s", ".github", ".ci") for path in (ROOT / folder).rglob("*")),
-    *(path for room in ROOMS for path in (ROOT / room).rglob("*.y*ml")),
+    *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.y*ml")),
 ]
 
 
@@ -35,41 +33,12 @@ def test_every_source_has_its_command():
     assert commands.keys() - {"verify", "show", "index", "check"} == sources
 
 
-@pytest.mark.parametrize("room", ["heads", "data", "heads.tree", "heads.losses", "data.sources"])
-def test_every_public_name_of_a_room_is_there(room):
-    module = import_module(room)
-    assert module.__all__
-    for name in module.__all__:
-        assert getattr(module, name) is not None, name
-    if hasattr(module, "_HOME"):
-        assert sorted(module._HOME) == sorted(module.__all__)
+def test_modules_are_named_for_their_content():
+    vague = {"utils", "util", "common", "helpers", "helper", "misc"}
+    assert [relative(p) for p in [*MODULES, *TESTS] if vague & set(p.with_suffix("").parts)] == []
 
 
-def test_there_is_something_to_look_at():
-    assert len(MODULES) > 60
-    assert len(TESTS) > 20
-    assert len(TEXTS) > 5
-
-
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_every_module_says_what_it_is(path):
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert docstring, f"{relative(path)} has no docstring"
-    assert docstring.splitlines()[0].rstrip().endswith((".", ":")) or "\n" in docstring
-
-
-def test_every_test_module_says_what_it_claims():
-    for path in TESTS:
-        text = path.read_text(encoding="utf-8")
-        assert not text or ast.get_docstring(ast.parse(text)), relative(path)
-
-
-def test_no_module_is_a_drawer_for_everything():
-    drawers = {"utils", "util", "common", "helpers", "helper", "misc"}
-    assert [relative(p) for p in [*MODULES, *TESTS] if drawers & set(p.with_suffix("").parts)] == []
-
-
-def test_nothing_is_left_to_do_in_the_tree():
+def test_no_file_marks_unfinished_work():
     marks = tuple(first + second for first, second in (("TO", "DO"), ("FIX", "ME"), ("XX", "X")))
     for path in [*MODULES, *TESTS, *TEXTS]:
         is_text = path.suffix not in {".png", ".svg", ".jpg"} and "__pycache__" not in path.parts
