@@ -19,7 +19,7 @@ RUN apt-get update \
 # ---- what kway needs: the big layer, which changes with these two files only ----
 FROM cpu AS packages
 ARG TORCH_INDEX
-ARG EXTRAS=remote,tensorboard
+ARG EXTRAS=data,train,serve,remote,tensorboard
 ENV PIP_NO_CACHE_DIR=1 PACKAGES=/opt/kway/lib/python3.11/site-packages
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3-pip \
@@ -35,7 +35,8 @@ RUN pip --python /opt/kway/bin/python install --constraint constraints.txt \
 # Programs that test torch, and Ray's Java, are over 100 MB that nothing here runs.
 RUN python3 -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 extras = [project["optional-dependencies"][name] for name in sys.argv[1].split(",") if name]; \
-print(*project["dependencies"], *sum(extras, []), sep="\n")' "$EXTRAS" > requirements.txt \
+needed = [*project["dependencies"], *sum(extras, [])]; \
+print(*(need for need in needed if not need.startswith("kway[")), sep="\n")' "$EXTRAS" > requirements.txt \
  && pip --python /opt/kway/bin/python install --constraint constraints.txt --constraint torch.txt \
       --requirement requirements.txt \
  && rm -rf "$PACKAGES"/torch/test "$PACKAGES"/torch/bin/*[tT]est* "$PACKAGES"/ray/jars

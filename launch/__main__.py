@@ -1,5 +1,15 @@
-"""`python -m launch`: the `kway` command without its script."""
+"""The `kway` command, also as `python -m launch`."""
 
-from launch.main import main
+from trainer.shadowed import check_packages
 
-main()
+
+def main() -> None:
+    """Run `kway` with the packages that belong to it."""
+    check_packages("data", "heads", "serving")
+    from launch.main import main as kway  # imports them
+
+    kway()
+
+
+if __name__ == "__main__":
+    main()

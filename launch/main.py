@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import typer
 
+from data.extras import missing_extra
 from launch.commands import (
     demo,
     doctor,
@@ -87,6 +88,11 @@ def run(app: typer.Typer) -> NoReturn:
         if show_origin:
             raise
         _fail(str(error), code_of(error))
+    except ModuleNotFoundError as error:
+        reason = missing_extra(error)
+        if reason is None or show_origin:
+            raise
+        _fail(reason)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else DONE)

@@ -3,6 +3,11 @@
 Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted, 130 interrupted.
 """
 
+from trainer.shadowed import check_packages
+
+if __name__ == "__main__":
+    check_packages("data", "heads")
+
 from data.parent import die_with_parent
 
 if __name__ == "__main__":
@@ -15,7 +20,7 @@ import sys
 from pathlib import Path
 
 from trainer.exit_codes import DONE, INTERRUPTED
-from trainer.last_words import last_words
+from trainer.last_words import EXPLAINED, last_words
 from trainer.recipe import load_recipe
 from trainer.signals import Preempted
 from trainer.standard_output import hide_native_warnings, outlive_listeners
@@ -45,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         if os.environ.get("RANK", "0") == "0":
             print(stopped, file=sys.stderr, flush=True)
         return stopped.exit_code
-    except (ValueError, OSError, RuntimeError, FloatingPointError, MemoryError) as error:
+    except EXPLAINED as error:
         code = last_words(error, recipe, world)
         if code is None:
             raise

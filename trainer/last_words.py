@@ -5,13 +5,23 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from data.extras import missing_extra
 from trainer.config import Recipe
-from trainer.exit_codes import FAILED, code_of
+from trainer.exit_codes import BAD_INPUT, FAILED, code_of
 from trainer.lost_peer import is_lost_peer
 
 if TYPE_CHECKING:  # a bad recipe answers at once, without torch
     from trainer.world import World
 
+# What `last_words` may have a line for.
+EXPLAINED = (
+    ValueError,
+    OSError,
+    RuntimeError,
+    FloatingPointError,
+    MemoryError,
+    ModuleNotFoundError,
+)
 _FIRST_WORD_SECONDS = 2
 
 
@@ -22,6 +32,9 @@ def last_words(
 
     `evaluating`: what is advised are the options of `kway eval`.
     """
+    if isinstance(error, ModuleNotFoundError):
+        missing = missing_extra(error)
+        return None if missing is None else say(missing, BAD_INPUT)
     if world is None and isinstance(error, ValueError | OSError) and not is_lost_peer(error):
         return say(str(error), code_of(error))
     from data.loading.reader import LOST_WORKER, is_lost_worker

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import emoji
 import numpy as np
 
 from heads.tree.label_tree import IntArray, LabelTree
@@ -112,6 +111,7 @@ def _short(name: str) -> str:
 
 def _drawable(name: str) -> str:
     """The name, with emoji and other characters that the font lacks given by their own names."""
+    import emoji
     from matplotlib.font_manager import findfont, get_font
 
     known = get_font(findfont("DejaVu Sans")).get_charmap()

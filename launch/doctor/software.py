@@ -4,10 +4,11 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 
 from packaging.requirements import Requirement
 
+from data.extras import EXTRAS, requirements
 from launch.doctor.finding import Finding, error, ok, warning
 from launch.doctor.plans import Plans
 
@@ -21,27 +22,36 @@ def python(plans: Plans) -> Iterator[Finding]:
 
 
 def packages(plans: Plans) -> Iterator[Finding]:
-    """Every package that kway asks for, in a version that it was made for."""
-    try:
-        wanted = [Requirement(line) for line in requires("kway") or ()]
-    except PackageNotFoundError:
-        remedy = "install it: pip install -e . in its folder"
+    """Every package that kway requires, in a supported version; which extras are not installed."""
+    wanted = requirements()
+    if not wanted:
+        remedy = "install it: pip install -e '.[all]' in its folder"
         yield warning("packages", "kway is not installed: what it needs is not known", remedy)
         return
+    absent = []
+    for extra in EXTRAS:
+        needs = requirements(extra)
+        missing = [need.name for need in needs if _version(need.name) is None]
+        absent += [f"without kway[{extra}] ({', '.join(missing)})"] if missing else []
+        wanted += [need for need in needs if need.name not in missing]
     wrong = [found for need in wanted if (found := _wrong(need))]
     yield from wrong
     if not wrong:
-        shown = ", ".join(f"{name} {version(name)}" for name in _SHOWN)
-        yield ok("packages", f"{shown}; all that kway needs")
+        shown = (f"{name} {found}" for name in _SHOWN if (found := _version(name)))
+        yield ok("packages", "; ".join([", ".join(shown), *(absent or ["all that kway needs"])]))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _wrong(need: Requirement) -> Finding | None:
-    if need.marker is not None and not need.marker.evaluate({"extra": ""}):
-        return None
-    remedy = f"pip install '{need}'"
-    try:
-        found = version(need.name)
-    except PackageNotFoundError:
+    remedy = f"pip install '{need.name}{need.specifier}'"
+    found = _version(need.name)
+    if found is None:
         return error("packages", f"{need.name} is not installed", remedy)
     if need.specifier.contains(found, prereleases=True):
         return None

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from trainer.exit_codes import DONE, INTERRUPTED
-from trainer.last_words import last_words
+from trainer.last_words import EXPLAINED, last_words
 from trainer.standard_output import hide_native_warnings
 
 
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
             step = evaluate_run(wanted, world)
             if world.is_main and options.step_to is not None:
                 options.step_to.write_text(str(step), encoding="utf-8")
-    except (ValueError, OSError, RuntimeError, FloatingPointError, MemoryError) as error:
+    except EXPLAINED as error:
         code = last_words(error, recipe, world, evaluating=True)
         if code is None:
             raise

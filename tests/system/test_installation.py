@@ -1,0 +1,144 @@
+"""kway as it is installed: without extras, as a wheel, and next to folders of the same names."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+TRAIN_A_HEAD = """
+import torch
+from heads import ClassHead, CrossEntropy
+head = ClassHead(8, 1_000, CrossEntropy())
+features, labels = torch.randn(64, 8), torch.randint(1_000, (64,))
+optimizer = torch.optim.SGD(head.parameters(), lr=10.0)
+losses = []
+for _ in range(20):
+    loss = head(features, labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+assert losses[-1] < losses[0], losses
+"""
+
+
+def required(name: str, found: dict[str, Distribution]) -> None:
+    """Add a distribution and all that it requires without extras."""
+    if name in found:
+        return
+    found[name] = distribution(name)
+    for line in found[name].requires or ():
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            required(requirement.name, found)
+
+
+def top_level(of: Distribution) -> Iterator[Path]:
+    folder = Path(str(of.locate_file("")))
+    for name in {file.parts[0] for file in of.files or ()} - {"..", "__pycache__"}:
+        yield folder / name
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages that has what kway requires without extras, and kway."""
+    site = tmp_path_factory.mktemp("site")
+    found: dict[str, Distribution] = {}
+    required("kway", found)
+    kway = found.pop("kway")
+    paths = {path for one in found.values() for path in top_level(one)}
+    own = {ROOT / name for name in ("data", "heads", "trainer", "serving", "launch")}
+    metadata = next(path for path in top_level(kway) if path.suffix == ".dist-info")
+    for path in paths | own | {metadata}:
+        (site / path.name).symlink_to(path)
+    return site
+
+
+def python(*arguments: str, packages: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(packages)}
+    environment.pop("PYTHONSAFEPATH", None)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_extras_a_head_trains(base: Path, tmp_path: Path) -> None:
+    done = python("-S", "-c", TRAIN_A_HEAD, packages=base, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    absent = "import importlib.util as u; assert not any(map(u.find_spec, ('ray', 'deepspeed')))"
+    assert python("-S", "-c", absent, packages=base, cwd=tmp_path).returncode == 0
+
+
+def test_without_extras_the_command_names_what_to_install(base: Path, tmp_path: Path) -> None:
+    command = ("-S", "-P", "-m", "launch")
+    assert python(*command, "query", "--help", packages=base, cwd=tmp_path).returncode == 0
+    for arguments in (
+        ("serve", "bundle"),
+        ("shard", "glyphs", "-o", "shards", "--classes", "10"),
+    ):
+        done = python(*command, *arguments, packages=base, cwd=tmp_path)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2
+        assert line.startswith("error: this needs the module ")
+        assert "which is not installed: pip install 'kway[" in line
+        assert f"kway[{'serve' if arguments[0] == 'serve' else 'data'}]" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the content of kway's wheel."""
+    out = tmp_path_factory.mktemp("wheel")
+    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)]
+    subprocess.run([sys.executable, *build], check=True)
+    (built,) = out.glob("*.whl")
+    zipfile.ZipFile(built).extractall(out / "site")
+    return out / "site"
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_packages_and_the_manifests(wheel: Path) -> None:
+    names = {path.name for path in wheel.iterdir() if path.suffix != ".dist-info"}
+    assert names == {"data", "heads", "k8s", "launch", "serving", "trainer"}
+    assert (wheel / "k8s/training/job.yaml").exists()
+    assert (wheel / "launch/recipes/glyphs.yaml").exists()
+
+
+@pytest.mark.parametrize("installed", ["editable", pytest.param("wheel", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("shadow", "module"),
+    [("data.py", "trainer"), ("heads", "trainer"), ("serving", "launch"), ("data", "launch")],
+)
+def test_what_hides_a_package_is_named(
+    shadow: str,
+    module: str,
+    installed: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    """A folder without `__init__.py` comes after installed packages, but before editable ones."""
+    path = tmp_path / shadow
+    path.touch() if path.suffix else path.mkdir()
+    packages = ROOT / "none" if installed == "editable" else request.getfixturevalue("wheel")
+    done = python("-m", module, "--help", packages=packages, cwd=tmp_path)
+    hidden = path.suffix or installed == "editable"
+    name = path.name.removesuffix(".py")
+    error = (
+        f"error: {path} hides kway's package {name}: rename it, or start Python with "
+        "PYTHONSAFEPATH=1\n"
+    )
+    assert (done.returncode, done.stderr) == ((2, error) if hidden else (0, ""))
+    safe = python("-P", "-m", module, "--help", packages=packages, cwd=tmp_path)
+    assert (safe.returncode, safe.stderr) == (0, "")
