@@ -59,14 +59,16 @@ def similarity_accuracy(
 
 
 def _of_pairs(vectors: Tensor, a: Tensor, b: Tensor, lower: float) -> Tensor:
-    left, right = _unit(vectors[a], a), _unit(vectors[b], b)
+    left, right = unit_rows(vectors[a], a), unit_rows(vectors[b], b)
     cosine = (left * right).sum(1)
     has_direction = left.any(1) & right.any(1)
     scaled = ((cosine - lower) / (1 - lower)).clamp(0, 1).where(has_direction, 0)
     return scaled.where(a != b, 1)
 
 
-def _unit(rows: Tensor, ids: Tensor) -> Tensor:
+def unit_rows(rows: Tensor, ids: Tensor) -> Tensor:
+    """Label vectors [n, d] of the classes `ids` [n], scaled to length 1 in at least float32; a zero
+    vector stays zero. ValueError for a vector that is not finite."""
     broken = (~rows.isfinite().all(1)).nonzero()
     if len(broken):
         raise ValueError(f"the label vector of class {int(ids[broken[0, 0]])} is not finite")

@@ -163,8 +163,11 @@ def _describe(error: Any) -> str:
         case "missing":
             return f"{path} is missing"
         case "union_tag_invalid":
-            tags = error["ctx"]["expected_tags"].replace("'", "")
-            return f"{path}.kind is {error['ctx']['tag']!r}: choose one of {tags}"
+            kinds = error["ctx"]["expected_tags"].replace("'", "").split(", ")
+            near = difflib.get_close_matches(error["ctx"]["tag"].lower(), kinds, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            kind = f"{path}.kind is {error['ctx']['tag']!r}"
+            return f"{kind}: {hint}choose one of {', '.join(kinds)}"
         case "union_tag_not_found":
             return f"{path} needs a kind"
     message = error["msg"].removeprefix("Value error, ")

@@ -140,7 +140,8 @@ class Loss(ABC):
     """A loss over the logits of all classes, computed from statistics of blocks of them.
 
     A subclass is a frozen pydantic dataclass whose fields are the options of a recipe, `kind` among
-    them. What it needs of the classes arrives by `prepare`, which the head calls.
+    them: losses with the same options are equal. What it needs of the classes arrives by `prepare`,
+    which the head calls.
 
     `aligned_if` is the condition on the options under which `aligned` is true, for a loss that is
     aligned under some only. `couples_rows` says that `value` is not a mean of terms of one row

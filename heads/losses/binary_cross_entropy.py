@@ -22,7 +22,7 @@ from heads.losses.base import (
 )
 from heads.losses.sampling import drawn_from
 
-# What a class without samples counts as: q must be positive for every class.
+# A class without samples counts as half a sample: q must be positive for every class.
 _HALF_A_SAMPLE = 0.5
 
 
@@ -105,8 +105,11 @@ class NoiseContrastiveEstimation(Loss):
                 f"nce: the class counts have shape {list(counts.shape)} and there are "
                 f"{facts.num_classes} classes: pass one number for each class"
             )
-        q = counts.double().clamp(min=_HALF_A_SAMPLE)
-        q = q / q.sum()
+        counts = counts.double()
+        if not (counts.isfinite() & (counts >= 0)).all():
+            raise ValueError("nce: the class counts must be finite numbers of 0 or more")
+        counts = counts.where(counts > 0, _HALF_A_SAMPLE)
+        q = counts / counts.sum()
         # Summed on the CPU, where the order of additions is fixed: all ranks must draw the same.
         return self.with_constants(q=q, cumulative_q=q.cpu().cumsum(0).to(q.device))
 

@@ -48,7 +48,11 @@ class HierarchicalSoftmax(Loss):
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
 
     def prepare(self, facts: ClassFacts) -> Self:
-        assert facts.tree is not None
+        if facts.tree is None:
+            raise ValueError(
+                "hierarchical_softmax is a loss over the nodes of a label tree: "
+                "use HierarchicalSoftmaxHead instead of ClassHead"
+            )
         assert facts.tree.num_nodes == facts.num_classes
         return self.with_constants(
             parent=torch.from_numpy(facts.tree.parent.copy()),

@@ -17,6 +17,7 @@ from heads.losses.base import (
     Stats,
     logsumexp,
 )
+from heads.similarity import unit_rows
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -53,9 +54,8 @@ class SimLoss(Loss):
                 f"simloss label vectors have shape {list(vectors.shape)} and there are "
                 f"{facts.num_classes} classes: pass one row for each class"
             )
-        if not vectors.isfinite().all():
-            raise ValueError("simloss label vectors must be finite")
-        return self.with_constants(vectors=torch.nn.functional.normalize(vectors, dim=1))
+        class_ids = torch.arange(len(vectors), device=vectors.device)
+        return self.with_constants(vectors=unit_rows(vectors, class_ids))
 
     def check_classes(self, num_classes: int) -> None:
         if num_classes != len(self.vectors):

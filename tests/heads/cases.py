@@ -82,8 +82,8 @@ def make_loss(kind: str, num_classes: int) -> Loss:
 
 
 def facts(num_classes: int) -> ClassFacts:
-    """Facts for the losses: counts far above 1, proportional to `noise`."""
-    return ClassFacts(num_classes, 1e12 * noise(num_classes), label_vectors(num_classes))
+    """Facts for the losses, with `noise` as the counts."""
+    return ClassFacts(num_classes, noise(num_classes), label_vectors(num_classes))
 
 
 def _mean(term: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:

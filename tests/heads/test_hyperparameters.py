@@ -1,11 +1,14 @@
 """Options of losses: their bounds, and what a loss needs to know of the classes."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
 
-from heads.losses import LOSSES, ClassFacts, NoiseContrastiveEstimation
+from heads import ClassHead
+from heads.losses import LOSSES, ClassFacts, HierarchicalSoftmax, NoiseContrastiveEstimation
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 # (loss, hyperparameter): values outside its bounds, and one on or near its bound.
@@ -64,19 +67,43 @@ def test_the_noise_is_proportional_to_the_class_counts_and_positive():
     torch.testing.assert_close(uniform, torch.full((3,), 1 / 3, dtype=torch.float64))
 
 
+def test_counts_that_sum_to_1_are_the_noise_itself():
+    shares = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    torch.testing.assert_close(
+        NoiseContrastiveEstimation().prepare(ClassFacts(3, shares)).q, shares
+    )
+
+
 @pytest.mark.parametrize(
     ("loss", "facts", "message"),
     [
         ("nce", ClassFacts(3), "pass class_counts, or set noise=uniform"),
         ("nce", ClassFacts(3, torch.ones(4)), r"shape \[4\] and there are 3 classes"),
+        ("nce", ClassFacts(2, torch.tensor([-1.0, 2.0])), "finite numbers of 0 or more"),
+        ("nce", ClassFacts(2, torch.tensor([math.nan, 2.0])), "finite numbers of 0 or more"),
         ("simloss", ClassFacts(3), "needs label vectors"),
         ("simloss", ClassFacts(3, None, torch.ones(2, 5)), r"shape \[2, 5\] and there are 3"),
-        ("simloss", ClassFacts(1, None, torch.tensor([[math.nan]])), "must be finite"),
+        ("simloss", ClassFacts(1, None, torch.tensor([[math.nan]])), "class 0 is not finite"),
     ],
 )
 def test_a_loss_without_the_facts_that_it_needs_is_an_error(loss, facts, message):
     with pytest.raises(ValueError, match=message):
         LOSSES[loss]().prepare(facts)
+
+
+def test_hierarchical_softmax_without_its_head_is_an_error():
+    with pytest.raises(ValueError, match="use HierarchicalSoftmaxHead"):
+        ClassHead(3, 4, HierarchicalSoftmax())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.int64, 1), (torch.float16, 1), (torch.float32, 1e30), (torch.float32, 1e-30)],
+)
+def test_label_vectors_of_any_number_type_and_length_are_scaled_to_length_1(dtype, scale):
+    vectors = (torch.tensor([[3, 4], [0, 0]]) * scale).to(dtype)
+    unit = LOSSES["simloss"]().prepare(ClassFacts(2, None, vectors)).vectors
+    torch.testing.assert_close(unit, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
 
 
 def test_a_prepared_loss_keeps_constants_that_the_facts_lack():
@@ -85,3 +112,15 @@ def test_a_prepared_loss_keeps_constants_that_the_facts_lack():
     assert torch.equal(loss.prepare(ClassFacts(3)).vectors, vectors)
     with pytest.raises(ValueError, match="label vectors of 3 classes and there are 4"):
         loss.prepare(ClassFacts(4))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loss: pickle.loads(pickle.dumps(loss))])
+@pytest.mark.parametrize("kind", ["ce", "nce", "simloss"])
+def test_a_copy_of_a_prepared_loss_has_its_options_and_constants(kind, copied):
+    loss = LOSSES[kind]().prepare(ClassFacts(3, torch.arange(3), torch.eye(3)))
+    again = copied(loss)
+    assert again == loss
+    assert hash(again) == hash(loss)
+    assert again.constants().keys() == loss.constants().keys()
+    for name, constant in loss.constants().items():
+        assert torch.equal(getattr(again, name), constant)

@@ -48,7 +48,7 @@ NUM_CLASSES = 3
 SAMPLES = [[0, 0], [0, 1]]  # labels of two rows: class 2 has none
 NOISE = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 VECTORS = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
-FACTS = ClassFacts(NUM_CLASSES, 1e12 * NOISE, VECTORS)
+FACTS = ClassFacts(NUM_CLASSES, NOISE, VECTORS)
 
 
 def name(loss: Loss) -> str:

@@ -90,8 +90,10 @@ def test_one_unit_of_a_duration_takes_the_place_of_another(tmp_path):
         ("trian.global_batch=1", r"trian is not a known key: did you mean train\?"),
         (
             "head.loss.kind=batch_cee",
-            r"head\.loss\.kind is 'batch_cee': choose one of ce, batch_ce",
+            r"head\.loss\.kind is 'batch_cee': did you mean batch_ce\? choose one of ce, batch_ce",
         ),
+        ("head.loss.kind=CE", r"head\.loss\.kind is 'CE': did you mean ce\? choose one of ce"),
+        ("head.loss.kind=xyz", r"head\.loss\.kind is 'xyz': choose one of ce, batch_ce"),
         ("optimizer.lr=-1", r"optimizer\.lr: .*greater than 0, got -1"),
         ("train.duration={steps: 1, epochs: 1}", r"exactly one of steps, epochs, samples"),
         ("data.image.mean=[0.5]", r"data\.image: mean and std need 3 numbers"),
