@@ -63,11 +63,11 @@ class Design(Protocol):
 class Comparison:
     """`arms`, usually losses, each at the rates that its own search found and at `shared` ones.
 
-    For each of `measures` the best candidate is the one with the highest value on `validation`; a
-    claim is judged at the rates that were chosen by the measure that it is about. With `refine` the
-    first measure also gets a search that continues from the best candidate by half decades, until a
-    worse learning rate is on both sides of the best one. `also` are further splits to evaluate,
-    `all_logits` the arms that are also measured by log-probabilities.
+    For each of `measures` the best candidate is the one with the highest value on `validation`. A
+    claim about another measure is judged at the rates that were chosen by the first one. With
+    `refine` the first measure also gets a search that continues from the best candidate by half
+    decades, until a worse learning rate is on both sides of the best one. `also` are further splits
+    to evaluate, `all_logits` the arms that are also measured by log-probabilities.
     """
 
     design: Design

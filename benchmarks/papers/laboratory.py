@@ -78,9 +78,12 @@ class Laboratory:
         asked = dict.fromkeys(jobs)
         found = {job: result for job in asked if (result := self._kept(job)) is not None}
         report(found, len(asked))
-        for measured in self._measured([job for job in asked if job not in found]):
+        missing = [job for job in asked if job not in found]
+        # Before they start: the files may be edited while jobs run.
+        provenance = {job: Provenance.of(job) for job in missing}
+        for measured in self._measured(missing):
             for job, result in measured.items():
-                self._keep(job, result)
+                self._keep(job, result, provenance[job])
             found |= measured
             report(found, len(asked))
         return found
@@ -150,11 +153,11 @@ class Laboratory:
             return None
         return Result(kept["measures"], kept["seconds"])
 
-    def _keep(self, job: Job, result: Result) -> None:
+    def _keep(self, job: Job, result: Result, provenance: Provenance) -> None:
         kept = {
             "function": job.function,
             "settings": job.settings,
-            "provenance": asdict(Provenance.of(job)),
+            "provenance": asdict(provenance),
             "measures": result.measures,
             "seconds": result.seconds,
         }

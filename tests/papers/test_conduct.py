@@ -1,5 +1,6 @@
 """Jobs are measured once, within a budget, and what they measured becomes a page."""
 
+import importlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.papers import provenance
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.conduct import conduct, kept_sections
 from benchmarks.papers.experiment import Album, Course, Experiment
@@ -108,6 +110,29 @@ def test_a_result_without_provenance_is_of_older_code_on_the_page_alone_too(tmp_
     kept.write_text(json.dumps(result))
     (section,) = kept_sections(tmp_path / "out", [ONE])
     assert section.outdated == ["1 of 4 results: older code"]
+
+
+def test_a_result_of_code_that_was_edited_meanwhile_is_of_older_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "edited.py"
+    file.write_text(
+        "def edit(_settings, _places):\n"
+        "    with open(__file__, 'a') as file:\n"
+        "        file.write('x = 1\\n')\n"
+        "    return {}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    edit = importlib.import_module("edited").edit
+    del sys.modules["edited"]
+    monkeypatch.setattr(Job, "resolve", lambda _job: edit)
+    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
+        laboratory.measure([job(1)])
+    kept = json.loads((tmp_path / "out" / "results" / f"{job(1).key}.json").read_text())
+    provenance.code_digest.cache_clear()
+    provenance._parsed.cache_clear()
+    assert provenance.outdated(kept) == ("older code",)
 
 
 def test_the_minutes_of_a_batch_are_charged_as_its_jobs_end(tmp_path: Path) -> None:
