@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from heads.losses import Loss
 
 
+_WIDTH_OF_FILES = 1_000
+
+
 def losses() -> None:
     """List the losses: where they come from, and whether one logit alone can be trusted."""
     from heads.losses import LOSSES
@@ -27,7 +30,9 @@ def losses() -> None:
             aligned = f"if {loss.aligned_if}"
         cells = kind, loss.paper, aligned, loss.statistic, _options(loss_class)
         table.add_row(*(Text(cell) for cell in cells))
-    Console().print(table)
+    console = Console()
+    # Off a terminal rich takes 80 columns, which breaks options in the middle of a word.
+    Console(width=console.width if console.is_terminal else _WIDTH_OF_FILES).print(table)
     print("aligned: with the Principle of Logit Separation, one logit alone can be compared")
 
 
