@@ -69,7 +69,8 @@ def test_two_jobs_at_a_time_share_the_cores_and_those_alone_have_all_of_them(
     )
 
     assert [found[job]["number"] for job in (*together, *alone)] == [1, 2, 3, 4, 5]
-    assert said == [(done, 5) for done in range(6)]
+    # A slow start is reported several times.
+    assert list(dict.fromkeys(said)) == [(done, 5) for done in range(6)]
     assert len({found[job]["process"] for job in together} - {os.getpid()}) == _WORKERS
     share = max(1, cores() // _WORKERS)
     for jobs, threads in ((together, share), (alone, cores())):
