@@ -80,7 +80,7 @@ class Laboratory:
         report(found, len(asked))
         missing = [job for job in asked if job not in found]
         # Before they start: the files may be edited while jobs run.
-        provenance = {job: Provenance.of(job) for job in missing}
+        provenance = {job: self._provenance(job) for job in missing}
         for measured in self._measured(missing):
             for job, result in measured.items():
                 self._keep(job, result, provenance[job])
@@ -150,8 +150,25 @@ class Laboratory:
         if made is not None and not (self.out / "shards" / made).is_dir():
             return None
         if self.again and outdated(kept):
+            if made is not None:
+                rmtree(self.out / "shards" / made)  # whole shards would not be written again
             return None
         return Result(kept["measures"], kept["seconds"])
+
+    def _provenance(self, job: Job) -> Provenance:
+        """That of the code that starts the job, or that started it where it was interrupted: it
+        resumes its work."""
+        work = self._places(job).work
+        note = _note(work)
+        if work.is_dir() and note.is_file():
+            earlier = Provenance(**json.loads(note.read_text(encoding="utf-8")))
+            if not (self.again and earlier.outdated()):
+                return earlier
+            rmtree(work)
+        now = Provenance.of(job)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        commit(note, json.dumps(asdict(now)).encode())
+        return now
 
     def _keep(self, job: Job, result: Result, provenance: Provenance) -> None:
         kept = {
@@ -164,13 +181,20 @@ class Laboratory:
         path = self._path(job)
         path.parent.mkdir(parents=True, exist_ok=True)
         commit(path, json.dumps(kept, indent=1).encode())
-        rmtree(self._places(job).work, ignore_errors=True)
+        work = self._places(job).work
+        rmtree(work, ignore_errors=True)
+        _note(work).unlink(missing_ok=True)
 
     def _path(self, job: Job) -> Path:
         return result_path(self.out, job.key)
 
     def _places(self, job: Job) -> Places:
         return Places(self.data, self.out / "shards", self.out / "work" / job.key)
+
+
+def _note(work: Path) -> Path:
+    """Where the provenance of an unfinished job with this folder is kept."""
+    return work.with_name(f"{work.name}.json")
 
 
 def result_path(out: Path, key: str) -> Path:

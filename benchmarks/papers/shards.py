@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, NamedTuple
 
 import cv2
@@ -96,6 +97,7 @@ def make_shards(settings: Mapping[str, Any], places: Places) -> Measures:
     }
     if source.modality == "text":
         out = tokenizer_of(dataset, places)
+        rmtree(out, ignore_errors=True)  # of shards that are gone, or of an interrupted job
         train_tokenizer(
             str(shards_of(dataset, places)), out, vocab_size=_VOCABULARY, lowercase=True, threads=1
         )

@@ -1,8 +1,8 @@
 """Jobs are measured once, within a budget, and what they measured becomes a page."""
 
-import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -115,24 +115,46 @@ def test_a_result_without_provenance_is_of_older_code_on_the_page_alone_too(tmp_
 def test_a_result_of_code_that_was_edited_meanwhile_is_of_older_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "edited.py"
-    file.write_text(
-        "def edit(_settings, _places):\n"
-        "    with open(__file__, 'a') as file:\n"
-        "        file.write('x = 1\\n')\n"
-        "    return {}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    edit = importlib.import_module("edited").edit
-    del sys.modules["edited"]
-    monkeypatch.setattr(Job, "resolve", lambda _job: edit)
-    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
-    with Laboratory(tmp_path, tmp_path / "out", workers=0) as laboratory:
+    _jobs_run(tmp_path, monkeypatch, "return {'edited': Path(__file__).write_text('x = 1')}")
+    out = tmp_path / "out"
+    with Laboratory(tmp_path, out, workers=0) as laboratory:
         laboratory.measure([job(1)])
-    kept = json.loads((tmp_path / "out" / "results" / f"{job(1).key}.json").read_text())
+    assert _outdated(out) == ("older code",)
+
+
+@pytest.mark.parametrize(("again", "expected"), [(False, ("older code",)), (True, ())])
+def test_a_job_that_older_code_started_is_resumed_and_marked_or_started_again_on_request(
+    again: bool, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    _jobs_run(tmp_path, monkeypatch, "raise KeyError((places.work / 'half').touch())")
+    with Laboratory(tmp_path, out, workers=0) as laboratory, pytest.raises(KeyError):
+        laboratory.measure([job(1)])
+    _jobs_run(tmp_path, monkeypatch, "return {'resumed': (places.work / 'half').exists()}")
+    with Laboratory(tmp_path, out, workers=0, again=again) as laboratory:
+        assert laboratory.measure([job(1)])[job(1)]["resumed"] != again
+    assert _outdated(out) == expected
+    assert list((out / "work").iterdir()) == []
+
+
+def _jobs_run(folder: Path, monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
+    """All jobs become a function in a file of its own."""
+    file = folder / "one_job.py"
+    function = f"def run(settings, places):\n    {statement}\n"
+    file.write_text(f"from pathlib import Path\n\n\n{function}")
+    monkeypatch.setattr(Job, "resolve", lambda _job: runpy.run_path(str(file))["run"])
+    monkeypatch.setattr(provenance, "_ROOT", folder)
+    _read_code_again()
+
+
+def _read_code_again() -> None:
     provenance.code_digest.cache_clear()
     provenance._parsed.cache_clear()
-    assert provenance.outdated(kept) == ("older code",)
+
+
+def _outdated(out: Path) -> tuple[str, ...]:
+    _read_code_again()
+    return provenance.outdated(json.loads((out / "results" / f"{job(1).key}.json").read_text()))
 
 
 def test_the_minutes_of_a_batch_are_charged_as_its_jobs_end(tmp_path: Path) -> None:

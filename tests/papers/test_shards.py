@@ -1,5 +1,6 @@
 """Published datasets as the experiments change them."""
 
+import json
 from pathlib import Path
 from shutil import rmtree
 
@@ -14,8 +15,8 @@ from data.images.decode import decode
 from data.shards.manifest import load_label_vectors
 
 
-def made(dataset: Dataset, data: Path, out: Path) -> Path:
-    with Laboratory(data, out, workers=0) as laboratory:
+def made(dataset: Dataset, data: Path, out: Path, *, again: bool = False) -> Path:
+    with Laboratory(data, out, workers=0, again=again) as laboratory:
         laboratory.measure([dataset.job])
     return shards_of(dataset, Places(data, out / "shards", out))
 
@@ -63,11 +64,30 @@ def test_vectors_of_coarse_classes_make_half_of_the_similarity(
     assert cosines[0, [0, 1, 4, 5, 99]].tolist() == [1, 0.5, 0.5, 0, 0]
 
 
-def test_shards_that_are_gone_are_made_again(papers_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["mnist", "tweeteval-emoji"])
+def test_shards_that_are_gone_are_made_again(
+    source: str, papers_data: Path, tmp_path: Path
+) -> None:
+    dataset = Dataset(source, limits={"train": 100, "test": 5})
+    shards = made(dataset, papers_data, tmp_path)
+    before = labels(shards, "test")
+    rmtree(shards)
+    assert labels(made(dataset, papers_data, tmp_path), "test") == before
+
+
+def test_shards_of_older_code_are_made_again_on_request(papers_data: Path, tmp_path: Path) -> None:
     dataset = Dataset("mnist", limits={"train": 10, "test": 5})
     shards = made(dataset, papers_data, tmp_path)
-    rmtree(shards)
-    assert labels(made(dataset, papers_data, tmp_path), "test") == labels(shards, "test")
+    (kept,) = (tmp_path / "results").iterdir()
+    result = json.loads(kept.read_text())
+    result["provenance"]["code"] = "another"
+    kept.write_text(json.dumps(result))
+    mark = shards / "mark"
+    mark.touch()
+    made(dataset, papers_data, tmp_path)
+    assert mark.exists()
+    made(dataset, papers_data, tmp_path, again=True)
+    assert not mark.exists()
 
 
 def test_data_that_is_not_there_is_named(tmp_path: Path) -> None:
