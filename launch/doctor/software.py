@@ -37,8 +37,8 @@ def packages(plans: Plans) -> Iterator[Finding]:
     wrong = [found for need in wanted if (found := _wrong(need))]
     yield from wrong
     if not wrong:
-        shown = (f"{name} {found}" for name in _SHOWN if (found := _version(name)))
-        yield ok("packages", "; ".join([", ".join(shown), *(absent or ["all that kway needs"])]))
+        shown = ", ".join(f"{name} {_version(name)}" for name in _SHOWN if _version(name))
+        yield ok("packages", "; ".join([shown, *(absent or ["all that kway needs"])]))
 
 
 def _version(name: str) -> str | None:
