@@ -1,4 +1,7 @@
-"""The serving overlay, executed, while the head of its Ray cluster is down."""
+"""The serving overlay, executed, while the head of its Ray cluster is down.
+
+Slow: to start Ray in two pods and to deploy the application takes over 20 s, the outage 30 s.
+"""
 
 import re
 import secrets
@@ -16,7 +19,8 @@ from tests.tiny_bundle import write
 
 pytestmark = [needs_kustomize, pytest.mark.slow]
 # Ray's agents drop gauges that nobody sets for twice their report interval of 10 s.
-OUTAGE_SECONDS = 60
+OUTAGE_SECONDS = 30
+METRICS_SECONDS = 60
 
 
 @pytest.fixture
@@ -60,10 +64,13 @@ def status(service: RayService) -> str:
 def test_without_the_head_a_worker_answers_and_its_metrics_say_so(service: RayService) -> None:
     assert status(service) == "401"
     service.head.kill()
-    time.sleep(OUTAGE_SECONDS)
-    assert status(service) == "401"
-    deadline = time.monotonic() + 60
-    while metrics(service).get("serve_num_http_error_requests_total:401", 0) < 2:
-        assert time.monotonic() < deadline, metrics(service)
-        time.sleep(2)
-    assert metrics(service)["kway_model_aligned"] == 1
+    num_asked, until = 1, time.monotonic() + OUTAGE_SECONDS
+    while time.monotonic() < until:
+        assert status(service) == "401", service.cluster.logs
+        num_asked += 1
+        time.sleep(1)
+    until = time.monotonic() + METRICS_SECONDS
+    while metrics(service).get("serve_num_http_error_requests_total:401", 0) < num_asked:
+        assert time.monotonic() < until, (num_asked, metrics(service))
+        time.sleep(1)
+    assert metrics(service).get("kway_model_aligned") == 1
