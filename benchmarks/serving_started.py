@@ -41,7 +41,7 @@ def module(name: str, kind: str, bundle: Path) -> Iterator[Server]:
     port = free_port("127.0.0.1", 0)
     command = [sys.executable, "-m", name, kind, str(bundle), str(port)]
     with _ended(subprocess.Popen(command)) as process:
-        asyncio.run(_listens(port))
+        asyncio.run(_listens(port, process))
         yield Server(port, process.pid)
 
 
@@ -52,20 +52,24 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
         try:
             yield process
         finally:
-            children = psutil.Process(process.pid).children(recursive=True)
-            process.terminate()
-            process.wait(_STOP_SECONDS)
+            children = []
+            if process.poll() is None:
+                children = psutil.Process(process.pid).children(recursive=True)
+                process.terminate()
+                process.wait(_STOP_SECONDS)
             _, left = psutil.wait_procs(children, timeout=1)
             for child in left:
                 child.kill()
 
 
-async def _listens(port: int) -> None:
+async def _listens(port: int, process: subprocess.Popen[str]) -> None:
     async with asyncio.timeout(_START_SECONDS):
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except ConnectionError:
+            except ConnectionError as error:
+                if process.poll() is not None:
+                    raise RuntimeError("the server did not start: its error is above") from error
                 await asyncio.sleep(0.1)
                 continue
             writer.close()

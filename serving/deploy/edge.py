@@ -46,7 +46,7 @@ _SOCKET = "{ req.hdr(upgrade) -m str -i websocket }"
 _IS_SOCKET = "{ var(txn.is_socket) -m bool }"  # the same, of an answer
 _RETRY_SECONDS = 1
 _REFUSALS = {
-    400: ("bad_request", "this is no request of HTTP"),
+    400: ("bad_request", "malformed HTTP request"),
     403: ("refused", "this is not allowed"),
     404: ("no_such_path", "there is nothing at this path"),
     405: ("wrong_method", "this path does not take this method"),
