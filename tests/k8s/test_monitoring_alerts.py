@@ -63,12 +63,14 @@ def test_the_rules_pass_promtool(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_alerts_are_right(name: str, tmp_path: Path) -> None:
     file, case = CASES[name]
+    checked = {check["alertname"] for check in case["alert_rule_test"]}
     told = [
         {
             **group,
             "rules": [
                 {**rule, "annotations": {"description": rule["annotations"]["description"]}}
                 for rule in group["rules"]
+                if rule["alert"] in checked
             ],
         }
         for group in groups()
