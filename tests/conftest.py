@@ -9,7 +9,9 @@ import pytest
 import torch
 from threadpoolctl import threadpool_limits
 
+import data.retry
 from launch.main import main
+from tests.faults.sitecustomize import inject
 from tests.shards import glyph_shards, picture_shards, text_shards
 
 # Tests run side by side, some with ranks of their own: more threads stand in each other's way.
@@ -33,6 +35,17 @@ def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `shards` of texts of 4 classes, and a `tokenizer` for them."""
     return text_shards(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture
+def injected(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`inject` for the length of a test."""
+    monkeypatch.setattr(data.retry, "_LONGEST_SECONDS", 0.01)
+
+    def put(call: str, path: str, fail: Callable[[], None], times: int = 1_000_000) -> None:
+        inject(call, path, fail, times=times, put=monkeypatch.setattr)
+
+    return put
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from data.skipped import Skipped
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit
 from data.sources.ilsvrc_tars import Member, tar_members
-from data.sources.listing import ENDINGS, NOT_AN_IMAGE, why_not_file
+from data.sources.listing import ENDINGS, NOT_AN_IMAGE, beside_class_folders, why_not_file
 from data.text.spans import Report, silent
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
@@ -58,7 +59,7 @@ def list_training(folder: Path, report: Report = silent) -> Pictures:
     train = folder / "train"
     if not train.is_dir():
         raise FileNotFoundError(f"{folder} holds neither {TRAIN_TAR} nor train/: name their folder")
-    return _of_classes(train, _folders(train), lambda synset: _files(train, synset), None, report)
+    return _of_folders(train, report)
 
 
 def list_validation(folder: Path, devkit: Devkit | None) -> Pictures | None:
@@ -71,8 +72,8 @@ def list_validation(folder: Path, devkit: Devkit | None) -> Pictures | None:
         return _flat(tar, tar_members(tar), devkit, tar.name)
     if not val.is_dir():
         return None
-    if classes := _folders(val):
-        listed = _of_classes(val, classes, lambda synset: _files(val, synset), None)
+    if _folders(val):
+        listed = _of_folders(val)
         listed.found = _renamed(listed.found)
         return listed
     return _flat(val, _files(val, ""), devkit, None)
@@ -93,6 +94,16 @@ def _file(folder: Path, synset: str, entry: os.DirEntry[str]) -> Member | Skippe
         return Member(str(PurePosixPath(synset, entry.name)), 0, entry.stat().st_size)
     reason = "folder in a class folder" if entry.is_dir() else why_not_file(Path(entry))
     return Skipped(str(Path(folder.name, synset, entry.name)), reason)
+
+
+def _of_folders(folder: Path, report: Report = silent) -> Pictures:
+    """Pictures of the class folders in `folder`."""
+    listed = _of_classes(folder, _folders(folder), partial(_files, folder), None, report)
+    listed.skipped += [
+        Skipped(str(Path(folder.name, path.name)), reason)
+        for path, reason in sorted(beside_class_folders(folder))
+    ]
+    return listed
 
 
 def _of_classes(

@@ -14,10 +14,12 @@ from typing import IO, NamedTuple
 from data.counted import counted
 from data.shards.split_names import SPLIT_OF_WORD, TRAIN, shard_splits, split_name
 from data.skipped import Skipped
+from data.walked import walked
 
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 _SPLITS = frozenset(SPLIT_OF_WORD.values())
 NOT_AN_IMAGE = f"its name does not end in {', '.join(sorted(ENDINGS))}"
+_HIDDEN_FOLDER = "hidden folder"
 _SHOWN = 60
 
 
@@ -44,10 +46,27 @@ class Listing:
         """Note `paths` below `root` as skipped."""
         self.skipped += [Skipped(str(path.relative_to(root)), reason) for path in paths]
 
+    def skip_beside(self, folder: Path, root: Path) -> None:
+        """Note what is beside the class folders, or split folders, in `folder`."""
+        for path, reason in beside_class_folders(folder):
+            self.skip([path], root, reason)
+
 
 def why_not_file(path: Path) -> str:
     """What a directory entry is that is neither a file nor a folder."""
     return "broken symbolic link" if path.is_symlink() else "not a regular file"
+
+
+def beside_class_folders(folder: Path) -> Iterator[tuple[Path, str]]:
+    """What is in `folder` and is not a class folder, with the reason why it is not read.
+
+    A broken link among them may be a whole class.
+    """
+    for path in folder.iterdir():
+        if not path.is_dir():
+            yield path, "outside the class folders" if path.is_file() else why_not_file(path)
+        elif path.name.startswith("."):
+            yield path, _HIDDEN_FOLDER
 
 
 class _Directory(NamedTuple):
@@ -84,6 +103,7 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
             directories += found
         others = [found for found in _folders(folder) if found.name not in splits]
         listing.skip(others, folder, "folder beside train/ that is not a split")
+        listing.skip_beside(folder, folder)
     if nested is None:
         _refuse_two_levels(folder, directories)
     class_of = _class_names({directory.folders for directory in directories}, nested=bool(nested))
@@ -170,15 +190,14 @@ def _directories(listing: Listing, root: Path, part: Path, split: str | None) ->
     found: list[_Directory] = []
     for class_folder in _folders(part):
         before = len(found)
-        for parent, folders, names in os.walk(class_folder):
-            _skip_folders(listing, root, Path(parent), folders)
-            if images := _images(listing, root, [Path(parent, name) for name in names]):
+        for parent, folders, names in walked(class_folder):
+            _skip_folders(listing, root, parent, folders)
+            if images := _images(listing, root, [parent / name for name in names]):
                 paths = [path.relative_to(root).as_posix() for path in images]
-                found.append(_Directory(Path(parent).relative_to(part).parts, split, paths))
+                found.append(_Directory(parent.relative_to(part).parts, split, paths))
         if len(found) == before:
             listing.skip([class_folder], root, "class folder without images")
-    loose = [path for path in part.iterdir() if path.suffix.lower() in ENDINGS]
-    listing.skip([path for path in loose if not path.is_dir()], root, "outside the class folders")
+    listing.skip_beside(part, root)
     return found
 
 
@@ -188,7 +207,7 @@ def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]
     links = [path for path in paths if path.is_symlink()]
     hidden = [path for path in paths if path.name.startswith(".") and path not in links]
     listing.skip(links, root, "link to a folder below a class folder")
-    listing.skip(hidden, root, "hidden folder")
+    listing.skip(hidden, root, _HIDDEN_FOLDER)
     skipped = {path.name for path in [*links, *hidden]}
     folders[:] = [name for name in folders if name not in skipped]
 

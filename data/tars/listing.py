@@ -7,6 +7,7 @@ from pathlib import Path
 
 from data.printable import printable
 from data.shards.split_names import SPLIT_OF_WORD, TRAIN, shard_splits
+from data.walked import walked
 
 _COMPRESSED = {
     b"\x1f\x8b": "gunzip",
@@ -19,13 +20,23 @@ _COMPRESSED_ENDINGS = (".tgz", ".tbz2", ".txz", ".tzst")
 
 
 def list_tars(folder: Path) -> list[Path]:
-    """Plain tars under `folder`, in order of path; ValueError for compressed ones and for none."""
+    """Plain tars under `folder`, in order of path.
+
+    Raises ValueError for compressed ones and for none, FileNotFoundError for a broken link, and
+    OSError for a folder that cannot be read.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder: name a folder of webdataset tars")
     tars = []
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(parent / name for parent, _, names in walked(folder) for name in names):
         inner = ".tar." in path.name.lower() or path.name.lower().endswith(_COMPRESSED_ENDINGS)
-        if not path.is_file() or not (inner or path.suffix.lower() == ".tar"):
+        if not (inner or path.suffix.lower() == ".tar"):
+            continue
+        if path.is_symlink() and not path.exists():
+            raise FileNotFoundError(
+                f"{path} is a broken symbolic link: copy the tar there, or remove the link"
+            )
+        if not path.is_file():
             continue
         with path.open("rb") as file:
             check_plain(path, file.read(8))

@@ -6,6 +6,7 @@ import json
 import os
 import tarfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from data.skipped import SKIPPED
 from data.tars.foreign import Indexed, index_shards
 from launch.commands.shard import app
 from tests.data.foreign_tars import pictures, planted_shards, png, write_tar
+from tests.faults.sitecustomize import error
 
 
 def kway_shard(*arguments: object) -> Result:
@@ -235,6 +237,22 @@ def test_expected_counts_that_fit_no_folder_are_refused(
     assert os.listdir(tmp_path / "tars") == ["a.tar"]
 
 
+@pytest.mark.parametrize(
+    ("zeros", "is_closed"), [(0, False), (1000, False), (1024, True), (1300, True)]
+)
+def test_a_tar_ends_with_two_zero_blocks_and_any_number_of_further_zeros(
+    tmp_path: Path, zeros: int, is_closed: bool
+) -> None:
+    tar = tmp_path / "part.tar"
+    write_tar(tar, pictures(0, 3))
+    with tarfile.open(tar) as opened:
+        last = opened.getmembers()[-1]
+    tar.write_bytes(tar.read_bytes()[: last.offset_data + 512] + bytes(zeros))
+    indexed = index_shards(tmp_path, skip_bad=True)
+    assert (indexed.problems.count == 0) == is_closed
+    assert (indexed.manifest.incomplete == {}) == is_closed
+
+
 def test_joined_tars_are_read_on_but_not_quietly(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", pictures(0, 3))
     write_tar(tmp_path / "b.tar", pictures(3, 3))
@@ -429,6 +447,23 @@ def test_another_folder_gets_links_to_tars_that_lie_in_folders(tmp_path: Path) -
     assert by_split(index_shards(tmp_path / "in", out=out)) == by_split(indexed)
 
 
+def test_a_broken_link_to_a_tar_is_an_error_and_not_left_out(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", pictures(0, 3))
+    (tmp_path / "b.tar").symlink_to(tmp_path / "gone.tar")
+    with pytest.raises(FileNotFoundError, match=r"b\.tar is a broken symbolic link"):
+        index_shards(tmp_path)
+
+
+def test_a_folder_of_tars_that_cannot_be_read_is_an_error(
+    tmp_path: Path, injected: Callable[..., None]
+) -> None:
+    write_tar(tmp_path / "in" / "a.tar", pictures(0, 3))
+    write_tar(tmp_path / "in" / "deep" / "b.tar", pictures(3, 3))
+    injected("scandir", "in/deep", error("EACCES"))
+    with pytest.raises(PermissionError):
+        index_shards(tmp_path / "in", out=tmp_path / "out")
+
+
 def test_what_would_be_destroyed_is_refused(tmp_path: Path) -> None:
     own = planted_shards(tmp_path / "own", {})
     with pytest.raises(ValueError, match="holds shards of planted with their manifest"):
@@ -505,10 +540,18 @@ def test_every_problem_is_named_in_a_file_and_not_only_the_first_ten(tmp_path: P
     index_shards(tmp_path)
     assert not (tmp_path / SKIPPED).exists()
     (tmp_path / "manifest.json").unlink()
+    index_path(tmp_path / "0.tar").unlink()
     (tmp_path / SKIPPED).write_text("mine")
     with pytest.raises(ValueError, match=r"skipped\.jsonl would be replaced"):
         index_shards(tmp_path)
     assert (tmp_path / SKIPPED).read_text() == "mine"
+
+
+def test_an_index_that_was_interrupted_before_its_manifest_is_made_again(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [*pictures(0, 3), ("README", b"")])
+    index_shards(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    assert index_shards(tmp_path).skipped == tmp_path / SKIPPED
 
 
 @pytest.mark.parametrize("name", ["a\nb.tar", "a\\b.tar", "\x1b[31m.tar"])

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -17,6 +18,7 @@ from data.sources import ImageFolder
 from data.writing.writer import write_shards
 from launch.commands.shard import app
 from tests.data.conftest import write_picture
+from tests.faults.sitecustomize import error
 
 
 def names(source: ImageFolder) -> dict[str, set[str]]:
@@ -175,17 +177,31 @@ def test_every_file_that_is_not_read_is_named_with_the_reason(tmp_path: Path) ->
         write_picture(tmp_path / "in" / loose, 2)
     (tmp_path / "in" / "README").write_text("")
     (tmp_path / "in" / "bare").mkdir()
+    (tmp_path / "in" / "lost").symlink_to(tmp_path / "gone")
     source = ImageFolder(tmp_path / "in", test_fraction=0)
     assert names(source) == {"train": {"a/0.png", "linked/deep/0.png"}}
     assert dict(source.skipped()) == {
+        ".hidden": "hidden folder",
         "1.png": "outside the class folders",
         "2.png": "outside the class folders",
+        "README": "outside the class folders",
+        "lost": "broken symbolic link",
         "a/more": "link to a folder below a class folder",
         "a/x.jpg": "broken symbolic link",
         "bare": "class folder without images",
         "linked/notes.txt": "its name does not end in .bmp, .gif, .jpeg, .jpg, .png, .webp",
     }
-    assert "skipped '1.png', '2.png': outside the class folders" in source.notes()
+    assert "skipped '1.png', '2.png', 'README': outside the class folders" in source.notes()
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_and_not_left_out(
+    tmp_path: Path, injected: Callable[..., None]
+) -> None:
+    for name in ("a/0.png", "a/deep/0.png", "b/0.png"):
+        write_picture(tmp_path / name, 0)
+    injected("scandir", "a/deep", error("EACCES"))
+    with pytest.raises(PermissionError):
+        ImageFolder(tmp_path).classes()
 
 
 def test_skipped_images_and_ignored_files_are_listed_beside_the_shards(tmp_path: Path) -> None:
@@ -238,12 +254,16 @@ def test_a_test_folder_without_pictures_is_refused(tmp_path: Path) -> None:
         ImageFolder(tmp_path).classes()
 
 
-def test_folders_beside_the_splits_are_named(tmp_path: Path) -> None:
+def test_what_is_beside_the_splits_is_named(tmp_path: Path) -> None:
     for path in ("train/a", "train/b", "test/a", "extra/a"):
         write_picture(tmp_path / path / "0.png", 0)
-    assert ImageFolder(tmp_path).notes() == [
-        "skipped 'extra': folder beside train/ that is not a split"
-    ]
+    write_picture(tmp_path / "loose.png", 0)
+    (tmp_path / "val").symlink_to(tmp_path / "gone")
+    assert dict(ImageFolder(tmp_path).skipped()) == {
+        "extra": "folder beside train/ that is not a split",
+        "loose.png": "outside the class folders",
+        "val": "broken symbolic link",
+    }
 
 
 def test_a_class_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

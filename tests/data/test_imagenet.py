@@ -18,6 +18,7 @@ from data.sources.ilsvrc_devkit import read_devkit
 from data.writing.writer import write_shards
 from launch.commands.shard import app
 from tests.data import ilsvrc
+from tests.data.conftest import write_picture
 from tests.data.killed import check_killed_and_resumed, contents
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -364,6 +365,19 @@ def test_what_is_missing_against_the_devkit_is_noted(tars: Path, tmp_path: Path)
     assert len(samples(tmp_path / "out", "test")) == 3
     (tars / VAL_TAR).unlink()
     assert f"neither {VAL_TAR} nor val/: there is no test split" in ImageNet(tars).notes()
+
+
+def test_what_is_beside_the_class_folders_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    for place in ("train", "val"):
+        for synset in ("n02100735", "n02119789"):
+            write_picture(folder / place / synset / f"{place}_{synset}.JPEG", 0)
+    (folder / "train" / "n01440764").symlink_to(tmp_path / "gone")
+    write_picture(folder / "val" / "ILSVRC2012_val_00000003.JPEG", 0)
+    assert dict(ImageNet(folder).skipped()) == {
+        "train/n01440764": "broken symbolic link",
+        "val/ILSVRC2012_val_00000003.JPEG": "outside the class folders",
+    }
 
 
 def test_the_description_tells_labels_and_sizes_apart(tars: Path) -> None:

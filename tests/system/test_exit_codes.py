@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-import data.retry
+from data.retry import TRANSIENT_ERRNOS
 from tests.data.file_server import serving
-from tests.faults.sitecustomize import error, inject
+from tests.faults.sitecustomize import error
 from tests.shards import glyph_recipe
 from tests.system.processes import ROOT, write_recipe
 from tests.system.runs import launched, losses
@@ -25,19 +25,6 @@ from trainer.__main__ import main
 
 TRANSIENT = ("EIO", "ESTALE", "ETIMEDOUT", "EAGAIN", "ECONNRESET")
 TAR, CHECKPOINT = "train-000000.tar", "/checkpoints/step-"
-
-Injected = Callable[..., None]
-
-
-@pytest.fixture
-def injected(monkeypatch: pytest.MonkeyPatch) -> Injected:
-    """`inject` for the length of a test."""
-    monkeypatch.setattr(data.retry, "_LONGEST_SECONDS", 0.01)
-
-    def put(call: str, path: str, fail: Callable[[], None], times: int = 1_000_000) -> None:
-        inject(call, path, fail, times=times, put=monkeypatch.setattr)
-
-    return put
 
 
 @pytest.fixture
@@ -70,7 +57,7 @@ def last_line(capfd: pytest.CaptureFixture[str]) -> str:
 def test_the_table_names_every_error_that_is_retried():
     (row,) = re.findall(r"^\| transient .*", (ROOT / "docs/cluster.md").read_text(), re.MULTILINE)
     names = re.findall(r"`(E[A-Z]+)`", row)
-    assert {getattr(errno, name) for name in names} == data.retry.TRANSIENT_ERRNOS
+    assert {getattr(errno, name) for name in names} == TRANSIENT_ERRNOS
     assert set(TRANSIENT) <= set(names)
 
 
