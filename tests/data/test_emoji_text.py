@@ -184,7 +184,11 @@ def test_a_retweet_begins_with_its_sign() -> None:
 
 @pytest.mark.parametrize(
     "before",
-    [*('"', '""', '"""', "'", "“", "”", "„", "‘", "«", "« ", "‹", "＂", "「"), ' "', '" '],
+    [
+        *('"', '""', '"""', "'", "“", "”", "„", "‘", "«", "« ", "‹", "＂", "「", "❝", "〝", "｢"),
+        ' "',
+        '" ',
+    ],
 )
 def test_a_retweet_may_begin_with_a_quotation_mark(before: str) -> None:
     assert is_retweet(f"{before}RT @ana: so true")
