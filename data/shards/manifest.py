@@ -167,14 +167,18 @@ class Manifest(_Record):
             content = fetch_bytes(url, attempts=cache.attempts, max_bytes=_MAX_MANIFEST_BYTES)
             return cls._parse(content, url)
         path = Path(folder) / MANIFEST
-        if not path.is_file():
+        try:
+            content = retried(str(path), path.read_bytes)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             if str(folder).partition(":/")[0] in SCHEMES:  # a URL that was taken for a path
-                raise ValueError(f"{folder} is a URL: this reads local folders; copy it here")
+                raise ValueError(
+                    f"{folder} is a URL: this reads local folders; copy it here"
+                ) from error
             raise FileNotFoundError(
                 f"{folder} holds no {MANIFEST}: make the shards with kway shard, run it again "
                 "to finish them, or copy the file where it was lost"
-            )
-        return cls._parse(retried(str(path), path.read_bytes), str(path))
+            ) from error
+        return cls._parse(content, str(path))
 
     @classmethod
     @paused_gc()

@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from data.inspection.verify import damages
 from data.shards.index import FORMAT, _crc32, index_path, open_index
 from data.sources import EmojiNames
 from data.writing.writer import write_shards
+from tests.faults.sitecustomize import error
 
 
 @pytest.fixture
@@ -251,3 +253,10 @@ def test_a_url_given_as_a_path_is_named(tmp_path: Path) -> None:
     for read in (Manifest.read, Manifest.load):
         with pytest.raises(ValueError, match="is a URL: this reads local folders"):
             read(Path("s3://bucket/set"))
+
+
+def test_looking_for_the_manifest_is_retried_after_a_transient_error(
+    shards: Path, injected: Callable[..., None]
+) -> None:
+    injected("stat", "manifest.json", error("ESTALE"), times=2)
+    Manifest.read(shards)
