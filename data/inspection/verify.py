@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from data.counted import counted
 from data.inspection.shard_check import Damage, Rules, check_shard
 from data.pool import over_shards
 from data.shards.manifest import Manifest, load_label_vectors
@@ -48,8 +49,8 @@ def damages(
             yield Damage("label vectors", str(error))
 
 
-def recorded_losses(manifest: Manifest) -> list[str]:
-    """What was missing when the shards were indexed, one line each: known, so not damage."""
+def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
+    """What `kway shard index` skipped or missed, one line each: recorded, so not damage."""
     about = manifest.source.parameters
     lines = [f"{file}: {reason}" for file, reason in manifest.incomplete.items()]
     indexed = sum(shard.samples for shard in manifest.shards)
@@ -57,7 +58,9 @@ def recorded_losses(manifest: Manifest) -> list[str]:
     if expected != indexed:
         lines.append(f"{indexed:,} samples are indexed and {expected:,} were expected")
     if manifest.source.kind == INDEXED and (problems := about.get("left_out")):
-        lines.append(f"{problems:,} problems were skipped: {SKIPPED} names them")
+        # Earlier versions counted the problems and did not write the file.
+        where = f", listed in {SKIPPED}" if (folder / SKIPPED).is_file() else ""
+        lines.append(f"{counted(int(problems), 'problem')} skipped{where}")
     return lines
 
 

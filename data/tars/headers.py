@@ -80,8 +80,8 @@ def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
     """`walk` over bytes from any source; read a member before asking for the next one."""
     offset, zeros, extra = start, 0, dict[str, str]()
     while block := tar.read(offset, BLOCK):
-        if block == _ZEROS:
-            offset, zeros = offset + BLOCK, zeros + BLOCK
+        if block == _ZEROS[: len(block)]:  # the last one may be shorter
+            offset, zeros = offset + len(block), zeros + len(block)
             continue
         header = _parse(block)
         if header is None:

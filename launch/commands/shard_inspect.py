@@ -51,9 +51,9 @@ def verify(
         print(printable(f"error: {folder} is damaged in {where}: {remedy}"), file=sys.stderr)
         raise typer.Exit(2)
     manifest = Manifest.load(folder)
-    losses = recorded_losses(manifest)
+    losses = recorded_losses(folder, manifest)
     for loss in losses:
-        print(printable(f"incomplete since it was indexed: {folder}: {loss}"), file=sys.stderr)
+        print(printable(f"recorded when it was indexed: {folder}: {loss}"), file=sys.stderr)
     size = sum(shard.bytes for shard in manifest.shards)
     speed = size / 1e6 / max(time.monotonic() - started, 1e-9)
     took = f"{seconds_since(started)}, {speed:,.0f} MB/s"
