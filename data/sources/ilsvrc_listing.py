@@ -17,6 +17,7 @@ from data.sources.ilsvrc_devkit import DEVKIT, Devkit
 from data.sources.ilsvrc_tars import Member, tar_members
 from data.sources.listing import ENDINGS, NOT_AN_IMAGE, beside_class_folders, why_not_file
 from data.text.spans import Report, silent
+from data.walked import is_hidden
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"
@@ -80,7 +81,7 @@ def list_validation(folder: Path, devkit: Devkit | None) -> Pictures | None:
 
 
 def _folders(folder: Path) -> list[str]:
-    return [f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")]
+    return [f.name for f in folder.iterdir() if f.is_dir() and not is_hidden(f.name)]
 
 
 def _files(folder: Path, synset: str) -> list[Member | Skipped]:

@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 from data.counted import counted
 from data.shards.split_names import SPLIT_OF_WORD, TRAIN, shard_splits, split_name
 from data.skipped import Skipped
-from data.walked import walked
+from data.walked import is_hidden, walked
 
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 _SPLITS = frozenset(SPLIT_OF_WORD.values())
@@ -65,7 +65,7 @@ def beside_class_folders(folder: Path) -> Iterator[tuple[Path, str]]:
     for path in folder.iterdir():
         if not path.is_dir():
             yield path, "outside the class folders" if path.is_file() else why_not_file(path)
-        elif path.name.startswith("."):
+        elif is_hidden(path.name):
             yield path, _HIDDEN_FOLDER
 
 
@@ -182,7 +182,7 @@ def _refuse_split_names(folder: Path) -> None:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+    return sorted(f for f in folder.iterdir() if f.is_dir() and not is_hidden(f.name))
 
 
 def _directories(listing: Listing, root: Path, part: Path, split: str | None) -> list[_Directory]:
@@ -205,7 +205,7 @@ def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]
     """Take out of `folders` those that are not walked."""
     paths = [parent / name for name in folders]
     links = [path for path in paths if path.is_symlink()]
-    hidden = [path for path in paths if path.name.startswith(".") and path not in links]
+    hidden = [path for path in paths if is_hidden(path.name) and path not in links]
     listing.skip(links, root, "link to a folder below a class folder")
     listing.skip(hidden, root, _HIDDEN_FOLDER)
     skipped = {path.name for path in [*links, *hidden]}

@@ -459,6 +459,9 @@ def test_a_folder_of_tars_that_cannot_be_read_is_an_error(
 ) -> None:
     write_tar(tmp_path / "in" / "a.tar", pictures(0, 3))
     write_tar(tmp_path / "in" / "deep" / "b.tar", pictures(3, 3))
+    write_tar(tmp_path / "in" / "lost+found" / "c.tar", pictures(6, 3))
+    injected("scandir", "lost+found", error("EACCES"))
+    assert len(index_shards(tmp_path / "in", out=tmp_path / "two").manifest.shards) == 2
     injected("scandir", "in/deep", error("EACCES"))
     with pytest.raises(PermissionError):
         index_shards(tmp_path / "in", out=tmp_path / "out")

@@ -197,8 +197,10 @@ def test_every_file_that_is_not_read_is_named_with_the_reason(tmp_path: Path) ->
 def test_a_folder_that_cannot_be_read_is_an_error_and_not_left_out(
     tmp_path: Path, injected: Callable[..., None]
 ) -> None:
-    for name in ("a/0.png", "a/deep/0.png", "b/0.png"):
+    for name in ("a/0.png", "a/deep/0.png", "b/0.png", "lost+found/0.png"):
         write_picture(tmp_path / name, 0)
+    injected("scandir", "lost+found", error("EACCES"))
+    assert dict(ImageFolder(tmp_path).skipped()) == {"lost+found": "hidden folder"}
     injected("scandir", "a/deep", error("EACCES"))
     with pytest.raises(PermissionError):
         ImageFolder(tmp_path).classes()
