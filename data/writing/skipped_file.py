@@ -15,13 +15,15 @@ from data.skipped import SKIPPED, Skipped, to_lines
 class SkippedFile:
     """The file in `folder`; made only once something is skipped.
 
-    ignored: what the source did not even try to render; finished: shards of earlier runs.
+    ignored: what the source did not even try to render; finished: shards of earlier runs. `last` is
+    the last sample skipped in this run.
     """
 
     def __init__(
         self, folder: Path, *, ignored: Iterable[Skipped], finished: Container[str]
     ) -> None:
         self.path = folder / SKIPPED
+        self.last: Skipped | None = None
         kept = [line for line in self._lines() if _shard(line) in finished]
         self._write([*to_lines(ignored).splitlines(keepends=True), *kept])
 
@@ -29,6 +31,7 @@ class SkippedFile:
         """Name samples that are not in `shard`; call it before the shard is finished."""
         if not skipped:
             return
+        self.last = skipped[-1]
         with explained(self.path), self.path.open("ab") as file:
             file.write(to_lines(skipped, shard=shard))
             flush(file)

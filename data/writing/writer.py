@@ -113,8 +113,6 @@ def write_shards(
         shards, resumed, duplicates = _write_plans(
             source, folder, plans, workers, report, drop_duplicates, ignored
         )
-        if not shards:
-            raise ValueError(f"every sample of {about} was left out as bad: nothing is written")
         vectors_sha256 = _write_vectors(folder / LABEL_VECTORS, source.label_vectors())
         manifest = Manifest(
             modality=source.modality,
@@ -209,6 +207,8 @@ def _write_plans(
             done += len(plan)
             if info is not None:
                 finished[plan.file] = info
+    if not finished:
+        raise ValueError(f"every sample was skipped, such as {skipped.last}: nothing is written")
     skipped.finish()
     duplicates += held_out.dropped if held_out else 0
     return [finished[plan.file] for plan in plans if plan.file in finished], resumed, duplicates
