@@ -76,14 +76,14 @@ def train(
     0 done, 1 failed, 2 bad configuration or input, 75 preempted (start it again), 130 interrupted,
     128 + n: a rank was killed by signal n.
     """
-    from trainer.recipe import dump_recipe, load_recipe
+    with _nothing_to_save():  # loading a recipe imports torch, which takes seconds
+        from trainer.recipe import dump_recipe, load_recipe
 
-    resolved = load_recipe(recipe, overrides or [])
-    if print_config:
-        print(dump_recipe(resolved), end="")
-        return
-    least, most = parse_nodes(nnodes)
-    with _nothing_to_save():
+        resolved = load_recipe(recipe, overrides or [])
+        if print_config:
+            print(dump_recipe(resolved), end="")
+            return
+        least, most = parse_nodes(nnodes)
         placement = Placement(
             num_processes=nproc or _num_devices(),
             min_nodes=least,

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import termios
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,15 @@ def test_a_run_outlives_whoever_listens(closed, endless, tmp_path):
     saved = [path.name for path in (folder / "checkpoints").iterdir()]
     assert saved == [f"step-{last_step(folder):08d}"]
     assert "Traceback" not in running.words
+
+
+def test_a_signal_while_the_launcher_loads_torch_means_preempted(endless, tmp_path):
+    with launched(endless, tmp_path / "run") as run:
+        maps = Path(f"/proc/{run.process.pid}/maps")
+        run.wait_for(lambda: "libtorch" in maps.read_text(), "torch")
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.end() == 75, run.words
+        assert run.words == ""
 
 
 def test_a_signal_while_the_ranks_still_import_means_preempted(endless, tmp_path):
