@@ -111,11 +111,13 @@ def test_a_checkpoint_that_cannot_be_written(name, code, train, injected, capfd)
     assert os.strerror(getattr(errno, name)) in last_line(capfd)
 
 
+@pytest.mark.parametrize("calls", [("open",), ("lstat", "stat")])
 def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over_for_an_older_one(
-    train, injected, capfd
+    calls, train, injected, capfd
 ):
     assert train(checkpoint={"every": {"steps": 1}}, train__duration={"steps": 2}) == 0
-    injected("open", "step-00000002", error("EIO"))
+    for call in calls:
+        injected(call, "step-00000002", error("EIO"))
     assert train(train__duration={"steps": 3}) == 1
     assert "step-00000002: [Errno 5]" in last_line(capfd)
 

@@ -12,7 +12,7 @@ from typing import Any
 from data.retry import is_transient, retried
 from trainer.checkpoints.disk_error import failure
 from trainer.checkpoints.exchange import exchange
-from trainer.checkpoints.folders import candidate_folders, committed_folders, step_of
+from trainer.checkpoints.folders import candidate_folders, committed_folders, mode_of, step_of
 from trainer.checkpoints.manifest import (
     MANIFEST_FILE,
     STATE_FILE,
@@ -62,10 +62,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     Raises FileNotFoundError where there is none, with the steps that there are, ValueError naming
     the folder and the file that is missing, added or altered, and RetriesExhaustedError.
     """
-    if not os.path.lexists(folder):
+    what = f"checkpoint {folder}"
+    if retried(what, lambda: mode_of(folder)) is None:
         raise FileNotFoundError(_not_there(folder))
     try:
-        return retried(f"checkpoint {folder}", lambda: _verified(folder))
+        return retried(what, lambda: _verified(folder))
     except OSError as error:
         if is_transient(error):
             raise
@@ -95,7 +96,7 @@ def inspect_checkpoint(folder: Path) -> Manifest:
 
     Raises ValueError where they have not.
     """
-    if folder.is_symlink() or not folder.is_dir():
+    if not stat.S_ISDIR(mode_of(folder) or 0):
         raise ValueError(f"checkpoint {folder} is no folder: move it away to go on without it")
     manifest = read_manifest(folder)
     if manifest.step != step_of(folder):

@@ -99,12 +99,19 @@ def sync(path: Path) -> None:
 
 
 def _is_there(path: Path) -> bool:
-    """As `os.path.lexists`, which calls a path missing where the disk fails."""
+    return mode_of(path) is not None
+
+
+def mode_of(path: Path) -> int | None:
+    """The `st_mode` of a path, links not followed; None where there is none.
+
+    Raises OSError where the disk fails: `os.path.lexists`, and `Path.is_dir` and `is_file` from
+    Python 3.14 on, call the path missing.
+    """
     try:
-        path.lstat()
+        return path.lstat().st_mode
     except FileNotFoundError:
-        return False
-    return True
+        return None
 
 
 def _delete(path: Path) -> None:

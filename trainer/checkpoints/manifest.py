@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import stat
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from trainer.checkpoints.folders import mode_of
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
@@ -65,7 +68,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint. Raises ValueError where it is missing or altered."""
     name = f"checkpoint {folder}: {MANIFEST_FILE}"
     path = folder / MANIFEST_FILE
-    if path.is_symlink() or not path.is_file():
+    if not stat.S_ISREG(mode_of(path) or 0):
         raise ValueError(f"{name} is missing; delete the folder to go on without it")
     if path.stat().st_size > _MAX_BYTES:
         raise ValueError(f"{name} is unreadable: larger than {_MAX_BYTES} bytes")
