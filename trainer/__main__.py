@@ -9,10 +9,12 @@ if __name__ == "__main__":
     check_packages("data", "heads")
 
 from data.parent import die_with_parent
+from trainer.standard_output import hide_native_warnings, outlive_listeners
 
 if __name__ == "__main__":
     # Before all that is slow to import: a launcher killed meanwhile would leave this rank training.
     die_with_parent()
+    hide_native_warnings()
 
 import argparse
 import os
@@ -23,12 +25,10 @@ from trainer.exit_codes import DONE, INTERRUPTED
 from trainer.last_words import EXPLAINED, last_words
 from trainer.recipe import load_recipe
 from trainer.signals import Preempted
-from trainer.standard_output import hide_native_warnings, outlive_listeners
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train the recipe that the command line names; returns the exit code."""
-    hide_native_warnings()
     options = _parser().parse_intermixed_args(arguments)
     if options.launcher is not None:
         die_with_parent(options.launcher)
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _check_world_size(options.world_size)
         recipe = load_recipe(options.recipe, options.overrides)
-        # Only now torch and all that is slow to import: a bad recipe answers at once.
+        # Slow to import: a bad recipe is reported before that.
         from trainer.train import train
         from trainer.world import open_world
 

@@ -10,7 +10,7 @@ from trainer.config import Recipe
 from trainer.exit_codes import BAD_INPUT, FAILED, code_of
 from trainer.lost_peer import is_lost_peer
 
-if TYPE_CHECKING:  # a bad recipe answers at once, without torch
+if TYPE_CHECKING:  # slow to import: a bad recipe is reported before that
     from trainer.world import World
 
 # What `last_words` may have a line for.

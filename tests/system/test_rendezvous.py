@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +84,26 @@ def test_a_rendezvous_port_in_use_is_one_line(recipe):
     assert answer.returncode == 1
     assert answer.stderr.startswith(f"error: the rendezvous at 127.0.0.1:{port} cannot be hosted")
     assert answer.stderr.count("\n") == 1
+
+
+_UP_TO_TORCH = """
+import os, runpy, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            sys.exit(os.environ.get("TORCH_CPP_LOG_LEVEL") != "ERROR")
+
+sys.meta_path.insert(0, Finder())
+os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
+sys.argv = ["-m", "nothing"]
+runpy.run_module("trainer", run_name="__main__")
+"""
+
+
+def test_ranks_of_torchrun_hide_native_warnings_before_they_import_torch():
+    """torch reads the level when it is imported."""
+    assert run([sys.executable, "-c", _UP_TO_TORCH]).returncode == 0
 
 
 def test_what_only_rank_0_cannot_use_is_one_line_without_the_frames_of_the_others(recipe):

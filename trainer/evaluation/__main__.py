@@ -13,12 +13,10 @@ from pathlib import Path
 
 from trainer.exit_codes import DONE, INTERRUPTED
 from trainer.last_words import EXPLAINED, last_words
-from trainer.standard_output import hide_native_warnings
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Evaluate what the command line names; returns the exit code."""
-    hide_native_warnings()
     options = _parser().parse_args(arguments)
     from trainer.evaluation.of_run import Wanted, evaluate_run
     from trainer.world import open_world
