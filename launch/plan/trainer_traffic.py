@@ -8,6 +8,7 @@ from trainer.config import Recipe
 from trainer.strategies.cost import FLOAT32, Collective, Operation, Phase
 
 _AGREED = 3 * 8  # of a rank, `trainer/agreement.py`
+_FLOAT64 = 8
 
 
 def batch_norm_traffic(
@@ -58,12 +59,12 @@ def odd_numbers(
     agreed = cluster.ranks * _AGREED
     scalar = [
         Collective("agreement", "all_gather", "world", agreed, "step"),
-        Collective("norm of the head", "all_reduce", "class", FLOAT32, "optimizer"),
+        Collective("norm of the head", "all_reduce", "class", _FLOAT64, "optimizer"),
     ]
     strategy = recipe.train.strategy
     if strategy.shards_updates:
         scalar.append(
-            Collective("norm of the backbone", "all_reduce", "world", FLOAT32, "optimizer")
+            Collective("norm of the backbone", "all_reduce", "world", _FLOAT64, "optimizer")
         )
     if recipe.optimizer.needs_whole_tensors:
         what, pair = "norms of weights", 2 * FLOAT32  # of a weight that decays, and of its step

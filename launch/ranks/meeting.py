@@ -86,15 +86,17 @@ def meet(placement: Placement) -> RendezvousHandler:
 def _connected(connect: Callable[[], Answer], placement: Placement, *, hosts: bool) -> Answer:
     """What `connect` returns. One that does not host the rendezvous first waits for its port, and
     connects again where the connection breaks."""
-    deadline = time.monotonic() + join_seconds(placement)
+    seconds = join_seconds(placement)
+    deadline = time.monotonic() + seconds
+    last_answer = deadline - min(_REASON_SECONDS, seconds / 2)
     attempt = 1
     with waiting(placement, "the machine that hosts the rendezvous"):
         while True:
             if not hosts:
                 _wait_for_port(placement, deadline)
             try:
-                left = deadline - time.monotonic() - _REASON_SECONDS
-                return interruptible(connect, seconds=max(0.0, left))
+                left = max(0.0, last_answer - time.monotonic())
+                return interruptible(connect, seconds=left)
             except TimeoutError as error:
                 raise TimeoutError(_no_answer(placement)) from error
             except (RendezvousConnectionError, DistError) as error:
