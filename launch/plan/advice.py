@@ -50,9 +50,10 @@ def _candidates(recipe: Recipe, asked: Asked) -> Iterator[tuple[str, dict[str, o
     share, parts = -(-train.global_batch // ranks), train.micro_batches
     while (parts := parts * 2) <= share:
         yield f"train.micro_batches={parts}", {"micro_batches": parts}
-    smaller = train.strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
-    if ranks > 1 and smaller is not None:
-        yield train.strategy.change_to(smaller), {"strategy": smaller}
+    strategy, whole = train.strategy, recipe.optimizer.needs_whole_tensors
+    while ranks > 1 and (smaller := strategy.smaller(whole_tensors=whole)) is not None:
+        yield strategy.change_to(smaller), {"strategy": smaller}
+        strategy = smaller
     if recipe.head.memory_mib > _SCARCE_LOGITS_MIB:
         yield f"head.memory_mib={_SCARCE_LOGITS_MIB}", {"memory_mib": _SCARCE_LOGITS_MIB}
 

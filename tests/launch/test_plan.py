@@ -214,6 +214,26 @@ def test_what_does_not_fit_is_changed_until_it_does(tmp_path: Path):
     assert found[-1].peak < plan.memory.peak
 
 
+def test_stages_of_deepspeed_are_tried_one_after_another(tmp_path: Path):
+    keys: dict[str, Any] = {
+        "optimizer": {"kind": "adamw"},
+        "train__activation_checkpointing": True,
+        "train__global_batch": 8,
+        "backbone__config": {**TINY_RESNET, "num_channels": 1, "hidden_sizes": [512, 2048]},
+    }
+    stage_0, _, stage_2 = (
+        planned(tmp_path, gpus=8, train__strategy={"kind": "deepspeed", "stage": stage}, **keys)
+        for stage in range(3)
+    )
+    small = replace(GPU, memory=stage_2.memory.peak)
+    asked = Asked(small, 1, 8, 1000)
+    found = changes(make_plan(stage_0.recipe, asked), asked)
+    assert [change.what for change in found] == [
+        "train.strategy.stage=1",
+        "train.strategy.stage=2",
+    ]
+
+
 def test_what_cannot_work_is_warned_of(tmp_path: Path):
     few = planned(tmp_path, gpus=8, classes=5, train__global_batch=4, train__precision="fp16")
     said = "\n".join(warnings(few))
