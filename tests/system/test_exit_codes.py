@@ -137,13 +137,20 @@ def test_a_loader_process_that_is_killed_ends_with_1(train, injected, capfd):
     assert "a loader process was ended from outside" in last_line(capfd)
 
 
-def test_memory_that_runs_out_ends_with_1_and_advice(train, injected, capfd):
+@pytest.mark.parametrize(
+    ("call", "path", "words"),
+    [
+        ("pread", TAR, "memory of the machine ran out"),
+        ("fsync", CHECKPOINT, "out of memory: give the machine more"),
+    ],
+)
+def test_memory_that_runs_out_ends_with_1_and_advice(call, path, words, train, injected, capfd):
     def fail() -> None:
         raise MemoryError
 
-    injected("pread", TAR, fail)
+    injected(call, path, fail)
     assert train() == 1
-    assert "memory of the machine ran out" in last_line(capfd)
+    assert words in last_line(capfd)
 
 
 def test_a_loss_that_is_not_finite_ends_with_1(train, capfd):

@@ -99,13 +99,14 @@ class Commit:
         try:
             answer = retried(what, stage)
         except (OSError, MemoryError) as error:
-            trouble = [explain(error, self.root), is_transient(error)]
+            may_pass = is_transient(error) or isinstance(error, MemoryError)
+            trouble = [explain(error, self.root), may_pass]
         answers = exchange([answer, trouble], self.group)
         for rank, (_, met) in enumerate(answers):
             if met is not None:
-                line, transient = met
+                line, may_pass = met
                 where = f" on rank {rank}" if self.world.size > 1 else ""
-                raise failure(f"{what}{where}: {line}", transient=transient)
+                raise failure(f"{what}{where}: {line}", transient=may_pass)
         return [answer for answer, _ in answers]
 
     def _start(self, step: int) -> list[int]:
