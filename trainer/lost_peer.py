@@ -1,6 +1,6 @@
 """Whether an error means that another rank is gone: gloo and torch's stores say it in words."""
 
-import sys
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 _WORDS = (
     "gloo/transport",
@@ -13,8 +13,6 @@ _WORDS = (
     "NCCL communicator was aborted",
     "remote process exited",
 )
-# torch's own kinds, by name: this module is imported before torch is.
-_KINDS = ("DistNetworkError", "DistStoreError", "DistBackendError")
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -30,10 +28,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def _is_about_a_peer(error: BaseException) -> bool:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None:  # no rank has met another yet
-        return False
-    if any(isinstance(error, getattr(distributed, kind)) for kind in _KINDS):
+    if isinstance(error, DistNetworkError | DistStoreError | DistBackendError):
         return True
     # A data source's own connection errors are OSError, and no rank's.
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from launch.plan.plan import Asked, Plan, make_plan
 from trainer.config import Recipe
+from trainer.strategies.base import StrategyKind
 
 _SCARCE_LOGITS_MIB = 64
 _MOST_NODES = 1024
@@ -50,7 +51,8 @@ def _candidates(recipe: Recipe, asked: Asked) -> Iterator[tuple[str, dict[str, o
     share, parts = -(-train.global_batch // ranks), train.micro_batches
     while (parts := parts * 2) <= share:
         yield f"train.micro_batches={parts}", {"micro_batches": parts}
-    strategy, whole = train.strategy, recipe.optimizer.needs_whole_tensors
+    strategy: StrategyKind = train.strategy
+    whole = recipe.optimizer.needs_whole_tensors
     while ranks > 1 and (smaller := strategy.smaller(whole_tensors=whole)) is not None:
         yield strategy.change_to(smaller), {"strategy": smaller}
         strategy = smaller
