@@ -55,7 +55,7 @@ bench-data: $(READY)  ## the speed and memory of the data side, printed as ratio
 bench-trainer: $(READY)  ## what training costs beside the model itself: 3 minutes
 	$(BIN)/python -m benchmarks.trainer
 
-bench-serving: $(READY)  ## what serving costs, beside the model itself and next to other servers: 17 minutes, 5 GB of disk
+bench-serving: $(READY)  ## what serving costs, compared with the model alone and with other servers: 17 minutes, 5 GB of disk
 	$(BIN)/python -m benchmarks.serving
 
 bench-tree: $(READY)  ## the cover tree of a million classes
