@@ -31,8 +31,8 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Name `path` in an error of a `write` or `fsync`, which names nothing, and the remedy where
-    the disk is full; other errors keep their number.
+    """Add `path` to errors of `write` and `fsync`, which name no file, and the remedy if the disk
+    is full. Other errors keep their number.
     """
     try:
         yield
@@ -47,9 +47,9 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def commit(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole, or not at all, even after a power cut.
+    """Write a file atomically: it exists complete or not at all, even after a power failure.
 
-    Retried after a transient error; raises RetriesExhaustedError where that does not help.
+    Retried after a transient error; raises RetriesExhaustedError if all attempts fail.
     """
     retried(str(path), lambda: _commit(path, content))
 

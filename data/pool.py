@@ -42,7 +42,7 @@ def over_shards(
 def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterator[Executor]:
     """`workers` processes, each of which calls `start(*given)` first; the end drops what waits.
 
-    Raises TransientError where one of them was killed.
+    Raises TransientError if one of them was killed.
     """
     # Spawned, not forked: image libraries and callers hold threads and locks.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start, initargs=given)

@@ -1,6 +1,6 @@
-"""Which input/output errors are transient, and how the operation that met one is retried.
+"""Which I/O errors are transient, and how operations that raise one are retried.
 
-Free of torch: the launcher and the exit codes need it before torch is imported.
+Does not import torch: the launcher and the exit codes use this module before torch is imported.
 """
 
 import errno
@@ -16,8 +16,8 @@ Answer = TypeVar("Answer")
 
 _log = logging.getLogger("kway.data")
 
-# What a disk, a network file system or a server can recover from. Everything else (a full disk, a
-# missing file, no permission) fails again until a person changes something.
+# Errors that a disk, a network file system or a server can recover from. Others (a full disk, a
+# missing file, no permission) recur until a person fixes the cause.
 TRANSIENT_ERRNOS = frozenset(
     {
         errno.EIO,
@@ -38,7 +38,8 @@ TRANSIENT_ERRNOS = frozenset(
     }
 )
 
-# With the waits below: 25 s at most, well under `train.timeout_seconds`, for which others wait.
+# With the waits below about 25 s at most, well under `train.timeout_seconds`, after which the other
+# ranks give up.
 ATTEMPTS = 8
 _FIRST_SECONDS = 0.2
 _LONGEST_SECONDS = 20.0
@@ -46,15 +47,15 @@ _REMEDY = "check the disk, the file server and the network, then run the same co
 
 
 class TransientError(OSError):
-    """A failure that another try may not meet; the message is for a person."""
+    """A failure that may not recur when the operation is retried; the message is for a person."""
 
 
 class RetriesExhaustedError(TransientError):
-    """It was retried often enough; raised from the last error."""
+    """All attempts failed; raised from the last error."""
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether `error`, or what it was raised from, is transient."""
+    """Whether `error`, or an error that it was raised from, is transient."""
     while error is not None:
         if isinstance(error, TransientError | TimeoutError | ConnectionError):
             return True
@@ -65,10 +66,10 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def retried(what: str, operation: Callable[[], Answer]) -> Answer:
-    """`operation()`, which may be called again after it failed half-way.
+    """The result of `operation`, called until it succeeds; it must allow calls after a failure.
 
     `what` names the file in log lines and in the error. Raises RetriesExhaustedError after the last
-    attempt, and an error that is not transient immediately.
+    attempt. An error that is not transient is raised immediately.
     """
     attempt = 1
     while True:
@@ -88,16 +89,16 @@ def wait_before_retry(
     deadline: float = math.inf,
     remedy: str = _REMEDY,
 ) -> None:
-    """Log the error of `attempt` (counted from 1) and wait: longer each time, shortened at random.
+    """Log the error of `attempt` (counted from 1) and wait: exponential backoff with jitter.
 
-    Raises `error` itself where it is not transient or was retried already, RetriesExhaustedError
-    after the last of `attempts` or where the wait would pass `deadline` (`time.monotonic`).
+    Raises `error` itself if it is not transient or was already retried, and RetriesExhaustedError
+    after the last of `attempts` or if the wait would exceed `deadline` (`time.monotonic`).
     """
     if isinstance(error, RetriesExhaustedError) or not is_transient(error):
         raise error
     longest = min(_FIRST_SECONDS * 2 ** (attempt - 1), _LONGEST_SECONDS)
     wait = longest * random.SystemRandom().uniform(0.5, 1)
-    # A process that ends closes the connections of its background threads.
+    # A process that is exiting closes the connections of its background threads: do not retry then.
     is_last = attempt >= attempts or time.monotonic() + wait > deadline
     if is_last or not main_thread().is_alive():
         raise RetriesExhaustedError(f"{what}: {error} ({attempt} attempts): {remedy}") from error

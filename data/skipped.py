@@ -1,7 +1,7 @@
 """Files and samples that are not in the shards, each with its name and the reason.
 
-`skipped.jsonl` beside the shards lists all of them, one JSON object a line; the commands print only
-a few.
+`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line; the commands print
+only a few.
 """
 
 import json
@@ -25,7 +25,7 @@ class Skipped(NamedTuple):
 
 
 def to_lines(skipped: Iterable[Skipped], **fields: str) -> bytes:
-    """A JSON line for each, with `fields` added. ASCII, since names may be anything but UTF-8."""
+    """A JSON line for each, with `fields` added; ASCII, because names may not be valid UTF-8."""
     lines = [json.dumps({**fields, **one._asdict()}) + "\n" for one in skipped]
     return "".join(lines).encode("ascii")
 

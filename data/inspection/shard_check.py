@@ -108,7 +108,7 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
 
 
 def _end_fault(path: Path, index: ShardIndex | None) -> Fault | None:
-    """What is wrong with the end of a tar that has the bytes it had when it was indexed."""
+    """The fault at the end of a tar whose bytes have not changed since it was indexed, if any."""
     start = 0
     if index is not None:
         ends = index.blocks.astype(np.int64) + -(-index.sizes.astype(np.int64) // BLOCK)

@@ -106,7 +106,7 @@ def read_ahead(
 ) -> Iterator[Batch]:
     """The batches of `reader` in order, read ahead by `workers` processes.
 
-    Raises what the reader returns as an error, and TransientError where a process was killed.
+    Raises the errors that the reader returns, and TransientError if a process was killed.
     """
     loader = DataLoader(
         reader,
@@ -122,16 +122,16 @@ def read_ahead(
     for batch in _received(loader):
         if isinstance(batch, Exception):
             raise batch
-        # Page-locking copied it already.
+        # Pinning has already copied it.
         yield batch if pinned or not workers else _own(batch)
 
 
 def _received(loader: DataLoader) -> Iterator[Batch | Exception]:
-    """What the loader's processes send; TransientError where one of them was killed."""
+    """What the loader's processes send; TransientError if one of them was killed."""
     try:
         yield from loader
     except (RuntimeError, ConnectionError, EOFError) as error:
-        # torch reports it by a RuntimeError from a signal handler, unless the pipe breaks first.
+        # torch raises RuntimeError from a signal handler, unless the pipe breaks first.
         if isinstance(error, RuntimeError) and not is_lost_worker(error):
             raise
         raise TransientError(LOST_WORKER) from error

@@ -37,8 +37,8 @@ def fetch(
     wrong file at the path of `file`. What may go away by itself is asked for up to `attempts`
     times, a wrong content twice. Errors of writing are the caller's.
 
-    Raises FileNotFoundError, PermissionError and RetriesExhaustedError that name the URL,
-    ValueError where the file there is not the one that was asked for.
+    Raises FileNotFoundError, PermissionError and RetriesExhaustedError that name the URL, and
+    ValueError if the file there is not the requested one.
     """
     for attempt in range(1, attempts + 1):
         try:

@@ -25,8 +25,8 @@ _BACKENDS = ("aiohttp", "aiobotocore", "botocore", "fsspec", "gcsfs", "google", 
 def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
     """The content of the file at `url` from byte `start` on, piece by piece.
 
-    Raises TransientError with the reason alone (time-outs, status 5xx, broken connections),
-    FileNotFoundError and PermissionError with the URL, ValueError where the package for this kind
+    Raises TransientError with only the reason (timeouts, status 5xx, broken connections),
+    FileNotFoundError and PermissionError with the URL, and ValueError if the package for this kind
     of URL is missing.
     """
     with _explained(url), _open(url, start) as stream:

@@ -86,7 +86,7 @@ class Manifest(_Record):
     label_vectors: FileName | None = None
     label_vectors_sha256: Digest | None = None
     incomplete: dict[FileName, str] = Field(
-        {}, description="shards that lack samples and why, as `kway shard index --skip-bad` found"
+        {}, description="shard -> why it lacks samples, from `kway shard index --skip-bad`"
     )
 
     @model_validator(mode="after")
@@ -116,9 +116,9 @@ class Manifest(_Record):
         return tuple(info.name for info in self.classes)
 
     def of_split(self, split: str, *, key: str | None = None) -> tuple[ShardInfo, ...]:
-        """The shards of `split`; ValueError names the splits that there are.
+        """The shards of `split`; ValueError names the existing splits.
 
-        key: the recipe key that names the split, for the error.
+        key: the recipe key that was set to `split`, for the error.
         """
         shards = tuple(shard for shard in self.shards if shard.split == split)
         if not shards and key is not None:
@@ -208,7 +208,7 @@ class Manifest(_Record):
     def to_bytes(self) -> bytes:
         """The content of `manifest.json`: this, and a checksum of it."""
         stored = _Stored(**dict(self), checksum=self.fingerprint())
-        # Earlier versions of kway read a manifest as long as it needs nothing newer.
+        # Without the key `incomplete`, earlier versions of kway can read the manifest.
         exclude = set() if self.incomplete else {"incomplete"}
         return stored.model_dump_json(indent=1, exclude=exclude).encode() + b"\n"
 
@@ -218,7 +218,7 @@ class Manifest(_Record):
         values = self.model_dump(mode="json")
         for added_later in ("label_vectors_sha256", "incomplete"):
             if not values[added_later]:
-                del values[added_later]  # the checksum of an earlier manifest has to hold
+                del values[added_later]  # so that checksums of earlier manifests stay valid
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -35,7 +35,7 @@ class Split:
 
     Safe after fork (`pread` moves no file position) and cheap to send to a spawned process, where
     it knows how many classes there are and not their names. Every read is retried after a
-    transient error (`data/retry.py`) and raises RetriesExhaustedError where that does not help.
+    transient error (`data/retry.py`) and raises RetriesExhaustedError if all attempts fail.
     """
 
     def __init__(self, folder: ShardFolder, manifest: Manifest, name: str) -> None:
@@ -232,7 +232,7 @@ class Split:
         return shard, i - int(self._starts[shard])
 
     def _from_shard(self, shard: int, read: Callable[..., Answer], *where: Any) -> Answer:
-        """`read(descriptor, *where)` of a shard, retried after a transient error."""
+        """Call `read(descriptor, *where)` on a shard; retry after a transient error."""
         attempt = 1
         while True:
             try:

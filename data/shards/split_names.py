@@ -1,8 +1,8 @@
-"""How shards call the splits of a source. All sources follow this one rule.
+"""The names of splits in the shards. All sources follow this rule.
 
-`train` is what training reads, and every other split is held out. A single held-out split is called
-`test`, whatever the source calls it: that is the default of `data.eval_split`. If there are
-several, each keeps its name, with `val`, `valid`, `dev` and `eval` written as `validation`.
+`train` is for training, and every other split is held out. A single held-out split is called
+`test`, whatever the source calls it, because that is the default of `data.eval_split`. If there are
+several, each keeps its name, except that `val`, `valid`, `dev` and `eval` become `validation`.
 """
 
 from collections.abc import Iterable
@@ -18,21 +18,21 @@ SPLIT_OF_WORD = {
 
 
 def split_name(word: str) -> str:
-    """`train`, `test` or `validation` for the usual words, in any case; others as they are."""
+    """`train`, `test` or `validation` for the usual words, in any case; other words unchanged."""
     return SPLIT_OF_WORD.get(word.lower(), word)
 
 
 def shard_splits(names: Iterable[str]) -> dict[str, str]:
-    """The name in the shards of each split of a source, which are named by `split_name`."""
+    """Maps each split of a source (as `split_name` returns it) to its name in the shards."""
     found = dict.fromkeys(names)
     held_out = [name for name in found if name != TRAIN]
     return {name: TEST if held_out == [name] else name for name in found}
 
 
 def renamed_splits(names: Iterable[str]) -> list[str]:
-    """One line for each split that the shards call by another name."""
+    """One line for each split that has another name in the shards."""
     return [
-        f"split {name!r} is called {in_shards!r} in the shards, because it is the only one held out"
+        f"split {name!r} is called {in_shards!r} in the shards: it is the only held-out split"
         for name, in_shards in shard_splits(names).items()
         if name != in_shards
     ]

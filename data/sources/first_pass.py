@@ -53,7 +53,7 @@ class FirstPassSource(ABC):
         return {in_shards[split]: work.tasks(split) for split in self._settled.splits}
 
     def notes(self) -> list[str]:
-        """What was left out, found or renamed, one line each; after the first pass."""
+        """What was skipped, found or renamed, one line each; call it after the first pass."""
         return pass_notes(self._settled) + renamed_splits(self._settled.splits)
 
     def clean_up(self) -> None:

@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 @dataclass
 class Pictures:
-    """In the order of their names, so that tars and folders give the same; `skipped`: others."""
+    """Images in the order of their names, the same for tars and folders; `skipped`: other files."""
 
     found: list[Picture] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -85,7 +85,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _files(folder: Path, synset: str) -> list[Member | Skipped]:
-    """Files of a class folder, by their path in the folder, and what is there besides."""
+    """Files of a class folder, by their path in the folder, and its other entries as skipped."""
     with os.scandir(folder / synset) as entries:
         return [_file(folder, synset, entry) for entry in entries]
 
@@ -171,7 +171,10 @@ def _renamed(pictures: list[Picture]) -> list[Picture]:
 def _pictures(
     listed: Pictures, members: Iterable[Member | Skipped], place: str
 ) -> list[tuple[str, Member]]:
-    """(file name, member) of the images among `members` of `place`; `listed` notes the others."""
+    """(file name, member) of the images among `members`; the others are added to `listed.skipped`.
+
+    place: prefix of the skipped names.
+    """
     pictures = []
     for member in sorted(members):
         name = PurePosixPath(member.name).name

@@ -32,13 +32,13 @@ class _Task(NamedTuple):
 class ImageFolder:
     """The source `imagefolder`.
 
-    Class folders are in `folder` itself, and a hash of each path sends `test_fraction` of the
-    images to the split "test"; or they are in `train/` and `test/`, `val/` and other folders that
-    `data/shards/split_names.py` knows. `labels` is a file of lines `file,class` used instead
-    of class folders. nested: the class of an image is the folder that contains it, and those above
+    Class folders are either in `folder` itself, where a hash of each path assigns `test_fraction`
+    of the images to the split "test", or in split folders: `train/` and `test/`, `val/` and the
+    other words of `data/shards/split_names.py`. `labels` is a file of lines `file,class`
+    instead of class folders. nested: the class of an image is the folder that contains it, and those above
     are its path in the hierarchy (True), or the topmost folder (False); None raises ValueError if
-    a class folder has several subfolders of images. taxonomy: what knows the path of a class by its
-    name. short_side: pixels, for images that are larger; None keeps all bytes.
+    a class folder has several subfolders of images. taxonomy: maps the name of a class to its path.
+    short_side: larger images are resized to it, in pixels; None keeps all bytes.
     """
 
     folder: Path
@@ -101,7 +101,7 @@ class ImageFolder:
         )
 
     def _folders_above(self) -> list[tuple[str, ...]]:
-        """Of each class; its own is among them where it contains other classes, too."""
+        """The folders above each class; its own is included if it also contains other classes."""
         paths = [self._listing.folders.get(name, (name,)) for name in self._class_names]
         inner = {path[:length] for path in paths for length in range(1, len(path))}
         return [path if path in inner else path[:-1] for path in paths]
@@ -139,7 +139,7 @@ class ImageFolder:
         return self._listing.skipped
 
     def notes(self) -> list[str]:
-        """What is skipped without being an error, and what was chosen, one line each."""
+        """What is skipped without an error, and what was chosen, one line each."""
         notes = by_reason(self.skipped())
         if (placed := self._placed) is not None:
             notes += placed.notes()

@@ -33,7 +33,7 @@ class File(NamedTuple):
 
 @dataclass
 class Listing:
-    """`files` in order of path; `skipped`: files and folders that are not read, which is no error.
+    """`files` in order of path; `skipped`: files and folders that are ignored without an error.
 
     folders: class -> the folders down to its own, where class folders are nested.
     """
@@ -53,7 +53,7 @@ class Listing:
 
 
 def why_not_file(path: Path) -> str:
-    """What a directory entry is that is neither a file nor a folder."""
+    """The reason to skip a directory entry that is neither a file nor a folder."""
     return "broken symbolic link" if path.is_symlink() else "not a regular file"
 
 
@@ -70,7 +70,7 @@ def beside_class_folders(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 class _Directory(NamedTuple):
-    """A directory with images: its folders below a split, and their paths in the source."""
+    """A directory with images: the folders on its path below the split, and the images' paths."""
 
     folders: tuple[str, ...]
     split: str | None
@@ -78,14 +78,14 @@ class _Directory(NamedTuple):
 
 
 def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
-    """Images in class folders, which are in `folder` or in split folders in it.
+    """Images in class folders, which are in `folder` itself or in its split folders.
 
     nested: the class of an image is the folder that contains it, however deep (True), or the
-    topmost one (False). A name that several folders have becomes the path of each.
+    topmost one (False). If several folders have the same name, their paths are used instead.
 
     Raises ValueError for folders that look like splits and are not, for two folders of one split,
     for a split without images, for a class name that is not UTF-8 and, unless `nested` is given,
-    for a class folder with two or more subfolders of images: either level may be meant.
+    for a class folder with two or more subfolders of images, which is ambiguous.
     """
     listing = Listing()
     splits = _split_folders(folder)
@@ -130,7 +130,7 @@ def _class_names(
 
 
 def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
-    """Raise ValueError, with the folders and images of each level, where the class is unclear."""
+    """Raise ValueError, with the folders and images of each level, if the classes are ambiguous."""
     images = Counter[tuple[str, ...]]()
     for directory in directories:
         images[directory.folders] += len(directory.images)
@@ -153,7 +153,7 @@ def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
 
 
 def _split_folders(folder: Path) -> dict[str, str]:
-    """Sub-folder -> split, where `folder` contains `train/` and something to evaluate on."""
+    """Subfolder -> split; empty unless `folder` contains `train/` and a held-out split."""
     found: dict[str, list[str]] = {}
     for path in _folders(folder):
         if (split := split_name(path.name)) in _SPLITS:
@@ -163,7 +163,7 @@ def _split_folders(folder: Path) -> dict[str, str]:
     for split, names in found.items():
         if len(names) > 1:
             raise ValueError(
-                f"{folder} has {names[0]}/ and {names[1]}/, both of them split {split}: remove one"
+                f"{folder} has {names[0]}/ and {names[1]}/, which both mean {split}: remove one"
             )
     in_shards = shard_splits(found)
     return {name: in_shards[split] for split, (name,) in found.items()}
@@ -176,8 +176,8 @@ def _refuse_split_names(folder: Path) -> None:
     for found in alike:
         if len(alike) == len(folders) or _folders(found):
             raise ValueError(
-                f"{found} looks like a split, not like a class: splits are train/ with test/ or "
-                "val/ beside it; rename it, or move its class folders up"
+                f"{found} looks like a split, not like a class: splits need train/ and test/ or "
+                "val/; add what is missing, rename it, or move its class folders up"
             )
 
 
@@ -202,7 +202,7 @@ def _directories(listing: Listing, root: Path, part: Path, split: str | None) ->
 
 
 def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]) -> None:
-    """Take out of `folders` those that are not walked."""
+    """Remove links and hidden folders from `folders`, so that `os.walk` does not enter them."""
     paths = [parent / name for name in folders]
     links = [path for path in paths if path.is_symlink()]
     hidden = [path for path in paths if is_hidden(path.name) and path not in links]
@@ -213,7 +213,7 @@ def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]
 
 
 def _images(listing: Listing, root: Path, paths: Iterable[Path]) -> list[Path]:
-    """Those of `paths` that are images; the listing notes the others."""
+    """Those of `paths` that are images; the others are added to the skipped ones."""
     images = []
     for path in paths:
         if path.suffix.lower() not in ENDINGS:

@@ -47,9 +47,9 @@ class Source(Protocol):
         ...
 
     def splits(self) -> dict[str, Sequence[Any]]:
-        """Small tasks, one a sample, for each split; named as `data/shards/split_names.py` says."""
+        """Small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
         ...
 
     def render(self, task: Any) -> Sample | Skipped:
-        """Make the sample, or name what is skipped. ValueError names what is bad and the fix."""
+        """Make the sample or return why it is skipped. ValueError names the problem and the fix."""
         ...

@@ -28,8 +28,8 @@ class Table(FirstPassSource):
 
     Exactly one of `text` and `picture`. Paths of pictures are inside `root` (default: the folder of
     the first file) and are packed as `imagefolder` does. split: a column of split names
-    (`data/shards/split_names.py`); without it `test_fraction` of the rows by hash of the text or
-    path. Texts stay as they are. work: folder for what the first pass leaves.
+    (`data/shards/split_names.py`); without it a hash of the text or path holds out `test_fraction`
+    of the rows. Texts stay as they are. work: folder for the results of the first pass.
     """
 
     files: tuple[Path, ...]

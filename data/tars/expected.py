@@ -1,4 +1,4 @@
-"""How many samples tars should contain: a loss that leaves a sound tar shows in nothing else."""
+"""How many samples tars should contain: nothing else detects a valid tar that lacks samples."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ _MAX_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class ExpectedSamples:
-    """Either `total`, of all tars together, or `of_tar`: path of a tar in the folder -> samples."""
+    """Either `total`, over all tars, or `of_tar`: path of a tar in the folder -> samples."""
 
     total: int | None = None
     of_tar: Mapping[str, int] | None = None
@@ -29,7 +29,7 @@ class ExpectedSamples:
         path = Path(text)
         if not path.is_file():
             raise FileNotFoundError(
-                f"{text} is neither a number of samples nor a file: pass one of them"
+                f"{text} is neither a number of samples nor a file: pass one of these"
             )
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError(f"{path} has over {_MAX_BYTES:,} bytes: pass a file of sample counts")
@@ -40,8 +40,8 @@ class ExpectedSamples:
         return cls(of_tar=_checked(path, counts))
 
     def in_all(self, folder: Path, tars: Collection[Path]) -> int:
-        """Samples expected in `tars`; ValueError names a tar that no count is given for, or one
-        that has a count and is not in `folder`."""
+        """Samples expected in `tars`; ValueError names a tar without a count, or a count whose tar
+        is not in `folder`."""
         if self.of_tar is None:
             assert self.total is not None
             return self.total
@@ -56,7 +56,10 @@ class ExpectedSamples:
         return sum(self.of_tar[name] for name in names)
 
     def mismatches(self, folder: Path, tars: Mapping[Path, int]) -> dict[Path, Skipped]:
-        """Where the numbers found (tar -> samples) differ; a total is held against `folder`."""
+        """The tars whose number of samples differs; for a total, `folder` instead of a tar.
+
+        tars: the number of samples found in each.
+        """
         if self.of_tar is None:
             wanted = {folder: (sum(tars.values()), self.in_all(folder, tars))}
         else:
@@ -65,7 +68,7 @@ class ExpectedSamples:
                 for tar, found in tars.items()
             }
         return {
-            place: Skipped(str(place), f"{found:,} samples are there and {expected:,} are expected")
+            place: Skipped(str(place), f"found {found:,} samples, expected {expected:,}")
             for place, (found, expected) in wanted.items()
             if found != expected
         }
@@ -73,8 +76,8 @@ class ExpectedSamples:
 
 def _checked(path: Path, counts: Any) -> dict[str, int]:
     if not isinstance(counts, dict):
-        raise ValueError(f'{path} is not a JSON object: write {{"train-000.tar": 1000, …}}')
+        raise ValueError(f'{path} is not a JSON object such as {{"train-000.tar": 1000, …}}')
     for name, count in counts.items():
         if type(count) is not int or count < 0:
-            raise ValueError(f"{path}: the count of {name!r} is {count!r}: give a whole number")
+            raise ValueError(f"{path}: the count of {name!r} is {count!r}: pass a whole number")
     return counts

@@ -30,9 +30,9 @@ TEXTS = ("txt",)
 
 @dataclass(frozen=True)
 class Indexed:
-    """What was indexed, and what was not: `problems` by count and name, `notes` for a person.
+    """The result of indexing: `problems` with their number and names, `notes` for a person.
 
-    skipped: the file that names everything that is not indexed; None if there is nothing.
+    skipped: the file that names everything that was not indexed; None if there is nothing.
     """
 
     manifest: Manifest
@@ -186,7 +186,7 @@ def _key(tar: Path, scan: TarScan, row: int) -> str:
 def _problems(
     folder: Path, scans: dict[Path, TarScan], expected: ExpectedSamples | None, limit: int | None
 ) -> tuple[Problems, dict[Path, str]]:
-    """Every problem, and the tars that lack samples with the reason."""
+    """All problems, and for each tar that lacks samples the reason."""
     problems = Problems(limit)
     for scan in scans.values():
         problems.join(scan.problems)

@@ -32,9 +32,9 @@ class Member(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Something that is wrong in a tar, and at which byte.
+    """A defect of a tar and its byte offset.
 
-    ends_tar: nothing can be read from there on, so samples may be missing.
+    ends_tar: nothing after it can be read, so samples may be missing.
     """
 
     offset: int
@@ -69,9 +69,9 @@ class _File:
 def walk(descriptor: int, start: int = 0) -> Iterator[Member | Fault]:
     """Every member of the tar in file order, and a fault for each that cannot be used.
 
-    After a bad header, or zeros where other readers stop, the next sound one is looked for. A tar
-    that does not end with two zero blocks is a fault too: it may have been cut between two members.
-    start: the byte of the header to begin with.
+    After a bad header, or zeros where other readers stop, it continues at the next valid header. A
+    tar that does not end with two zero blocks is a fault too: it may have been cut between two
+    members. start: the byte offset of the first header to read.
     """
     return walk_bytes(_File(descriptor), start)
 

@@ -29,7 +29,7 @@ _KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)  # webdataset's base_
 
 @dataclass
 class Problems:
-    """How many problems there are, and the first `limit` of them by name (None: all)."""
+    """The number of problems, and the names of the first `limit` (None: of all)."""
 
     limit: int | None = NAMED
     count: int = 0
@@ -37,7 +37,7 @@ class Problems:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next problem is only counted."""
+        """Whether further problems are only counted."""
         return self.limit is not None and len(self.named) >= self.limit
 
     def add(self, name: str, reason: str) -> None:
@@ -112,7 +112,7 @@ def scan_tar(
 
 
 class _Members(NamedTuple):
-    """Everything that the headers of a tar list."""
+    """The content of a tar by its headers."""
 
     groups: list[Group]
     faults: list[Fault]

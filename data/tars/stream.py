@@ -1,8 +1,8 @@
 """The samples of one webdataset tar that is read once, from front to back: no index, no checksums.
 
-After a broken connection, or a transient error of the disk, reading continues at that byte. What is
-no whole sample comes out by its name; which tars are read, and when, is
-`data/loading/stream_reader.py`.
+After a broken connection or a transient disk error, reading resumes at the byte where it stopped.
+Incomplete samples are reported by name. `data/loading/stream_reader.py` decides which tars are
+read, and when.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class StreamSample(NamedTuple):
 @dataclass(frozen=True)
 class TarReader:
     """How tars are read: `endings`, the extensions that can be the sample, the best one first;
-    where a label stands and what it means; how often a read is tried where nothing comes."""
+    where the label is and what it means; `attempts` to read on without receiving new data."""
 
     endings: tuple[str, ...]
     label_field: str
@@ -134,9 +134,9 @@ class ForwardBytes:
 
 
 def _pieces(address: str, attempts: int) -> Iterator[bytes]:
-    """The content of a file; after a transient error it continues at the byte where it stopped.
+    """The content of a file; after a transient error, reading resumes where it stopped.
 
-    `attempts` count from the last piece that came.
+    The count of `attempts` starts again after each piece that was received.
     """
     opened = pieces if is_url(address) else _local_pieces
     received, attempt = 0, 1

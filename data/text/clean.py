@@ -38,7 +38,7 @@ class Cleaning:
 
 
 def is_retweet(text: str) -> bool:
-    """Whether it begins as a retweet does: `RT @name`, with or without quotation marks."""
+    """Whether the text begins like a retweet: `RT @name`, with or without quotation marks."""
     return _RETWEET.match(text) is not None
 
 

@@ -86,7 +86,7 @@ class HeldOut:
         self.dropped = 0
 
     def without(self, samples: Iterable[Sample | Skipped]) -> Iterator[Sample | Skipped]:
-        """`samples`, with those skipped that are held out."""
+        """`samples`, with those that another split contains replaced by `Skipped`."""
         for sample in samples:
             if isinstance(sample, Sample) and self._holds(sample.data):
                 self.dropped += 1

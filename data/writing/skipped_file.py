@@ -1,7 +1,7 @@
-"""`skipped.jsonl` of shards that are being written: what is not in them, by name, across kills.
+"""`skipped.jsonl` of shards that are being written: the names of samples that are not in them.
 
-The lines of a shard are on disk before the shard is finished. The next run keeps those of finished
-shards and drops the others, whose samples are rendered again.
+It survives a kill: the lines of a shard are on disk before the shard is finished. The next run
+keeps the lines of finished shards and drops the others, whose samples it renders again.
 """
 
 import json
@@ -13,7 +13,7 @@ from data.skipped import SKIPPED, Skipped, to_lines
 
 
 class SkippedFile:
-    """The file in `folder`; made only once something is skipped.
+    """The file in `folder`; created only once something is skipped.
 
     ignored: what the source did not even try to render; finished: shards of earlier runs. `last` is
     the last sample skipped in this run.
@@ -28,7 +28,7 @@ class SkippedFile:
         self._write([*to_lines(ignored).splitlines(keepends=True), *kept])
 
     def add(self, shard: str, skipped: Sequence[Skipped]) -> None:
-        """Name samples that are not in `shard`; call it before the shard is finished."""
+        """Record samples that are not in `shard`; call it before the shard is finished."""
         if not skipped:
             return
         self.last = skipped[-1]
@@ -37,7 +37,7 @@ class SkippedFile:
             flush(file)
 
     def finish(self) -> None:
-        """Put the lines in the order of the shards, which a resumed run does not write in order."""
+        """Sort the lines by shard, because a resumed run does not write shards in order."""
         self._write(sorted(self._lines(), key=lambda line: _shard(line) or ""))
 
     def _write(self, lines: Sequence[bytes]) -> None:
@@ -51,7 +51,7 @@ class SkippedFile:
 
 
 def _shard(line: bytes) -> str | None:
-    """The shard that a line is about; None for other lines and for one cut off by a kill."""
+    """The shard of a line; None for lines without one and for a line truncated by a kill."""
     try:
         return str(json.loads(line)["shard"])
     except (ValueError, KeyError):

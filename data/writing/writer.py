@@ -44,7 +44,7 @@ _CHOSEN_AT_ONCE = 1 << 14
 class Written:
     """What a run did. `resumed` shards stood already; `left_out` samples the source skipped, and
     `duplicates` were dropped from training, both counted over all shards. skipped: the file that
-    names them, and what the source ignored; None if there is nothing."""
+    names these and the files that the source ignored; None if there are none."""
 
     manifest: Manifest
     complete_before: bool = False
@@ -88,7 +88,7 @@ def write_shards(
 ) -> Written:
     """Write `source` into `folder`, or go on with it; `report(done, total)` counts samples.
 
-    ignored: what the source does not read, which `skipped.jsonl` names with the bad samples.
+    ignored: files that the source does not read; `skipped.jsonl` lists them with the bad samples.
     workers: processes; None takes one a core where there is enough to do. drop_duplicates: keep out
     of training what another split holds, byte for byte; the other splits are written first. What is
     lost or cut off in a folder that was finished before is written again. Raises ValueError, and

@@ -226,7 +226,7 @@ def test_skipped_images_and_ignored_files_are_listed_beside_the_shards(tmp_path:
 @pytest.mark.parametrize(
     ("paths", "said"),
     [
-        (("train/a", "train/b", "val/a", "dev/a"), "dev/ and val/, both of them split validation"),
+        (("train/a", "train/b", "val/a", "dev/a"), "dev/ and val/, which both mean validation"),
         (("train/a", "train/b"), "train looks like a split"),
         (("valid/a", "valid/b"), "valid looks like a split"),
         (("train", "valid"), "train has no images in class folders"),
