@@ -34,14 +34,14 @@ NOTHING_COUNTS = (
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the ranks tell each other before they compute: the same decisions on all of them.
+    """What the ranks exchange before they compute, so that all of them make the same decisions.
 
     `sizes` are the rows of each rank of the class group, `group_sizes` those of each class group
-    along `data`. Ranks may differ in the gradients that they require, and those that compute one
-    together must all compute it: `needs_features` is true where any rank of the class group
-    requires that of its features, `needs_vectors` where any rank at all requires that of its node
-    vectors, `partly_frozen` where some do and some do not. With `needs_backward`, true where any
-    rank requires either, every rank runs a backward pass.
+    along `data`. Ranks may require different gradients, but all ranks that contribute to a gradient
+    must compute it. `needs_features`: a rank of the class group requires the gradient of its
+    features. `needs_vectors`: any rank requires that of its node vectors. `partly_frozen`: some
+    ranks require that and some do not. `needs_backward`: any rank requires either, so every rank
+    runs a backward pass.
     """
 
     sizes: list[int]
@@ -91,16 +91,16 @@ class Engine:
 
         `features` [b, d] and `labels` [b] are this rank's rows, b may differ and be 0; `held` are
         this rank's node vectors [n, d]. The gradients of both are those of the global-mean loss:
-        that of `held` is complete, that of `features` is complete for these rows. Neither is
-        computed where no rank requires it; ranks may differ in what they require. `row_weights`
-        [b], on every rank or on none, multiply what the rows weigh. `draw` numbers the training
+        that of `held` is complete, that of `features` is complete for these rows. A gradient that
+        no rank requires is not computed; ranks may require different ones. `row_weights` [b], on
+        every rank or on none, multiply the weights of the rows. `draw` numbers the training
         steps (`Loss.choose`); None is an evaluation. Without `over_data` the gradient of `held`
         lacks the sum over the data group.
 
-        Raises, on every rank, ValueError where a label of any rank is outside the classes,
-        features and labels of any rank do not fit, a training step of a batch loss has fewer than
-        two rows, or a sum over the data group is left out and only some ranks train their weight;
-        FloatingPointError where the loss is NaN.
+        Raises, on every rank, ValueError if a label of any rank is outside the classes, features
+        and labels of any rank do not fit, a training step of a batch loss has fewer than two rows,
+        or `over_data` is false and only some ranks train their weight; FloatingPointError if the
+        loss is NaN.
         """
         if row_weights is not None and row_weights.is_floating_point():
             # As they are computed with: what is zero or infinite then is refused.
@@ -120,7 +120,7 @@ class Engine:
             row_weights,
             self,
             agreed,
-            torch.is_grad_enabled(),  # inside the Function it always reads as off
+            torch.is_grad_enabled(),  # always false inside the Function
             draw,
             over_data,
         )
@@ -166,7 +166,7 @@ class Engine:
     ) -> Agreed:
         """Exchange the sizes of a batch and which gradients are required (collective).
 
-        Errors are exchanged, too: all ranks raise, and none is left waiting in a collective.
+        Errors are exchanged, too: all ranks raise, so that none waits in a collective.
         """
         num_classes = self.weights.tree.num_classes
         num_counting = outside = 0
@@ -317,9 +317,9 @@ def _step(
 
 
 def _gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Of the rows' features and of the held vectors, all ranks' parts summed (collective).
+    """Gradients of the rows' features and of the held vectors, summed over ranks (collective).
 
-    None where no rank of those that would compute it together needs it.
+    A gradient is None if none of the ranks that contribute to it requires it.
     """
     step: Step = ctx.step
     engine: Engine = ctx.engine
@@ -333,7 +333,7 @@ def _gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | Non
     if agreed.needs_features:
         grad_features = torch.zeros_like(step.features_Gd, dtype=step.stats_dtype)
     if agreed.needs_vectors:
-        # Weight gradients are accumulated in at least float32 whatever the products are made in.
+        # Weight gradients are accumulated in at least float32, whatever the dtype of the products.
         every_class = step.choice is None
         grad_held = weights.gradient_like(step.held, step.stats_dtype, every_class=every_class)
     for index, (block, grad_stats) in enumerate(zip(ctx.blocks, grad_parts, strict=True)):
@@ -357,8 +357,8 @@ def _add_block_gradients(
     grad_features: Tensor | None,
     grad_held: Tensor | None,
 ) -> None:
-    """Add a block's part to the features' gradient, and write that of its rows; either may be
-    None."""
+    """Add a block's part to `grad_features` and write the gradient of its rows to `grad_held`;
+    either may be None."""
     step: Step = ctx.step
     kept: Kept = ctx.kept
     if kept.graphs:

@@ -133,10 +133,10 @@ class FactoredHead(ClassHead):
     def forward(
         self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
     ) -> Tensor:
-        """As `ClassHead.forward` (collective); the statistics are float64 whatever the dtypes.
+        """As `ClassHead.forward` (collective); the statistics are always float64.
 
-        Raises ValueError on every rank, too, where only some ranks' weight requires a gradient: a
-        step changes what all rows share.
+        Also raises ValueError, on every rank, if only some ranks' weight requires a gradient,
+        because a step changes factors that all rows share.
         """
         features = self._with_bias(features)
         batch = self._batch(features, labels, row_weights, with_gradient=torch.is_grad_enabled())
@@ -458,8 +458,8 @@ class _OfFeatures(torch.autograd.Function):
 class _OfWeight(torch.autograd.Function):
     """Zero, whose backward records what the batch means to the weight, which gets no `.grad`.
 
-    A function of its own, so that a gradient of the features alone records nothing. The `anchor`
-    makes the loss differentiable on every rank or on none.
+    It is a separate function so that computing only the features' gradient records nothing. The
+    `anchor` makes the loss differentiable on every rank or on none.
     """
 
     @staticmethod

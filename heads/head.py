@@ -49,8 +49,8 @@ class ClassHead(nn.Module):
     rows of the node matrix. Leaves start normal with `init_std`, keyed by (seed, class); inner
     nodes at zero, biases where the loss wants them.
 
-    Some losses need to know more about the classes: `class_counts` [K] are the training samples of
-    each, `label_vectors` [K, D] their label vectors.
+    Some losses need more about the classes: `class_counts` [K] are the numbers of training samples,
+    `label_vectors` [K, D] the label vectors.
 
     A row of label j weighs `class_weights[j]` (None: 1), one of label `ignore_index` nothing. With
     `gradient_damping` p the gradient of an inner node of a tree, a sum over the classes below it,

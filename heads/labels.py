@@ -14,8 +14,8 @@ def is_integral(labels: Tensor) -> bool:
 def class_ids(labels: Tensor) -> Tensor:
     """Labels of an integer type as int64, which torch can compare and index with.
 
-    A uint64 above the range of int64 becomes its maximum, which is outside the classes: a cast
-    would wrap it to a negative number, possibly to `ignore_index`.
+    A uint64 above the range of int64 becomes the maximum of int64, which is outside the classes. A
+    cast would wrap it to a negative number, possibly to `ignore_index`.
     """
     if labels.dtype != torch.uint64:
         return labels.long()

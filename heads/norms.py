@@ -1,20 +1,20 @@
-"""The squared norm of gradients, which the head and the backbone add up before they are clipped."""
+"""The squared norm of gradients; head and backbone add theirs up before clipping."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-# torch sums a float32 norm on the CPU in a few running totals: over 1e8 numbers its square is 2%
-# too low, over pieces of this size 3e-7.
+# On the CPU torch computes a float32 norm with a few running totals: over 1e8 numbers its square is
+# 2% too low, over pieces of this size 3e-7.
 _PIECE = 1 << 16
 
 
 def squared_norm(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """The sum of the squares of all numbers of `tensors`, a float64 scalar on `device`.
 
-    Squares are summed in at least float32, in float64 for float64 tensors. The result has one type,
-    so that ranks can add theirs up even where one of them has no tensors.
+    Squares are summed in at least float32, in float64 for float64 tensors. The result always has
+    the same dtype, so that ranks can add theirs up even if one of them has no tensors.
     """
     pieces = [piece for tensor in tensors for piece in _pieces(tensor)]
     if not pieces:

@@ -17,8 +17,8 @@ def nan_loss(
     class_group: ProcessGroup | None,
     data_group: ProcessGroup | None,
 ) -> FloatingPointError:
-    """The same error on every rank (collective): what of each rank's `features` [b, d] and vectors
-    [n, d] is not finite. Rows are counted from 0."""
+    """The same error on every rank (collective), which names what is not finite in each rank's
+    `features` [b, d] and vectors [n, d]. Rows are counted from 0."""
     mine = torch.tensor(_counted(features, held), device=features.device)
     of_group = torch.stack(all_gather_equal(mine, class_group))
     ranks = torch.cat(all_gather_equal(of_group, data_group)).tolist()
@@ -27,12 +27,13 @@ def nan_loss(
         lines = [*lines[:_NAMED_RANKS], f"and {len(lines) - _NAMED_RANKS} more ranks"]
     where = "; ".join(lines) or "features and weight vectors are finite on every rank"
     return FloatingPointError(
-        f"the loss is NaN; {where}: lower the learning rate, or look at the inputs"
+        f"the loss is NaN; {where}: lower the learning rate, or check the inputs"
     )
 
 
 def _counted(features: Tensor, held: Tensor) -> list[int]:
-    """This rank, its rows and how many are not finite, its vectors alike, the first such rows."""
+    """This rank, its rows and how many are not finite, the same for its vectors, and the first rows
+    that are not finite."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     rows = (~features.isfinite().all(1)).nonzero().flatten().tolist()
     vectors = int((~held.isfinite().all(1)).sum())

@@ -28,7 +28,7 @@ class ClassMeasures:
     `positives` [C] counts samples, `average_precision` [C] is the area under the precision-recall
     curve, `threshold` [C, R] the largest score at which `score >= threshold` reaches the recall,
     `precision_at` [C, R] the precision there; `reached` [C, R, 2] counts the samples at or above
-    the threshold, of the class and of any class.
+    the threshold: those of the class, and those of any class.
     """
 
     class_ids: Tensor

@@ -34,10 +34,10 @@ class ImageFolder:
 
     Class folders are either in `folder` itself, where a hash of each path assigns `test_fraction`
     of the images to the split "test", or in split folders: `train/` and `test/`, `val/` and the
-    other words of `data/shards/split_names.py`. `labels` is a file of lines `file,class`
-    instead of class folders. nested: the class of an image is the folder that contains it, and those above
-    are its path in the hierarchy (True), or the topmost folder (False); None raises ValueError if
-    a class folder has several subfolders of images. taxonomy: maps the name of a class to its path.
+    other words of `data/shards/split_names.py`. `labels` is a file of lines `file,class` instead of
+    class folders. nested: the class of an image is the folder that contains it, and those above are
+    its path in the hierarchy (True), or the topmost folder (False); None raises ValueError if a
+    class folder has several subfolders of images. taxonomy: maps the name of a class to its path.
     short_side: larger images are resized to it, in pixels; None keeps all bytes.
     """
 

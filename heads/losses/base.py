@@ -20,15 +20,15 @@ from heads.tree import LabelTree
 
 Stats = tuple[Tensor, ...]
 
-# Losses are pydantic dataclasses: an option out of bounds or an unknown one is an error wherever a
-# loss is made.
+# Losses are pydantic dataclasses: an unknown option, or one out of bounds, is an error wherever a
+# loss is created.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """What losses may ask of the classes: their number K, the training samples of each [K], their
-    label vectors [K, D], and the tree whose nodes they are, where the classes are nodes."""
+    """What a loss may need to know about the classes: their number K, the number of training
+    samples of each [K], their label vectors [K, D], and the tree if the classes are its nodes."""
 
     num_classes: int
     counts: Tensor | None = None
@@ -143,13 +143,12 @@ class Loss(ABC):
     them: losses with the same options are equal. What it needs of the classes arrives by `prepare`,
     which the head calls.
 
-    `aligned_if` is the condition on the options under which `aligned` is true, for a loss that is
-    aligned under some only. `couples_rows` says that `value` is not a mean of terms of one row
-    each. `reductions` has one entry a statistic; a loss whose statistics join in another way
-    overrides `merge` and `identity`. `num_power_sums` is how many of sum z, sum z^2 and z_y, the
-    last ones, are all its statistics; 0 for a loss that needs the logits one by one. `over_nodes`:
-    its columns are the nodes of a label tree. `accepts_mixed_labels`: a row may come twice, with
-    two labels.
+    `aligned_if` is the condition under which `aligned` is true, if that depends on the options.
+    `couples_rows`: `value` is not a mean of terms of one row each. `reductions` has one entry per
+    statistic; a loss whose statistics merge in another way overrides `merge` and `identity`.
+    `num_power_sums`: its statistics are the last so many of sum z, sum z^2 and z_y; 0 for a loss
+    that needs individual logits. `over_nodes`: its columns are the nodes of a label tree.
+    `accepts_mixed_labels`: a row may occur twice, with two labels.
     """
 
     kind: str
@@ -169,13 +168,13 @@ class Loss(ABC):
     def aligned(self) -> bool:
         """Whether the loss is aligned with the Principle of Logit Separation (002, definition 1).
 
-        It is if, for every sample, each value near enough to the infimum has every true score above
-        every false one, of the same row or another. A loss that is estimated by sampling counts by
-        its expectation, as 002 counts losses of random batches (appendix D).
+        It is aligned if, for every sample, any value near enough to the infimum implies that every
+        true score is above every false one, of the same row or another. A loss that is estimated by
+        sampling is judged by its expectation, as 002 judges losses of random batches (appendix D).
         """
 
     def check_batch(self, num_rows: int) -> None:
-        """ValueError where a training step has too few rows for a loss that compares rows."""
+        """Raise ValueError if a training step has too few rows for a loss that compares rows."""
         if self.couples_rows and num_rows < 2:
             raise ValueError(
                 f"{self.kind} needs a global batch of at least 2 rows, got {num_rows}: "
@@ -184,22 +183,22 @@ class Loss(ABC):
 
     @property
     def needs_class_counts(self) -> bool:
-        """Whether `prepare` needs the training samples of each class."""
+        """Whether `prepare` needs the number of training samples of each class."""
         return False
 
     def prepare(self, facts: ClassFacts) -> Self:
-        """The same loss with the constants that it needs of the classes; a loss that was prepared
-        before keeps those that `facts` lack. Raises ValueError where constants are missing or do
-        not fit the classes."""
+        """A copy with the constants that it computes from `facts`; a loss that is already prepared
+        keeps constants that `facts` do not provide. Raises ValueError if constants are missing or
+        do not fit the classes."""
         self.check_classes(facts.num_classes)
         return self
 
     def check_classes(self, num_classes: int) -> None:
-        """ValueError where options or constants do not fit this number of classes."""
+        """Raise ValueError if options or constants do not fit this number of classes."""
         return
 
     def to(self, device: torch.device) -> Self:
-        """The same loss with its constants on another device."""
+        """A copy with its constants on `device`."""
         return self.with_constants(
             **{name: constant.to(device) for name, constant in self.constants().items()}
         )
@@ -209,7 +208,7 @@ class Loss(ABC):
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def with_constants(self, **constants: Any) -> Self:
-        """A copy with attributes that are not options."""
+        """A copy with these attributes, which are not options, set."""
         prepared = copy.copy(self)
         for name, value in constants.items():
             object.__setattr__(prepared, name, value)  # the dataclass is frozen
@@ -217,13 +216,13 @@ class Loss(ABC):
 
     @classmethod
     def option_fields(cls) -> dict[str, FieldInfo]:
-        """The options of a recipe by name, without `kind`."""
+        """The options by name, without `kind`."""
         declared: dict[str, FieldInfo] = cls.__pydantic_fields__  # type: ignore[attr-defined]
         return {name: field for name, field in declared.items() if name != "kind"}
 
     def sampled(self, num_classes: int, num_labels: int) -> float | None:
-        """Classes that a training step computes, on average, when its labels are `num_labels`
-        different ones; None: all."""
+        """The mean number of classes that a training step computes if its rows have `num_labels`
+        distinct labels; None: all."""
         return None
 
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice | None:

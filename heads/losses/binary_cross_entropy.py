@@ -59,26 +59,26 @@ class BinaryCrossEntropy(Loss):
 class NoiseContrastiveEstimation(Loss):
     """-log g_y - t E_{j ~ q} log(1 - g_j) with g_j = sigmoid(z_j - log(t q_j)) (002, eq 8).
 
-    `noise` q is the same for every class, or proportional to the training samples of each. The
-    expectation is exact, over all classes; with `samples` n a training step takes the mean over n
-    classes drawn from q, which all rows share and whose expectation is the same. Evaluation takes
-    all classes.
+    `noise` q is the same for every class, or proportional to its number of training samples. The
+    expectation over all classes is exact. With `samples` n, a training step replaces it by the mean
+    over n classes drawn from q, the same for all rows, which is an unbiased estimate. Evaluation
+    uses all classes.
 
-    Aligned: at the infimum g_y = 1 / (1 + t q_y), which is z_y = 0 for every class, and the false
+    Aligned: at the infimum g_y = 1 / (1 + t q_y), that is z_y = 0 for every class, and the false
     logits are at minus infinity (002, appendix B). Sampling does not change the expectation.
     """
 
     kind: Literal["nce"] = Field(default="nce", kw_only=True, repr=False)
-    t: int = Field(default=10, gt=0, description="noise samples a row")
+    t: int = Field(default=10, gt=0, description="noise samples per row")
     samples: int | None = Field(
-        default=None, gt=0, description="classes drawn a step; default: the exact expectation"
+        default=None, gt=0, description="classes drawn per step; default: the exact expectation"
     )
     noise: Literal["uniform", "frequency"] = Field(
         default="frequency",
-        description="q: the same for every class, or its share of the training labels",
+        description="q: the same for every class, or each class's share of the training labels",
     )
 
-    # Constants, of the copies that `prepare` makes: q [K] and its cumulative sums.
+    # Constants that `prepare` sets: q [K] and its cumulative sums.
     q: ClassVar[Tensor]
     cumulative_q: ClassVar[Tensor]
 
@@ -97,7 +97,7 @@ class NoiseContrastiveEstimation(Loss):
             return super().prepare(facts)
         if counts is None:
             raise ValueError(
-                "nce with noise=frequency needs the training samples of each class: pass "
+                "nce with noise=frequency needs the number of training samples of each class: pass "
                 "class_counts, or set noise=uniform"
             )
         if counts.shape != (facts.num_classes,):

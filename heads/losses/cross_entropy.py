@@ -43,7 +43,7 @@ class CrossEntropy(Loss):
         default=1.0,
         gt=0,
         le=1,
-        description="share of the classes without a row that a step computes",
+        description="share of the classes without a row in the batch that a step computes",
     )
 
     paper = "002 eq 1"
@@ -57,15 +57,16 @@ class CrossEntropy(Loss):
 
     @property
     def aligned(self) -> bool:
-        """Aligned if `z_loss` c > 0, except with label smoothing e and a sample rate r < 1 at once.
+        """Aligned if `z_loss` c > 0, unless both label smoothing e > 0 and a sample rate r < 1.
 
-        With c = 0 only differences within a row count: rows can shift apart (002, section 3.1).
-        With c > 0 and e = 0 this is `self_norm`. Smoothing moves the minimum from infinity to z =
-        log of the target: log(1 - e + e/K) at every row's label, log(e/K) elsewhere. Sampling with
-        e = 0 leaves the infimum of every draw at 0, so that a small expectation bounds the draw of
-        all classes, which separates as above. With both, a class without a row gets its e/K of the
-        target only in the steps that draw it. For two classes, a small c and e > 2r / (1 + r), the
-        minimum puts that class above the true one; other values are not proven to separate.
+        With c = 0 the loss depends only on differences within a row: rows can shift apart (002,
+        section 3.1). With c > 0 and e = 0 this is `self_norm`. Smoothing moves the minimum from
+        infinity to z = log of the target: log(1 - e + e/K) at every row's label, log(e/K)
+        elsewhere. Sampling with e = 0 leaves the infimum of every draw at 0, so a small expectation
+        bounds the loss of the draw of all classes, which separates as above. With both, a class
+        without a row gets its share e/K of the target only in the steps that draw it. For two
+        classes, a small c and e > 2r / (1 + r), that class is above the true one at the minimum;
+        for other values, separation is not proven.
         """
         return self.z_loss > 0 and (self.label_smoothing == 0 or self.sample_rate == 1)
 
@@ -126,10 +127,11 @@ class BatchCrossEntropy(Loss):
 
     P_B puts 1/m on each row's label (row weights in proportion), so the loss is logsumexp over rows
     and classes of z, less the mean of z_y, less log m. All rows that are not ignored are in the
-    partition sum, whatever they weigh. A training step needs two rows; one alone has its `ce`.
+    partition sum, whatever their weights. A training step needs two rows; in evaluation, the value
+    of a single row is its `ce`.
 
-    Aligned: near the infimum 0 every true logit has a share near 1/m of the one partition sum and
-    every false one a share near 0 (002, appendix D).
+    Aligned: near the infimum 0 every true logit has a share near 1/m of the common partition sum
+    and every false one a share near 0 (002, appendix D).
     """
 
     kind: Literal["batch_ce"] = Field(default="batch_ce", kw_only=True, repr=False)

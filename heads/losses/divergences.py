@@ -30,7 +30,7 @@ class SigmoidLoss(Loss):
 class SoftmaxCauchySchwarz(Loss):
     """-log(p_y / ||p||) = logsumexp(2z) / 2 - z_y, the mean over rows (002, eq 4).
 
-    Not aligned: only differences within a row count (002, section 3.3).
+    Not aligned: it depends only on differences of logits within a row (002, section 3.3).
     """
 
     kind: Literal["softmax_cs"] = Field(default="softmax_cs", kw_only=True, repr=False)
@@ -51,7 +51,7 @@ class SoftmaxCauchySchwarz(Loss):
 class SigmoidCauchySchwarz(SigmoidLoss):
     """-log(sigmoid(z_y) / ||sigmoid(z)||), the mean over rows (002, eq 5).
 
-    Not aligned: only ratios of sigmoids within a row count (002, section 3.4).
+    Not aligned: it depends only on ratios of sigmoids within a row (002, section 3.4).
     """
 
     kind: Literal["sigmoid_cs"] = Field(default="sigmoid_cs", kw_only=True, repr=False)
@@ -67,7 +67,7 @@ class SigmoidCauchySchwarz(SigmoidLoss):
 class SoftmaxTanimoto(Loss):
     """-p_y / (1 + ||p|| - p_y), the mean over rows; its infimum is -1 (002, eq 7).
 
-    Not aligned: only differences within a row count (002, section 3.5).
+    Not aligned: it depends only on differences of logits within a row (002, section 3.5).
     """
 
     kind: Literal["softmax_tanimoto"] = Field(default="softmax_tanimoto", kw_only=True, repr=False)

@@ -29,14 +29,14 @@ class HierarchicalSoftmax(Loss):
     leaves. Statistics: at each level, logsumexp over the siblings of the label's ancestor there
     [B, D], and the sum of the logits on the path [B].
 
-    Not aligned: only differences among the siblings of a row's path count.
+    Not aligned: it depends only on differences among the siblings on a row's path.
     """
 
     kind: Literal["hierarchical_softmax"] = Field(
         default="hierarchical_softmax", kw_only=True, repr=False
     )
 
-    # Of the copies that `prepare` makes: the parent (-1: a root) and the depth of each node.
+    # Constants that `prepare` sets: the parent (-1: a root) and the depth of each node.
     parent: ClassVar[Tensor]
     depth: ClassVar[Tensor]
     num_levels: ClassVar[int]

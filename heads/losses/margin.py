@@ -61,7 +61,7 @@ class MarginLoss(LargestFalse):
 class MaxMargin(MarginLoss):
     """max(0, gamma - z_y + max of the false z), the mean over rows (002, eq 2).
 
-    Not aligned: only differences within a row count (002, section 3.2).
+    Not aligned: it depends only on differences of logits within a row (002, section 3.2).
     """
 
     kind: Literal["max_margin"] = Field(default="max_margin", kw_only=True, repr=False)
@@ -76,8 +76,8 @@ class BatchMaxMargin(MarginLoss):
     """The mean of max_margin, plus 1/m of that between the batch's extremes (002, definition 3):
     its smallest true and its largest false logit.
 
-    A training step needs two rows. Aligned: below gamma / m the smallest true logit of the batch is
-    above its largest false one (002, appendix D).
+    A training step needs two rows. Aligned: if the loss is below gamma / m, the smallest true logit
+    of the batch is above its largest false one (002, appendix D).
     """
 
     kind: Literal["batch_max_margin"] = Field(default="batch_max_margin", kw_only=True, repr=False)
@@ -100,8 +100,8 @@ class TopKHinge(LargestFalse):
 
     The limit of `smooth_topk` as tau -> 0. Eq 6 differs by the scale 1/k of the scores.
 
-    Not aligned: only differences within a row count, and k - 1 false logits of the row itself may
-    be above the true one.
+    Not aligned: it depends only on differences of logits within a row, and k - 1 false logits of
+    the same row may be above the true one.
     """
 
     kind: Literal["topk_hinge"] = Field(default="topk_hinge", kw_only=True, repr=False)

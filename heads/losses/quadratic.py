@@ -42,8 +42,8 @@ class Quadratic(QuadraticLoss):
 class CorrectClassQuadratic(QuadraticLoss):
     """The quadratic loss plus w/2 (1 - z_y)^2, the mean over rows (001, eq II.1).
 
-    The last term is garbled in print; the text fixes it. `w` None is sqrt(K - 1) - 1. Aligned, as
-    `quadratic`.
+    The last term is misprinted in the paper; its text gives the right one. `w` None is
+    sqrt(K - 1) - 1. Aligned for the same reason as `quadratic`.
     """
 
     kind: Literal["ccql"] = Field(default="ccql", kw_only=True, repr=False)

@@ -26,13 +26,13 @@ class SimLoss(Loss):
 
     S comes from the label vectors, for the rows and classes at hand, and is never K x K.
 
-    Not aligned: only differences within a row count.
+    Not aligned: it depends only on differences of logits within a row.
     """
 
     kind: Literal["simloss"] = Field(default="simloss", kw_only=True, repr=False)
     lower: float = Field(default=0.0, ge=-1, lt=1, description="cosine at and below which S is 0")
 
-    # Of the copies that `prepare` makes: label vectors [K, D] of length 1.
+    # Constant that `prepare` sets: label vectors [K, D] of length 1.
     vectors: ClassVar[Tensor]
 
     paper = "SimLoss, cited by 000"
@@ -47,7 +47,7 @@ class SimLoss(Loss):
         if vectors is None:
             raise ValueError(
                 "head.loss simloss needs label vectors and there are none: choose another loss, or "
-                "shards whose source gives label vectors"
+                "shards with label vectors"
             )
         if vectors.dim() != 2 or len(vectors) != facts.num_classes:
             raise ValueError(

@@ -32,8 +32,8 @@ class SmoothTopK(Loss):
     j: this is 003, eq 10, its two logarithms taken together, with the margin `alpha` of the paper's
     remark on cross-entropy (k = 1, tau = 1, alpha = 0). As tau -> 0 it tends to `topk_hinge`.
 
-    Not aligned: only differences within a row count, and k - 1 false logits of the row itself may
-    be above the true one.
+    Not aligned: it depends only on differences of logits within a row, and k - 1 false logits of
+    the same row may be above the true one.
     """
 
     kind: Literal["smooth_topk"] = Field(default="smooth_topk", kw_only=True, repr=False)

@@ -26,7 +26,7 @@ class SphericalLoss(Loss):
 class TaylorSoftmax(SphericalLoss):
     """-log of (1 + z_y + z_y^2 / 2) over its sum, the mean over rows (004, Taylor softmax).
 
-    Not aligned: only ratios of scores within a row count.
+    Not aligned: it depends only on ratios of scores within a row.
     """
 
     kind: Literal["taylor_softmax"] = Field(default="taylor_softmax", kw_only=True, repr=False)
@@ -45,7 +45,7 @@ class SphericalSoftmax(SphericalLoss):
 
     Even in z: with zero weights every gradient is zero, so start from random ones.
 
-    Not aligned: only ratios of scores within a row count.
+    Not aligned: it depends only on ratios of scores within a row.
     """
 
     kind: Literal["spherical_softmax"] = Field(
@@ -70,7 +70,7 @@ class SphericalSoftmax(SphericalLoss):
 class SphericalBound(SphericalLoss):
     """Bouchard's (2007) upper bound of cross-entropy at a fixed `xi`, the mean over rows (004).
 
-    Not aligned: a row that is shifted keeps its value, as with cross-entropy.
+    Not aligned: shifting a row does not change its value, as with cross-entropy.
     """
 
     kind: Literal["spherical_bound"] = Field(default="spherical_bound", kw_only=True, repr=False)
