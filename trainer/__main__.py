@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "--world-size", metavar="N|MIN:MAX", help="how many ranks there have to be; else no step"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="stop before the first step, and write nothing"
+        "--dry-run", action="store_true", help="stop before the first step and write nothing"
     )
     # From `kway train`: the process id of what started this rank.
     parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)

@@ -134,7 +134,7 @@ class Bundle:
         return score(loss.score, logits_of(features, rows), eps=loss.eps)
 
     def threshold(self, class_id: int, recall: float) -> Threshold:
-        """The score that decides a class at `recall`: the class's own threshold or the pooled one.
+        """The threshold of a class at `recall`: its own or the pooled one.
 
         Raises ValueError for a recall that the bundle holds no thresholds for.
         """

@@ -12,7 +12,7 @@ from trainer.bundle_spec import BundleSpec, Spec
 from trainer.class_list import INDEX, LINES
 from trainer.class_thresholds import FILE as THRESHOLDS
 
-# Format 2 lacks what validation showed of the thresholds: it is read as unknown.
+# Format 2 lacks the validation counts of thresholds, which are then unknown.
 FORMAT_VERSION, _OLDEST_VERSION = 3, 2
 SPEC, CARD = "bundle.json", "MODEL_CARD.md"
 BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"

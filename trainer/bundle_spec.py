@@ -43,14 +43,14 @@ class RecallSpec(Spec):
     recall: float = Field(gt=0, le=1)
     pooled: Finite | None = Field(None, description="over the positives of all classes")
     pooled_samples: int | None = Field(
-        None, gt=0, description="validation samples of all classes, which set the pooled threshold"
+        None, gt=0, description="validation samples that the pooled threshold was computed from"
     )
     pooled_precision: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="share of the samples at or above it that are of the class, as the mean over "
-        "the classes with samples; 0 for a class that no sample reaches",
+        description="share of the samples at or above it that are of the class: the mean over the "
+        "classes with samples, where a class that no sample reaches counts as 0",
     )
     min_positives: int = Field(
         gt=0, description="a class with fewer in validation takes the pooled threshold"

@@ -3,7 +3,7 @@
 thresholds.safetensors   `positives` int32 [K]: validation samples of each class;
                          `thresholds` float32 [K, recalls]: NaN where a class has no positives;
                          `reached` int32 [K, recalls, 2]: validation samples at or above the
-                         threshold that the class takes, of the class and of any class (absent in
+                         threshold used for the class, of that class and of any class (absent in
                          bundles of format 2)
 """
 
@@ -36,12 +36,12 @@ def least_positives(recall: float) -> int:
 
 @dataclass(frozen=True)
 class Threshold:
-    """What decides a class at a recall, and what validation showed of it; None: not known.
+    """The threshold of a class at a recall, with its counts in validation; None: not known.
 
-    `samples` validation samples set it: those of the class, or those of all classes where it is
-    pooled. The class had `class_samples`, of which `class_reached` reach it; `all_reached` samples
-    of any class do. `expected_precision` is the share of these that are of the class or, where the
-    threshold is pooled, the mean of that share over all classes.
+    It was computed from `samples` validation samples: those of the class or, if it is pooled, those
+    of all classes. The class has `class_samples`, of which `class_reached` reach the threshold;
+    `all_reached` samples of any class do. `expected_precision` is the share of these that are of
+    the class or, if the threshold is pooled, the mean of that share over all classes.
     """
 
     score: float | None
@@ -94,10 +94,10 @@ class ClassThresholds:
         save_file({name: np.ascontiguousarray(one) for name, one in arrays.items()}, folder / FILE)
 
     def of(self, class_id: int, recall: float) -> Threshold:
-        """What decides a class at `recall`.
+        """The threshold of a class at `recall`.
 
-        A class of too few positives takes the pooled threshold, whose score and source are None
-        where there is none either. Raises ValueError for a recall that there are no thresholds for.
+        A class with too few positives uses the pooled threshold; if there is none, score and source
+        are None. Raises ValueError for a recall without thresholds.
         """
         column = self._column(recall)
         entry, positives = self.recalls[column], int(self.positives[class_id])
@@ -130,5 +130,5 @@ class ClassThresholds:
 
 
 def takes_own(positives: ArrayLike, thresholds: ArrayLike, min_positives: ArrayLike) -> Any:
-    """Whether a class is decided by its own threshold and not by the pooled one; of arrays, too."""
+    """Whether a class uses its own threshold instead of the pooled one; also for arrays."""
     return np.greater_equal(positives, min_positives) & np.isfinite(thresholds)

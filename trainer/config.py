@@ -1,4 +1,4 @@
-"""The recipe: everything a run is, checked before anything starts.
+"""The recipe: everything that defines a run, checked before anything starts.
 
 Loading YAML and overrides is `trainer/recipe.py`.
 """
@@ -202,7 +202,7 @@ class Recipe(Frozen):
         if loss.couples_rows and self.train.global_batch < 2:
             raise ValueError(
                 f"train.global_batch is {self.train.global_batch} and head.loss {loss.kind} "
-                "compares the rows of a batch: give 2 or more"
+                "compares the rows of a batch: set it to 2 or more"
             )
         return self
 

@@ -14,5 +14,5 @@ KILLED = 128
 
 
 def code_of(error: ValueError | OSError) -> int:
-    """FAILED for an error that another try may not meet, BAD_INPUT for any other."""
+    """FAILED for a transient error, which may not recur; BAD_INPUT for any other."""
     return FAILED if is_transient(error) else BAD_INPUT

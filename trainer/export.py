@@ -136,8 +136,8 @@ def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThres
 
 
 def _pooled_precisions(evaluation: Evaluation) -> Tensor:
-    """Of the samples that reach the pooled threshold the share that are of the class, as the mean
-    over the classes with samples [R]; 0 for a class that no sample reaches."""
+    """The share of the samples at or above the pooled threshold that are of the class, averaged
+    over the classes with samples [R]; a class that no sample reaches counts as 0."""
     of_class, of_any = evaluation.reached_pooled.double().unbind(2)
     return (of_class / of_any.clamp(min=1))[evaluation.classes.positives > 0].mean(0)
 
@@ -191,8 +191,8 @@ A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UT
 
 The measures named auprc and precision are means over classes of how well a class's logit alone
 tells its samples from all others. The thresholds were chosen on this same split: expect somewhat
-less on new data. A class with too few samples in it takes the pooled threshold of all classes. That
-one reaches the recall over the samples of all classes together, not in each class; its expected
+less on new data. A class with too few samples in it uses the pooled threshold. That threshold
+reaches the recall over the samples of all classes together, not in each class. Its expected
 precision is the mean over the classes:
 
 | recall | samples needed | classes with fewer | expected precision of the pooled threshold |

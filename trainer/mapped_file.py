@@ -18,9 +18,9 @@ Shapes = Mapping[str, tuple[type[np.generic], tuple[int | None, ...]]]
 def mapped_arrays(
     path: Path, expected: Shapes, *, optional: Shapes | None = None
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of the file `path`: all that are `expected`, and no others but `optional` ones.
+    """The arrays of the file `path`: all `expected` ones, and no others except `optional` ones.
 
-    Raises ValueError where they differ, or the file is damaged.
+    Raises ValueError if they differ or the file is damaged.
     """
     try:
         # torch's loader maps the file and copies nothing, which numpy's does.

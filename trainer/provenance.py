@@ -42,9 +42,9 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
 
 
 def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Change]:
-    """Where the `current` provenance differs from the one `stored` in a checkpoint's state.
+    """The differences between the `current` provenance and the one `stored` in a checkpoint.
 
-    Empty for a state without one: checkpoints of earlier versions have none.
+    Empty for checkpoints of earlier versions, which store none.
     """
     if "recipe" not in stored:
         return []

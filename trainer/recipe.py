@@ -194,7 +194,7 @@ def _is_tag(before: Sequence[str | int], part: str | int) -> bool:
 
 
 def _models_at(location: Sequence[str | int]) -> list[type]:
-    """The pydantic models and dataclasses that a path of pydantic's may lead to."""
+    """The pydantic models and dataclasses that a path of pydantic may lead to."""
     models: list[type] = [Recipe]
     for part in location:
         chosen = [model for model in models if len(models) > 1 and _kind(model) == part]

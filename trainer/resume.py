@@ -1,4 +1,4 @@
-"""Continues a run from its newest sound checkpoint."""
+"""Resumes a run from its newest sound checkpoint."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from trainer.world import World
 
 @dataclass(frozen=True)
 class Notice:
-    """What resuming found: a `line` for a person, and an event for the run's metrics."""
+    """Something that resuming found: a `line` for a person and an event for the run's metrics."""
 
     event: Literal["refused", "changed"]
     line: str
@@ -29,8 +29,8 @@ class Notice:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The `state` that a run starts from, and a notice for each refused checkpoint and each changed
-    setting or version."""
+    """The `state` that a run starts from, and a notice for each rejected checkpoint and each
+    changed setting or version."""
 
     state: TrainState
     notices: list[Notice]
@@ -48,7 +48,7 @@ def resume(
     """Load the newest sound checkpoint into the task and restore the random state (collective).
 
     `start` is the state of a run without checkpoints, `origin` this run's provenance. Raises
-    ValueError where the checkpoint does not belong to this run, or lies beyond its end.
+    ValueError if the checkpoint does not belong to this run, or is beyond its end.
     """
     checkpoint, refused = find_checkpoint(folder.checkpoints, world)
     state, notices = start, [_refused(line) for line in refused]
@@ -75,7 +75,7 @@ def _changed(change: Change) -> Notice:
 def _load(checkpoint: Checkpoint, task: Task, state: TrainState, world: World) -> None:
     stored = stored_names(checkpoint)
     _check_average(checkpoint, task, stored)
-    # Before the first update there are none, nor under SGD without momentum.
+    # There are none before the first update or under SGD without momentum.
     if any(name.startswith("optimizer.") for name in stored):
         create_moments(task)
     entries = training_entries(task)

@@ -49,9 +49,9 @@ class RunFolder:
             yield
 
     def check_writable(self) -> None:
-        """Raise what `locked` would, and OSError where no checkpoint can be written.
+        """Raise the errors of `locked`, and OSError if no checkpoint can be written.
 
-        Nothing that it creates outlives the call. All ranks may call it at the same time.
+        It removes everything that it creates. All ranks may call it at the same time.
         """
         with self._writable():
             for folder in (self.path, self.checkpoints):
@@ -120,7 +120,7 @@ class RunFolder:
 
 
 def _nearest_existing(path: Path) -> Path:
-    """`path`, or the folder that it would be created in."""
+    """`path` itself or, if it does not exist, the nearest existing folder above it."""
     return next(place for place in (path, *path.parents) if os.path.lexists(place))
 
 

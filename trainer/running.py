@@ -40,8 +40,8 @@ class Running:
 
     `origin` is its provenance, which every checkpoint stores. An epoch has `num_samples`.
     `saved_step` is that of the newest checkpoint, `best` what the evaluation at the state's step
-    measured, if there was one and it decides which checkpoint is kept. `manifest` spares
-    evaluations parsing it again, which takes a second class list's memory.
+    measured, if there was one and it decides which checkpoint is kept. `manifest` is kept so that
+    evaluations need not parse it again, which would take the memory of a second class list.
     """
 
     recipe: Recipe

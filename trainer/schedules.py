@@ -1,6 +1,6 @@
 """Learning-rate schedules: the rate is a pure function of the step.
 
-To add one: a subclass of `ScheduleKind` here, and its name in `Schedule`.
+To add one, write a subclass of `ScheduleKind` here and add its name to `Schedule`.
 """
 
 import math
@@ -16,7 +16,7 @@ from trainer.frozen import Frozen
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is: optimizer steps, samples of an epoch, samples of a step."""
+    """The length of a run: optimizer steps, samples per epoch, samples per step."""
 
     num_steps: int
     num_samples: int
@@ -33,7 +33,7 @@ class ScheduleKind(Frozen, ABC):
     warmup: Duration = Duration(steps=0)
 
     def rate_factor(self, step: int, length: RunLength) -> float:
-        """What the peak rates are multiplied by at step 0..num_steps - 1."""
+        """The factor of the peak rates at each step 0..num_steps - 1."""
         warmup = length.in_steps(self.warmup)
         if step < warmup:
             return (step + 1) / warmup
@@ -56,7 +56,7 @@ class Cosine(ScheduleKind):
 
 
 class Linear(ScheduleKind):
-    """A line from the full rate down to `final` times it."""
+    """Linear decay from the full rate down to `final` times it."""
 
     kind: Literal["linear"] = "linear"
     final: float = Field(0.0, ge=0, le=1)

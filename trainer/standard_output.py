@@ -26,11 +26,11 @@ class _Outliving(io.FileIO):
 
 
 def hide_native_warnings() -> None:
-    """Have torch's C++ print errors only, unless TORCH_CPP_LOG_LEVEL is set; call it before torch
-    is imported.
+    """Make torch's C++ code print errors only, unless TORCH_CPP_LOG_LEVEL is set. Call it before
+    torch is imported.
 
-    When a rank ends, the connections of the others break, and each of them would print a warning
-    with dozens of stack frames around the one line that gives the reason.
+    When a rank ends, its connections to the other ranks break. Each of them would print a warning
+    with dozens of stack frames, which would hide the one line that gives the reason.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 

@@ -80,7 +80,7 @@ class Task(nn.Module):
             compile_blocks(encoder)
         if train.activation_checkpointing:
             checkpoint_blocks(encoder)
-        if self.world.size > 1:  # one process has nothing to spread
+        if self.world.size > 1:  # there is nothing to distribute in one process
             self.strategy = train.strategy.start(self.backbone, self.world)
         self.strategy.attach(build_optimizer(recipe.optimizer, self.strategy.parameters))
         self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head)

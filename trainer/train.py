@@ -39,9 +39,9 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
     """Train a recipe to its end, from its newest checkpoint if there is one (collective).
 
     A dry run ends before the first step and writes nothing; a signal ends it immediately. Raises
-    ValueError and OSError for what a user can fix, FloatingPointError on every rank and before the
-    update when losses or gradients are not finite, Preempted on every rank, after saving, when any
-    of them was asked to stop.
+    ValueError and OSError for what a user can fix; FloatingPointError on every rank, before the
+    update, if losses or gradients are not finite; Preempted on every rank, after saving, if any of
+    them received a signal to stop.
     """
     folder = RunFolder(recipe.run)
     with ExitStack() as opened:
@@ -192,7 +192,7 @@ def _train(
 def _check_first_batch(
     recipe: Recipe, training: Split | Stream, world: World, state: TrainState
 ) -> None:
-    """Read this rank's share of the first global batch of this start (collective)."""
+    """Read this rank's share of the first global batch that the run would train on (collective)."""
     with open_loader(training, recipe, world, state.cursor) as loader:
         next(loader)
     world.barrier()

@@ -122,7 +122,7 @@ def test_a_mistake_is_one_line_with_the_key_and_the_remedy(override, message, tm
     [
         (
             ["head.loss.kind=batch_ce", "train.global_batch=1"],
-            r"train\.global_batch is 1 and head\.loss batch_ce compares .*: give 2 or more",
+            r"train\.global_batch is 1 and head\.loss batch_ce compares .*: set it to 2 or more",
         ),
         (
             ["head.loss.kind=batch_max_margin", "train.global_batch=1"],

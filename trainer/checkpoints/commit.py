@@ -51,8 +51,8 @@ class Save:
 class Commit:
     """Commits saves under `root`; steps in `refused` are not counted or deleted.
 
-    Every stage ends with an exchange of errors, so that all ranks raise, or none. A stage is
-    retried on its rank after a transient error: it has to work again after it failed half-way.
+    Every stage ends with an exchange of errors, so that either all ranks raise or none. After a
+    transient error a rank retries its stage, so a stage must work again after a partial failure.
     """
 
     root: Path
@@ -129,7 +129,7 @@ class Commit:
         return mine
 
     def _seal(self, aside: Path, save: Save, written: list[dict[str, Any]]) -> None:
-        """Add what makes it a checkpoint to the files that the ranks have written."""
+        """Add the state and the manifest, which make a checkpoint of the files of the ranks."""
         ours = {
             "world_size": self.world.size,
             "random_states": [rank["random_state"] for rank in written],

@@ -1,4 +1,4 @@
-"""What a failed read or write of a checkpoint says to a person, on the rank that met it and on the
+"""Messages about checkpoints that could not be read or written, on the rank that failed and on the
 others: the reason, the free space, the remedy."""
 
 import errno
@@ -31,7 +31,7 @@ def explain(error: OSError | MemoryError, root: Path) -> str:
 
 
 def failure(line: str, *, transient: bool) -> OSError:
-    """The error of any rank, of the class that ends every rank with the same exit code."""
+    """The error of any rank, of the type that makes all ranks end with the same exit code."""
     return RetriesExhaustedError(line) if transient else OSError(line)
 
 

@@ -9,10 +9,10 @@ from trainer.checkpoints.manifest import FileDigest
 
 
 def write_file(path: Path, blocks: Iterable[memoryview]) -> FileDigest:
-    """Write a file from its start, wait for the disk, and say what it must be from now on.
+    """Write a file from its start, sync it to the disk and return its digest.
 
-    Raises OSError where the disk takes less than all of it. After an error the whole file has to be
-    written again: a second fsync succeeds although the first one lost pages.
+    Raises OSError if the disk does not take all of it. After an error the whole file has to be
+    written again, because a second fsync succeeds even if the first one lost pages.
     """
     digest, written = hashlib.sha256(), 0
     with path.open("wb") as file:

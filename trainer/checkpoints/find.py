@@ -41,9 +41,9 @@ class Checkpoint:
 def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[str]]:
     """The newest sound checkpoint under `root` and what was refused, the same on every rank.
 
-    Rank 0 verifies every file against the manifest; the others take its word (collective). Raises
-    OSError on every rank where `root` cannot be read, RetriesExhaustedError where a transient error
-    does not go away: an older checkpoint would cost steps, and the newest may be sound.
+    Rank 0 verifies every file against the manifest; the others rely on it (collective). Raises
+    OSError on every rank if `root` cannot be read, and RetriesExhaustedError if a transient error
+    persists: resuming from an older checkpoint would lose steps, and the newest may be sound.
     """
     found, mine = _find(root) if world.is_main else (None, {})
     answer = exchange(mine, world.group)[0]
@@ -59,8 +59,8 @@ def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[s
 def open_checkpoint(folder: Path) -> Checkpoint:
     """A checkpoint whose every file is as it was written.
 
-    Raises FileNotFoundError where there is none, with the steps that there are, ValueError naming
-    the folder and the file that is missing, added or altered, and RetriesExhaustedError.
+    Raises FileNotFoundError, which lists the existing steps, if there is none; ValueError, which
+    names the folder and the file that is missing, added or altered; and RetriesExhaustedError.
     """
     what = f"checkpoint {folder}"
     if retried(what, lambda: mode_of(folder)) is None:

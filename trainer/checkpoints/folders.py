@@ -53,10 +53,10 @@ def remove_leftovers(root: Path) -> None:
 
 
 def publish(aside: Path, folder: Path) -> None:
-    """Give a finished folder its name; at every instant that step or its old copy is on disk.
+    """Rename a finished folder; at every instant that step or its old copy is on disk.
 
-    May be called again after it failed half-way, as when a file server reports an error for a
-    rename that it carried out.
+    It may be called again after a partial failure, such as a file server that reports an error for
+    a rename that it carried out.
     """
     older = folder.with_name(folder.name + REPLACED)
     if _is_there(aside) or not _is_there(folder):

@@ -50,7 +50,7 @@ def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
 
 def _metadata(checkpoint: Checkpoint) -> Metadata:
     for path in checkpoint.folder.glob("*.safetensors"):
-        # safetensors reports every file that it cannot open as missing, with no error number.
+        # safetensors reports every file that it cannot open as missing, without an error number.
         retried(str(path), partial(_open, path))
     try:
         return HuggingFaceStorageReader(str(checkpoint.folder)).read_metadata()

@@ -24,7 +24,7 @@ def packed_random_state(world: World) -> str:
 def restore_random_state(checkpoint: Checkpoint, world: World, *, seed: int) -> None:
     """Restore the generators whose state was stored; seed the others from (seed, step, rank)."""
     mixed = hashlib.sha256(f"{seed}/{checkpoint.step}/{world.rank}".encode()).digest()
-    torch.manual_seed(int.from_bytes(mixed[:8], "big") >> 1)  # the CPU's and every CUDA device's
+    torch.manual_seed(int.from_bytes(mixed[:8], "big") >> 1)  # of the CPU and every CUDA device
     states = stored_states(checkpoint, world)
     if "cpu" in states:
         torch.set_rng_state(states["cpu"])
@@ -33,8 +33,8 @@ def restore_random_state(checkpoint: Checkpoint, world: World, *, seed: int) -> 
 
 
 def stored_states(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
-    """The states that this rank continues from, by device type: none at another world size, none
-    of CUDA where the checkpoint was written on CPUs."""
+    """The states that this rank restores, by device type. Empty at another world size; without
+    CUDA if the checkpoint was written on CPUs."""
     if checkpoint.state["world_size"] != world.size:
         return {}
     packed = base64.b64decode(checkpoint.state["random_states"][world.rank])

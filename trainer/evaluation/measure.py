@@ -33,10 +33,10 @@ class Evaluation:
     """`metrics` by name (means over samples or over classes), `classes` in class-list order (NaN
     where a class has no sample) and one pooled threshold [R] a recall.
 
-    `reached_pooled` [K, R, 2] counts the samples whose score of a class reaches the pooled
-    threshold: those of the class, and those of any class. `correct` [K] counts the samples of each
-    class that are predicted right (top 1), `confusions` [M, 3] those of the most frequent wrong
-    predictions: true class, predicted class, samples.
+    `reached_pooled` [K, R, 2] counts, for each class, the samples whose score for it reaches the
+    pooled threshold: those of the class, and those of any class. `correct` [K] counts the samples
+    of each class that are predicted right (top 1), `confusions` [M, 3] those of the most frequent
+    wrong predictions: true class, predicted class, samples.
     """
 
     metrics: dict[str, float]
@@ -101,7 +101,7 @@ def evaluate_split(
     should_stop: StopQuestion = never,
 ) -> Evaluation:
     """`evaluate` on the recipe's evaluation split (collective); `manifest` is that of its shards,
-    where it is loaded already."""
+    if it is already loaded."""
     data = recipe.data
     with open_split(data.shards, data.eval_split, cache=data.cache, manifest=manifest) as split:
         loader = EvalLoader(

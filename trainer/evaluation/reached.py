@@ -1,4 +1,4 @@
-"""How many samples of a split reach the same score of every class."""
+"""How many samples of a split reach given thresholds, the same for every class."""
 
 import torch
 from torch import Tensor
@@ -22,10 +22,10 @@ def count_reached(
     world: World,
     should_stop: StopQuestion,
 ) -> Tensor:
-    """Samples with a score at or above each of the `thresholds` [R]: of each class its own, and
-    those of any class [K, R, 2], over all groups and on the CPU (collective).
+    """For each class, its samples and the samples of any class whose score for it is at or above
+    each of the `thresholds` [R]: [K, R, 2], over all groups and on the CPU (collective).
 
-    All classes are scored again, for a pooled threshold is known only after a first pass.
+    All classes are scored again, because pooled thresholds are known only after a first pass.
     """
     features, labels = rows.features.mean(1), rows.labels
     bars = thresholds.tolist()
@@ -49,9 +49,9 @@ def count_reached(
 
 
 def _counts(scores: Tensor, labels: Tensor, class_ids: Tensor, bar: float) -> tuple[Tensor, Tensor]:
-    """Samples at or above `bar`, of each of a block's classes and of any class [C]."""
+    """For each class of a block, its samples and all samples at or above `bar`, [C] each."""
     reaches_nC = scores >= bar
     rows, columns = places_of_labels(labels, class_ids)
     of_class = torch.bincount(columns[reaches_nC[rows, columns]], minlength=len(class_ids))
-    # On a CPU bytes are summed twice as fast as booleans.
+    # On a CPU, summing bytes is twice as fast as summing booleans.
     return of_class, reaches_nC.view(torch.uint8).sum(0, dtype=torch.int32).long()

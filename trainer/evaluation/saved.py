@@ -47,7 +47,7 @@ def load_evaluation(folder: Path, *, step: int) -> Evaluation:
         return Evaluation(metrics, classes, num_samples=summary["samples"], **others)
     except KeyError as error:
         raise ValueError(
-            f"{path} lacks {error}, as those of an older kway do: run `kway eval` again"
+            f"{path} lacks {error}: an older kway wrote it; run `kway eval` again"
         ) from error
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}): run `kway eval` again") from error

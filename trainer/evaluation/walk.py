@@ -87,7 +87,7 @@ def classes_at_once(head: ClassHead, num_rows: int) -> int:
 
 
 def num_blocks(head: ClassHead, at_once: int) -> int:
-    """Blocks of at most `at_once` nodes that this rank's classes come in."""
+    """The number of blocks, of at most `at_once` nodes, that hold this rank's classes."""
     weights = head.engine.weights
     return -(-(weights.stop - weights.start) // at_once)
 

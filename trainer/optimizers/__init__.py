@@ -1,4 +1,4 @@
-"""Optimizers: a recipe's options, the torch optimizer that they make and what it costs.
+"""Optimizers: their options in a recipe, the torch optimizer that they build and its cost.
 
 `Optimizer` is the registry: the classes that a recipe's `optimizer.kind` chooses from.
 """

@@ -1,7 +1,7 @@
-"""What an optimizer is to a recipe: options with their bounds, the torch optimizer that they make,
-and what a step of it costs.
+"""The base class of optimizers: options with their bounds, the torch optimizer that they build, and
+the cost of a step.
 
-To add one: a subclass in a file of its own, and its name in `__init__.py`.
+To add one, write a subclass in its own file and add its name to `__init__.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class HeadOptions(Frozen):
-    """Options of the head where they differ from the backbone's; None: the same."""
+    """Options of the head that differ from the backbone's; None: the same."""
 
     lr: float | None = Field(None, gt=0, description="peak rate; the schedule is the same")
     weight_decay: float | None = Field(None, ge=0)
@@ -26,9 +26,9 @@ class HeadOptions(Frozen):
 class OptimizerKind(Frozen, ABC):
     """Options of an optimizer. A subclass adds `kind: Literal[...]`, its own options and bounds."""
 
-    # torch scales each tensor's step by norms of the whole tensor, so no strategy may cut it up.
+    # The step of a tensor is scaled by norms of the whole tensor: no strategy may split it.
     needs_whole_tensors: ClassVar[bool] = False
-    # The factored head makes its own steps, which are those of plain SGD.
+    # The factored head takes its own steps, which are those of plain SGD.
     trains_factored_head: ClassVar[bool] = False
 
     kind: str
@@ -39,25 +39,25 @@ class OptimizerKind(Frozen, ABC):
     @property
     @abstractmethod
     def num_moments(self) -> int:
-        """Tensors of a weight's size that the optimizer keeps for it."""
+        """The number of tensors of a weight's size that the optimizer keeps for it."""
 
     @property
     def passes(self) -> int:
-        """How often a step reads or writes a tensor of a weight's size: it reads weight, gradient
-        and moments, and writes weight and moments."""
+        """How many tensors of a weight's size a step reads or writes: it reads weight, gradient and
+        moments, and writes weight and moments."""
         return 3 + 2 * self.num_moments
 
     @abstractmethod
     def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
-        """Bytes that a step allocates for weights of `together` bytes, the `largest` tensor among
-        them: torch updates tensors one by one on CPU and all of them together on CUDA."""
+        """Bytes that a step allocates for weights of `together` bytes, the largest tensor having
+        `largest`: torch updates tensors one by one on CPUs and all of them together on CUDA."""
 
     @abstractmethod
     def build(
         self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
     ) -> Optimizer:
-        """The torch optimizer of parameter `groups`. `norm_group` shares the rows of each
-        parameter, for optimizers that take norms of a whole tensor."""
+        """The torch optimizer of parameter `groups`. The rows of each parameter are sharded over
+        `norm_group`, which optimizers need that take norms of a whole tensor."""
 
     @property
     def head_lr(self) -> float:
@@ -69,5 +69,5 @@ class OptimizerKind(Frozen, ABC):
         return self.weight_decay if self.head.weight_decay is None else self.head.weight_decay
 
     def options(self) -> dict[str, Any]:
-        """What the torch optimizer takes: every option but those of the head."""
+        """The arguments of the torch optimizer: all options except those of the head."""
         return self.model_dump(exclude={"kind", "head"})

@@ -22,8 +22,8 @@ def build_optimizer(config: OptimizerKind, parameters: Iterable[nn.Parameter]) -
 
 
 def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | None:
-    """The head's optimizer, with its own rate and decay where the recipe gives them. The head's
-    bias is a column of its matrix and decays with it. None for a factored head, which makes its own
+    """The head's optimizer, with its own rate and decay if the recipe sets them. The head's bias is
+    a column of its matrix and decays with it. None for a factored head, which takes its own
     steps."""
     if isinstance(head, FactoredHead):
         return None
@@ -36,16 +36,16 @@ def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | 
 
 
 def tensors_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """What an optimizer keeps of a parameter, as far as it is tensors."""
+    """The tensors that an optimizer keeps for a parameter."""
     state = optimizer.state.get(parameter, {})
     return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 
 
 def create_moments_of(optimizer: Optimizer) -> None:
-    """Make the moments of all parameters exist, of any value; the parameters stay as they are."""
+    """Create the moments of all parameters, with any values, and leave the parameters unchanged."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
-        group["lr"] = 0.0  # decay is scaled by it: nothing moves
+        group["lr"] = 0.0  # it also scales the decay, so no parameter changes
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

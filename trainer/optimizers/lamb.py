@@ -16,7 +16,7 @@ from trainer.optimizers.base import Beta, OptimizerKind
 
 
 class LAMB(OptimizerKind):
-    """Adam whose step of each tensor is as long as the tensor's norm, times the rate."""
+    """Adam with the step of each tensor scaled to the tensor's norm, times the rate."""
 
     needs_whole_tensors: ClassVar[bool] = True
 
@@ -31,8 +31,8 @@ class LAMB(OptimizerKind):
 
     @property
     def passes(self) -> int:
-        # The step is a tensor of its own: written, read for its norm and again for the update;
-        # the weight is read for its norm.
+        # The step is a separate tensor: it is written, then read for its norm and for the update.
+        # The weight is read once more, for its norm.
         return super().passes + 4
 
     def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
@@ -41,7 +41,7 @@ class LAMB(OptimizerKind):
     def build(
         self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
     ) -> Optimizer:
-        # Vectors (norms, biases) take their steps unscaled, as the authors' code does.
+        # The steps of vectors (norms, biases) are not scaled, as in the authors' code.
         adapted = [
             {**group, "adapted": any(p.ndim > 1 for p in group["params"])} for group in groups
         ]
@@ -53,7 +53,7 @@ class LambOptimizer(Optimizer):
 
     A parameter is a plain tensor, a `DTensor` of one mesh axis, or this rank's rows of a tensor
     that the group's `norm_group` shares: norms are of the whole tensor in every case (collective).
-    A group that is not `adapted` takes its steps unscaled.
+    The steps of a group that is not `adapted` are not scaled.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Strategies: how the backbone is spread over ranks.
+"""Strategies: how the backbone is distributed over ranks.
 
 `StrategyConfig` is the registry: the classes that a recipe's `train.strategy.kind` chooses from.
 """

@@ -24,19 +24,19 @@ if TYPE_CHECKING:  # these import the recipe, which imports the strategies
 class StrategyKind(Frozen, ABC):
     """Options of a strategy. A subclass adds `kind: Literal[...]` and its own options.
 
-    To add one: a file with such a subclass and its `Strategy`, and its name in `__init__.py`.
+    To add one, write the subclass and its `Strategy` in a file and add its name to `__init__.py`.
     """
 
-    # Weights stay in the memory format that they were given.
+    # Weights keep their memory format (channels_last).
     keeps_memory_format: ClassVar[bool] = False
-    # `Strategy.weights` are DTensors, cut by rows.
+    # `Strategy.weights` are DTensors, sharded by rows.
     weights_are_dtensors: ClassVar[bool] = False
 
     kind: str
 
     @property
     def shards_updates(self) -> bool:
-        """Whether each rank updates a share of the weights only."""
+        """Whether each rank updates only a share of the weights."""
         return self.weights_are_dtensors
 
     @property
@@ -46,23 +46,23 @@ class StrategyKind(Frozen, ABC):
 
     @property
     def label(self) -> str:
-        """For tables: the kind, with the option that matters most."""
+        """The name in tables: the kind, with its most important option."""
         return self.kind
 
     @abstractmethod
     def start(self, backbone: "Backbone", world: "World") -> "Strategy":
-        """Spread `backbone`, which is on its device, over the ranks of a world of two or more
-        (collective)."""
+        """Distribute `backbone`, which is already on its device, over the ranks of a world of two
+        or more (collective)."""
 
     @abstractmethod
     def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
-        """What the strategy costs each of `ranks` in a step of `passes` forward passes, `parts` of
-        which are followed by a backward pass. `units` are the shapes of the backbone's weights,
-        block by block, those outside the blocks last."""
+        """The cost for each of `ranks` of a step with `passes` forward passes, of which `parts` are
+        followed by a backward pass. `units` are the shapes of the backbone's weights, block by
+        block, those outside the blocks last."""
 
     @abstractmethod
     def smaller(self, *, whole_tensors: bool) -> "StrategyKind | None":
-        """The next strategy that keeps less on a rank, if there is one. With `whole_tensors`, the
+        """The next strategy that needs less memory on a rank, if there is one. `whole_tensors`: the
         optimizer does not accept pieces of a tensor."""
 
     def change_to(self, other: "StrategyKind") -> str:
@@ -107,7 +107,7 @@ class Strategy:
         return [p.grad for p in self.parameters if p.grad is not None]
 
     def squared_gradient_norm(self) -> Tensor:
-        """Over the whole backbone, a float64 scalar, the same on every rank (collective)."""
+        """That of the whole backbone, a float64 scalar, the same on every rank (collective)."""
         return squared_norm(self.gradients(), self.parameters[0].device)
 
     def step(self) -> None:

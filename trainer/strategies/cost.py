@@ -1,4 +1,4 @@
-"""What a strategy costs a rank, as data: bytes that it keeps and collectives of one optimizer step.
+"""The cost of a strategy for a rank: the bytes that it keeps and the collectives of one step.
 
 The planner (`launch/plan/`) adds them up; `tests/launch/test_plan_measured.py` compares them with
 the collectives of real steps.
@@ -11,7 +11,7 @@ from typing import Literal
 Group = Literal["class", "data", "world"]
 Operation = Literal["all_gather", "all_reduce", "reduce_scatter", "broadcast", "reduce"]
 Phase = Literal["forward", "head", "backward", "optimizer", "step"]
-# The shapes of weights that belong together: of a transformer block, say.
+# The shapes of weights that belong together, such as those of a transformer block.
 Shapes = Sequence[tuple[int, ...]]
 
 FLOAT32 = 4
@@ -19,7 +19,7 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Collective:
-    """`calls` of `bytes` each in a step, a call in so many `messages`.
+    """`calls` of `bytes` each in a step; each call sends `messages` messages.
 
     Bytes are those of the whole tensor: the input of an all-reduce or reduce-scatter, the output of
     an all-gather. `hidden`: other work of its phase overlaps with it.
@@ -42,10 +42,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class Spread:
-    """Bytes of the fullest rank, in float32.
+    """Bytes on the rank that keeps the most, in float32.
 
-    `weights` and `gradients` last, `updated` is the share of the weights that the rank's optimizer
-    updates, `buckets` are the strategy's own buffers, and `gathered` exists only during backward.
+    `weights` and `gradients` persist, `updated` is the part of the weights that the rank's
+    optimizer updates, `buckets` are the strategy's own buffers, and `gathered` exists only during
+    backward.
     """
 
     weights: int
@@ -57,7 +58,7 @@ class Spread:
 
     @classmethod
     def alone(cls, units: Sequence[Shapes]) -> "Spread":
-        """Of one process, which has the whole backbone."""
+        """The cost for a single process, which has the whole backbone."""
         whole = sum(numel(unit) for unit in units) * FLOAT32
         return cls(whole, whole, whole, 0, 0, ())
 

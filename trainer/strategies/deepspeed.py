@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trainer.world import World
 
 _NEVER = 1_000_000_000
-# DeepSpeed's defaults: elements of its bucket of gradients, and how many weights stay gathered.
+# DeepSpeed's defaults: elements of its gradient bucket, and of the weights that stay gathered.
 _BUCKET = 500_000_000
 _MAX_LIVE = 1_000_000_000
 
@@ -83,7 +83,7 @@ class DeepSpeed(StrategyKind):
     def _collectives(self, total: int, *, passes: int, parts: int) -> tuple[Collective, ...]:
         whole = total * FLOAT32
         if self.stage < 3:
-            # Stage 2 keeps sums of each part; the others wait for the last.
+            # Stage 2 reduces after each part; the other stages only after the last one.
             sums = summed("ZeRO: gradients", whole, calls=parts if self.stage == 2 else 1)
             updated = gathered("ZeRO: updated weights", whole, "optimizer", 1)
             return (sums, updated) if self.stage else (sums,)

@@ -28,7 +28,7 @@ class FSDP(StrategyKind):
 
     kind: Literal["fsdp"] = "fsdp"
     reshard_after_forward: bool = Field(
-        True, description="free a block's weights after its forward and gather them again"
+        True, description="free a block's weights after forward and gather them again in backward"
     )
 
     def start(self, backbone: "Backbone", world: "World") -> Strategy:
@@ -37,10 +37,10 @@ class FSDP(StrategyKind):
     def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
         padded = [padded_numel(unit, ranks) * FLOAT32 for unit in units]
         piece, again = sum(padded) // ranks, self.reshard_after_forward
-        # The root, the block at work and the next one; or all of them from forward to backward.
+        # The root, the current block and the next one; or all of them from forward to backward.
         largest = sorted(padded[:-1], reverse=True)[:2]
         whole = padded[-1] + sum(largest) if again else sum(padded)
-        # The whole gradients of a block, and the copy of them that is reduced.
+        # The unsharded gradients of a block, and the copy of them that is reduced.
         whole += 2 * max(padded)
         collectives = [
             gathered("FSDP: weights", sum(padded), "forward", passes if again else parts),

@@ -34,7 +34,7 @@ class Device:
     def peak_flops(self, precision: Precision) -> float | None:
         """Multiplications and additions a second; None: the device has no such arithmetic.
 
-        For fp32 it is the rate of TF32 where the device has it: cuDNN uses that for convolutions.
+        For fp32 it is the TF32 rate if the device has TF32, which cuDNN uses for convolutions.
         """
         if precision == "fp32":
             return self.peaks.get("tf32", self.peaks["fp32"])

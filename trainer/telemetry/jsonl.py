@@ -15,8 +15,8 @@ _MAX_WAITING_BYTES = 4 * 2**20
 class JsonLines:
     """A file that records are added to, each line whole as soon as it is written.
 
-    While the disk is full, or fails for now, the lines wait, some megabytes of them: a run does not
-    end over its log, least of all when a checkpoint that is being written takes the last space.
+    While the disk is full or returns transient errors, up to 4 MiB of lines are buffered: a run
+    must not end because of its log, least of all while a checkpoint being written fills the disk.
     """
 
     def __init__(self, path: Path, *, after_step: int, evaluated: int | None = None) -> None:

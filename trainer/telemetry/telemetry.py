@@ -186,7 +186,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
     def _record(self, record: dict[str, Any]) -> None:
         is_written = self.file.write(record)
         if self._is_log_written and not is_written:
-            self.say(f"{self.file.path} cannot be written now; its lines wait until it can")
+            self.say(f"{self.file.path} cannot be written now: its lines are buffered until it can")
         self._is_log_written = is_written
 
     def _open_files(self, stack: ExitStack) -> None:
@@ -275,7 +275,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
 
 
 def check_telemetry(config: TelemetryConfig, world: World) -> None:
-    """Raise what opening a `Telemetry` would: ValueError for a package that is not installed,
+    """Raise the errors of opening a `Telemetry`: ValueError for a package that is not installed,
     OSError for a port that cannot be used."""
     if config.tensorboard:
         check_tensorboard()
