@@ -37,7 +37,7 @@ def losses() -> None:
 
 
 def _options(loss: type["Loss"]) -> str:
-    """`name=default` of each, as a recipe takes them, and what a default of null means."""
+    """`name=default` of each option, as in a recipe, and the meaning of a default of null."""
     fields = loss.option_fields().items()
     return ", ".join(f"{name}={_default(field)}" for name, field in fields)
 

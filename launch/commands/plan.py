@@ -42,7 +42,7 @@ def plan(
     if link_gbps is not None and not math.isfinite(link_gbps):
         raise ValueError(f"--link-gbps is {link_gbps}: give a number of Gbit/s, such as 400")
     if host_memory is not None and not math.isfinite(host_memory):
-        raise ValueError(f"--host-memory is {host_memory}: give a number of GiB, such as 2048")
+        raise ValueError(f"--host-memory is {host_memory}: pass a number of GiB, such as 2048")
     from trainer.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [])

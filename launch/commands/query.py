@@ -208,9 +208,9 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
 
 
 def _in_words(one: "ClassThreshold") -> str:
-    """Which validation samples set a threshold, and how it did on them."""
+    """Which validation samples set a threshold, and how many of them reach it."""
     if one.threshold is None:
-        return f"{one.class_name}: no threshold at this recall: give --threshold"
+        return f"{one.class_name}: no threshold at this recall: pass --threshold"
     origin = "the class's own" if one.threshold_source == "class" else "pooled over all classes"
     if one.threshold_samples is not None:
         origin += f" ({one.threshold_samples} validation samples)"

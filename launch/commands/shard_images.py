@@ -54,8 +54,8 @@ def imagefolder(
         bool | None,
         typer.Option(
             "--nested/--topmost",
-            help="of folders in class folders: a class is the folder that contains an image, with "
-            "those above as hierarchy, or the topmost folder",
+            help="for nested class folders: the class is the folder that contains the image, with "
+            "the folders above as its hierarchy, or the topmost folder",
         ),
     ] = None,
     wordnet: WordNetFolder = None,

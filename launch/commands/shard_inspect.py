@@ -161,12 +161,12 @@ def index(
         str | None,
         typer.Option(
             metavar="N|FILE.json",
-            help='samples in all tars, or a file such as {"a.tar": 1000}; a mismatch is an error',
+            help='number of samples, or a file such as {"a.tar": 1000}; a mismatch is an error',
         ),
     ] = None,
     skip_bad: Annotated[
         bool,
-        typer.Option("--skip-bad", help="index the rest, and record what is missing or damaged"),
+        typer.Option("--skip-bad", help="index the rest and record what is missing or damaged"),
     ] = False,
     workers: Workers = None,
 ) -> None:

@@ -26,7 +26,7 @@ ShortSide = Annotated[int, typer.Option(min=1, help="larger pictures shrink to i
 Quality = Annotated[int, typer.Option(min=1, max=100, help="of JPEG, for those")]
 Original = Annotated[bool, typer.Option("--original", help="keep bytes as they are")]
 SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="skip what is not an image, and list it in skipped.jsonl")
+    bool, typer.Option("--skip-bad", help="skip bad samples and list them in skipped.jsonl")
 ]
 
 _SAMPLE = {"image": "picture", "text": "text"}
@@ -43,10 +43,10 @@ def write(
     notes: Callable[[], Iterable[str]] = tuple,
     ignored: Sequence["Skipped"] = (),
 ) -> None:
-    """Write shards of `source` and print what was made; `notes` are asked once that is done.
+    """Write shards of `source` and print a summary; `notes` is called after writing.
 
-    vectors: the source with label vectors from a file, instead of its own; ignored: what the source
-    does not read.
+    vectors: the source with label vectors from a file, instead of its own; ignored: files that the
+    source does not read.
     """
     from data.writing.writer import write_shards
 
@@ -80,7 +80,7 @@ def write(
 
 
 def print_skipped(path: Path) -> None:
-    """Where everything is named that is not in the shards."""
+    """Print the path of the file that names everything that is not in the shards."""
     print(printable(f"skipped files and samples, with reasons: {path}"), file=sys.stderr)
 
 

@@ -66,7 +66,7 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="start the ranks, stop before the first step, and write nothing"
+            "--dry-run", help="start the ranks, stop before the first step and write nothing"
         ),
     ] = False,
 ) -> None:
@@ -105,7 +105,7 @@ def train(
         arguments = [*options, "--", str(recipe), *(overrides or [])]
         code = run_ranks("trainer", arguments, placement)
         if code in (FAILED, PREEMPTED, INTERRUPTED):
-            # Python takes a while to leave: another Ctrl-C would end that in a traceback, and a
+            # Exit at once: another Ctrl-C during Python's shutdown would print a traceback, and a
             # thread that still waits in torch's store would abort the process when it returns.
             os._exit(code)
     raise typer.Exit(code)

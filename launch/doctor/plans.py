@@ -1,6 +1,6 @@
-"""What is to be run on this machine: the doctor checks for that.
+"""What this machine is going to run, which decides what the doctor checks.
 
-Free of torch, which may be broken.
+Does not import torch, which may be broken.
 """
 
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ _BACKOFF_LIMIT = 6
 _INDEX = "JOB_COMPLETION_INDEX"
 _OF_TRAINER = "PET_"
 CHECKPOINT = "kway/checkpoint-seconds"
-# What follows each exit code of `kway train`; None: the pod counts towards backoffLimit.
+# Exit code of `kway train` -> action; None: the pod counts towards backoffLimit.
 _ACTIONS = {PREEMPTED: "Ignore", BAD_INPUT: "FailJob", INTERRUPTED: "FailJob", FAILED: None}
 
 

@@ -1,5 +1,5 @@
-"""The machines of a plan: how many, how fast, which ranks share a node, and what their collectives
-take.
+"""The machines of a plan: their number and speed, which ranks share a node, and the time of their
+collectives.
 
 Rank r sits on node r // gpus. Class groups are contiguous ranks, data groups ranks a class group
 apart, as in `trainer/world.py`.
@@ -73,7 +73,7 @@ class Cluster:
         return min(link, network) if self.crosses_nodes(group) else link
 
     def sent(self, collective: Collective) -> float:
-        """Bytes that a rank sends by the ring algorithm, which NCCL and gloo use."""
+        """Bytes that a rank sends with the ring algorithm, which NCCL and gloo use."""
         return collective.total * _ring_share(collective.operation, self.size(collective.group))
 
     def seconds(self, collective: Collective) -> float:
@@ -81,15 +81,15 @@ class Cluster:
         return waiting + self.sent(collective) / self.bytes_per_second(collective.group)
 
     def happening(self, collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-        """Those with bytes to send and a rank to send them to."""
+        """Those that send bytes and whose group has more than one rank."""
         return tuple(c for c in collectives if c.total and self.size(c.group) > 1)
 
 
 def _ring_share(operation: Operation, ranks: int) -> float:
-    """Sent bytes over those of the tensor (Patarasu and Yuan 2009 for all-reduce)."""
+    """Bytes sent, relative to those of the tensor (Patarasu and Yuan 2009 for all-reduce)."""
     if ranks == 1:
         return 0.0
     if operation in ("broadcast", "reduce"):
-        return 1.0  # a chain: every rank but the last forwards all of it
+        return 1.0  # a chain: every rank but the last forwards the whole tensor
     share = (ranks - 1) / ranks
     return 2 * share if operation == "all_reduce" else share

@@ -156,7 +156,7 @@ def _world(rank: int, asked: Asked, shape: tuple[int, int]) -> Iterator[World]:
 
 
 def _strategy(recipe: Recipe, backbone: Backbone, world: World) -> Strategy:
-    """Under strategies without DTensors, every rank's weights have the shapes of the whole."""
+    """A started strategy if its weights are DTensors; under others, weights keep their shapes."""
     config = recipe.train.strategy
     if world.size == 1 or not config.weights_are_dtensors:
         return Strategy(backbone)

@@ -1,8 +1,8 @@
 """The main memory of a machine: what each of its ranks needs to read the class list, to build the
 head and to train.
 
-Every rank parses the manifest for itself and keeps the class list as Python objects. Loader
-processes do not count: they are forked, share the list and never write to it.
+Every rank parses the manifest and keeps the class list as Python objects. Loader processes do not
+count, because they are forked and share the list without writing to it.
 """
 
 import json
@@ -46,13 +46,13 @@ class ClassListCost:
 
     @classmethod
     def assumed(cls) -> "ClassListCost":
-        """For a class list that is not there: names of 24 characters, no attributes."""
+        """The cost if there is no class list: names of 24 characters, no attributes."""
         return cls(*cls._of_class(ClassInfo(name="a" * 24)))
 
     @staticmethod
     def _of_class(info: ClassInfo) -> tuple[float, float]:
-        """Parsing holds, besides the objects: the file, and for its checksum the classes as
-        mappings and as JSON in ASCII, once as text and once as bytes."""
+        """Besides the objects, parsing needs the file and, for its checksum, the classes as
+        mappings and as ASCII JSON, both as text and as bytes."""
         kept, mappings = 591 + sys.getsizeof(info.name), 440
         if info.attributes:
             kept += 139 + sum(map(sys.getsizeof, info.attributes.values()))
@@ -63,8 +63,8 @@ class ClassListCost:
 
 @dataclass(frozen=True)
 class HostLine:
-    """Something that takes a rank's main memory: while the manifest is parsed, at most while the
-    head is built, and in training."""
+    """One item of a rank's main memory, in bytes: while the manifest is parsed, at most while the
+    head is built, and during training."""
 
     what: str
     manifest: int = 0
@@ -74,7 +74,8 @@ class HostLine:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The lines of one rank, and a machine of `ranks` with `capacity` bytes, None: not known."""
+    """The main memory of one rank, by item, on a machine with `ranks` and `capacity` bytes (None:
+    unknown)."""
 
     lines: tuple[HostLine, ...]
     ranks: int
@@ -86,7 +87,7 @@ class HostMemory:
 
     @property
     def peak_moment(self) -> HostMoment:
-        """When a rank needs the most."""
+        """The phase in which a rank needs the most."""
         return max(HOST_MOMENTS, key=self.total)
 
     @property
@@ -96,7 +97,7 @@ class HostMemory:
 
     @property
     def fits(self) -> bool | None:
-        """None where the capacity is not known."""
+        """Whether the machine has enough; None if its capacity is unknown."""
         return None if self.capacity is None else self.peak <= self.capacity
 
 
@@ -111,8 +112,8 @@ def host_memory(
     label_vectors: int,
     capacity: int | None,
 ) -> HostMemory:
-    """Of a machine of the cluster; `label_vectors` are the bytes of those of the shards. On CPUs
-    the steps take main memory, too."""
+    """The main memory of a machine of the cluster; `label_vectors` are the bytes of the shards'
+    label vectors. On CPUs the steps use main memory, too."""
     classes, nodes = head.classes.num_classes, head.classes.nodes
     kept, parsing = int(cost.kept * classes), int(cost.parsing * classes)
     # While the head is built: a tuple of the names, and the number of samples of each class.
@@ -133,7 +134,8 @@ def host_memory(
 
 
 def _checkpoint(recipe: Recipe, network: Network, head: HeadShape, cluster: Cluster) -> int:
-    """The copy of what a rank writes, kept between saves: `trainer/checkpoints/staging.py`."""
+    """Bytes of the copy of what a rank writes (`trainer/checkpoints/staging.py`); it is kept
+    between saves."""
     if not recipe.checkpoint.in_background:
         return 0
     shard = head.nodes * head.columns * FLOAT32

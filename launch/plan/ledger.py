@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 
-# What decides the rate of an operation's products: 16-bit inputs; a convolution in float32, which
+# The rate of an operation's products depends on this: 16-bit inputs; a float32 convolution, which
 # cuDNN computes in TF32 by default (`torch.backends.cudnn.allow_tf32`); or another float32 product,
 # which uses TF32 only on request (`torch.backends.cuda.matmul.allow_tf32`).
 Products = Literal["half", "convolution", "single"]

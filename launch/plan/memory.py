@@ -167,7 +167,7 @@ def _factored_head(head: HeadShape) -> list[Line]:
 
 
 def _temporaries(recipe: Recipe, network: Network, spread: Spread, shard: int, cuda: bool) -> int:
-    """What the optimizer's step allocates."""
+    """Bytes that the optimizer's step allocates."""
     largest = max(max((_bytes(shape) for shape in network.shapes), default=0), shard)
     together = max(spread.updated, shard)
     copies = recipe.optimizer.temporaries(together=together, largest=largest, cuda=cuda)

@@ -33,7 +33,7 @@ class Network:
     `backward_peak` is the most that is live until backward ends, both besides weights and inputs;
     the latter counts the weights' gradients. `batch_norms` are the channels of each synchronised
     layer, `norms_again` of those that activation checkpointing computes twice. `forward` and
-    `backward` are the work.
+    `backward` are the operations.
     """
 
     dim: int

@@ -26,8 +26,8 @@ class Plan:
     """What a step of `recipe` takes on `cluster`, on its fullest rank.
 
     `memory` is that of its device, `host` the main memory of a machine. `samples` are those of an
-    epoch and `steps` those of the run, None where neither shards nor recipe tell; `parts` are the
-    micro-batches.
+    epoch and `steps` those of the run, None if neither shards nor recipe determine them; `parts`
+    are the micro-batches.
     """
 
     recipe: Recipe
@@ -57,8 +57,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a plan is made for, besides the recipe. None: as the shards say; of `host_bytes`, the
-    main memory of a machine: not known, but for CPUs."""
+    """What a plan is made for, besides the recipe. None means the numbers of the shards; for
+    `host_bytes`, the main memory of a machine, it means unknown, except on CPUs."""
 
     machine: Machine
     nodes: int
@@ -69,7 +69,7 @@ class Asked:
 
     @property
     def main_memory(self) -> int | None:
-        """Bytes of a machine, None: not known."""
+        """Bytes of a machine; None: unknown."""
         if self.host_bytes is None and self.machine.kind == "cpu":
             return self.machine.memory * self.gpus
         return self.host_bytes
@@ -126,7 +126,7 @@ def make_plan(recipe: Recipe, asked: Asked, *, label_vectors: np.ndarray | None 
 
 
 def _vector_bytes(recipe: Recipe, manifest: Manifest | None, given: np.ndarray | None) -> int:
-    """Of the shards' label vectors, which every rank keeps; 0 where there are none."""
+    """Bytes of the shards' label vectors, which every rank keeps; 0 if there are none."""
     if given is not None:
         return given.nbytes
     if manifest is None or manifest.label_vectors is None:

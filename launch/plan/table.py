@@ -194,11 +194,11 @@ def _host_verdict(plan: Plan) -> str:
     host = plan.host
     need = f"{size(host.peak)} a machine ({host.ranks} ranks {_HOST_PHASES[host.peak_moment]})"
     if host.capacity is None:
-        return f"main memory: needs {need}; give --host-memory to compare"
+        return f"main memory: needs {need}; pass --host-memory to compare"
     if host.fits:
         return f"main memory fits: {need}, {host.peak / host.capacity:.0%} of what there is"
     return (
-        f"main memory does not fit: {need}, there are {size(host.capacity)}: start fewer ranks on "
+        f"main memory does not fit: {need}, {size(host.capacity)} available: start fewer ranks on "
         "each machine, or train fewer classes"
     )
 

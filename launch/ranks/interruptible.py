@@ -1,8 +1,8 @@
-"""Calls into torch's store that can block for good, made so that a signal still ends the launcher.
+"""Makes calls into torch's store, which can block forever, interruptible by signals.
 
-Python runs signal handlers in the main thread, and only between two of its own instructions: a main
+Python runs signal handlers only in the main thread, between two bytecode instructions, so a main
 thread that waits in C++ ignores SIGTERM. Here another thread makes the call, and the main thread
-waits in Python. A call to a store whose host was stopped never returns, whatever its timeout says.
+waits in Python. A call to a store whose host was stopped never returns, whatever its timeout.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ _CLOSE_SECONDS = 60  # twice torch's own limit
 
 
 def interruptible(call: Callable[[], Answer], *, seconds: float | None = None) -> Answer:
-    """`call()`; raises what it raises, and TimeoutError where it has not returned after `seconds`.
+    """The result of `call`; raises its errors, and TimeoutError if it takes longer than `seconds`.
 
-    After a TimeoutError, or an exception of a signal handler, the call may go on in its thread:
-    the process should then end by `os._exit`, and not touch what the call works on.
+    After a TimeoutError, or an exception in a signal handler, the call may still be running in its
+    thread. The process should then end with `os._exit` and not use the objects of the call.
     """
     answer: Future[Answer] = Future()
 
@@ -36,10 +36,10 @@ def interruptible(call: Callable[[], Answer], *, seconds: float | None = None) -
 
 
 class InterruptibleRendezvous(RendezvousHandler):
-    """Makes what the agent asks `handler` while the ranks train interruptible.
+    """Makes the calls interruptible that the agent makes to `handler` while the ranks train.
 
-    There is no limit: training continues where only the launcher of the host was stopped.
-    `next_rendezvous` is the agent's to call in a thread, together with what follows it.
+    They have no timeout, so training continues if only the launcher on the host was stopped.
+    `next_rendezvous` is not wrapped: the agent calls it in a thread, with the work that follows.
     """
 
     def __init__(self, handler: RendezvousHandler) -> None:

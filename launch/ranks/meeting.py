@@ -50,7 +50,7 @@ _SECONDS_OF_SILENCE = 5
 def meet(placement: Placement) -> RendezvousHandler:
     """The handler of torch's agent; waits for the machine that hosts the rendezvous.
 
-    Raises TimeoutError where it does not answer within `join_timeout`, RendezvousError, DistError.
+    Raises TimeoutError if it does not answer within `join_timeout`, RendezvousError, DistError.
     """
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     seconds = join_seconds(placement)
@@ -61,13 +61,13 @@ def meet(placement: Placement) -> RendezvousHandler:
         min_nodes=placement.min_nodes,
         max_nodes=placement.max_nodes,
         local_addr=placement.local_addr or _loopback(placement),
-        # To connect, torch's client retries for so long; `_connected` ends it earlier, in one line.
+        # torch's client retries to connect for this long; `_connected` times out earlier.
         **{**placement.rdzv_conf, "read_timeout": str(2 * seconds)},
     )
     host, port = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     if placement.is_static:
         rank = placement.node_rank or 0
-        if rank:  # its handler connects later, with no limit that holds
+        if rank:  # its handler connects later, where torch does not keep the timeout
             _connected(
                 lambda: TCPStore(host, port, timeout=timedelta(seconds=2 * seconds)),
                 placement,
@@ -109,7 +109,7 @@ def _connected(connect: Callable[[], Answer], placement: Placement, *, hosts: bo
                 attempt,
                 attempts=math.inf,
                 deadline=deadline,
-                remedy="see that only the host's kway train listens there, and start all again",
+                remedy="check that only the host's kway train listens there, and start all again",
             )
             attempt += 1
 
@@ -118,16 +118,16 @@ def _no_answer(placement: Placement) -> str:
     return (
         f"the rendezvous at {placement.endpoint} accepts connections and has not answered for "
         f"{join_seconds(placement)} s ({_reason(placement)}): restart its host, or choose another "
-        "port if another program listens there"
+        "port if another program listens on this one"
     )
 
 
 def _reason(placement: Placement) -> str:
-    """What becomes of a connection to the endpoint; torch's client does not tell."""
+    """What happens to a connection to the endpoint, which torch's client does not report."""
     address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     try:
         with socket.create_connection(address, timeout=_REASON_SECONDS / 2) as connection:
-            return "it sends something else" if connection.recv(1) else "it closes them"
+            return "it sends other data" if connection.recv(1) else "it closes them"
     except OSError as error:
         return str(error)
 
@@ -159,11 +159,11 @@ def why_it_failed(error: Exception, placement: Placement) -> str:
     where = f"the rendezvous at {placement.endpoint}"
     if "EADDRINUSE" in _innermost(error):
         return (
-            f"{where} cannot be hosted here, its port is in use: end the program that listens "
-            "there, or give another port on all machines"
+            f"{where} cannot be hosted here, its port is in use: stop the program that listens "
+            "there, or choose another port on all machines"
         )
     match error:
-        case TimeoutError() | TransientError():  # one that `interruptible` raised has no text
+        case TimeoutError() | TransientError():  # those of `interruptible` have no text
             return str(error) or f"{where} has stopped answering: restart its host, then all others"
         case RendezvousClosedError():
             return f"{where} is over: another machine's ranks failed for good; see its output"
@@ -178,18 +178,18 @@ def why_it_failed(error: Exception, placement: Placement) -> str:
 
 
 def join_seconds(placement: Placement) -> int:
-    """How long a launcher waits for the others."""
+    """How long a launcher waits for the others, in seconds."""
     return int(placement.rdzv_conf.get("join_timeout", _JOIN_SECONDS))
 
 
 def longest_rendezvous(placement: Placement) -> int:
-    """Seconds after which torch's own limits would have ended it, had the store answered."""
+    """Seconds after which torch's own timeouts end a rendezvous, if the store answers."""
     last_call = int(placement.rdzv_conf.get("last_call_timeout", _LAST_CALL_SECONDS))
     return join_seconds(placement) + last_call + 2 * _ANSWER_SECONDS
 
 
 def _innermost(error: BaseException) -> str:
-    """The first line of the error that the others were raised from."""
+    """The first line of the error at the end of the chain of causes."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).splitlines() or [type(error).__name__])[0]
@@ -200,14 +200,14 @@ def _loopback(placement: Placement) -> str | None:
 
 
 def _wait_for_port(placement: Placement, deadline: float) -> None:
-    """In Python and not in torch's store, so that a signal to stop is handled meanwhile."""
+    """Waits in Python instead of torch's store, so that signals are handled meanwhile."""
     address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     while time.monotonic() < deadline:
-        # Its name may not be known either before it is up.
+        # The host's name may not resolve before it is up.
         with suppress(OSError), socket.create_connection(address, timeout=_RETRY_SECONDS * 4):
             return
         time.sleep(_RETRY_SECONDS)
     raise TimeoutError(
         f"{placement.endpoint} did not answer for {join_seconds(placement)} s: start kway train on "
-        "the machine that hosts the rendezvous, and see that its port is open"
+        "the machine that hosts the rendezvous, and check that its port is open"
     )

@@ -58,7 +58,7 @@ def _run(agent: Agent, placement: Placement, meeting: RendezvousHandler) -> int:
         # The meeting stays open: the other machines' ranks are still saving.
         return agent.code_after(stopped.sigval)
     except (RendezvousError, dist.DistError, TimeoutError) as error:
-        # After these the store would not answer either.
+        # After these errors the store would not answer a close either.
         if not isinstance(error, RendezvousConnectionError | TimeoutError):
             _close(meeting)
         return _failed_to_meet(error, placement)
@@ -67,7 +67,7 @@ def _run(agent: Agent, placement: Placement, meeting: RendezvousHandler) -> int:
 
 
 def _close(meeting: RendezvousHandler) -> None:
-    # A signal to stop comes too late to change anything.
+    # The ranks have already ended: ignore a signal to stop.
     with suppress(SignalException):
         meeting.shutdown()
 
