@@ -87,7 +87,7 @@ def verdict(decided: ClassThreshold, score: float) -> Verdict:
 
 
 def threshold_of(bundle: Bundle, class_id: int, question: Question) -> ClassThreshold:
-    """What decides a class in this question, and what validation showed of it."""
+    """The threshold of a class for this question, with its counts in validation."""
     name = bundle.names.names[class_id]
     if question.recall is None:
         return ClassThreshold(

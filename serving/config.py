@@ -41,21 +41,21 @@ class ServingConfig(BaseModel):
     )
     max_queued_inputs: int = Field(256, gt=0, description="inputs that wait for the model")
     max_requests: int = Field(
-        128, gt=0, description="requests in progress, their bodies complete; beyond it: 429"
+        128, gt=0, description="requests in progress with complete bodies; beyond it: 429"
     )
     max_uploads: int = Field(
-        512, gt=0, description="bodies that are arriving at one replica; beyond it: 429"
+        512, gt=0, description="bodies still arriving at one replica; beyond it: 429"
     )
-    max_uploads_per_client: int = Field(256, gt=0, description="of them, one client's")
+    max_uploads_per_client: int = Field(256, gt=0, description="the same for one client")
     max_upload_bytes: int = Field(
-        2**29, gt=0, description="that they hold; one of `max_body_bytes` always fits"
+        2**29, gt=0, description="bytes held by uploads; one of `max_body_bytes` always fits"
     )
-    max_upload_bytes_per_client: int = Field(2**28, gt=0, description="of them, one client's")
+    max_upload_bytes_per_client: int = Field(2**28, gt=0, description="the same for one client")
     upload_grace_seconds: float = Field(
-        7.0, gt=0, description="until the minimum rate of a body counts"
+        7.0, gt=0, description="time before the minimum rate of a body applies"
     )
     min_upload_bytes_per_second: int = Field(
-        8192, gt=0, description="of a body, after the grace; a slower one: 408"
+        8192, gt=0, description="minimum rate of a body after the grace period; slower: 408"
     )
     request_timeout_seconds: float = Field(30.0, gt=0)
     token_file: Path | None = Field(None, description="tokens, one a line; none: all are let in")

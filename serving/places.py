@@ -1,4 +1,4 @@
-"""Limits on what clients hold for as long as they like, in all and for one client."""
+"""Limits on resources that clients hold for any length of time, in total and per client."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class Places:
 
     @contextmanager
     def one(self, client: str = "") -> Iterator[None]:
-        """Hold one place for `client` while inside; ApiError 429 where there is none."""
+        """Hold one place for `client` inside the context; ApiError 429 if none is free."""
         self.take(client, 1)
         try:
             yield
@@ -25,7 +25,7 @@ class Places:
             self.give_back(client, 1)
 
     def take(self, client: str, count: int) -> None:
-        """Take `count` places for `client`; ApiError 429, and none taken, where there are fewer."""
+        """Take `count` places for `client`; take none and raise ApiError 429 if fewer are free."""
         if self._taken.total() + count > self._most:
             message = f"the server's limit of {self._most} {self._what} is reached: try again later"
         elif self._taken[client] + count > self._most_each:
@@ -37,5 +37,5 @@ class Places:
         raise ApiError(429, code, message, {"Retry-After": "5"})
 
     def give_back(self, client: str, count: int) -> None:
-        """Return what `take` took."""
-        self._taken -= Counter({client: count})  # keeps no client that has none
+        """Return places that `take` took."""
+        self._taken -= Counter({client: count})  # drops clients that hold none

@@ -38,13 +38,13 @@ class Counts(Protocol):
 
 
 class Slots:
-    """How many requests a replica works on at once."""
+    """Limits how many requests a replica works on at once."""
 
     def __init__(self, most: int) -> None:
         self._most, self.taken = most, 0
 
     def check(self) -> None:
-        """ApiError 429 where none is free."""
+        """Raise ApiError 429 if no slot is free."""
         if self.taken >= self._most:
             raise _busy()
 
@@ -57,7 +57,7 @@ class Slots:
 
 
 class InProgress:
-    """A request on its way through a replica; `inputs` have been answered so far."""
+    """A request in a replica; `inputs` counts those that have been answered."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -65,8 +65,8 @@ class InProgress:
         self.inputs = 0
 
     def take_slot(self) -> None:
-        """Take a slot until the end of the request. Call it when the body has arrived: slow
-        bodies must not occupy the model. Raises ApiError 429 where no slot is free."""
+        """Take a slot until the end of the request. Call it once the body has arrived, because slow
+        bodies must not occupy the model. Raises ApiError 429 if no slot is free."""
         self._slots.take()
         self.has_slot = True
 
@@ -109,9 +109,9 @@ class Service:
     async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
         """Let a request in, for as long as it may take, and count it once by its outcome.
 
-        Inside, read the body, then call `take_slot`. Raises ApiError: 429 where too many requests
-        are in progress or wait for the model; where the time is over, 408 without a slot and 503
-        with one. A stream is not timed as a whole.
+        Inside, read the body, then call `take_slot`. Raises ApiError: 429 if too many requests are
+        in progress or wait for the model; after the timeout, 408 without a slot and 503 with one. A
+        stream has no overall timeout.
         """
         started, outcome = time.perf_counter(), "internal"
         progress = InProgress(self._slots)
@@ -132,7 +132,7 @@ class Service:
 
     @asynccontextmanager
     async def _within_limits(self, progress: InProgress, *, is_timed: bool) -> AsyncIterator[None]:
-        self._slots.check()  # refuse before a body is read
+        self._slots.check()  # reject before the body is read
         seconds = self.config.request_timeout_seconds
         try:
             async with asyncio.timeout(seconds if is_timed else None):

@@ -1,8 +1,8 @@
 """Request bodies that are still arriving: how many, how large and how slow they may be.
 
-A body that is larger than a buffer of HAProxy reaches a replica while it arrives. It occupies none
-of the `max_requests` slots until it is complete, so a client that sends slowly does not keep others
-from the model. The limits here bound what such clients can hold instead.
+A body that is larger than HAProxy's buffer is passed to a replica while it is still arriving. It
+takes none of the `max_requests` slots until it is complete, so slow uploads do not block other
+clients. The limits here bound the number and memory of such bodies instead.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class Uploads:
         self._places = Places(
             config.max_uploads, "uploads", most_each=config.max_uploads_per_client
         )
-        # One body of the size that a request may have always fits.
+        # One body of the maximum size always fits.
         self._bytes = Places(
             max(config.max_upload_bytes, config.max_body_bytes),
             "upload bytes",
@@ -30,10 +30,10 @@ class Uploads:
         self._least_rate = config.min_upload_bytes_per_second
 
     async def parts(self, client: str, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of a body that `client` sends; it is an upload until the generator ends.
+        """Yield the parts of a body of `client`, which counts as an upload until the end.
 
-        Raises ApiError: 429 where there are too many uploads or they hold too many bytes; 408 where
-        the body arrives too slowly. Close the generator if you do not read it to its end.
+        Raises ApiError: 429 if there are too many uploads or they hold too many bytes; 408 if the
+        body arrives too slowly. Close the generator if you do not read it to its end.
         """
         received, started = 0, asyncio.get_running_loop().time()
         with self._places.one(client):
@@ -48,7 +48,7 @@ class Uploads:
     async def _next(
         self, body: AsyncIterator[bytes], started: float, received: int
     ) -> bytes | None:
-        """The next part; None at the end of the body. ApiError 408 where it is late."""
+        """The next part; None at the end of the body. Raises ApiError 408 if it is late."""
         seconds = self._grace_seconds + received / self._least_rate
         try:
             async with asyncio.timeout_at(started + seconds):

@@ -6,35 +6,35 @@ from pydantic import BaseModel, ConfigDict, Field
 
 ThresholdSource = Literal["class", "pooled", "request"]
 _EXPECTED_PRECISION = (
-    "of validation samples at or above the threshold the share that are of the class; where the "
-    "threshold is pooled, the mean of that share over all classes. null: not known"
+    "share of the validation samples at or above the threshold that are of the class; if the "
+    "threshold is pooled, the mean of that share over all classes. null: unknown"
 )
 
 
 class ClassThreshold(BaseModel):
-    """What decides one class, and what validation showed of it. Counts are null where they are not
-    known: for a threshold of the request, and for bundles that an older kway exported."""
+    """The threshold of one class and its counts in validation. The counts are null if unknown: for
+    a threshold that the request sets, and for bundles exported by an older version of kway."""
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
     class_name: str = Field(alias="class")
     class_id: int
     threshold: float | None = Field(
-        description="what scores are compared with; null where nothing decides"
+        description="scores at or above it match; null if there is no threshold for the class"
     )
     threshold_source: ThresholdSource | None = Field(
         description="the class's own threshold, the pooled one of all classes, or the request's"
     )
     expected_precision: float | None = Field(None, description=_EXPECTED_PRECISION)
     threshold_samples: int | None = Field(
-        None, description="validation samples that set it: of the class, or, if pooled, of all"
+        None, description="validation samples it was computed from: of the class, or of all classes"
     )
-    class_samples: int | None = Field(None, description="validation samples of the class")
+    class_samples: int | None = Field(None, description="number of validation samples of the class")
     class_reached: int | None = Field(
-        None, description="of these, how many are at or above the threshold"
+        None, description="how many of these are at or above the threshold"
     )
     all_reached: int | None = Field(
-        None, description="validation samples of any class that are at or above the threshold"
+        None, description="number of validation samples of any class at or above the threshold"
     )
 
 
@@ -69,6 +69,6 @@ class Answer(BaseModel):
     aligned: bool
     notice: str | None
     thresholds: list[ClassThreshold] = Field(
-        [], description="of each class asked for, in that order; empty where nothing decides"
+        [], description="one per class of the query; empty if it sets no recall or threshold"
     )
     results: list[InputVerdicts]

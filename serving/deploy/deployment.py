@@ -118,10 +118,10 @@ def application(
 
 
 def _most_at_once(config: ServingConfig) -> int:
-    """Ray's limit, above all of ours: those answer first, with the one shape of errors.
+    """Ray's limit, above all of ours, so that ours answer first, with errors of one format.
 
-    Feeds, listeners and uploads last as long as their clients like. Each needs a place here, or
-    other requests would wait behind them without an end. Streams are of `max_requests`.
+    Clients decide how long feeds, listeners and uploads last. Each is counted here, because other
+    requests would otherwise wait behind them forever. Streams count towards `max_requests`.
     """
     lasting = config.max_feeds + config.max_listeners + config.max_uploads
     return config.max_requests + lasting + _SPARE_REQUESTS

@@ -36,8 +36,8 @@ _NO_RAY_SERVICE = (
 _RAY_METADATA = ("application", "multiplexed_model_id")
 # While no replica is up, HAProxy forwards requests to Ray's own proxy, a `backup` server, which
 # queues them for a replica that is being replaced. Once the application is deleted, at shutdown,
-# that proxy answers 404. kway has a route for every path, so this means "not ready"; clients and
-# caches would take a 404 as final.
+# that proxy answers 404. kway has a route for every path, so this 404 means "not ready" and becomes
+# 503: clients and caches would treat a 404 as final.
 _FROM_RAYS_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
 _MEANT_BY_RAY = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
@@ -58,7 +58,8 @@ _REFUSALS = {
     503: ("not_ready", "no replica is ready: try again"),
     504: ("timeout", "no answer in time: try again"),
 }
-# The last rule for an answer: a `return` before it replaces the answer by an error, and ends them.
+# This has to be the last rule for answers: a `return` before it replaces the answer by an error and
+# ends the evaluation of rules.
 _LOG_ERRORS_ALONE = "    http-response set-log-level silent if { status lt 400 }"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
 # Logs to a port on this machine where nobody may listen; and pages about the proxy itself.
@@ -72,7 +73,7 @@ class Edge:
 
     `http_bind` and `grpc_bind`: address:port. Times are in seconds. `max_grpc_calls` are at one
     replica at once. `hosts`: the names that it may be asked by, without a port; none: any.
-    `errors`: a FIFO that gets a line for each error answered, `STATUS TERMINATION`.
+    `errors`: a FIFO that receives a line `STATUS TERMINATION` for each error answered.
     """
 
     haproxy: str
@@ -241,7 +242,7 @@ def _host_rules(edge: Edge) -> list[str]:
 
 
 def _grpc_rules(edge: Edge) -> list[str]:
-    """The rules of calls."""
+    """The rules for gRPC calls."""
     rules = [
         _NO_RAY_SERVICE,
         *(f"del-header {name}" for name in _RAY_METADATA),
@@ -263,7 +264,8 @@ def _grpc_backend(lines: list[str], edge: Edge) -> list[str]:
     read or replace. Without it a call fails with UNAVAILABLE, which clients retry.
     """
     return [
-        # Of calls whose messages still arrive, too: a replica holds those before it sees a token.
+        # Includes calls whose messages are still arriving: a replica holds them before it sees a
+        # token.
         *(_with_maxconn(line, edge) for line in lines if not line.endswith(" backup")),
         f"    http-request set-timeout server {_time(edge.answer_seconds)}",
         *(f"    http-error {_grpc_refusal(status)}" for status in _GRPC_STATUSES),
@@ -271,7 +273,7 @@ def _grpc_backend(lines: list[str], edge: Edge) -> list[str]:
 
 
 def _grpc_refusal(status: int) -> str:
-    """The HTTP answer `status` with the gRPC status that stands for it."""
+    """The HTTP answer `status` with the corresponding gRPC status."""
     return (
         f"status {status} content-type application/grpc hdr grpc-status {_GRPC_STATUSES[status]} "
         f'hdr grpc-message "{_REFUSALS[status][1]}"'
@@ -315,7 +317,7 @@ def main(settings: str, *arguments: str) -> None:
     path = Path(arguments[arguments.index("-f") + 1])
     path.write_text(rewrite(path.read_text(encoding="utf-8"), edge), encoding="utf-8")
     if edge.errors is not None:
-        # HAProxy drops lines that do not fit. Opened for reading, too: that needs no reader.
+        # HAProxy drops lines that do not fit. Also opened for reading, so as not to need a reader.
         os.dup2(os.open(edge.errors, os.O_RDWR | os.O_NONBLOCK), sys.stdout.fileno())
     os.execv(edge.haproxy, [edge.haproxy, *arguments])
 

@@ -29,7 +29,7 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # An answer has some KiB, however little a request may have; gRPC counts both by one limit.
 _LEAST_MESSAGE_BYTES, _MOST_MESSAGE_BYTES = 2**20, 2**31 - 1
 
-# In the session folder: where HAProxy writes a line for each error that it answers.
+# A FIFO in the session folder, to which HAProxy writes a line for each error that it answers.
 HTTP_ERRORS_FIFO = "http-errors"
 
 # For any Ray that serves a bundle, on a cluster, too.
@@ -38,11 +38,11 @@ SERVING = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     # By default Ray runs its workers, replicas and HAProxy among them, at nice 15.
     "RAY_worker_niceness": "0",
-    # Each change of the replicas replaces the HAProxy process. The old one accepts no connections
-    # and exits with its last stream or feed, or after this time, in which case it drops them.
+    # Each change of the replicas replaces the HAProxy process. The old one accepts no new
+    # connections and exits when its last stream or feed ends, or drops them after this time.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",
-    # Ray does not reuse the port of a removed replica while an old HAProxy may send requests to it:
-    # by default for the time above plus 30 s. New requests reach an old process only over idle
+    # Ray does not reuse the port of a removed replica while an old HAProxy may send requests to it,
+    # by default for the time above plus 30 s. An old process gets new requests only over idle
     # connections, which it closes after 90 s.
     "RAY_SERVE_PORT_QUARANTINE_S": "150",
 }

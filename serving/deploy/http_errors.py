@@ -1,9 +1,9 @@
 """Counts the errors that HAProxy answers, in the server's own process.
 
-HAProxy writes a line for each answer of 400 and more into a FIFO. Its own counters do not suffice:
-they start from zero with each process, so at each change of the replicas, when errors are most
-likely, and count statuses by class only. Ray's collector of such lines reads a datagram socket,
-which drops all but the first ten of a burst; a FIFO holds thousands.
+HAProxy writes a line for each answer of status 400 and above to a FIFO. Its own counters do not
+suffice: they restart from zero with each process, that is at each change of the replicas, when
+errors are most likely, and they count only by status class. Ray's collector of such lines reads a
+datagram socket, which drops all but the first ten of a burst; a FIFO holds thousands.
 """
 
 import os
@@ -17,12 +17,12 @@ _END = b"end\n"
 
 @contextmanager
 def counted_http_errors(fifo: Path) -> Iterator[None]:
-    """While inside, count the lines that come through `fifo`, a new file, by their status.
+    """Create `fifo` and, inside the context, count its lines by status.
 
     Start Ray and HAProxy inside.
     """
     os.mkfifo(fifo, 0o600)
-    descriptor = os.open(fifo, os.O_RDWR)  # for writing, too: else reads end with the last writer
+    descriptor = os.open(fifo, os.O_RDWR)  # opened for writing, so that reads never end
     thread = Thread(target=_count, args=(descriptor,), name="http errors", daemon=True)
     thread.start()
     try:
@@ -39,7 +39,7 @@ def _count(descriptor: int) -> None:
         for line in lines:
             if line == _END:
                 return
-            if metrics is None:  # Ray runs by now: HAProxy has answered
+            if metrics is None:  # HAProxy has answered, so Ray is running
                 from serving.deploy.metrics import HttpErrorMetrics
 
                 metrics = HttpErrorMetrics()
@@ -48,7 +48,7 @@ def _count(descriptor: int) -> None:
 
 
 def error_status(line: bytes) -> str | None:
-    """The status in a line of HAProxy, `STATUS TERMINATION`; None where the client left first."""
+    """The status in HAProxy's line `STATUS TERMINATION`; None if the client disconnected first."""
     status, _, termination = line.decode("ascii", "replace").partition(" ")
     is_error = len(status) == 3 and "400" <= status <= "599"
     return status if is_error and not termination.startswith("C") else None

@@ -49,14 +49,14 @@ class QueryMetrics:
 
 
 class ReplicaMetrics:
-    """Which model one replica has, and what it holds at this moment.
+    """Gauges of one replica: its model and its current load.
 
-    Ray's agent drops a gauge that was not set for some seconds. A thread of the replica's own sets
-    them: Ray's health checks stop while the head of a cluster is down, and replicas still answer.
+    Ray's agent drops a gauge that was not set for some seconds. A thread of the replica sets them,
+    because Ray's health checks stop while the head of a cluster is down and replicas still answer.
     """
 
     def __init__(self, loss: LossSpec, load: Callable[[], tuple[int, int]]) -> None:
-        """`load`: requests in progress, and inputs that wait; it is called from another thread."""
+        """`load` returns the requests in progress and the waiting inputs, from another thread."""
         self._aligned = Gauge(
             "kway_model_aligned",
             description="1 where the model's loss follows the Principle of Logit Separation.",
@@ -71,7 +71,7 @@ class ReplicaMetrics:
         self._loss, self._load = loss, load
 
     def start(self) -> None:
-        """Report every few seconds from now on."""
+        """Start a thread that sets the gauges every few seconds."""
         Thread(target=self._report_for_ever, name="metrics", daemon=True).start()
 
     def _report_for_ever(self) -> None:
@@ -116,12 +116,12 @@ class WatchMetrics:
 
 
 class HttpErrorMetrics:
-    """Counter of the errors that clients got over HTTP, whoever answered: HAProxy, Ray or kway."""
+    """Counter of the errors that clients got over HTTP, from HAProxy, Ray or kway."""
 
     def __init__(self) -> None:
         self._errors = Counter(
             "kway_http_errors_total",
-            description="Answers of status 400 and more, those of the proxy included.",
+            description="HTTP answers of status 400 and above, including those of the proxy.",
             tag_keys=("status",),
         )
 

@@ -66,7 +66,7 @@ async def read_query(
 ) -> Query:
     """Read and check the body of `POST /v1/query`, of any kind, for the model of `service`.
 
-    `asked` is the question of a body that is the input itself. Takes the slot of `progress` when
+    `asked` is the question of a body that is the input itself. Takes the slot of `progress` once
     the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429) with the reason.
     """
     limits, reads = service.config, service.model.reads
@@ -106,9 +106,9 @@ def _charset(stated: str) -> str:
 
 
 async def whole_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
-    """The body of a request, whose `progress` has a slot from then on; ApiError as for `bounded`.
+    """The body of a request; then `progress` has a slot. Raises the ApiErrors of `bounded`.
 
-    Parse it only afterwards: that is work, which the slots limit.
+    Parse the body only afterwards, because slots limit such work.
     """
     raw = b"".join([part async for part in bounded(request, limit, service.uploads)])
     progress.take_slot()
@@ -116,9 +116,9 @@ async def whole_body(request: Request, limit: int, service: Service, progress: I
 
 
 async def bounded(request: Request, limit: int, uploads: Uploads) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body, decompressed, which is one of `uploads` meanwhile.
+    """Yield the decompressed parts of a body, which counts as one of `uploads` meanwhile.
 
-    Raises ApiError: 413 where its stated length, or what has arrived or was decompressed, exceeds
+    Raises ApiError: 413 if its stated length, or its length as received or decompressed, exceeds
     `limit`; 400 and 415 as `plain_parts`; 408 and 429 as `Uploads.parts`. Close the generator if
     you do not read it to its end.
     """

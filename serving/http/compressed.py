@@ -1,7 +1,7 @@
-"""Request bodies that came compressed (`Content-Encoding`), decompressed piece by piece.
+"""Decompresses request bodies (`Content-Encoding`) piece by piece.
 
-A few kilobytes may stand for gigabytes: no piece is longer than `_PIECE`, and whoever reads them
-stops where its limit is exceeded.
+A few kilobytes may expand to gigabytes, so no piece is longer than `_PIECE`, and the reader stops
+when its limit is exceeded.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "def
 
 
 def encoding_of(request: Request) -> str:
-    """The content coding of a body, in lower case; "" for none."""
+    """The content encoding of a body, in lower case; "" for none."""
     stated = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     return "" if stated == "identity" else stated
 
 
 def plain_only(request: Request) -> None:
-    """Refuse a compressed body of lines, which has no limit on its length; ApiError 415."""
+    """Raise ApiError 415 for a compressed body of lines, because its length has no limit."""
     if encoding := encoding_of(request):
-        message = f"lines are read as they come: send them without Content-Encoding {encoding[:40]}"
+        message = f"lines must not be compressed: remove Content-Encoding {encoding[:40]}"
         raise ApiError(415, "unknown_encoding", message)
 
 
 async def plain_parts(request: Request) -> AsyncGenerator[bytes, None]:
-    """The parts of a body, decompressed if it came compressed.
+    """The parts of a body, decompressed if it is compressed.
 
-    Raises ApiError: 415 for another content coding, 400 for what is damaged or cut off.
+    Raises ApiError: 415 for another content encoding, 400 for damaged or truncated data.
     """
     encoding = encoding_of(request)
     if not encoding:
@@ -40,7 +40,7 @@ async def plain_parts(request: Request) -> AsyncGenerator[bytes, None]:
     elif encoding in _WINDOW_BITS:
         parts = _decompressed(request.stream(), encoding)
     else:
-        message = f"Content-Encoding {encoding[:40]!r}: send gzip or deflate, or none of them"
+        message = f"Content-Encoding {encoding[:40]!r}: send gzip or deflate, or no compression"
         raise ApiError(415, "unknown_encoding", message)
     async for part in parts:
         yield part
@@ -55,13 +55,13 @@ async def _decompressed(parts: AsyncIterator[bytes], encoding: str) -> AsyncIter
                 piece = unpacking.decompress(part, _PIECE)
             except zlib.error as error:
                 raise _invalid(encoding, "is damaged") from error
-            # With a full piece more may wait inside, even where all of the part is consumed.
+            # After a full piece, zlib may hold more output even if the whole part is consumed.
             part, is_full = unpacking.unconsumed_tail, len(piece) == _PIECE
             if piece:
                 yield piece
-                await asyncio.sleep(0)  # others have their turn
+                await asyncio.sleep(0)  # let other requests run
         if unpacking.unused_data:
-            raise _invalid(encoding, "goes on after its end")
+            raise _invalid(encoding, "has data after its end")
     if not unpacking.eof:
         raise _invalid(encoding, "is cut off")
 

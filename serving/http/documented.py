@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of all operations: groups, summaries and schemas of bodies."""
+"""Parts of the OpenAPI document that all operations share: groups, summaries, body schemas."""
 
 from typing import Any
 
@@ -26,15 +26,15 @@ class NdjsonSchema(JSONResponse):
 
 
 def refused(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
-    """The refusals of a route whose `response_class` is `NdjsonSchema`: they are JSON."""
+    """The errors of a route whose `response_class` is `NdjsonSchema`; they are plain JSON."""
     schema = {"$ref": "#/components/schemas/ErrorBody"}
     described = {"description": "Refused", "content": {"application/json": {"schema": schema}}}
     return dict.fromkeys(statuses, described)
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a body that FastAPI does not parse; `document_definitions` moves its `$defs`
-    to where its references point."""
+    """The schema of a body that FastAPI does not parse. `document_definitions` moves its `$defs` to
+    the target of its references."""
     return model.model_json_schema(ref_template="#/components/schemas/{model}")
 
 

@@ -53,7 +53,7 @@ def feed_routes(feeds: Feeds) -> APIRouter:
         "/v1/feeds/{feed}",
         response_class=NdjsonSchema,
         responses={
-            200: {"model": FeedLine, "description": "a line for each hit, the last with counts"},
+            200: {"model": FeedLine, "description": "a line for each hit; the last has counts"},
             **refused(400, 415, 422, 429),
         },
         openapi_extra=request_body(FrameIn, NDJSON),

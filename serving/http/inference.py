@@ -22,7 +22,7 @@ from serving.http.tensors import (
 from serving.inference.model import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
 from serving.service import Service
 
-# As over gRPC, they need no token: Kubernetes probes have none.
+# No token is needed, as over gRPC: Kubernetes probes have none.
 _LIVE, _READY = HEALTH_PATHS = ("/v2/health/live", "/v2/health/ready")
 
 
@@ -137,7 +137,7 @@ def inference_routes(service: Service) -> APIRouter:
         name: str,
         request: Request,
         json_length: Annotated[
-            str | None, Header(alias=HEADER, description="where binary tensors begin")
+            str | None, Header(alias=HEADER, description="length of the JSON before binary tensors")
         ] = None,
     ) -> Response:
         """Scores of pictures, or texts, for the classes in `class_ids`."""

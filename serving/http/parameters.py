@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.errors import ApiError
 
 RECALL_MEANING = (
-    "decide by the threshold for this recall: the class's own or, where validation had too few "
+    "decide by the threshold for this recall: the class's own or, if validation had too few "
     "samples of the class, the pooled one of all classes"
 )
 

@@ -1,8 +1,8 @@
 """Bodies of `POST /v2/models/{name}/infer`: JSON, and binary tensors after it.
 
-With the binary tensor extension the header `Inference-Header-Content-Length` tells where the JSON
-ends. Behind it stand the elements of each input that has a `binary_data_size`, in their order
-(`serving/inference/raw.py`). An answer has that form where its request asks for binary outputs.
+With the binary tensor extension, the header `Inference-Header-Content-Length` gives the length of
+the JSON. It is followed by the elements of each input with a `binary_data_size`, in order
+(`serving/inference/raw.py`). An answer has this form if its request asks for binary outputs.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class RequestInput(BaseModel):
     name: str
     shape: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)]
     datatype: str
-    parameters: dict[str, Scalar] = Field({}, description="binary_data_size, in place of data")
+    parameters: dict[str, Scalar] = Field({}, description="binary_data_size instead of data")
     data: Annotated[list[Scalar], Field(fail_fast=True)] | None = Field(
         None, description="flat; pictures in base64"
     )
@@ -54,7 +54,7 @@ class InferenceRequest(BaseModel):
 
 
 class ResponseOutput(BaseModel):
-    """`data`, or, of a binary output, `parameters` with its `binary_data_size`."""
+    """`data` or, for a binary output, `parameters` with its `binary_data_size`."""
 
     name: str
     shape: list[int]
@@ -75,9 +75,9 @@ class InferenceResponse(BaseModel):
 def read_inference(
     raw: bytes, json_length: str | None, most: int
 ) -> tuple[InferenceRequest, Inference]:
-    """A body, of which `json_length` bytes are JSON -> what is asked.
+    """Parse a body whose first `json_length` bytes are JSON.
 
-    Raises ApiError: 400 where it cannot be read, 413 for over `most` elements of a tensor.
+    Raises ApiError: 400 if it cannot be parsed, 413 for more than `most` elements in a tensor.
     """
     text, binary = _parts(raw, json_length)
     try:
@@ -96,7 +96,7 @@ def read_inference(
 def response_of(
     name: str, body: InferenceRequest, outputs: Sequence[Tensor], answer: Answer
 ) -> Response:
-    """The answer to `body`, in the form that it asks for."""
+    """The response to `body`, in the format that it asks for."""
     binary = _binary_outputs(body, outputs)
     described, raw = [], []
     for tensor in outputs:
@@ -117,7 +117,7 @@ def response_of(
 
 
 def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
-    """The JSON, and what stands after it."""
+    """The JSON and the bytes after it."""
     if json_length is None:
         return raw, b""
     is_length = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
@@ -128,7 +128,7 @@ def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
 
 
 def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list[Any]]:
-    """The elements of each input, those of BYTES as bytes."""
+    """The elements of each input; elements of BYTES are `bytes`."""
     found, place = [], 0
     for one in inputs:
         size = one.parameters.get("binary_data_size")
@@ -138,16 +138,18 @@ def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list
             found.append(_json_elements(one))
             continue
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise _wrong(f"{one.name[:80]} has binary_data_size {str(size)[:40]}: send its bytes")
+            raise _wrong(
+                f"{one.name[:80]} has binary_data_size {str(size)[:40]}: send a number of bytes"
+            )
         if place + size > len(binary):
             raise _wrong(
                 f"{one.name[:80]} has binary_data_size {size}, and {len(binary) - place} bytes "
-                f"are left after the JSON, whose length {HEADER} tells; or send binary_data=False"
+                f"are left after the JSON: set {HEADER} to its length, or send binary_data=False"
             )
         found.append(elements_of(one.name, one.datatype, binary[place : place + size], most))
         place += size
     if place != len(binary):
-        raise _wrong(f"{len(binary) - place} bytes stand after the last input's: send none")
+        raise _wrong(f"{len(binary) - place} bytes follow the last input's: remove them")
     return found
 
 
@@ -157,14 +159,14 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
         return list(data)
     texts = [one for one in data if isinstance(one, str)]
     if len(texts) != len(data):
-        raise _wrong(f"{tensor.name} holds what is no text")
+        raise _wrong(f"{tensor.name} contains elements that are not strings")
     if tensor.name != "images":
         return [text.encode("utf-8", "surrogatepass") for text in texts]
     return [picture_bytes(text, f"images[{place}]") for place, text in enumerate(texts)]
 
 
 def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:
-    """The names of the outputs to send as bytes: each says so, or else the request."""
+    """The names of the outputs to send as bytes, which each output or else the request sets."""
     usual = {"binary_data": body.parameters.get("binary_data_output", False)}
     stated = {one.name: usual | one.parameters for one in body.outputs}
     return {one.name for one in outputs if stated.get(one.name, usual)["binary_data"] is True}

@@ -1,8 +1,8 @@
 """The protocol's gRPC messages <-> tensors. What a message says is checked in `tensors.py`.
 
 Elements travel in one of two ways, for all tensors of a message alike: typed, in each tensor's
-`contents`; or raw, one string of bytes a tensor (`serving/inference/raw.py`). An answer travels in
-the way of its request.
+`contents`; or raw, one byte string per tensor (`serving/inference/raw.py`). An answer uses the form
+of its request.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Tensor elements as bytes: gRPC's raw contents, and the binary tensor extension over REST.
 
-Elements are little-endian, in row-major order. An element of BYTES follows its length in 4 bytes.
+Elements are little-endian, in row-major order. A BYTES element is preceded by its length, 4 bytes.
 """
 
 import struct
@@ -17,8 +17,8 @@ _OUTPUT_DTYPES = {"FP32": "<f4", "BOOL": "?"}
 
 
 def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
-    """The elements of an input. Raises ApiError: 400 for another datatype or what is cut off, 413
-    for over `most` elements."""
+    """The elements of an input. Raises ApiError: 400 for another datatype or truncated data, 413
+    for more than `most` elements."""
     if datatype not in _INPUT_DATATYPES:
         kinds = ", ".join(_INPUT_DATATYPES)
         raise _wrong(f"{name[:80]} is {datatype[:20]}: inputs are {kinds}")
@@ -27,13 +27,13 @@ def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
     if len(raw) > 8 * most:
         raise _too_many(name, most)
     if len(raw) % 8:
-        raise _wrong(f"{name[:80]} has {len(raw)} raw bytes: INT64 takes 8 an element")
+        raise _wrong(f"{name[:80]} has {len(raw)} raw bytes: an INT64 element takes 8")
     return np.frombuffer(raw, "<i8").tolist()
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """The elements of an output, in their type. A threshold of the request may be beyond FP32: then
-    it is infinite."""
+    """The elements of an output in its datatype. A threshold of the request that FP32 cannot
+    represent becomes infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(tensor.data).astype(_OUTPUT_DTYPES[tensor.datatype])
 
@@ -46,13 +46,13 @@ def _with_lengths(name: str, raw: bytes, most: int) -> list[bytes]:
             raise _too_many(name, most)
         start = place + _LENGTH.size
         if start > len(raw):
-            raise _wrong(f"{name[:80]}[{len(elements)}] is cut off in its 4 bytes of length")
+            raise _wrong(f"{name[:80]}[{len(elements)}] is cut off within its 4 length bytes")
         (length,) = _LENGTH.unpack_from(raw, place)
         place = start + length
         if place > len(raw):
             raise _wrong(
-                f"{name[:80]}[{len(elements)}] is cut off: {length} bytes are said, "
-                f"{len(raw) - start} there"
+                f"{name[:80]}[{len(elements)}] is cut off: {length} bytes are declared and "
+                f"{len(raw) - start} sent"
             )
         elements.append(raw[start:place])
     return elements

@@ -108,7 +108,7 @@ export class AskRoom {
     byId("legend").replaceChildren(dot, " score", ...threshold, ` · each line from ${low} to ${high}`);
   }
 
-  // A line for each class: which samples set its threshold, and how it did on them.
+  // A line for each class: which samples set its threshold, and how many of them reach it.
   #explainThresholds(verdicts) {
     const lines = verdicts.map(({ class: name, decided }) => {
       const shown = decided ? shownInValidation(decided) : "";

@@ -14,7 +14,7 @@ export class Ranking {
   #signal;
   #hits = [];
   #matches = null; // how many reach the threshold; null: not known, or nothing decides
-  #decided = null; // the class's threshold and what validation showed of it, as the answer has them
+  #decided = null; // the class's threshold and its validation counts, as in the answer
   #status = element("p", { role: "status" });
   #grid;
   #more = element("button", { type: "button", class: "button", onclick: () => this.#load() });

@@ -36,14 +36,14 @@ export function line(verdict) {
   return made;
 }
 
-// Where the threshold is from, with as many digits as tell it from the score.
+// The threshold and its origin, with enough digits to distinguish it from the score.
 export function source({ threshold, threshold_source: from }, score) {
   if (threshold === null) return "validation gave this class no threshold: decide by a score";
   const origins = { class: "the class’s own", pooled: "pooled over all classes", request: "your own" };
   return `threshold ${apart(score, threshold)[1]}, ${origins[from]}`;
 }
 
-// Which validation samples set the threshold of a recall, and how it did on them, in sentences;
+// Sentences about the validation samples that set the threshold of a recall and how many reach it;
 // empty for any other threshold.
 export function shownInValidation(decided) {
   const { threshold, threshold_source: from, class_samples: samples, class_reached: reached } = decided;
@@ -58,7 +58,7 @@ export function shownInValidation(decided) {
   return `${set}: ${own}; ${others}. Expected precision ${precisionOf([decided])}${mean}.`;
 }
 
-// The expected precision, or from which to which it is of several classes.
+// The expected precision, or its range over several classes.
 export function precisionOf(classes) {
   const known = classes.map((one) => one.expected_precision).filter((one) => one !== null);
   if (known.length < classes.length) return "unknown";
