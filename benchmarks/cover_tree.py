@@ -1,8 +1,7 @@
 """How long a cover tree takes: `python -m benchmarks.cover_tree` builds that of a million classes.
 
-Trees over self-similar vectors (clusters within clusters), and over clusters without a structure of
-their own, which take longer. Their invariants are checked on sampled classes, each of them against
-all classes.
+Trees over self-similar vectors (clusters within clusters) and over clusters without inner
+structure, which take longer. The invariants are checked for sampled classes, each against all.
 """
 
 import resource
@@ -37,7 +36,7 @@ def clustered(num: int, dim: int, *, seed: int, branching: int = 10, shrink: flo
 
 
 def gaussian_clusters(num: int, dim: int, *, seed: int, num_clusters: int = 2000):
-    """Vectors [num, dim] float32: normal around normal centers, with half of their deviation."""
+    """Vectors [num, dim] float32: normal around normal centers, with half their deviation."""
     rng = np.random.default_rng(seed)
     centers = rng.normal(size=(num_clusters, dim)).astype(np.float32)
     noise = rng.normal(size=(num, dim)).astype(np.float32)
@@ -83,14 +82,14 @@ def violations(
 
 
 def measured(vectors: np.ndarray, kind: str, at_most: str, *, base: float = 1.3) -> Row:
-    """Seconds to a V-tree of vectors [K, d] of a `kind`, and whether its cover tree is one."""
+    """Seconds to build a V-tree of vectors [K, d], and whether its cover tree is valid."""
     (num, dim), started, cpu = vectors.shape, time.perf_counter(), time.process_time()
     cover = build_cover_tree(vectors, base=base)
     tree = cover.vtree()
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     found = violations(vectors, cover)
     return Row(
-        f"cover tree of {kind}, its V-tree included",
+        f"cover tree and V-tree of {kind}",
         f"{num:,} x {dim}, base {base}",
         f"{seconds:.1f} s",
         at_most,

@@ -1,8 +1,8 @@
 """All measurements of the data side in one table: `python -m benchmarks.data [SECTION ...]`.
 
-Ratios of one run, medians over rounds in which the contenders take turns, with the target of each.
-Comparisons on the same files come first. Images are drawn as large as ImageNet's unless a folder of
-real ones is given.
+Prints ratios of one run, medians over rounds in which the contenders take turns, with targets.
+Comparisons on the same files come first. Images are synthetic, of ImageNet's size, unless a folder
+of real ones is given.
 """
 
 from functools import partial

@@ -1,8 +1,8 @@
 """What users write without kway to turn tars of JPEGs into batches; nothing here imports kway.
 
 A webdataset pipeline, and a map-style dataset that reads the same tars with `tarfile` and `pread`.
-Each takes a decoder (Pillow, simplejpeg or OpenCV), crops at random, resizes to 224 x 224, flips
-half of the images and ends in uint8 batches [B, 3, 224, 224].
+Each uses a decoder (Pillow, simplejpeg or OpenCV), takes a random crop, resizes it to 224 x 224,
+flips half of the images and produces uint8 batches [B, 3, 224, 224].
 """
 
 import io
@@ -23,7 +23,7 @@ SIDE = 224
 _AREA, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 _ATTEMPTS = 10
 
-# The tars are this run's own.
+# The tars come from this run.
 webdataset.utils.enforce_security = True
 
 # Bytes of a JPEG -> uint8 [3, 224, 224].
@@ -78,7 +78,7 @@ def _box(height: int, width: int) -> tuple[int, int, int, int]:
 def webdataset_batches(
     tars: Sequence[str], sampled: Sampled, batch: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Endless batches of images and labels, in the order of the tars."""
+    """Infinite batches of images and labels, in the order of the tars."""
     dataset = (
         webdataset.WebDataset(list(tars), shardshuffle=False)
         .to_tuple("jpg", "cls")
@@ -90,7 +90,7 @@ def webdataset_batches(
 
 
 class TarImages(Dataset[tuple[np.ndarray, int]]):
-    """The samples of `tars` in any order: a list of offsets, and one `pread` a sample."""
+    """The samples of `tars` in any order: a list of offsets, and one `pread` per sample."""
 
     def __init__(self, tars: Sequence[str], sampled: Sampled) -> None:
         self._sampled = sampled
@@ -119,7 +119,7 @@ class TarImages(Dataset[tuple[np.ndarray, int]]):
         return os.pread(descriptor, size, offset), label
 
     def batches(self, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Endless batches of images and labels; a fresh permutation each epoch."""
+        """Infinite batches of images and labels, with a new permutation each epoch."""
         order: list[int] = []
         while True:
             while len(order) < batch:

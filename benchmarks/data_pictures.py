@@ -1,4 +1,4 @@
-"""Images through the loader against webdataset and a loop written by hand, on the same files.
+"""The loader compared with webdataset and a hand-written loop, on the same image files.
 
 Everything crops, resizes to 224 x 224 and flips at random, and ends in uint8 batches. CPU seconds
 are those of all threads of the process, which loads by itself.
@@ -33,7 +33,7 @@ from data.writing.writer import write_shards
 BATCH = 71
 PACKED_SIDE = 256
 READS = 20_000
-# Peer -> how many times its rate the loader has to reach on the same files.
+# Peer -> the multiple of its rate that the loader has to reach on the same files.
 BARS = {"webdataset + Pillow": 1.5, "webdataset + simplejpeg": 1.0, "hand-written loop": 0.85}
 
 
@@ -111,7 +111,7 @@ def _same_files(split: Split, files: str) -> Iterator[Row]:
 
 
 def _packing(originals: Split, packed: Split) -> Row:
-    """What packing gives besides: other bytes, since webdataset does not pack."""
+    """The additional gain from packing: different files, because webdataset does not pack."""
     count = _in_batches(len(originals), 4)
     theirs = webdataset_batches(_tars(originals), with_pillow, BATCH)
     with _loader(packed) as loader:
@@ -129,7 +129,7 @@ def _packing(originals: Split, packed: Split) -> Row:
 
 
 def _one_worker(split: Split) -> Row:
-    """One loader process each: ours, and torch's over the dataset written by hand."""
+    """One loader process each: ours, and torch's over the hand-written dataset."""
     count = _in_batches(len(split), 12)
     dataset = TarImages(_tars(split), with_opencv)
     theirs = DataLoader(

@@ -67,7 +67,7 @@ def trees() -> Iterator[Row]:
 
 
 def engine() -> Iterator[Row]:
-    """The engine's `ce` against linear + cross_entropy, where logits fit the budget and not."""
+    """The engine's `ce` against linear + cross_entropy, with logits that fit the budget or not."""
     for classes, batch, memory_mib, at_most in (
         (100_000, 256, 1024, 1.05),
         (100_000, 256, 256, None),
@@ -85,7 +85,7 @@ def engine() -> Iterator[Row]:
 
 
 def frozen() -> Iterator[Row]:
-    """The engine's `ce` against linear + cross_entropy where the same part is frozen in both."""
+    """The engine's `ce` against linear + cross_entropy, with the same part frozen in both."""
     case = classes, batch = 100_000, 256
     for part, (memory_mib, at_most) in product(
         ("features", "weights"), ((1024, 1.10), (256, None))

@@ -8,7 +8,7 @@ import torch
 
 
 def machine() -> str:
-    """The hardware, its load and torch, as the header of a measurement."""
+    """The hardware, its load and the torch version: the header of a measurement."""
     return (
         f"{hardware()}, load {os.getloadavg()[0]:.1f} at the start; "
         f"torch {torch.__version__}, {torch.get_num_threads()} threads"

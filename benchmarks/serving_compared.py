@@ -1,8 +1,8 @@
-"""A query to `kway serve`, to a plain FastAPI application and to LitServe: CPU time and requests/s.
+"""CPU time and requests/s of `kway serve`, a plain FastAPI application and LitServe.
 
 All three run one process with the model and one torch thread, on the same bundle, and take turns.
 More threads would wait for each other by spinning, which counts as CPU time. The CPU time of a
-server is that of all its processes, Ray's and HAProxy's among them, also while they are idle. The
+server is that of all its processes, including Ray's and HAProxy's, even while they are idle. The
 client runs on the same cores.
 """
 
@@ -31,7 +31,7 @@ _PEERS = {"fastapi": "FastAPI + uvicorn", "litserve": "LitServe"}
 
 @dataclass(frozen=True)
 class _Case:
-    """A model, the side of its pictures, and the requests of a turn for each number of clients."""
+    """A model, the side of its images, and the requests per turn for each number of clients."""
 
     what: str
     network: dict[str, object]
@@ -41,13 +41,13 @@ class _Case:
 
 
 _CASES = (
-    _Case("next to no model", TRIVIAL, 8, (300, 600, 1280), 40),
+    _Case("negligible model", TRIVIAL, 8, (300, 600, 1280), 40),
     _Case("ResNet-18", SMALL, SMALL_SIDE, (8, 32, 64), 90),
 )
 
 
 def peers() -> Iterator[Row]:
-    """Each peer's CPU time and requests/s, as kway's ratio to them."""
+    """Ratios of kway's CPU time and requests/s to each peer's."""
     for case in _CASES:
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
             bundle = Path(name) / "bundle"
@@ -73,7 +73,7 @@ def _compare(
     for kind, peer in _PEERS.items():
         where = f"{case.what}, {clients} at once"
         ours, theirs = (np.array(turns[name].cpu_seconds[1:]) / count for name in ("kway", kind))
-        yield ratio_row(f"CPU time a request, kway / {peer}", where, ours, theirs)
+        yield ratio_row(f"CPU time per request, kway / {peer}", where, ours, theirs)
         yield rate_row(
             f"requests/s, kway / {peer}",
             where,
@@ -101,7 +101,7 @@ class _Turns:
 
 
 def _cpu_seconds(pid: int) -> dict[int, float]:
-    """Of a process and all that it started, by their ids."""
+    """CPU seconds of a process and its descendants, by process id."""
     found = {}
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
@@ -121,7 +121,8 @@ def _request(body: bytes) -> bytes:
 
 
 def _check_same_work(servers: dict[str, Server], body: bytes) -> None:
-    """All give the same score; LitServe listens before its model is there."""
+    """Check that all give the same score; wait for LitServe, which listens before its model is
+    loaded."""
     scores = [_score(server.port, body) for server in servers.values()]
     np.testing.assert_allclose(scores, scores[0], rtol=1e-4, atol=1e-4)
 

@@ -1,8 +1,8 @@
-"""The same query served without kway's server: arguments KIND BUNDLE PORT; one torch thread.
+"""Serves the same query without kway's server; arguments KIND BUNDLE PORT, one torch thread.
 
 `fastapi` is a plain FastAPI application on uvicorn that validates its input and batches over
 requests; `litserve` is the same as a LitServe API. Both answer the JSON of `POST /v1/query` with
-pictures, by the model, preprocessing and answer of kway.
+images, with kway's model, preprocessing and answer format.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from serving.verdicts import Answer
 
 PATH = "/v1/query"
 _BATCH, _QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20
-# LitServe polls its queue: without a timeout it keeps a core busy, with a longer one batches wait.
+# LitServe polls its queue: without a timeout it keeps a core busy; a longer one delays batches.
 _BATCH_SECONDS = 0.002
 
 
 class Query(BaseModel):
-    """Is each picture of these classes?"""
+    """Asks whether each image is of these classes."""
 
     classes: Annotated[list[str | int], Field(min_length=1, max_length=100)]
     images: Annotated[list[str], Field(min_length=1, max_length=64)]
@@ -72,8 +72,8 @@ class Waiting:
 
 
 class Batches:
-    """Requests that wait while the model works make the next batch. One thread does all the work
-    of a batch: of the ways to divide it between threads, this took the least CPU time."""
+    """Requests that arrive while the model works form the next batch. One thread does all the work
+    of a batch: of several ways to divide it between threads, this used the least CPU time."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -81,7 +81,7 @@ class Batches:
         self._thread = ThreadPoolExecutor(1)
 
     async def answer(self, pictures: list[bytes], question: Question) -> Answer:
-        """Raises HTTPException: 400 for what is no picture, 429 where too many wait."""
+        """Raises HTTPException: 400 for data that is not an image, 429 if too many queries wait."""
         waiting = Waiting(pictures, question, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(waiting)
@@ -97,7 +97,7 @@ class Batches:
                 batch.append(self._queue.get_nowait())
             found = await loop.run_in_executor(self._thread, self._answers, batch)
             for one, answered in zip(batch, found, strict=True):
-                if one.answer.done():  # its client has left
+                if one.answer.done():  # its client has disconnected
                     continue
                 if isinstance(answered, HTTPException):
                     one.answer.set_exception(answered)
@@ -124,7 +124,7 @@ class Batches:
 
 
 def plain(bundle: Path) -> FastAPI:
-    """The application of a server of one's own."""
+    """The plain FastAPI application."""
     model = Model.open(bundle)
     batches = Batches(model)
 
@@ -146,7 +146,7 @@ def plain(bundle: Path) -> FastAPI:
 
 
 class PictureAPI(litserve.LitAPI):  # type: ignore[misc]
-    """The same in LitServe's steps; a request has one picture."""
+    """The same with LitServe's API; a request has one image."""
 
     def __init__(self, bundle: Path) -> None:
         super().__init__(max_batch_size=_BATCH, batch_timeout=_BATCH_SECONDS, api_path=PATH)

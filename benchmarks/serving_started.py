@@ -1,4 +1,4 @@
-"""Servers to measure, each in processes of its own, which end with the measurement."""
+"""Starts the servers to measure in their own processes and stops them after the measurement."""
 
 import asyncio
 import subprocess
@@ -17,7 +17,7 @@ _START_SECONDS, _STOP_SECONDS = 60, 30
 
 @dataclass(frozen=True)
 class Server:
-    """The port that it answers at, and the id of the process that was started."""
+    """The port of a server and the id of its main process."""
 
     port: int
     pid: int
@@ -37,7 +37,7 @@ def kway(bundle: Path, *options: str) -> Iterator[Server]:
 
 @contextmanager
 def module(name: str, kind: str, bundle: Path) -> Iterator[Server]:
-    """A module of the benchmarks, with the arguments KIND BUNDLE PORT."""
+    """Runs a module of the benchmarks with the arguments KIND BUNDLE PORT."""
     port = free_port("127.0.0.1", 0)
     command = [sys.executable, "-m", name, kind, str(bundle), str(port)]
     with _ended(subprocess.Popen(command)) as process:
@@ -47,7 +47,7 @@ def module(name: str, kind: str, bundle: Path) -> Iterator[Server]:
 
 @contextmanager
 def _ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """Terminates a process, and then what it started and left: LitServe's workers outlive it."""
+    """Terminates a process and then its remaining children: LitServe's workers outlive it."""
     with process:
         try:
             yield process

@@ -19,7 +19,8 @@ _FILE_COLUMNS = 10_000
 
 
 def _console() -> Console:
-    """Prints one line per row to a file, where rich assumes 80 columns and wraps or cuts cells."""
+    """Prints one line per row if the output is a file, for which rich assumes 80 columns and wraps
+    or truncates cells."""
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = _FILE_COLUMNS

@@ -35,13 +35,13 @@ def papers(
     data: Annotated[
         Path,
         typer.Option(
-            help="with mnist/, cifar-100-binary.tar.gz, tweeteval-emoji/, emoji2vec/, as published"
+            help="folder with mnist/, cifar-100-binary.tar.gz, tweeteval-emoji/, emoji2vec/"
         ),
     ] = Path("data"),
     budget: Annotated[
         str,
         typer.Option(
-            help="minutes for all that is named together, about; or full: published sizes"
+            help="about how many minutes for all named experiments; or full: published sizes"
         ),
     ] = "60",
     out: Annotated[
@@ -55,15 +55,15 @@ def papers(
     again: Annotated[
         bool,
         typer.Option(
-            "--again", help="measure again what older code, torch or another machine measured"
+            "--again", help="repeat measurements of older code, another torch or another machine"
         ),
     ] = False,
     page_only: Annotated[
         bool,
-        typer.Option("--page-only", help="measure nothing: write the page from what is kept"),
+        typer.Option("--page-only", help="measure nothing: write the page from kept results"),
     ] = False,
 ) -> None:
-    """Run the experiments of the papers again and write the page that compares them.
+    """Repeat the experiments of the papers and write the page that compares the results.
 
     Without a name it lists them. Kept results are not measured again: run the same command to
     resume an interrupted run. Results of older code are used and marked on the page.
@@ -91,7 +91,7 @@ def papers(
     command = shlex.join(["python", "-m", _MODULE, *(["--page-only"] if page_only else given)])
 
     def write() -> int:
-        """Returns the number of experiments on the page; 0: there is none to write."""
+        """Returns the number of experiments on the page; 0 if there is nothing to write."""
         sections = kept_sections(out, EXPERIMENTS)
         if sections:
             write_page(
@@ -124,13 +124,13 @@ def papers(
 
 
 def _check_data(chosen: list[Experiment], data: Path) -> None:
-    """Before anything is measured, for that takes long."""
+    """Raise an error for missing data before anything is measured, because that takes long."""
     for one in chosen:
         for needed in one.needs:
             if not (data / needed).exists():
                 raise FileNotFoundError(
                     f"{one.name} needs {needed} as published in --data, and {data / needed} does "
-                    "not exist: name the folder that has it"
+                    "not exist: pass the folder that contains it"
                 )
 
 
@@ -153,7 +153,7 @@ def _minutes(budget: str) -> float | None:
     except ValueError:
         minutes = 0.0
     if not 0 < minutes < float("inf"):
-        raise ValueError(f"--budget is {budget}: give minutes above 0, or full")
+        raise ValueError(f"--budget is {budget}: pass minutes above 0, or full")
     return minutes
 
 
@@ -164,8 +164,8 @@ def _default_workers() -> int:
 def _report() -> Callable[[Experiment, int, int, Budget], None]:
     """Prints a line every few seconds: jobs done, minutes elapsed, minutes of the budget used.
 
-    The budget is charged when a job ends, also for a result measured before, so the elapsed time
-    is what shows that a long job is running.
+    The budget is charged when a job ends, including kept results, so only the elapsed time shows
+    that a long job is running.
     """
     last = began = 0.0
     current = ""

@@ -143,8 +143,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Best:
-    """The rates that a search chose. `at_edge`: no smaller, or no larger, learning rate was tried,
-    so a better one may be outside the grid."""
+    """The rates that a search chose. `at_edge`: the learning rate is the smallest or the largest
+    that was tried, so a better one may be outside the grid."""
 
     rates: Rates
     at_edge: bool
@@ -154,7 +154,7 @@ class Best:
 
 
 class _Search:
-    """What every arm reached at the rates tried so far."""
+    """The results of every arm at the rates tried so far."""
 
     def __init__(self, comparison: Comparison, steps: int) -> None:
         self._comparison, self._steps = comparison, steps
@@ -189,7 +189,7 @@ class _Search:
         return {arm: self._best(arm, measure) for arm in self._reached}
 
     def _best(self, arm: str, measure: str) -> Best:
-        """The first of equals; a run that diverged is the worst."""
+        """The first of several equal ones; a run that diverged counts as the worst."""
 
         def reached(rates: Rates) -> float:
             measures = self._reached[arm][rates]
@@ -212,7 +212,7 @@ def half_decades(rates: Rates) -> list[Rates]:
 
 @dataclass(frozen=True)
 class Reached:
-    """What every arm reached at the rates that a search chose for it: measures, one a seed."""
+    """The results of every arm at the rates that a search chose for it: measures, one per seed."""
 
     chosen: Mapping[str, Best]
     runs: Mapping[str, list[Measures]]
@@ -227,8 +227,8 @@ class Reached:
 
 @dataclass(frozen=True)
 class Compared:
-    """Measures of every arm at the rates chosen by each measure, by the bracketed search if there
-    was one (`refined`), and at the `shared` rates."""
+    """Measures of every arm at the rates chosen by each measure, at those of the bracketed search
+    if there was one (`refined`), and at the `shared` rates."""
 
     steps: int
     search_steps: int

@@ -56,11 +56,11 @@ def conduct(
 
 
 def kept_sections(out: Path, experiments: Sequence[Experiment]) -> list[Section]:
-    """The sections below a laboratory's `out`, in the order of `experiments`: of those that ended,
-    now or before.
+    """The sections under a laboratory's `out`, in the order of `experiments`, of those that have
+    ended.
 
-    Those in an earlier version's format are left out: conducting the experiment again writes them
-    from its kept results.
+    Sections in the format of an earlier version are left out; conducting the experiment again
+    writes them from its kept results.
     """
     paths = [out / "sections" / f"{one.name}.json" for one in experiments]
     read = [

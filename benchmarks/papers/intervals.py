@@ -46,7 +46,7 @@ def mean(numbers: Sequence[float]) -> Mean:
 
 
 def shown(found: Mean | None, digits: int = 3) -> str:
-    """A table's cell; None is a comparison of a model with itself."""
+    """A table cell; None is a comparison of a model with itself."""
     return "degenerate" if found is None else found.text(digits)
 
 

@@ -89,7 +89,7 @@ class Laboratory:
         return found
 
     def _measured(self, jobs: Sequence[Job]) -> Iterator[Results]:
-        """Results as jobs end; empty ones now and then while they run."""
+        """Results as jobs end, and empty ones from time to time while they run."""
         if self.workers == 0:
             for job in jobs:
                 yield {job: _work(job, self._places(job))}
@@ -100,7 +100,7 @@ class Laboratory:
         for job in jobs:
             if job.alone:
                 for measured in self._in_parallel([job], threads_of_a_job(1)):
-                    # No other worker ran meanwhile, so the job is charged for all of them.
+                    # No other worker ran at the same time, so the job is charged for all of them.
                     yield {
                         one: Result(result.measures, result.seconds * self.workers)
                         for one, result in measured.items()

@@ -1,8 +1,7 @@
 """What a result was measured with: the code, the torch version and, for timings, the machine.
 
 A kept result whose provenance differs from the current one is still used, because measuring takes
-hours and most commits change no number. The page marks it, and `--again` measures it
-again.
+hours and most commits change no number. The page marks it, and `--again` measures it again.
 """
 
 import ast
@@ -35,7 +34,7 @@ class Provenance:
 
     @staticmethod
     def of(job: Job) -> "Provenance":
-        """That of a result measured now."""
+        """The provenance of a result measured now."""
         file = inspect.getsourcefile(job.resolve())
         assert file is not None, "a job is a function in a file"
         return Provenance._now(str(Path(file).resolve().relative_to(_ROOT)), timed=job.alone)
@@ -47,7 +46,7 @@ class Provenance:
         return Provenance(source, code, str(torch.__version__), hardware() if timed else "")
 
     def outdated(self) -> tuple[str, ...]:
-        """How it differs from a measurement of the same job made now; empty if it does not."""
+        """The differences from a measurement of the same job made now; empty if there are none."""
         now = Provenance._now(self.source, timed=bool(self.machine))
         differs = []
         if self.code != now.code:
@@ -114,7 +113,7 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
 
 
 def _with_packages(name: str) -> Iterator[str]:
-    """`a.b.c` runs the `__init__.py` of `a` and `a.b`, too."""
+    """Importing `a.b.c` also runs the `__init__.py` of `a` and `a.b`."""
     parts = name.split(".")
     yield from (".".join(parts[: number + 1]) for number in range(len(parts)))
 

@@ -106,7 +106,7 @@ def paired(
 
 
 def verdict(advantage: Mean | None) -> Verdict:
-    """The verdict on the claim that `advantage` is positive: settled where its whole interval is
+    """The verdict on the claim that `advantage` is positive: settled if its whole interval is
     positive, or none of it is. None: there was nothing to compare."""
     if advantage is None:
         return "degenerate"
@@ -116,6 +116,6 @@ def verdict(advantage: Mean | None) -> Verdict:
 
 
 def agreed(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict for several readings of a claim, such as best and shared rates: theirs where all
-    agree, otherwise "not settled", because the choice of the reading would decide."""
+    """One verdict for several readings of a claim, such as best and shared rates: the common one if
+    all agree, otherwise "not settled", because the choice of reading would decide."""
     return verdicts[0] if len(set(verdicts)) == 1 else "not settled"

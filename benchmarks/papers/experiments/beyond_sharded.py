@@ -88,7 +88,7 @@ def _start(folder: Path, num_ranks: int) -> None:
     command = [sys.executable, "-m", _RANKS, str(folder), "--launch", str(num_ranks)]
     ended = subprocess.run(
         command,
-        # An installed kway has no benchmarks, and ranks do not search the working folder.
+        # An installed kway does not contain benchmarks, and ranks do not search the working folder.
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_REPOSITORY)},
         capture_output=True,
         text=True,

@@ -317,7 +317,7 @@ def _ccql_claims(found: _Found) -> list[Claim]:
             "Lemma 3.5: the least QL is at most the least CCQL (w = sqrt(K - 1) - 1)",
             verdict(below),
             f"higher by {below.text(4)} ({below.n} draws)",
-            Kind.TRIVIAL,  # CCQL is QL and a term that is never negative
+            Kind.TRIVIAL,  # CCQL is QL plus a nonnegative term
         ),
         Claim(
             "Lemma 3.5: ||MM' - I||^2 / K + K sigma^2 bounds the least CCQL (w = sqrt(K - 1) - 1)",

@@ -89,7 +89,7 @@ _STARTS = {"He et al.": 1, "nn.Linear": 6}
 
 
 def _starts(budget: Budget) -> Generator[Sequence[Job], Results, Table]:
-    """What initialization and schedule change at one rate of the head."""
+    """The effect of initialization and schedule at one rate of the head."""
     steps = budget.size(1_000, full=1_000, least=4)
     seeds = range(1, 3 if budget.is_toy else 4)
     jobs = {

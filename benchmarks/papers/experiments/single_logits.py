@@ -29,7 +29,7 @@ _ELEVEN = (
 )
 _BESIDE = ("quadratic", "ccql", "taylor_softmax", "spherical_softmax")
 LOSSES = (*_ELEVEN, *_BESIDE)
-# Whether each, with its default hyperparameters, is aligned with the Principle.
+# Loss -> whether it is aligned with the Principle at its default hyperparameters.
 ALIGNED = {loss: REGISTERED[loss]().aligned for loss in LOSSES}
 _STYLES = {True: ("tab:blue", "o"), False: ("tab:red", "^")}
 _SHORT = {
@@ -153,18 +153,18 @@ def _improved(dataset: str, compared: Compared, measure: str, printed: float, ki
 
 
 def _improvement(dataset: str, reached: Reached, measure: str) -> Mean:
-    """By how much the mean of one minus the measure is less over the aligned losses of Table 1 than
-    over its other losses, relative to the latter (paper 002, 6.1)."""
+    """The mean of one minus the measure over the other losses of Table 1, less that over its
+    aligned losses, relative to the former (paper 002, 6.1)."""
     ours, theirs = (
         _by_seed(reached, _aligned(dataset, wanted=wanted), measure) for wanted in (True, False)
     )
-    # A few samples can be told apart perfectly by all losses.
+    # All losses can separate a few samples perfectly.
     return mean([1 - (1 - a) / max(1 - b, 1e-9) for a, b in zip(ours, theirs, strict=True)])
 
 
 def _comparable(dataset: str, compared: Compared, kind: Kind) -> Claim:
-    """No approach is "consistently more successful" (paper 002, 6.2). It holds where each is better
-    in one of the measures, and fails where one is better in all of them."""
+    """No approach is "consistently more successful" (paper 002, 6.2). The claim holds if each is
+    better in one of the measures, and fails if one is better in all of them."""
     found: dict[str, list[Mean]] = {
         search: [_over_all_logits(reached, measure) for measure in _MEASURES]
         for search, reached in compared.readings().items()

@@ -103,15 +103,16 @@ def chained_vtree(cover: CoverTree) -> LabelTree:
 
 
 def is_flat(tree: LabelTree) -> bool:
-    """Whether all classes have the same ancestors: their vectors then add the same number to every
-    logit, and a softmax over the classes is cross entropy on dense rows."""
+    """Whether all classes have the same ancestors. Their vectors then add the same number to every
+    logit, so a softmax over the classes is cross entropy on dense rows."""
     return len({tuple(tree.ancestors(node).tolist()) for node in tree.node_of_class}) == 1
 
 
 def is_cross_entropy(arm: Arm, vectors: np.ndarray) -> bool:
     """Whether the arm is cross entropy under another name, because its label tree is flat.
 
-    The tree is not that of the head's rows: hierarchical softmax has its inner nodes apart.
+    The label tree differs from that of the head's rows: hierarchical softmax stores inner nodes
+    separately.
     """
     if arm.loss not in _WITH_TREE:
         return arm.loss == "ce"
@@ -119,7 +120,7 @@ def is_cross_entropy(arm: Arm, vectors: np.ndarray) -> bool:
 
 
 def train_arms(settings: Mapping[str, Any], places: Places) -> Measures:
-    """The job of `trained.Trained`: every arm at each of its rates on one draw, with the form of
+    """The job of `trained.Trained`: every arm at each of its rates on one draw, with properties of
     its tree."""
     regime = Regime(**settings["regime"])
     drawn = draw(regime, settings["draw"])

@@ -1,8 +1,8 @@
-"""What arms reach on paper 000's synthetic data, draw by draw, and how they are compared.
+"""Trains arms on paper 000's synthetic data, draw by draw, and compares them.
 
-The paper states neither learning rates nor passes: each arm has the best rate of its own search and
-the `SHARED` ones, and a claim is settled only where all of these agree. A comparison of cross
-entropy with itself, under the name of a tree loss whose tree is flat, is left out.
+The paper states neither learning rates nor passes. Each arm is trained at the best rate of its own
+search and at the `SHARED` ones, and a claim is settled only if all of these agree. A comparison of
+cross entropy with itself, as a tree loss whose tree is flat, is left out.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -47,8 +47,8 @@ NAMES = {
 
 @dataclass
 class Trained:
-    """What `arms` reach in a regime, draw by draw: each at the best of `rates`, which are searched
-    on draws of their own, and all at the `SHARED` rates and those of `also`."""
+    """The results of `arms` in a regime, draw by draw: each at the best of `rates`, which are
+    searched on separate draws, and all at the `SHARED` rates and those of `also`."""
 
     regime: Regime
     arms: Sequence[Arm]
@@ -58,11 +58,11 @@ class Trained:
     also: Sequence[float] = ()
 
     def search(self, number: int) -> Job:
-        """Trains all of it at all rates on draw `number`."""
+        """Trains all arms at all rates on draw `number`."""
         return self._job(number, dict.fromkeys(self.arms, self.rates))
 
     def job(self, number: int) -> Job:
-        """Trains all of it on draw `number` at the rates that were chosen."""
+        """Trains all arms on draw `number` at the chosen rates."""
         chosen = {}
         for arm in self.arms:
             own = {self.own_rate(arm, measure) for measure in ("averaged", "last")}
@@ -78,7 +78,7 @@ class Trained:
         return Job("experiments.synthetic:train_arms", settings)
 
     def bayes(self) -> Mean:
-        """Accuracy of the best classifier there is."""
+        """Accuracy of the Bayes-optimal classifier."""
         return mean([found["bayes"] for found in self.draws])
 
     def at(self, arm: Arm, rate: float, measure: str = "averaged") -> list[float]:
@@ -102,7 +102,7 @@ class Trained:
         return max(self.rates, key=lambda rate: sum(self.searched_at(arm, rate, measure)))
 
     def has_edge(self, arm: Arm, measure: str = "averaged") -> bool:
-        """Whether its own rate is at an edge of the grid, so that a better one may be outside."""
+        """Whether its best rate is at an edge of the grid, so that a better one may be outside."""
         return is_at_edge(self.own_rate(arm, measure), self.rates)
 
     def is_cross_entropy(self, arm: Arm) -> list[bool]:
@@ -111,11 +111,11 @@ class Trained:
         return [bool(found["arms"][place]["is_cross_entropy"]) for found in self.draws]
 
     def advantage(self, ours: Arm, theirs: Arm, read: "Reading") -> Mean | None:
-        """By how much ours is better, paired by draw; None where there is nothing to compare."""
+        """The advantage of ours, paired by draw; None if there is nothing to compare."""
         return _mean_of(gaps((self, ours), (self, theirs), read))
 
     def pseudoclasses(self, arm: Arm) -> list[int]:
-        """Of the arm's tree in each draw."""
+        """The number of inner nodes of the arm's tree in each draw."""
         place = self.arms.index(arm)
         return [int(found["arms"][place]["nodes"]) - self.regime.k for found in self.draws]
 
@@ -140,7 +140,7 @@ def shared(rate: float, measure: str = "averaged") -> Reading:
 
 
 def readings() -> dict[str, Reading]:
-    """The ways to compare, by the words for them."""
+    """The ways to compare, by their description."""
     return {
         "own best rates, averaged": own(),
         "own best rates, last weights": own("last"),
