@@ -1,4 +1,4 @@
-"""What the benchmarks print to a file can be read line by line."""
+"""The tables of the benchmarks have one line per row in a file."""
 
 import os
 import subprocess

@@ -48,7 +48,7 @@ def test_no_file_marks_unfinished_work():
 
 
 def test_the_command_loads_without_torch():
-    """`kway --help` answers at once, and `kway doctor` where torch is broken."""
+    """So `kway --help` is fast, and `kway doctor` runs even if torch is broken."""
     heavy = ("torch", "transformers", "ray", "cv2", "deepspeed", "matplotlib")
     code = (
         "import sys, data.config, serving.config, launch.main; "

@@ -78,8 +78,8 @@ def classes() -> list[ClassEntry]:
 
 
 def thresholds() -> ClassThresholds:
-    """Of class j it is j at every recall, reached by its 5 samples and by 3 of other classes; the
-    last class has no positives, and 4 samples of other classes reach the pooled threshold."""
+    """The threshold of class j is j at every recall; its 5 samples and 3 of other classes reach it.
+    The last class has no positives, and 4 samples of other classes reach the pooled threshold."""
     of_class = np.array([*range(len(NAMES) - 1), np.nan], np.float32)
     positives = np.array([5] * (len(NAMES) - 1) + [0], np.int32)
     reached = np.array([[[5, 8]] * 2] * (len(NAMES) - 1) + [[[0, 4]] * 2], np.int32)
@@ -87,7 +87,7 @@ def thresholds() -> ClassThresholds:
 
 
 def write_of_format_2(path: Path) -> Path:
-    """The same as an older kway wrote it: without what validation showed of the thresholds."""
+    """The same as an older kway wrote it: without the validation counts of the thresholds."""
     recalls = [
         one.model_copy(update={"pooled_samples": None, "pooled_precision": None})
         for one in spec().recalls

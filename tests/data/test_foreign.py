@@ -130,7 +130,7 @@ def cut(tar: Path, member: str, *, closed: bool = False) -> None:
     tar.write_bytes(tar.read_bytes()[:place] + bytes(1024 * closed))
 
 
-def test_a_tar_that_is_cut_off_in_a_member_is_named(tmp_path: Path) -> None:
+def test_a_tar_that_is_truncated_within_a_member_is_named(tmp_path: Path) -> None:
     tar = tmp_path / "part.tar"
     write_tar(tar, pictures(0, 20))
     with tarfile.open(tar) as opened:
@@ -165,7 +165,7 @@ def test_a_cut_that_was_skipped_is_recorded_and_verify_names_it_without_failing(
     assert "is sound" not in checked.stdout
 
 
-def test_verify_finds_a_cut_that_an_earlier_version_indexed_without_a_word(tmp_path: Path) -> None:
+def test_verify_finds_a_cut_that_an_earlier_version_indexed_silently(tmp_path: Path) -> None:
     members = [*pictures(0, 30), ("00030.json", b"{}")]  # the last sample indexed is not the end
     write_tar(tmp_path / "part.tar", members)
     cut(tmp_path / "part.tar", "00030.json")
@@ -181,14 +181,14 @@ def test_verify_finds_a_cut_that_an_earlier_version_indexed_without_a_word(tmp_p
     assert verified(tmp_path) == []
 
 
-def test_manifests_without_losses_are_those_of_earlier_versions(tmp_path: Path) -> None:
+def test_manifests_without_losses_have_the_format_of_earlier_versions(tmp_path: Path) -> None:
     write_tar(tmp_path / "part.tar", pictures(0, 3))
     index_shards(tmp_path)
     assert "incomplete" not in json.loads((tmp_path / "manifest.json").read_text())
 
 
 @pytest.mark.parametrize("counts", ["6", '{"in/a.tar": 3, "in/b.tar": 3}'])
-def test_a_cut_that_is_closed_with_zeros_is_found_by_the_expected_count(
+def test_the_expected_count_finds_a_cut_that_is_closed_with_zeros(
     tmp_path: Path, counts: str
 ) -> None:
     folder, out = tmp_path / "tars", tmp_path / "out"
@@ -224,7 +224,7 @@ def test_a_cut_that_is_closed_with_zeros_is_found_by_the_expected_count(
         ('{"a.tar": 3, "b.tar": 3}', ValueError, "has no 'b.tar', in which 3 samples are expected"),
     ],
 )
-def test_expected_counts_that_fit_no_folder_are_refused(
+def test_expected_counts_that_do_not_fit_the_folder_are_errors(
     tmp_path: Path, expect: str, error: type[Exception], said: str
 ) -> None:
     write_tar(tmp_path / "tars" / "a.tar", pictures(0, 3))

@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_read_is_an_error_and_not_left_out(
         ImageFolder(tmp_path).classes()
 
 
-def test_skipped_images_and_ignored_files_are_listed_beside_the_shards(tmp_path: Path) -> None:
+def test_skipped_images_and_ignored_files_are_listed_next_to_the_shards(tmp_path: Path) -> None:
     write_picture(tmp_path / "in" / "a" / "0.png", 0)
     write_picture(tmp_path / "in" / "b" / "0.png", 1)
     (tmp_path / "in" / "a" / "x.jpg").symlink_to(tmp_path / "gone.jpg")
@@ -321,7 +321,7 @@ def test_nested_folders_are_classes_and_those_above_them_their_path(tmp_path: Pa
 
 @pytest.fixture
 def omniglot(tmp_path: Path) -> Path:
-    """The published layout: two folders of alphabets, whose characters are called alike."""
+    """The published layout: two folders of alphabets, whose characters have the same names."""
     for place in ("images_background/Greek", "images_background/Latin", "images_evaluation/Oriya"):
         for character in ("character01", "character02"):
             write_picture(tmp_path / "in" / place / character / "0.png", len(place))
@@ -348,7 +348,7 @@ def test_the_level_of_classes_may_be_chosen(omniglot: Path, tmp_path: Path) -> N
         assert f"{classes} classes" in done.stdout
 
 
-def test_one_folder_of_images_in_each_class_folder_is_no_choice(tmp_path: Path) -> None:
+def test_one_folder_of_images_in_each_class_folder_is_not_ambiguous(tmp_path: Path) -> None:
     for name in "ab":
         write_picture(tmp_path / name / "images" / "0.png", 0)
         write_picture(tmp_path / name / ".thumbnails" / "0.png", 0)
@@ -357,7 +357,7 @@ def test_one_folder_of_images_in_each_class_folder_is_no_choice(tmp_path: Path) 
     assert Skipped("a/.thumbnails", "hidden folder") in source.skipped()
 
 
-def test_class_folders_of_one_name_are_called_by_their_paths(tmp_path: Path) -> None:
+def test_class_folders_of_the_same_name_are_named_by_their_paths(tmp_path: Path) -> None:
     for i, place in enumerate(("left/hand", "right/hand", "right/foot", "right/hand/glove")):
         for split in ("train", "test"):
             write_picture(tmp_path / split / place / "0.png", i)
@@ -370,7 +370,7 @@ def test_class_folders_of_one_name_are_called_by_their_paths(tmp_path: Path) -> 
     }
 
 
-def test_nested_folders_take_neither_labels_nor_a_taxonomy(tmp_path: Path) -> None:
+def test_nested_is_rejected_with_labels_and_with_a_taxonomy(tmp_path: Path) -> None:
     for nested in (True, False):
         with pytest.raises(ValueError, match="leave out --nested and --topmost"):
             ImageFolder(tmp_path, nested=nested, labels=tmp_path / "l.csv")

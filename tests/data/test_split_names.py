@@ -1,4 +1,4 @@
-"""All sources call their splits by one rule: the only one that is held out is `test`."""
+"""All sources name their splits by the same rule: a single held-out split is `test`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.data.foreign_tars import pictures, write_tar
         (("train",), ["train"]),
     ],
 )
-def test_a_single_held_out_split_is_test_and_of_several_each_keeps_its_name(
+def test_a_single_held_out_split_is_test_and_several_keep_their_names(
     words: tuple[str, ...], in_shards: list[str]
 ) -> None:
     names = [split_name(word) for word in words]

@@ -151,7 +151,7 @@ def test_killed_and_resumed_gives_the_same_bytes(
     check_killed_and_resumed(source, tmp_path, samples_per_shard=10, workers=workers)
 
 
-def test_what_was_skipped_before_a_kill_stays_named(tmp_path: Path) -> None:
+def test_samples_skipped_before_a_kill_stay_listed(tmp_path: Path) -> None:
     for i in range(24):
         write_picture(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
     for i in range(6):

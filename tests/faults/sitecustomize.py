@@ -1,6 +1,6 @@
-"""Makes file operations of a process fail. Python imports this at its start where the folder is on
-PYTHONPATH; KWAY_TEST_FAULT is JSON: `call`, `path`, `errno` and `times` as of `inject`, and the
-`rank` and the `restart` that it is for.
+"""Makes file operations of a process fail. Python imports this at startup if its folder is on
+PYTHONPATH; KWAY_TEST_FAULT is JSON: `call`, `path`, `errno` and `times` as in `inject`, and the
+`rank` and `restart` that it applies to.
 """
 
 import errno
@@ -19,8 +19,8 @@ def inject(
     times: int = 1_000_000,
     put: Callable[[Any, str, Any], None] = setattr,
 ) -> None:
-    """Calls of `os.<call>` on a path that contains `path` call `fail` first, until it has raised
-    `times` times, in this process and in each that is forked from it."""
+    """Make `os.<call>` on a path that contains `path` call `fail` first, until it has raised
+    `times` times, in this process and in each process forked from it."""
     real, left = getattr(os, call), times
 
     def failing(where: Any, *arguments: Any, **options: Any) -> Any:
@@ -39,7 +39,7 @@ def inject(
 
 
 def error(name: str) -> Callable[[], None]:
-    """What raises the OSError of errno `name`."""
+    """A function that raises the OSError of errno `name`."""
     number = getattr(errno, name)
 
     def fail() -> None:
@@ -49,7 +49,7 @@ def error(name: str) -> Callable[[], None]:
 
 
 def _retry_soon() -> None:
-    """Eight attempts take a moment, not half a minute."""
+    """Shorten the waits between attempts, which would take half a minute."""
     if (retry := sys.modules.get("data.retry")) is not None:
         vars(retry)["_LONGEST_SECONDS"] = 0.01
 

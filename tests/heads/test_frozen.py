@@ -1,4 +1,4 @@
-"""Gradients are computed where some rank requires them, and nowhere else."""
+"""A gradient is computed only if some rank requires it."""
 
 from itertools import product
 
@@ -51,7 +51,7 @@ def gradients(head: ClassHead, features: Tensor, labels: Tensor, *, of_features:
 
 @pytest.mark.parametrize("memory", [1, 1 << 20], ids=["blocks", "one block"])
 @pytest.mark.parametrize("name", HEADS)
-def test_what_is_frozen_does_not_change_the_other_gradient(name, memory):
+def test_freezing_features_or_weights_does_not_change_the_other_gradient(name, memory):
     features, labels = batch()
     found = []
     for of_features, of_weight in ((True, True), (True, False), (False, True)):
@@ -84,7 +84,7 @@ class Recorder(TorchDispatchMode):
     ("of_features", "of_weight", "num_products"),
     [(True, True, 3), (False, True, 2), (True, False, 2)],
 )
-def test_what_is_frozen_costs_one_matrix_product_less(of_features, of_weight, num_products):
+def test_frozen_features_or_weights_save_one_matrix_product(of_features, of_weight, num_products):
     features, labels = batch()
     head = make_head("dense").requires_grad_(of_weight)
     with Recorder() as recorder:
@@ -143,7 +143,7 @@ def on_two_ranks(data_axis: int, num_classes: int, first_rows: int):
         (2, CLASSES, 0),
     ],
 )
-def test_ranks_that_require_different_gradients_get_theirs(data_axis, num_classes, first_rows):
+def test_each_rank_gets_the_gradients_that_it_requires(data_axis, num_classes, first_rows):
     features, labels = batch(num_classes)
     whole = {
         name: gradients(make_head(name, None, num_classes), features, labels, of_features=True)
@@ -182,6 +182,6 @@ def accumulated_on_a_partly_frozen_head():
         return str(error)
 
 
-def test_copies_of_a_weight_do_not_accumulate_a_gradient_that_only_one_of_them_requires():
+def test_accumulating_a_gradient_that_only_one_copy_of_a_weight_requires_is_an_error():
     for message in run_on_ranks(2, accumulated_on_a_partly_frozen_head):
         assert "requires a gradient on some ranks only" in message

@@ -1,4 +1,4 @@
-"""Options of losses: their bounds, and what a loss needs to know of the classes."""
+"""Options of losses: their bounds, and what a loss needs to know about the classes."""
 
 import copy
 import math
@@ -54,7 +54,7 @@ def test_an_unknown_option_is_an_error():
         LOSSES["max_margin"](gama=1.0)
 
 
-def test_w_and_the_number_of_samples_may_be_none():
+def test_w_and_samples_may_be_none():
     assert LOSSES["ccql"](w=None).w is None
     assert LOSSES["nce"](samples=None).samples is None
 

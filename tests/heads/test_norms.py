@@ -28,8 +28,8 @@ def test_the_norm_of_a_large_gradient_is_as_exact_as_float32():
     assert float(squared_norm([gradient], CPU)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_every_rank_has_a_norm_of_one_type():
-    """Ranks add theirs up: those without gradients, and those of other types, too."""
+def test_norms_have_the_same_dtype_on_every_rank():
+    """Ranks add theirs up, including ranks without gradients or with gradients of another type."""
     gradients = [torch.ones(3, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)]
     for tensors in ([], [torch.empty(0)], gradients, [torch.tensor(2.0)], [torch.ones(2).double()]):
         norm = squared_norm(tensors, CPU)

@@ -102,7 +102,7 @@ def separated(scores: Tensor, labels: Tensor) -> bool:
     return bool(scores[own].min() > scores[~own].max())
 
 
-def test_the_cases_below_cover_every_loss():
+def test_the_cases_cover_every_loss():
     aligned = {loss.kind for loss, _ in ALIGNED}
     not_aligned = {loss.kind for loss in (*SHIFTED, *RATIOS)}
     alone = {"sigmoid_cs", "hierarchical_softmax"}
@@ -136,7 +136,7 @@ RATIOS = [TaylorSoftmax(), SphericalSoftmax(0.01), SphericalSoftmax(1.0)]
 @pytest.mark.parametrize("labels", SAMPLES)
 @pytest.mark.parametrize("loss", SHIFTED, ids=name)
 def test_a_loss_of_differences_has_the_same_value_with_rows_shifted_apart(loss, labels):
-    """So near its infimum, too, separated logits can be shifted until they are not."""
+    """So separated logits near its infimum can be shifted until they are not separated."""
     assert not loss.aligned
     labels = torch.tensor(labels)
     logits = torch.tensor([[4.0, -3.0, -2.5], [2.0, -1.0, -3.0]], dtype=torch.float64)
@@ -156,7 +156,7 @@ def test_a_loss_of_differences_has_the_same_value_with_rows_shifted_apart(loss, 
         (SoftmaxTanimoto(), -1),
     ],
 )
-def test_the_counter_example_of_002_reaches_the_infimum(loss, infimum):
+def test_the_counterexample_of_002_reaches_the_infimum(loss, infimum):
     alpha = 40.0
     logits = torch.tensor([[2 * alpha, alpha], [-2 * alpha, -alpha]], dtype=torch.float64)
     labels = torch.tensor([0, 1])
@@ -262,7 +262,7 @@ ALIGNED = [
 
 
 def least(loss: Loss, labels: Tensor, constraint: LinearConstraint) -> float:
-    """The least value that a search finds among logits within the constraint."""
+    """The lowest value that a search finds among logits that satisfy the constraint."""
     shape = len(labels), NUM_CLASSES
 
     def goal(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -314,7 +314,7 @@ def test_the_same_search_finds_unseparated_logits_where_a_loss_is_not_aligned(lo
 @pytest.mark.parametrize("labels", SAMPLES)
 @pytest.mark.parametrize(("loss", "infimum"), ALIGNED, ids=[name(each) for each, _ in ALIGNED])
 def test_separated_logits_reach_the_infimum_of_an_aligned_loss(loss, infimum, labels):
-    """So the bound above is not below what can be reached."""
+    """So the infimum is not lower than what the loss can reach."""
     bound = sum(infimum(label) for label in labels) / len(labels)
     assert least_separated(loss, torch.tensor(labels)) == pytest.approx(bound, abs=1e-6)
 

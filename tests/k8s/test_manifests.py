@@ -48,7 +48,7 @@ def test_the_shipped_recipe_is_that_of_the_glyphs():
     assert RECIPE.read_text() == (ROOT / "launch/recipes/glyphs.yaml").read_text()
 
 
-def test_the_job_of_the_docs_judges_exit_codes_as_the_shipped_ones_do():
+def test_the_job_in_the_docs_handles_exit_codes_like_the_shipped_ones():
     (block,) = re.findall(
         r"```yaml\n(apiVersion: batch/v1\n.*?)```",
         (ROOT / "docs/cluster.md").read_text(),

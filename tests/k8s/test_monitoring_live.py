@@ -207,7 +207,9 @@ def test_the_numbers_of_panels_are_those_of_the_run_and_the_server(api: httpx.Cl
     assert len(series(api, first(of_training, "Waiting for data"))) == 2
 
 
-def test_pods_show_the_series_of_the_server_s_own_page(watched: tuple[httpx.Client, str]) -> None:
+def test_pods_report_the_series_of_the_servers_metrics_page(
+    watched: tuple[httpx.Client, str],
+) -> None:
     api, page = watched
     found = series(api, '{__name__=~"kway_.+", job="web"}')
     by_name = {one["metric"]["__name__"]: one["metric"] for one in found}

@@ -38,14 +38,14 @@ def service(tmp_path: Path) -> Iterator[RayService]:
 
 
 def said(service: RayService, url: str, *options: str) -> str:
-    """What curl gets in the worker."""
+    """The output of curl in the worker."""
     done = service.workers[0].execute("curl", "--silent", *options, url)
     assert done.returncode == 0, f"{done.stderr}\n{service.cluster.logs}"
     return done.stdout
 
 
 def metrics(service: RayService) -> dict[str, float]:
-    """The sums of what the worker's agent shows, by name and status."""
+    """The sums of the series of the worker's agent, by name and status."""
     found: dict[str, float] = {}
     for name, labels, value in re.findall(
         r"^ray_(\w+)\{(.*)\} (\S+)$", said(service, "http://localhost:8080/metrics"), re.MULTILINE
@@ -61,7 +61,7 @@ def status(service: RayService) -> str:
     return said(service, "http://localhost:8000/v1/model", *options)
 
 
-def test_without_the_head_a_worker_answers_and_its_metrics_say_so(service: RayService) -> None:
+def test_without_the_head_a_worker_answers_and_reports_metrics(service: RayService) -> None:
     assert status(service) == "401"
     service.head.kill()
     num_asked, until = 1, time.monotonic() + OUTAGE_SECONDS

@@ -142,7 +142,7 @@ def seconds_of_products(plan: Plan) -> dict[str, float]:
 
 
 def test_fp32_convolutions_count_at_the_rate_of_tf32_and_other_products_do_not(tmp_path: Path):
-    """With memory that takes no time every product counts."""
+    """With memory of infinite bandwidth, only products take time."""
     rates = {"fp32": 1e13, "tf32": 1e14, "bf16": 1e15}
     machine = Machine("gpu", "cuda", 1 << 36, 1e30, rates, 1e11, 1e10)
     asked = Asked(machine, 1, 1, 1000)
@@ -299,7 +299,7 @@ def test_the_command_prints_plain_tables(tmp_path, kway, capsys):
     assert "\x1b" not in shown
 
 
-def test_the_command_compares_with_the_main_memory_that_is_given(tmp_path, kway, capsys):
+def test_the_command_compares_with_the_given_main_memory(tmp_path, kway, capsys):
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
     options = ("--nodes", 64, "--gpus", 8, "--classes", 10**8, "--host-memory")
     assert kway("plan", path, *options, 512) == 0
@@ -405,7 +405,7 @@ def host_line(plan: Plan, what: str) -> HostLine:
     return next(line for line in plan.host.lines if line.what == what)
 
 
-def test_main_memory_of_a_head_is_what_building_it_takes(tmp_path: Path):
+def test_the_planned_main_memory_of_a_head_is_what_building_it_uses(tmp_path: Path):
     recipe = glyph_recipe(tmp_path, tmp_path / "run")
     plan = make_plan(recipe, Asked(GPU, 1, 1, 300_000))
     tracemalloc.start()
@@ -436,7 +436,7 @@ print(resident("VmRSS") - before, peak - before)
 
 
 @pytest.mark.parametrize("attributes", [0, 1, 3])
-def test_a_class_list_takes_the_main_memory_that_is_planned(tmp_path: Path, attributes: int):
+def test_a_class_list_uses_the_planned_main_memory(tmp_path: Path, attributes: int):
     num = 60_000
     classes = tuple(
         ClassInfo(

@@ -109,7 +109,7 @@ def test_an_advantage_is_ours_less_theirs_and_a_diverged_run_of_ours_is_worth_no
     assert lost.value == pytest.approx(-0.2, abs=0.01)
 
 
-def test_no_difference_at_all_is_no_advantage_and_no_comparison_is_degenerate() -> None:
+def test_a_difference_of_zero_is_not_an_advantage_and_no_comparison_is_degenerate() -> None:
     assert verdict(None) == "degenerate"
     same = difference([0.1, 0.5, 0.3], [0.1, 0.5, 0.3])
     assert (same.low, same.high) == (0, 0)
@@ -433,7 +433,7 @@ def by_base(levels: Mapping[float, float], *, flat: Sequence[float] = ()) -> Tra
     return measured({_CE: 0.5, **arms}, flat=[Arm("vtree", base) for base in flat])
 
 
-def test_trees_of_all_bases_beat_cross_entropy_but_for_those_that_are_it() -> None:
+def test_trees_of_all_bases_beat_cross_entropy_except_flat_ones() -> None:
     def found(one: Trained) -> str:
         return tree_base._against(one, "vtree").verdict
 

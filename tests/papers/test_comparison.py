@@ -67,7 +67,7 @@ def test_a_best_rate_at_the_edge_of_its_grid_is_reported(best: float, at_edge: b
     assert found.best.chosen["ce"].text().endswith("(edge)") == at_edge
 
 
-def test_one_candidate_is_no_search_and_has_no_edge() -> None:
+def test_a_single_candidate_is_not_a_search_and_has_no_edge() -> None:
     found = compared(comparison(candidates=[Rates(0.1, 0.0)]), near(5.0))
     assert not found.best.chosen["ce"].at_edge
 
@@ -75,7 +75,7 @@ def test_one_candidate_is_no_search_and_has_no_edge() -> None:
 @pytest.mark.parametrize(
     ("best", "expected"), [(0.1, 0.1), (0.3, 0.316), (0.003, 0.00316), (8, 10)]
 )
-def test_a_bracketed_search_goes_on_until_a_worse_rate_is_on_both_sides(
+def test_a_bracketed_search_continues_until_the_rates_on_both_sides_are_worse(
     best: float, expected: float
 ) -> None:
     found = compared(comparison(refine=True), near(best))
@@ -83,25 +83,25 @@ def test_a_bracketed_search_goes_on_until_a_worse_rate_is_on_both_sides(
     chosen = found.refined.chosen["ce"]
     assert chosen.rates.lr == expected
     assert not chosen.at_edge
-    # The paper's own grid stands beside it.
+    # The results of the paper's own grid are kept next to it.
     assert found.best.chosen["ce"].rates.lr in (1.0, 0.1, 0.01)
     assert list(found.readings()) == ["grid", "bracketed"]
 
 
-def test_a_search_that_never_brackets_says_so() -> None:
+def test_a_search_that_never_brackets_reports_it() -> None:
     found = compared(comparison(refine=True), lambda _arm, lr: {"top1": lr / (1 + lr)})
     assert found.refined is not None
     assert found.refined.chosen["ce"].at_edge
     assert "edge" in found.refined.edges("ce")
 
 
-def test_half_decades_meet_the_decades_again() -> None:
+def test_two_half_decades_are_exactly_one_decade() -> None:
     below, above = half_decades(Rates(0.1, 0.5))
     assert (below, above) == (Rates(0.0316, 0.5), Rates(0.316, 0.5))
     assert half_decades(above) == [Rates(0.1, 0.5), Rates(1.0, 0.5)]
 
 
-def test_each_measure_has_the_rate_that_is_the_best_by_it() -> None:
+def test_each_measure_has_its_own_best_rate() -> None:
     def reached(_arm: str, lr: float) -> Mapping[str, Any]:
         return {"top1": lr, "top5": 1 - lr, "lr": lr}
 

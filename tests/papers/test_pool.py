@@ -86,7 +86,7 @@ def test_two_jobs_at_a_time_share_the_cores_and_those_alone_have_all_of_them(
         assert found[job].seconds >= _WORKERS * took
 
 
-def test_jobs_have_as_many_threads_as_omp_num_threads_says(
+def test_jobs_have_as_many_threads_as_omp_num_threads(
     laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

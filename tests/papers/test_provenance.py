@@ -12,7 +12,7 @@ from benchmarks.papers.provenance import Provenance
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """heads/a.py imports heads/b.py in a function; heads/c.py stands apart."""
+    """heads/a.py imports heads/b.py in a function; nothing imports heads/c.py."""
     monkeypatch.setattr(provenance, "_ROOT", tmp_path)
     folder = tmp_path / "heads"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Bodies with a `Content-Encoding`: decompressed within the limits, or refused with the reason."""
+"""Bodies with a `Content-Encoding`: decompressed within limits, or rejected with the reason."""
 
 import base64
 import gzip
@@ -37,8 +37,8 @@ def sent(
     method: str = "POST",
     read: list[bytes] | None = None,
 ) -> httpx.Response:
-    """The answer to a body that comes in parts of 100 bytes, without a stated length. Parts that
-    the server reads are added to `read`."""
+    """The answer to a body that is sent in parts of 100 bytes, without a stated length. Parts that
+    the server reads are appended to `read`."""
 
     async def parts() -> AsyncIterator[bytes]:
         for start in range(0, len(body), 100):
@@ -55,7 +55,7 @@ def sent(
     [("gzip", GZIPPED), ("GZIP", GZIPPED), ("x-gzip", GZIPPED), ("deflate", DEFLATED)],
     ids=["gzip", "GZIP", "x-gzip", "deflate"],
 )
-def test_a_compressed_body_gets_the_answer_of_the_plain_one(
+def test_a_compressed_body_gets_the_same_answer_as_the_plain_one(
     api: FastAPI, encoding: str, body: bytes
 ) -> None:
     plain = sent(api, "/v1/query", RIGHT, "identity")
@@ -87,7 +87,7 @@ def test_every_route_that_reads_a_whole_body_decompresses_it(api: FastAPI) -> No
 @pytest.mark.parametrize(
     ("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
 )
-def test_a_body_that_decompresses_to_too_much_is_refused_where_it_exceeds_the_limit(
+def test_a_body_is_rejected_once_its_decompressed_length_exceeds_the_limit(
     api: FastAPI, path: str, kind: str, encoding: str, compress: Callable[[bytes], bytes]
 ) -> None:
     bomb = compress(bytes(300 * MAX_BODY))
@@ -120,12 +120,14 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("body", "encoding"), DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_body_is_refused(api: FastAPI, body: bytes, encoding: str) -> None:
+def test_a_damaged_body_is_rejected(api: FastAPI, body: bytes, encoding: str) -> None:
     assert refusal(sent(api, "/v1/query", body, encoding)) == (400, "invalid_compression")
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "gzip;q=1", 5000 * "x"])
-def test_another_content_coding_is_refused_with_what_to_send(api: FastAPI, encoding: str) -> None:
+def test_another_content_encoding_is_rejected_with_the_supported_ones(
+    api: FastAPI, encoding: str
+) -> None:
     answer = sent(api, "/v1/query", RIGHT, encoding)
     assert refusal(answer) == (415, "unknown_encoding")
     assert "send gzip or deflate" in answer.json()["error"]["message"]
@@ -133,6 +135,6 @@ def test_another_content_coding_is_refused_with_what_to_send(api: FastAPI, encod
 
 
 @pytest.mark.parametrize("path", ["/v1/query:stream?classes=husky", "/v1/feeds/door"])
-def test_lines_have_to_come_uncompressed(api: FastAPI, path: str) -> None:
+def test_lines_must_not_be_compressed(api: FastAPI, path: str) -> None:
     lines = gzip.compress(b'{"text": "a"}\n')
     assert refusal(sent(api, path, lines, "gzip", NDJSON)) == (415, "unknown_encoding")

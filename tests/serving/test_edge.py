@@ -634,7 +634,7 @@ def test_without_a_replica_the_answer_is_503_with_a_time_to_retry(
 def test_when_the_application_is_deleted_the_answer_is_503_and_never_404(
     written_by_ray: dict[str, str],
 ) -> None:
-    """Ray's own proxy, which stands in for replicas, no longer knows a path then."""
+    """Then Ray's own proxy, the fallback for replicas, answers 404 for every path."""
     port, rays_proxy = free_port("127.0.0.1", 0), replica(has_no_application=True)
     with started(written_by_ray["deleted"], [rays_proxy], grpc_port=port, ready=503) as proxy:
         for answer in (
@@ -652,7 +652,7 @@ def test_when_the_application_is_deleted_the_answer_is_503_and_never_404(
             assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-def test_each_error_is_a_line_of_its_status_and_other_answers_are_none(
+def test_each_error_writes_a_line_with_its_status_and_other_answers_none(
     written_by_ray: dict[str, str], tmp_path: Path
 ) -> None:
     fifo = tmp_path / "errors"
@@ -677,7 +677,7 @@ def test_each_error_is_a_line_of_its_status_and_other_answers_are_none(
     assert sorted(filter(None, found)) == ["404", "413", "422", "429", "502", "503", "503"]
 
 
-def test_no_error_of_a_burst_is_lost(written_by_ray: dict[str, str], tmp_path: Path) -> None:
+def test_no_error_in_a_burst_is_lost(written_by_ray: dict[str, str], tmp_path: Path) -> None:
     fifo = tmp_path / "errors"
     os.mkfifo(fifo)
     with (
@@ -694,7 +694,7 @@ def test_no_error_of_a_burst_is_lost(written_by_ray: dict[str, str], tmp_path: P
 
 
 def lines_of(fifo: IO[bytes], least: int) -> list[bytes]:
-    """What is in a FIFO once it has so many lines."""
+    """The content of a FIFO once it has this many lines."""
     read, until = b"", time.monotonic() + 20
     while read.count(b"\n") < least:
         assert time.monotonic() < until, read

@@ -1,4 +1,4 @@
-"""All answers tell which validation samples set a threshold, and the precision to expect."""
+"""Answers report the validation samples that set a threshold, and the expected precision."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.serving.in_process import application, ask, listening
 from tests.serving.started import ask as ask_command
 from tests.tiny_bundle import write, write_of_format_2
 
-# Class 2 has its own threshold, class 6 takes the pooled one.
+# Class 2 has its own threshold, class 6 uses the pooled one.
 OWN = {
     "class": "samoyed",
     "class_id": 2,
@@ -55,7 +55,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "1.png"
 
 
-def test_an_answer_tells_it_once_a_class_and_in_each_verdict(url: str) -> None:
+def test_an_answer_reports_it_once_per_class_and_in_each_verdict(url: str) -> None:
     with Client(url) as client:
         answer = client.query([2, 6], [picture(0), picture(1)], recall=0.9)
     assert [one.model_dump() for one in answer.thresholds] == [OWN, POOLED]
@@ -63,14 +63,14 @@ def test_an_answer_tells_it_once_a_class_and_in_each_verdict(url: str) -> None:
         assert [one.expected_precision for one in result.verdicts] == [5 / 8, 0.25]
 
 
-def test_a_watch_tells_it_of_each_of_its_classes(url: str) -> None:
+def test_a_watch_reports_it_for_each_of_its_classes(url: str) -> None:
     with Client(url) as client:
         watch = client.create_watch([2, 6], recall=0.9, ttl_seconds=60)
         assert [one.model_dump() for one in watch.classes] == [OWN, POOLED]
         client.delete_watch(watch.id)
 
 
-def test_of_a_score_of_the_requests_own_nothing_is_expected(url: str) -> None:
+def test_for_a_threshold_of_the_request_it_is_unknown(url: str) -> None:
     with Client(url) as client:
         decided = client.query([2], [picture(0)], threshold=1.0)
         scored = client.query([2], [picture(0)])
@@ -89,7 +89,7 @@ def test_the_command_prints_it_below_the_verdicts(bundle: Path, file: Path) -> N
     assert "precision" not in ask_command(bundle, "--class", "7", "--threshold", 1, file)
 
 
-def test_of_a_bundle_of_an_older_kway_it_is_unknown(tmp_path: Path, file: Path) -> None:
+def test_for_a_bundle_of_an_older_kway_it_is_unknown(tmp_path: Path, file: Path) -> None:
     bundle = write_of_format_2(tmp_path / "old")
     with listening(application(bundle)) as url, Client(url) as client:
         answer = client.query([2, 6], [picture(0)], recall=0.9)
@@ -103,16 +103,14 @@ def test_of_a_bundle_of_an_older_kway_it_is_unknown(tmp_path: Path, file: Path) 
     )
 
 
-def test_an_answer_of_an_older_server_is_still_read() -> None:
+def test_an_answer_of_an_older_server_can_be_read() -> None:
     verdict = {name: OWN[name] for name in ("class", "class_id", "threshold", "threshold_source")}
     results = [{"input": 0, "verdicts": [{**verdict, "score": 3.0, "match": True}]}]
     old = Answer.model_validate({"aligned": True, "notice": None, "results": results})
     assert (old.thresholds, old.results[0].verdicts[0].expected_precision) == ([], None)
 
 
-def test_a_page_of_a_gallery_tells_it_whether_there_are_hits_or_none(
-    bundle: Path, tmp_path: Path
-) -> None:
+def test_a_gallery_page_reports_it_with_and_without_hits(bundle: Path, tmp_path: Path) -> None:
     folder = tmp_path / "collection"
     folder.mkdir()
     (folder / "1.png").write_bytes(picture(0))

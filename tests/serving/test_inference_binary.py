@@ -1,4 +1,4 @@
-"""Binary tensors over REST, as tritonclient.http sends them unless it is told otherwise."""
+"""Binary tensors over REST, as tritonclient.http sends them by default."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def assert_as_queried(answer: Any, url: str, classes: list[int]) -> None:
     assert answer.as_numpy("matches").dtype == np.bool_
 
 
-def test_a_client_as_it_comes_gets_the_answers_of_the_query(
+def test_a_client_with_default_settings_gets_the_answers_of_the_query(
     client: InferenceServerClient, url: str
 ) -> None:
     assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
@@ -108,7 +108,7 @@ def test_binary_and_json_may_be_mixed_in_inputs_and_outputs(
     assert forms == {"thresholds": True, "scores": False, "matches": True}
 
 
-def test_texts_travel_as_bytes_too(tmp_path: Path) -> None:
+def test_texts_are_accepted_as_bytes(tmp_path: Path) -> None:
     texts = ["a cat", "猫 und hund 🐶"]
     with (
         listening(application(write_of_texts(tmp_path / "texts"))) as url,
@@ -122,7 +122,7 @@ def test_texts_travel_as_bytes_too(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_refusal_reaches_the_client_in_words(client: InferenceServerClient) -> None:
+def test_the_client_gets_the_message_of_an_error(client: InferenceServerClient) -> None:
     inputs = [given("images", [b"no picture"], "BYTES"), given("class_ids", [2], "INT64")]
     with pytest.raises(InferenceServerException, match=r"images\[0\]"):
         client.infer("pets", inputs)
@@ -153,7 +153,7 @@ def inferred(api: FastAPI, body: bytes, length: object) -> httpx.Response:
     return ask(api, "POST", "/v2/models/pets/infer", content=body, headers=headers)
 
 
-def test_a_body_whose_parts_fit_is_answered(pets: FastAPI) -> None:
+def test_a_body_with_consistent_lengths_is_answered(pets: FastAPI) -> None:
     assert inferred(pets, *RIGHT).status_code == 200
 
 
@@ -180,7 +180,7 @@ def test_a_body_whose_parts_fit_is_answered(pets: FastAPI) -> None:
         (*body_of((len(IMAGE), 8), IMAGE + IDS, datatype="FP32"), "images is FP32"),
     ],
 )
-def test_a_body_whose_parts_do_not_fit_is_refused_with_the_reason(
+def test_a_body_with_inconsistent_lengths_is_rejected_with_the_reason(
     pets: FastAPI, body: bytes, length: object, words: str
 ) -> None:
     answer = inferred(pets, body, length)

@@ -34,7 +34,7 @@ JSON, NDJSON = "application/json", "application/x-ndjson"
 def begun(
     url: str, method: str, path: str, kind: str, token: str = ALICE, length: int = 100
 ) -> Iterator[socket.socket]:
-    """A request of whose body of `length` bytes one has been sent."""
+    """A request that has sent one byte of its body of `length` bytes."""
     parts = urlsplit(url)
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: {kind}\r\n"
@@ -98,7 +98,7 @@ def status_of(url: str, token: str, size: int = 0) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
 
-def test_bodies_that_arrive_slowly_occupy_no_slot_and_end_with_408(url: str) -> None:
+def test_slow_bodies_occupy_no_slot_and_end_with_408(url: str) -> None:
     """More of them than `max_requests`."""
     with ExitStack() as held:
         slow = [held.enter_context(begun(url, *body)) for body in BODIES]
@@ -106,7 +106,7 @@ def test_bodies_that_arrive_slowly_occupy_no_slot_and_end_with_408(url: str) -> 
         assert {answer_of(one) for one in slow} == {(408, "slow_body")}
 
 
-def test_a_client_may_have_so_many_uploads_and_others_still_have_theirs(url: str) -> None:
+def test_the_limit_of_uploads_of_one_client_leaves_uploads_for_others(url: str) -> None:
     with ExitStack() as held:
         for body in BODIES:
             held.enter_context(begun(url, *body))
@@ -116,7 +116,7 @@ def test_a_client_may_have_so_many_uploads_and_others_still_have_theirs(url: str
     wait_until(lambda: status_of(url, BOB) == (400, "empty_body"))
 
 
-def test_uploads_of_a_client_hold_so_many_bytes_and_others_still_theirs(url: str) -> None:
+def test_the_limit_of_upload_bytes_of_one_client_leaves_bytes_for_others(url: str) -> None:
     size = 80_000
     with begun(url, *BODIES[0], length=size + 2) as slow:
         slow.sendall(b"x" * size)
@@ -126,7 +126,7 @@ def test_uploads_of_a_client_hold_so_many_bytes_and_others_still_theirs(url: str
     wait_until(lambda: status_of(url, ALICE, size) == (400, "invalid_json"))
 
 
-def test_an_upload_that_keeps_the_least_rate_may_take_longer_than_the_grace(url: str) -> None:
+def test_an_upload_at_the_minimum_rate_may_take_longer_than_the_grace_period(url: str) -> None:
     with begun(url, *BODIES[0], length=100_000) as slow:
         for _ in range(3):
             slow.sendall(b"x" * 25_000)
@@ -145,7 +145,7 @@ def test_a_client_may_have_so_many_streams_and_others_still_have_theirs(url: str
             assert answer_of(bobs)[0] == 200
 
 
-def test_a_full_replica_refuses_a_request_before_its_body_arrives(bundle: Path) -> None:
+def test_a_full_replica_rejects_a_request_before_its_body_arrives(bundle: Path) -> None:
     with (
         listening(application(bundle, max_requests=1)) as url,
         begun(url, "POST", "/v1/query:stream?classes=husky", NDJSON) as stream,

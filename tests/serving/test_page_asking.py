@@ -129,7 +129,9 @@ def test_a_broken_picture_is_refused_where_it_stands_and_the_others_are_answered
     expect(page.locator("#answers")).to_be_hidden()
 
 
-def test_each_threshold_says_which_samples_set_it_and_the_precision_to_expect(page: Page) -> None:
+def test_each_threshold_shows_the_samples_that_set_it_and_the_expected_precision(
+    page: Page,
+) -> None:
     choose(page, 0, 6)
     give(page, picture(0))
     expect(page.locator("#decision-meaning")).to_contain_text("pooled over all classes")
@@ -144,7 +146,7 @@ def test_each_threshold_says_which_samples_set_it_and_the_precision_to_expect(pa
     expect(lines).to_have_count(0)
 
 
-def test_of_a_bundle_of_an_older_kway_the_precision_to_expect_is_unknown(
+def test_the_expected_precision_of_a_bundle_of_an_older_kway_is_unknown(
     browser: Browser, tmp_path: Path
 ) -> None:
     with (

@@ -49,7 +49,7 @@ def test_a_gallery_shows_the_apis_hits_page_by_page_and_where_yes_ends(
     until(page, "document.querySelectorAll('.hit img').length === 40")
 
 
-def test_a_gallery_says_what_validation_showed_of_the_threshold(page: Page) -> None:
+def test_a_gallery_shows_the_threshold_and_its_validation_counts(page: Page) -> None:
     choose(page, 6)
     page.get_by_role("tab", name="Ask").press("ArrowRight")
     status = page.locator(".ranking [role=status]")

@@ -303,7 +303,7 @@ def test_a_body_that_does_not_arrive_is_408(server: Server) -> None:
             assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
 
 
-def test_150_bodies_that_trickle_in_keep_nobody_from_an_answer(
+def test_150_slow_bodies_do_not_block_other_requests(
     server: Server, client: httpx.Client, pictures: list[Path]
 ) -> None:
     """HAProxy waits for the first 16 kB of a body: these reach the replicas incomplete."""
@@ -314,7 +314,7 @@ def test_150_bodies_that_trickle_in_keep_nobody_from_an_answer(
             assert time.monotonic() < deadline
             slow.append(opened.enter_context(raw(server)))
             slow[-1].sendall(start)
-            # Ray refuses some of those that reach a replica in the same moment.
+            # Ray rejects some of those that reach a replica at the same moment.
             answered = select.select(slow, [], [], 0.002)[0]
             slow = [connection for connection in slow if connection not in answered]
         for _ in range(3):
@@ -626,7 +626,7 @@ def test_no_process_of_the_server_runs_at_a_lower_priority_than_the_command(
 
 
 async def statuses_until_it_ends(server: Server) -> set[tuple[int, str | None]]:
-    """Status and Retry-After of every answer to many clients, the server being told to end."""
+    """Status and Retry-After of every answer to many clients while the server shuts down."""
     found: set[tuple[int, str | None]] = set()
 
     async def ask_on(client: httpx.AsyncClient) -> None:

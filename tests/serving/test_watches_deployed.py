@@ -368,7 +368,7 @@ def is_ended(feed: Feeding, picture: bytes) -> bool:
 def test_feeds_of_a_replica_outlast_the_reload_of_haproxy_that_the_loss_of_another_causes(
     server: Server, client: httpx.Client, pictures: list[bytes]
 ) -> None:
-    """By Ray's own setting HAProxy would end them 120 s after the reload."""
+    """With Ray's own setting, HAProxy would end them 120 s after the reload."""
     watch(client, ttl_seconds=600)
 
     def both_answer() -> bool:

@@ -1,4 +1,4 @@
-"""The table of errors and exit codes in docs/cluster.md, each row by an error that is injected.
+"""The table of errors and exit codes in docs/cluster.md: each row is tested by an injected error.
 
 Lost ranks, hangs and signals are in test_faults.py, test_watchdog.py and test_signals.py, the
 rendezvous in test_rendezvous.py.
@@ -40,7 +40,7 @@ def train(glyphs: Path, tmp_path: Path) -> Callable[..., int]:
 
 
 def in_workers(fail: Callable[[], None], workers: int) -> Callable[[], None]:
-    """`fail` in the loader's processes, where there are any, and not in this one."""
+    """`fail` in the loader's processes if there are any, and not in this one."""
     ours = os.getpid()
 
     def there() -> None:
@@ -72,7 +72,9 @@ def test_a_transient_error_of_a_read_is_retried(workers, train, injected, tmp_pa
 @pytest.mark.parametrize(
     ("name", "workers"), [*((name, 0) for name in TRANSIENT), ("EIO", 1), ("ECONNRESET", 1)]
 )
-def test_one_that_stays_ends_with_1_and_is_named(name, workers, train, injected, capfd):
+def test_a_persistent_transient_error_of_a_read_ends_with_1_and_is_named(
+    name, workers, train, injected, capfd
+):
     injected("pread", TAR, in_workers(error(name), workers))
     assert train(data__workers=workers) == 1
     number = getattr(errno, name)
@@ -82,7 +84,9 @@ def test_one_that_stays_ends_with_1_and_is_named(name, workers, train, injected,
 
 @pytest.mark.parametrize("name", ["EACCES", "ENOENT"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_read_that_fails_for_good_ends_with_2_at_once(name, workers, train, injected, capfd):
+def test_a_read_error_that_is_not_transient_ends_with_2_at_once(
+    name, workers, train, injected, capfd
+):
     injected("pread", TAR, in_workers(error(name), workers))
     assert train(data__workers=workers) == 2
     assert os.strerror(getattr(errno, name)) in last_line(capfd)
@@ -123,7 +127,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over_for_an_older_on
 
 
 @pytest.mark.parametrize(("status", "code"), [(503, 1), (403, 2), (404, 2)])
-def test_a_server_of_shards_that_fails(status, code, glyphs, train, tmp_path, capfd):
+def test_exit_codes_of_errors_of_a_shard_server(status, code, glyphs, train, tmp_path, capfd):
     with serving(glyphs) as server:
         server.instead = {TAR: [status] * 9}
         cache = {"folder": str(tmp_path / "cache"), "attempts": 2}
@@ -158,7 +162,7 @@ def test_a_loss_that_is_not_finite_ends_with_1(train, capfd):
     assert "is NaN" in last_line(capfd)
 
 
-def test_an_error_that_nobody_expects_keeps_its_traceback(train, injected):
+def test_an_unexpected_error_keeps_its_traceback(train, injected):
     def fail() -> None:
         raise RuntimeError("a bug")
 
@@ -172,7 +176,7 @@ def test_a_bad_recipe_ends_with_2(train, capfd):
     assert "none" in last_line(capfd)
 
 
-def test_a_read_error_of_one_rank_is_worth_a_restart(glyphs, tmp_path, monkeypatch):
+def test_a_transient_read_error_of_one_rank_restarts_the_ranks(glyphs, tmp_path, monkeypatch):
     fault = {"call": "pread", "path": TAR, "errno": "EIO", "rank": 1, "restart": 0}
     monkeypatch.setenv("KWAY_TEST_FAULT", json.dumps(fault))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/faults"))

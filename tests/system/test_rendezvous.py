@@ -1,4 +1,4 @@
-"""Rendezvous endpoints and ports that other programs hold: one line says so, signals still work."""
+"""Rendezvous endpoints and ports that other programs use: a one-line error, and signals work."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tests.system.runs import last_step, launched
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """A port whose connections are accepted by the kernel, and answered by nobody."""
+    """A port whose connections the kernel accepts and no program answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 

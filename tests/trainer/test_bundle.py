@@ -148,13 +148,15 @@ def test_a_class_without_positives_gets_the_pooled_threshold_and_says_so(written
         bundle.threshold(0, 0.5)
 
 
-def test_a_threshold_tells_which_samples_set_it_and_the_precision_to_expect(written: Path) -> None:
+def test_a_threshold_reports_the_samples_that_set_it_and_the_expected_precision(
+    written: Path,
+) -> None:
     bundle = Bundle.open(written)
     assert bundle.threshold(2, 0.9) == Threshold(2.0, "class", 5 / 8, 5, 5, 5, 8)
     assert bundle.threshold(6, 0.9) == Threshold(0.5, "pooled", 0.25, 30, 0, 0, 4)
 
 
-def test_of_a_bundle_of_format_2_it_is_unknown_what_validation_showed(tmp_path: Path) -> None:
+def test_the_validation_counts_of_a_bundle_of_format_2_are_unknown(tmp_path: Path) -> None:
     with Bundle.open(write_of_format_2(tmp_path / "b")) as bundle:
         bundle.verify()
         assert bundle.threshold(2, 0.9) == Threshold(2.0, "class", None, 5, 5, None, None)

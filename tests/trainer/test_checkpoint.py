@@ -127,7 +127,7 @@ def test_on_another_world_size_ranks_draw_apart_and_the_same_each_time(tmp_path)
         ("cuda", "cuda", {"cpu", "cuda"}),
     ],
 )
-def test_only_generators_that_the_checkpoint_has_a_state_of_are_continued(
+def test_only_generators_with_a_state_in_the_checkpoint_are_restored(
     written_on, resumed_on, continued
 ):
     cpu, cuda = torch.get_rng_state(), torch.arange(16, dtype=torch.uint8)

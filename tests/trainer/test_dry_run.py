@@ -14,7 +14,7 @@ from trainer.run import RunFolder
 
 
 def files(folder: Path) -> dict[Path, tuple[int, bytes] | None]:
-    """Every path below a folder; of a file its content and when it was written."""
+    """Every path below a folder; for a file its content and modification time."""
     return {
         path: (path.stat().st_mtime_ns, path.read_bytes()) if path.is_file() else None
         for path in folder.rglob("*")
@@ -22,7 +22,7 @@ def files(folder: Path) -> dict[Path, tuple[int, bytes] | None]:
 
 
 def dry_run(recipe: Path, *overrides: str) -> int:
-    """The exit code of a dry run, which changes nothing beside its recipe or below."""
+    """The exit code of a dry run, which changes nothing in the folder of its recipe."""
     before = files(recipe.parent)
     code = main([str(recipe), "--dry-run", *overrides])
     assert files(recipe.parent) == before
@@ -46,7 +46,7 @@ def test_a_run_is_resumed_and_none_of_its_files_is_changed(glyphs, tmp_path, cap
     changes = {"checkpoint__every": {"steps": 2}, "telemetry__sample_ids": True}
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, run, **changes))
     assert main([str(recipe)]) == 0
-    # As a run leaves it that was killed during step 4: a start trims its logs to step 2.
+    # The state after a kill during step 4: a real start would trim its logs to step 2.
     shutil.rmtree(committed_folders(run / "checkpoints")[-1])
     capsys.readouterr()
     assert dry_run(recipe, "optimizer.lr=0.1") == 0

@@ -155,7 +155,7 @@ def test_a_saved_evaluation_reads_back(glyphs, tmp_path):
 
 
 def test_a_run_parses_the_manifest_once(glyphs, tmp_path, monkeypatch):
-    """A second class list would be in memory while an evaluation lasts."""
+    """Otherwise a second class list would be in memory during an evaluation."""
     parsed: list[str] = []
     parse = Manifest._parse
 

@@ -174,9 +174,7 @@ def test_a_class_of_few_samples_takes_the_pooled_threshold_by_a_minimum_that_is_
     assert sources == ["pooled", "class", "class"]
 
 
-def test_a_bundle_tells_what_the_evaluation_showed_of_the_threshold_that_a_class_takes(
-    run, tmp_path
-):
+def test_a_bundle_contains_the_validation_counts_of_the_threshold_of_each_class(run, tmp_path):
     evaluation = load_evaluation(RunFolder(run).evaluations, step=4)
     positives = evaluation.classes.positives
     least = int(positives.min()) + 1
@@ -205,7 +203,7 @@ def test_a_bundle_tells_what_the_evaluation_showed_of_the_threshold_that_a_class
     assert f" | {mean_precision:.3f} |" in card
 
 
-def test_an_evaluation_of_an_older_kway_is_refused_with_the_remedy(run, tmp_path):
+def test_an_evaluation_of_an_older_kway_is_rejected_with_the_remedy(run, tmp_path):
     (path,) = RunFolder(run).evaluations.glob("*.safetensors")
     tensors = load_file(path)
     del tensors["reached_pooled"]

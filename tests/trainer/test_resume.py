@@ -97,7 +97,7 @@ def test_settings_that_differ_from_the_checkpoint_are_reported_and_recorded(
 
     others = ["optimizer.lr=0.1", "train.clip_norm=2", "schedule.kind=linear"]
     longer = "train.duration.steps=6"
-    # As a start that was killed before its first checkpoint leaves it.
+    # The state after a start that was killed before its first checkpoint.
     (run / "recipe.yaml").write_text(dump_recipe(load_recipe(Path(recipe), [*others, longer])))
     assert main([recipe, *others, longer]) == 0
     assert changed(run) == {
