@@ -102,7 +102,7 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
                 )
             directories += found
         others = [found for found in _folders(folder) if found.name not in splits]
-        listing.skip(others, folder, "folder beside train/ that is not a split")
+        listing.skip(others, folder, "folder next to train/ that is not a split")
         listing.skip_beside(folder, folder)
     if nested is None:
         _refuse_two_levels(folder, directories)

@@ -110,7 +110,7 @@ class NoiseContrastiveEstimation(Loss):
             raise ValueError("nce: the class counts must be finite numbers of 0 or more")
         counts = counts.where(counts > 0, _HALF_A_SAMPLE)
         q = counts / counts.sum()
-        # Summed on the CPU, where the order of additions is fixed: all ranks must draw the same.
+        # Summed on the CPU, in a fixed order of additions, because all ranks must draw the same.
         return self.with_constants(q=q, cumulative_q=q.cpu().cumsum(0).to(q.device))
 
     def check_classes(self, num_classes: int) -> None:

@@ -84,8 +84,8 @@ def meet(placement: Placement) -> RendezvousHandler:
 
 
 def _connected(connect: Callable[[], Answer], placement: Placement, *, hosts: bool) -> Answer:
-    """What `connect` returns. One that does not host the rendezvous first waits for its port, and
-    connects again where the connection breaks."""
+    """The result of `connect`. A launcher that does not host the rendezvous first waits for its
+    port, and reconnects if the connection breaks."""
     seconds = join_seconds(placement)
     deadline = time.monotonic() + seconds
     last_answer = deadline - min(_REASON_SECONDS, seconds / 2)

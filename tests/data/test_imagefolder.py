@@ -262,7 +262,7 @@ def test_what_is_beside_the_splits_is_named(tmp_path: Path) -> None:
     write_picture(tmp_path / "loose.png", 0)
     (tmp_path / "val").symlink_to(tmp_path / "gone")
     assert dict(ImageFolder(tmp_path).skipped()) == {
-        "extra": "folder beside train/ that is not a split",
+        "extra": "folder next to train/ that is not a split",
         "loose.png": "outside the class folders",
         "val": "broken symbolic link",
     }

@@ -18,7 +18,7 @@ from tests.k8s.ray_service import RayService
 from tests.tiny_bundle import write
 
 pytestmark = [needs_kustomize, pytest.mark.slow]
-# Ray's agents drop gauges that nobody sets for twice their report interval of 10 s.
+# Ray's agents drop gauges that are not set for twice their report interval of 10 s.
 OUTAGE_SECONDS = 30
 METRICS_SECONDS = 60
 
