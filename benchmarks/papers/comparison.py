@@ -65,9 +65,9 @@ class Comparison:
 
     For each of `measures` the best candidate is the one with the highest value on `validation`. A
     claim about another measure is judged at the rates that were chosen by the first one. With
-    `refine` the first measure also gets a search that continues from the best candidate by half
-    decades, until a worse learning rate is on both sides of the best one. `also` are further splits
-    to evaluate, `all_logits` the arms that are also measured by log-probabilities.
+    `refine`, the search by the first measure continues from the best candidate in half decades
+    until the learning rates on both sides of the best one are worse. `also` are further splits to
+    evaluate, `all_logits` the arms that are also measured by log-probabilities.
     """
 
     design: Design

@@ -15,8 +15,8 @@ from data.skipped import SKIPPED, Skipped, to_lines
 class SkippedFile:
     """The file in `folder`; created only once something is skipped.
 
-    ignored: what the source did not even try to render; finished: shards of earlier runs. `last` is
-    the last sample skipped in this run.
+    ignored: files that the source does not read; finished: shards of earlier runs. `last` is the
+    last sample skipped in this run.
     """
 
     def __init__(

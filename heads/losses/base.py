@@ -139,9 +139,9 @@ class Reduction(Enum):
 class Loss(ABC):
     """A loss over the logits of all classes, computed from statistics of blocks of them.
 
-    A subclass is a frozen pydantic dataclass whose fields are the options of a recipe, `kind` among
-    them: losses with the same options are equal. What it needs of the classes arrives by `prepare`,
-    which the head calls.
+    A subclass is a frozen pydantic dataclass whose fields are the options in a recipe, including
+    `kind`; losses with the same options are equal. The head calls `prepare` to pass it facts about
+    the classes.
 
     `aligned_if` is the condition under which `aligned` is true, if that depends on the options.
     `couples_rows`: `value` is not a mean of terms of one row each. `reductions` has one entry per

@@ -116,7 +116,7 @@ def test_a_checkpoint_that_cannot_be_written(name, code, train, injected, capfd)
 
 
 @pytest.mark.parametrize("calls", [("open",), ("lstat", "stat")])
-def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over_for_an_older_one(
+def test_a_transient_error_of_a_checkpoint_does_not_resume_from_an_older_one(
     calls, train, injected, capfd
 ):
     assert train(checkpoint={"every": {"steps": 1}}, train__duration={"steps": 2}) == 0

@@ -106,7 +106,7 @@ def test_ranks_of_torchrun_hide_native_warnings_before_they_import_torch():
     assert run([sys.executable, "-c", _UP_TO_TORCH]).returncode == 0
 
 
-def test_what_only_rank_0_cannot_use_is_one_line_without_the_frames_of_the_others(recipe):
+def test_an_error_of_rank_0_alone_is_one_line_without_stack_frames_of_other_ranks(recipe):
     with held_port() as port:
         command = [*KWAY, "train", str(recipe), f"telemetry.port={port}", "--nproc", "2"]
         answer = run(command)
