@@ -108,7 +108,7 @@ def test_an_experiment_stands_once_in_the_list_and_below_its_paper() -> None:
     [
         (["004"], "no experiment 004: choose of all, 001, 002, 003, 001-one, 002-two, 003-bad"),
         (["001-one", "001-on"], "no experiment 001-on: choose of all, "),
-        *((["001", "--budget", wrong], f"--budget is {wrong}: give minutes above 0, or full")
+        *((["001", "--budget", wrong], f"--budget is {wrong}: pass minutes above 0, or full")
           for wrong in ("0", "-1", "nan", "inf", "x", "")),
         (["003", "--data", "none"], f"003-bad needs {_NEEDED} as published in --data, and none/"),
         (["all", "--data", f"data/{_NEEDED}"], f"data/{_NEEDED}/{_NEEDED} does not exist"),

@@ -320,11 +320,11 @@ def test_what_does_not_fit_is_refused_with_its_code(
     ("place", "change", "words"),
     [
         (0, lambda whole: whole[:-1], "images[1] is cut off"),
-        (0, lambda whole: whole + b"\1\0", "images[2] is cut off in its 4 bytes of length"),
+        (0, lambda whole: whole + b"\1\0", "images[2] is cut off within its 4 length bytes"),
         (0, lambda whole: b"\xff\xff\xff\xff" + whole, "4294967295 bytes are declared"),
         (0, lambda whole: whole + b"\0\0\0\0", "do not agree"),
         (0, lambda _: b"", "do not agree"),
-        (1, lambda whole: whole[:-1], "INT64 takes 8"),
+        (1, lambda whole: whole[:-1], "INT64 element takes 8"),
         (1, lambda whole: whole + bytes(8), "do not agree"),
     ],
 )
