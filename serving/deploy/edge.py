@@ -10,14 +10,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Bodies that may arrive, or answers that may be awaited, for as long as both sides like, and of any
-# size: a replica has places for so many, and bounds what it holds of each. It reads `%3A` in a path
-# as `:`, and so must we.
-_STREAM = "{ path,url_dec -m reg ^/v1/(query:stream|feeds/.*|watches/.*/(hits|live))$ }"
+# The characters of a path that stand for themselves in a regular expression of HAProxy.
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/:_-]*")
+_PARAMETER = re.compile(r"\{\w+\}")
 # What Ray would decode without a check, or take as an order, from a client.
 _RAY_HEADERS = (
     "x-request-timeout-seconds",
@@ -72,8 +71,11 @@ class Edge:
     """Where HAProxy listens, as its `bind` lines name it, and what it lets through.
 
     `http_bind` and `grpc_bind`: address:port. Times are in seconds. `max_grpc_calls` are at one
-    replica at once. `hosts`: the names that it may be asked by, without a port; none: any.
-    `errors`: a FIFO that receives a line `STATUS TERMINATION` for each error answered.
+    replica at once. `stream_paths` have no limit of time or size here; requests to
+    `idempotent_paths`, and every GET, are repeated where a replica fails before it answers. Both
+    are paths as routes state them, such as `/v1/feeds/{feed}`. `hosts`: the names that it may be
+    asked by, without a port; none: any. `errors`: a FIFO that receives a line
+    `STATUS TERMINATION` for each error answered.
     """
 
     haproxy: str
@@ -83,6 +85,8 @@ class Edge:
     head_seconds: float
     idle_seconds: float
     answer_seconds: float
+    stream_paths: tuple[str, ...] = ()
+    idempotent_paths: tuple[str, ...] = ()
     max_grpc_calls: int = 256
     hosts: tuple[str, ...] = ()
     errors: str | None = None
@@ -150,7 +154,8 @@ def _rewrite_section(section: list[str], edge: Edge) -> list[str]:
         return [title, *_grpc_backend(kept, edge)]
     if title.startswith("backend http-"):
         kept.append(
-            f"    http-request set-timeout server {_time(edge.answer_seconds)} unless {_STREAM}"
+            f"    http-request set-timeout server {_time(edge.answer_seconds)} "
+            f"unless {_is_one_of(edge.stream_paths)}"
         )
     return [title, *kept]
 
@@ -192,6 +197,7 @@ def _error_log(edge: Edge) -> list[str]:
 
 
 def _rules(edge: Edge) -> list[str]:
+    is_stream = _is_one_of(edge.stream_paths)
     too_large = f"the body is over {edge.max_body_bytes} bytes: send less at once"
     body = _body("body_too_large", too_large)
     rules = [
@@ -199,14 +205,14 @@ def _rules(edge: Edge) -> list[str]:
         f"return {_refusal(404)} if {_NO_PATH}",
         # As announced, by Content-Length or by the size of a first chunk.
         f"return status 413 content-type application/json string '{body}' "
-        f"if {{ req.body_size gt {edge.max_body_bytes} }} !{_STREAM}",
+        f"if {{ req.body_size gt {edge.max_body_bytes} }} !{is_stream}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
         _unless_a_name("x-request-id"),
-        # What asks twice changes nothing; a watch made twice is two.
-        "disable-l7-retry unless METH_GET || { path /v1/query }",
+        # A watch that is created twice would be two.
+        f"disable-l7-retry unless METH_GET || {_is_one_of(edge.idempotent_paths)}",
         # A body that trickles in holds no replica. One over a buffer's size is passed on as it
         # comes, under the limit of time of the replica.
-        f"wait-for-body time {_time(edge.head_seconds)} unless {_STREAM}",
+        f"wait-for-body time {_time(edge.head_seconds)} unless {is_stream}",
         f"set-var(txn.is_socket) bool(true) if {_SOCKET}",
     ]
     # Ray's own refusals are plain text; kway's are JSON already.
@@ -227,6 +233,22 @@ def _rules(edge: Edge) -> list[str]:
         *(f"    http-response {answer}" for answer in answers),
         _LOG_ERRORS_ALONE,
     ]
+
+
+def _is_one_of(paths: Iterable[str]) -> str:
+    """The condition that a request's path is one of `paths`.
+
+    Routes match the decoded path, in which `%3A` is `:`, and so does this.
+    """
+    return f"{{ path,url_dec -m reg ^({'|'.join(map(_pattern, paths))})$ }}"
+
+
+def _pattern(path: str) -> str:
+    """`/v1/feeds/{feed}` as a regular expression. Raises ValueError for a path it cannot state."""
+    literals = _PARAMETER.split(path)
+    if not all(_PLAIN_PATH.fullmatch(literal) for literal in literals):
+        raise ValueError(f"HAProxy's rules know no route {path!r}: use letters, digits, / : _ -")
+    return "[^/]+".join(literals)
 
 
 def _host_rules(edge: Edge) -> list[str]:

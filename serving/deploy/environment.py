@@ -14,6 +14,8 @@ import psutil
 from serving.config import ServingConfig
 from serving.deploy import edge, loopback
 from serving.deploy.ports import free_block
+from serving.http.app import ROUTERS
+from serving.http.routing import paths_of
 
 _PACKAGES = Path(__file__).parents[2]
 _NUM_PORTS = 1000
@@ -145,6 +147,8 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
         head_seconds=min(_HEAD_SECONDS, config.request_timeout_seconds),
         idle_seconds=max(config.stream_idle_seconds, config.feed_idle_seconds) + _SPARE_SECONDS,
         answer_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
+        stream_paths=paths_of(ROUTERS, lambda route: route.streams),
+        idempotent_paths=paths_of(ROUTERS, lambda route: route.is_idempotent),
         max_grpc_calls=config.max_requests + _SPARE_CALLS,
         hosts=_hosts(config),
         errors=str(session / HTTP_ERRORS_FIFO),

@@ -42,15 +42,15 @@ class NoCounts:
         pass
 
 
+async def no_metrics() -> bytes:
+    return b"kway_up 1\n"
+
+
 def application(bundle: Path, counts: NoCounts | None = None, **limits: object) -> FastAPI:
     config = ServingConfig.model_validate({"threads": torch.get_num_threads(), **limits})
     model = Model.open(bundle, max_pixels=config.max_pixels)
-
-    async def metrics() -> bytes:
-        return b"kway_up 1\n"
-
     counts, clients = counts or NoCounts(), Clients.of_file(config.token_file)
-    return build_api(Service(model, config, counts), clients, metrics, Board(config), counts)
+    return build_api(Service(model, config, counts), clients, no_metrics, Board(config), counts)
 
 
 class _Server(uvicorn.Server):

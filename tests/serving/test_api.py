@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 from PIL import Image
 
-from serving.http import classes
+from serving.http.routes import classes
 from serving.service import Service
 from tests.serving.bad_pictures import encoded
 from tests.serving.in_process import application, ask, post, refusal

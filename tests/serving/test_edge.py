@@ -32,6 +32,8 @@ from serving.deploy import edge, environment
 from serving.deploy.edge import Edge, rewrite
 from serving.deploy.http_errors import error_status
 from serving.deploy.ports import free_port
+from serving.http.app import ROUTERS
+from serving.http.routing import paths_of
 
 LIMIT, HEAD_SECONDS = 1000, 1.0
 LONGER_SECONDS = 1.5 * HEAD_SECONDS
@@ -169,6 +171,8 @@ def settings(
         head_seconds=HEAD_SECONDS,
         idle_seconds=30,
         answer_seconds=20,
+        stream_paths=paths_of(ROUTERS, lambda route: route.streams),
+        idempotent_paths=paths_of(ROUTERS, lambda route: route.is_idempotent),
         hosts=hosts,
         errors=None if errors is None else str(errors),
     )
@@ -478,6 +482,25 @@ def test_a_server_on_loopback_without_tokens_is_asked_by_loopbacks_names_alone(
 ) -> None:
     environment.write_launcher(tmp_path, ServingConfig(host=host, token_file=tokens))
     assert tuple(Edge.load(tmp_path / "edge.json").hosts) == hosts
+
+
+def test_the_settings_state_what_the_routes_declare(tmp_path: Path) -> None:
+    environment.write_launcher(tmp_path, ServingConfig())
+    saved = Edge.load(tmp_path / "edge.json")
+    assert set(saved.stream_paths) == {
+        "/v1/query:stream",
+        "/v1/feeds/{feed}",
+        "/v1/feeds/{feed}/frames",
+        "/v1/watches/{watch_id}/hits",
+        "/v1/watches/{watch_id}/live",
+    }
+    assert saved.idempotent_paths == ["/v1/query"]
+
+
+def test_a_path_that_haproxy_cannot_match_is_an_error(written_by_ray: dict[str, str]) -> None:
+    made = replace(settings(1), stream_paths=("/v1/a.b",))
+    with pytest.raises(ValueError, match=r"no route '/v1/a\.b': use letters"):
+        rewrite(written_by_ray["two"], made)
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ from serving.errors import ApiError
 from serving.http import bodies
 from serving.http.bodies import QueryBody
 from serving.http.frames import most_json_bytes
-from serving.http.galleries import SearchBody
-from serving.http.inference import InferenceRequest
 from serving.http.lines import count_lines, split_lines
+from serving.http.routes.galleries import SearchBody
 from serving.http.strict_json import parse_json
+from serving.http.tensors import InferenceRequest
 from serving.http.watch_bodies import WatchBody
 from serving.inference import model as inference_model
 from serving.inference.messages import inference_of, parsed

@@ -15,20 +15,14 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from fastapi import FastAPI
 from websockets.sync.client import ClientConnection, connect
 
 from serving.clients import Clients
 from serving.config import ServingConfig
-from serving.errors import install_handlers
-from serving.http.access import Access
-from serving.http.feeds import feed_routes
-from serving.http.query import query_routes
-from serving.http.watches import watch_routes
+from serving.http.app import build_api
 from serving.model import Model
 from serving.service import Service
 from serving.watches.board import Board
-from serving.watches.feed import Feeds
 from tests.serving import in_process
 from tests.tiny_bundle import write
 
@@ -125,17 +119,14 @@ class Kway:
         model = Model.open(bundle)
         self.model, self.counts = _Counted(model), Tally()
         self.board = Board(config)
-        service = Service(model, config, self.counts)
-        self.feeds = Feeds(service, self.board, self.counts)
-        self.api = FastAPI()
-        install_handlers(self.api)
-        self.api.add_middleware(Access, clients=Clients.of_file(tokens))
-        for routes in (
-            query_routes(service),
-            watch_routes(service, self.board),
-            feed_routes(self.feeds),
-        ):
-            self.api.include_router(routes)
+        self.api = build_api(
+            Service(model, config, self.counts),
+            Clients.of_file(tokens),
+            in_process.no_metrics,
+            self.board,
+            self.counts,
+        )
+        self.feeds = self.api.state.resources.feeds
         self.url = ""
 
     def client(self, token: str = ALICE) -> httpx.Client:

@@ -3,18 +3,19 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Request, WebSocket
+from fastapi import APIRouter, Depends, Request, WebSocket
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
 from serving.answer import Question, threshold_of
 from serving.errors import REFUSALS, ApiError, invalid
 from serving.http.bodies import content_type, whole_body
-from serving.http.documented import NdjsonSchema, refused, request_body
 from serving.http.ndjson import LinesOut, NdjsonAnswer, while_there
+from serving.http.openapi import NdjsonSchema, refused, request_body
 from serving.http.parameters import check_class_count
+from serving.http.routing import Resources, ResourcesDep, facts, per_application
 from serving.http.sockets import opened, until_left
 from serving.http.strict_json import parse_json
 from serving.http.watch_bodies import ListenLine, WatchBody, WatchChanges
@@ -29,7 +30,6 @@ from serving.watches.watch import (
     UnknownListenerError,
     UnknownWatchError,
     Watch,
-    Watches,
     WatchesDownError,
     WatchLimitError,
 )
@@ -39,95 +39,109 @@ _MAX_BODY_BYTES = 2**18
 _SEND_SECONDS = 60.0
 
 
-def watch_routes(service: Service, watches: Watches) -> APIRouter:
-    """The routes of standing queries. A client sees its own alone."""
-    routes = APIRouter()
-    places = Places(service.config.max_listeners, "listeners")
-
-    async def described(watch: Watch) -> WatchInfo:
-        return await service.in_thread(_describe, service, watch)
-
-    @routes.post(
-        "/v1/watches", status_code=201, responses=REFUSALS, openapi_extra=request_body(WatchBody)
-    )
-    async def create(request: Request) -> WatchInfo:
-        """Ask a question of every frame that comes, until its time is over."""
-        async with service.admitted() as progress:
-            terms = await _terms(service, await _read(request, WatchBody, progress, service))
-            with _as_api_errors():
-                return await described(await watches.create(request.state.client, terms))
-
-    @routes.get("/v1/watches", responses=_some(503))
-    async def owned(request: Request) -> WatchList:
-        """Your watches, oldest first."""
-        with _as_api_errors():
-            found = await watches.owned(request.state.client)
-        return WatchList(watches=[await described(watch) for watch in found])
-
-    @routes.get("/v1/watches/{watch_id}", responses=_some(404, 422, 503))
-    async def get(request: Request, watch_id: str) -> WatchInfo:
-        """One of your watches."""
-        with _as_api_errors():
-            return await described(await watches.get(request.state.client, watch_id))
-
-    @routes.patch(
-        "/v1/watches/{watch_id}", responses=REFUSALS, openapi_extra=request_body(WatchChanges)
-    )
-    async def change(request: Request, watch_id: str) -> WatchInfo:
-        """Renew a watch; `{}` changes nothing else."""
-        async with service.admitted() as progress:
-            body = await _read(request, WatchChanges, progress, service)
-            with _as_api_errors():
-                before = await watches.get(request.state.client, watch_id)
-                fields = await _changed_fields(service, before, body)
-                return await described(await watches.change(request.state.client, watch_id, fields))
-
-    @routes.delete("/v1/watches/{watch_id}", status_code=204, responses=_some(404, 422, 503))
-    async def remove(request: Request, watch_id: str) -> None:
-        """End a watch."""
-        with _as_api_errors():
-            await watches.remove(request.state.client, watch_id)
-
-    @routes.get(
-        "/v1/watches/{watch_id}/hits",
-        response_class=NdjsonSchema,
-        responses={
-            200: {"model": ListenLine, "description": "a line for each hit"},
-            **refused(404, 422, 429, 503),
-        },
-    )
-    async def hits(request: Request, watch_id: str) -> Response:
-        """Hits of a watch as they come, whoever sends the frames."""
-
-        async def work(request: Request, out: LinesOut) -> None:
-            async def left() -> None:
-                while (await request.receive())["type"] != "http.disconnect":
-                    pass
-
-            async def write(line: str) -> None:
-                if not out.is_started:
-                    await out.start()
-                await out.line(line)
-
-            with places.one(), _as_api_errors():
-                heard = listen_to(watches, request.state.client, watch_id, write)
-                await while_there(left, heard)
-
-        return NdjsonAnswer(work, idle_seconds=_SEND_SECONDS)
-
-    @routes.websocket("/v1/watches/{watch_id}/live")
-    async def live(socket: WebSocket, watch_id: str) -> None:
-        """The same as JSON text messages."""
-        async with opened(socket, service.config, _SEND_SECONDS) as out:
-            with places.one(), _as_api_errors():
-                heard = listen_to(watches, socket.state.client, watch_id, out.line)
-                await while_there(lambda: until_left(socket), heard)
-
-    return routes
-
-
 def _some(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: REFUSALS[status] for status in statuses}
+
+
+router = APIRouter()
+
+
+def _limit(resources: Resources) -> Places:
+    return Places(resources.service.config.max_listeners, "listeners")
+
+
+LimitDep = Annotated[Places, Depends(per_application(_limit))]
+
+
+@router.post(
+    "/v1/watches", status_code=201, responses=REFUSALS, openapi_extra=request_body(WatchBody)
+)
+async def create(request: Request, resources: ResourcesDep) -> WatchInfo:
+    """Ask a question of every frame that comes, until its time is over."""
+    service = resources.service
+    async with service.admitted() as progress:
+        terms = await _terms(service, await _read(request, WatchBody, progress, service))
+        with _as_api_errors():
+            watch = await resources.watches.create(request.state.client, terms)
+            return await _described(service, watch)
+
+
+@router.get("/v1/watches", responses=_some(503))
+async def owned(request: Request, resources: ResourcesDep) -> WatchList:
+    """Your watches, oldest first."""
+    with _as_api_errors():
+        found = await resources.watches.owned(request.state.client)
+    return WatchList(watches=[await _described(resources.service, watch) for watch in found])
+
+
+@router.get("/v1/watches/{watch_id}", responses=_some(404, 422, 503))
+async def get(request: Request, watch_id: str, resources: ResourcesDep) -> WatchInfo:
+    """One of your watches."""
+    with _as_api_errors():
+        watch = await resources.watches.get(request.state.client, watch_id)
+        return await _described(resources.service, watch)
+
+
+@router.patch(
+    "/v1/watches/{watch_id}", responses=REFUSALS, openapi_extra=request_body(WatchChanges)
+)
+async def change(request: Request, watch_id: str, resources: ResourcesDep) -> WatchInfo:
+    """Renew a watch; `{}` changes nothing else."""
+    service, watches, client = resources.service, resources.watches, request.state.client
+    async with service.admitted() as progress:
+        body = await _read(request, WatchChanges, progress, service)
+        with _as_api_errors():
+            before = await watches.get(client, watch_id)
+            fields = await _changed_fields(service, before, body)
+            return await _described(service, await watches.change(client, watch_id, fields))
+
+
+@router.delete("/v1/watches/{watch_id}", status_code=204, responses=_some(404, 422, 503))
+async def remove(request: Request, watch_id: str, resources: ResourcesDep) -> None:
+    """End a watch."""
+    with _as_api_errors():
+        await resources.watches.remove(request.state.client, watch_id)
+
+
+@router.get(
+    "/v1/watches/{watch_id}/hits",
+    response_class=NdjsonSchema,
+    responses={
+        200: {"model": ListenLine, "description": "a line for each hit"},
+        **refused(404, 422, 429, 503),
+    },
+)
+@facts(streams=True)
+async def hits(
+    request: Request, watch_id: str, resources: ResourcesDep, limit: LimitDep
+) -> Response:
+    """Hits of a watch as they come, whoever sends the frames."""
+
+    async def work(request: Request, out: LinesOut) -> None:
+        async def left() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        async def write(line: str) -> None:
+            if not out.is_started:
+                await out.start()
+            await out.line(line)
+
+        with limit.one(), _as_api_errors():
+            heard = listen_to(resources.watches, request.state.client, watch_id, write)
+            await while_there(left, heard)
+
+    return NdjsonAnswer(work, idle_seconds=_SEND_SECONDS)
+
+
+@router.websocket("/v1/watches/{watch_id}/live")
+@facts(streams=True)
+async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit: LimitDep) -> None:
+    """The same as JSON text messages."""
+    async with opened(socket, resources.service.config, _SEND_SECONDS) as out:
+        with limit.one(), _as_api_errors():
+            heard = listen_to(resources.watches, socket.state.client, watch_id, out.line)
+            await while_there(lambda: until_left(socket), heard)
 
 
 async def _read(request: Request, model: type[T], progress: InProgress, service: Service) -> T:
@@ -208,6 +222,11 @@ async def _changed_fields(service: Service, before: Watch, body: WatchChanges) -
     if "label" in sent:
         fields["label"] = body.label
     return fields
+
+
+async def _described(service: Service, watch: Watch) -> WatchInfo:
+    found: WatchInfo = await service.in_thread(_describe, service, watch)
+    return found
 
 
 def _describe(service: Service, watch: Watch) -> WatchInfo:

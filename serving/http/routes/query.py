@@ -6,9 +6,9 @@ from fastapi import APIRouter, Query, Request
 
 from serving.errors import REFUSALS
 from serving.http.bodies import QueryBody, read_query
-from serving.http.documented import schema_of
+from serving.http.openapi import schema_of
 from serving.http.parameters import QuestionParameters
-from serving.service import Service
+from serving.http.routing import ServiceDep, facts
 from serving.verdicts import Answer
 
 _FORM = {
@@ -42,22 +42,22 @@ _BODY: dict[str, Any] = {
 }
 
 
-def query_routes(service: Service) -> APIRouter:
-    """The routes of one-class questions."""
-    routes = APIRouter()
+router = APIRouter()
 
-    @routes.post("/v1/query", responses=REFUSALS, openapi_extra=_BODY)
-    async def query(request: Request, asked: Annotated[QuestionParameters, Query()]) -> Answer:
-        """Is each picture, or text, of these classes?
 
-        JSON with pictures in base64, a form with files, or one picture or text as the body and the
-        question in the URL.
-        """
-        async with service.admitted() as progress:
-            found = await read_query(request, asked, service, progress)
-            question = await service.question(found.classes, found.recall, found.threshold)
-            answer = await service.answer(found.inputs, question)
-            progress.inputs = len(answer.results)
-            return answer
+@router.post("/v1/query", responses=REFUSALS, openapi_extra=_BODY)
+@facts(is_idempotent=True)
+async def query(
+    request: Request, asked: Annotated[QuestionParameters, Query()], service: ServiceDep
+) -> Answer:
+    """Is each picture, or text, of these classes?
 
-    return routes
+    JSON with pictures in base64, a form with files, or one picture or text as the body and the
+    question in the URL.
+    """
+    async with service.admitted() as progress:
+        found = await read_query(request, asked, service, progress)
+        question = await service.question(found.classes, found.recall, found.threshold)
+        answer = await service.answer(found.inputs, question)
+        progress.inputs = len(answer.results)
+        return answer

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field, RootModel
 from starlette.requests import ClientDisconnect
@@ -18,10 +18,11 @@ from serving.batching import QueueFullError
 from serving.errors import REFUSALS, ApiError
 from serving.http.bodies import content_type
 from serving.http.compressed import plain_only
-from serving.http.documented import NdjsonSchema, refused, request_body
 from serving.http.lines import count_lines, split_lines
 from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
+from serving.http.openapi import NdjsonSchema, refused, request_body
 from serving.http.parameters import QuestionParameters
+from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.http.stream_lines import LineIn, parse_line, verdicts_of
 from serving.places import Places
 from serving.refusals import ErrorDetail
@@ -42,46 +43,52 @@ class LineOut(RootModel[Hit | LineError | Done]):
     """One line of the answer."""
 
 
-def stream_routes(service: Service) -> APIRouter:
-    """The route of streams, which are limited in number apart from other requests."""
-    routes = APIRouter()
-    most, most_each = service.config.max_streams, service.config.max_streams_per_client
-    places = Places(most, "streams", most_each=most_each)
+router = APIRouter()
 
-    @routes.post(
-        "/v1/query:stream",
-        response_class=NdjsonSchema,
-        responses={
-            200: {"model": LineOut, "description": "a line for each hit, the last one with counts"},
-            **refused(*REFUSALS),
-        },
-        openapi_extra=request_body(LineIn, NDJSON),
-    )
-    async def stream(request: Request, asked: Annotated[StreamParameters, Query()]) -> Response:
-        """Is each line's picture, or text, of these classes? Answered while lines still come.
 
-        Read the answer while you send: who does not read is not read either.
-        """
-        kind, _ = content_type(request.headers)
-        if kind not in (*NDJSON_KINDS, ""):
-            message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
-            raise ApiError(415, "unknown_content_type", message)
-        plain_only(request)
+def _limit(resources: Resources) -> Places:
+    config = resources.service.config
+    return Places(config.max_streams, "streams", most_each=config.max_streams_per_client)
 
-        async def work(request: Request, out: LinesOut) -> None:
-            classes = asked.needed_classes(service.config.max_classes)
-            async with service.admitted(is_timed=False) as progress:
-                # Inside: a stream that finds no place is counted, too.
-                with places.one(request.state.client):
-                    progress.take_slot()
-                    question = await service.question(classes, asked.recall, asked.threshold)
-                    await out.start()
-                    answering = _Stream(service, question, asked.all, progress)
-                    await answering.run(request.stream(), out)
 
-        return NdjsonAnswer(work, idle_seconds=service.config.stream_idle_seconds)
+@router.post(
+    "/v1/query:stream",
+    response_class=NdjsonSchema,
+    responses={
+        200: {"model": LineOut, "description": "a line for each hit, the last one with counts"},
+        **refused(*REFUSALS),
+    },
+    openapi_extra=request_body(LineIn, NDJSON),
+)
+@facts(streams=True)
+async def stream(
+    request: Request,
+    asked: Annotated[StreamParameters, Query()],
+    service: ServiceDep,
+    limit: Annotated[Places, Depends(per_application(_limit))],
+) -> Response:
+    """Is each line's picture, or text, of these classes? Answered while lines still come.
 
-    return routes
+    Read the answer while you send: who does not read is not read either.
+    """
+    kind, _ = content_type(request.headers)
+    if kind not in (*NDJSON_KINDS, ""):
+        message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
+        raise ApiError(415, "unknown_content_type", message)
+    plain_only(request)
+
+    async def work(request: Request, out: LinesOut) -> None:
+        classes = asked.needed_classes(service.config.max_classes)
+        async with service.admitted(is_timed=False) as progress:
+            # Inside: a stream that is rejected by the limit is counted, too.
+            with limit.one(request.state.client):
+                progress.take_slot()
+                question = await service.question(classes, asked.recall, asked.threshold)
+                await out.start()
+                answering = _Stream(service, question, asked.all, progress)
+                await answering.run(request.stream(), out)
+
+    return NdjsonAnswer(work, idle_seconds=service.config.stream_idle_seconds)
 
 
 def _said(line: Hit | LineError | Done) -> str:

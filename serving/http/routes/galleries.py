@@ -10,8 +10,9 @@ from serving.galleries.gallery import Gallery
 from serving.galleries.hits import Hits
 from serving.galleries.search import Galleries
 from serving.http.bodies import most_values, whole_body
-from serving.http.documented import request_body
+from serving.http.openapi import request_body
 from serving.http.parameters import RECALL_MEANING, check_class_count
+from serving.http.routing import ResourcesDep
 from serving.http.strict_json import parse_json
 from serving.refusals import ErrorBody
 from serving.service import InProgress, Service
@@ -49,52 +50,52 @@ class GalleryList(BaseModel):
     galleries: list[GalleryFound]
 
 
-def gallery_routes(service: Service, galleries: Galleries) -> APIRouter:
-    """The routes of galleries; without galleries each of them says that there are none."""
-    routes = APIRouter()
+router = APIRouter()
 
-    @routes.get("/v1/galleries")
-    async def listed() -> GalleryList:
-        """The galleries of this server."""
-        return GalleryList(
-            galleries=[_describe(name, galleries[name]) for name in galleries.names()]
+
+@router.get("/v1/galleries")
+async def listed(resources: ResourcesDep) -> GalleryList:
+    """The galleries of this server."""
+    galleries = resources.galleries
+    return GalleryList(galleries=[_describe(name, galleries[name]) for name in galleries.names()])
+
+
+@router.post(
+    "/v1/galleries/{name}/search", responses=REFUSALS, openapi_extra=request_body(SearchBody)
+)
+async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
+    """The items that each class scores highest, by pages, from the highest score on."""
+    service, galleries = resources.service, resources.galleries
+    async with service.admitted() as progress:
+        _named(galleries, name)
+        asked = await _read(request, service, progress)
+        question = await service.question(asked.classes, asked.recall, asked.threshold)
+        found: Hits = await service.in_thread(
+            lambda: galleries.search(name, question, offset=asked.offset, limit=asked.limit)
         )
+        return found
 
-    @routes.post(
-        "/v1/galleries/{name}/search", responses=REFUSALS, openapi_extra=request_body(SearchBody)
-    )
-    async def search(name: str, request: Request) -> Hits:
-        """The items that each class scores highest, by pages, from the highest score on."""
-        async with service.admitted() as progress:
-            _named(galleries, name)
-            asked = await _read(request, service, progress)
-            question = await service.question(asked.classes, asked.recall, asked.threshold)
-            return await service.in_thread(
-                lambda: galleries.search(name, question, offset=asked.offset, limit=asked.limit)
-            )
 
-    @routes.get(
-        "/v1/galleries/{name}/items/{index}/thumbnail",
-        response_class=Response,
-        responses={
-            200: {"content": {"image/jpeg": {}}, "description": "a small JPEG"},
-            **{status: {"model": ErrorBody} for status in (404, 422)},
-        },
-    )
-    async def thumbnail(name: str, index: Annotated[int, Path(ge=0)]) -> Response:
-        """A small picture of an item, out of the gallery's own file."""
-        gallery = _named(galleries, name)
-        try:
-            small = await service.in_thread(gallery.thumbnail, index)
-        except IndexError as error:
-            raise ApiError(404, "unknown_item", str(error)) from error
-        if not small:
-            raise ApiError(404, "no_thumbnail", f"gallery {name} was indexed without thumbnails")
-        return Response(
-            small, media_type="image/jpeg", headers={"X-Content-Type-Options": "nosniff"}
-        )
-
-    return routes
+@router.get(
+    "/v1/galleries/{name}/items/{index}/thumbnail",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/jpeg": {}}, "description": "a small JPEG"},
+        **{status: {"model": ErrorBody} for status in (404, 422)},
+    },
+)
+async def thumbnail(
+    name: str, index: Annotated[int, Path(ge=0)], resources: ResourcesDep
+) -> Response:
+    """A small picture of an item, out of the gallery's own file."""
+    gallery = _named(resources.galleries, name)
+    try:
+        small = await resources.service.in_thread(gallery.thumbnail, index)
+    except IndexError as error:
+        raise ApiError(404, "unknown_item", str(error)) from error
+    if not small:
+        raise ApiError(404, "no_thumbnail", f"gallery {name} was indexed without thumbnails")
+    return Response(small, media_type="image/jpeg", headers={"X-Content-Type-Options": "nosniff"})
 
 
 def _describe(name: str, gallery: Gallery) -> GalleryFound:

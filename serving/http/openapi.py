@@ -8,16 +8,6 @@ from pydantic import BaseModel
 
 from serving.http.ndjson import NDJSON
 
-# In the order that /docs shows them in.
-TAGS = [
-    {"name": "Query", "description": "Is this picture, or text, of class C?"},
-    {"name": "Classes", "description": "What can be asked for."},
-    {"name": "Watches", "description": "Questions that stand, and feeds of frames that they see."},
-    {"name": "Galleries", "description": "Collections that were indexed, searched for any class."},
-    {"name": "Open Inference Protocol", "description": "The same questions, asked in tensors."},
-    {"name": "Server", "description": "What is served, and how it is doing."},
-]
-
 
 class NdjsonSchema(JSONResponse):
     """Documents the lines of a response as JSON: FastAPI would document them as strings."""

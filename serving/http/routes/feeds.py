@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Path, Query, Request, WebSocket
+from fastapi import APIRouter, Depends, Path, Query, Request, WebSocket
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
@@ -13,10 +13,11 @@ from starlette.requests import ClientDisconnect
 from serving.errors import ApiError, invalid
 from serving.http.bodies import content_type
 from serving.http.compressed import plain_only
-from serving.http.documented import NdjsonSchema, refused, request_body
 from serving.http.frames import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
 from serving.http.lines import split_lines
 from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
+from serving.http.openapi import NdjsonSchema, refused, request_body
+from serving.http.routing import Resources, ResourcesDep, facts, per_application
 from serving.http.sockets import opened
 from serving.places import Places
 from serving.service import Service
@@ -44,54 +45,65 @@ class FeedLine(RootModel[WatchHit | FrameError | Acknowledged | Dropped | FeedDo
     """One line of the answer."""
 
 
-def feed_routes(feeds: Feeds) -> APIRouter:
-    """The routes that frames come in by; feeds are limited in number apart from requests."""
-    routes, config = APIRouter(), feeds.service.config
-    places = Places(config.max_feeds, "feeds", most_each=config.max_feeds_per_client)
+router = APIRouter()
 
-    @routes.post(
-        "/v1/feeds/{feed}",
-        response_class=NdjsonSchema,
-        responses={
-            200: {"model": FeedLine, "description": "a line for each hit; the last has counts"},
-            **refused(400, 415, 422, 429),
-        },
-        openapi_extra=request_body(FrameIn, NDJSON),
-    )
-    async def send(
-        request: Request,
-        feed: Annotated[FeedName, Path()],
-        asked: Annotated[FeedParameters, Query()],
-    ) -> Response:
-        """Frames as lines; hits of your watches come back while more are sent.
 
-        Read the answer while you send: who does not read is not read either.
-        """
-        kind, _ = content_type(request.headers)
-        if kind not in NDJSON_KINDS:
-            message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
-            raise ApiError(415, "unknown_content_type", message)
-        plain_only(request)
+def _limit(resources: Resources) -> Places:
+    config = resources.service.config
+    return Places(config.max_feeds, "feeds", most_each=config.max_feeds_per_client)
 
-        async def work(request: Request, out: LinesOut) -> None:
-            async with _followed(feeds, places, request.state.client):
-                await out.start()
-                run = _feed(feeds, feed, request.state.client, asked, out.line)
-                await run(frames_of_lines(request.stream(), feeds.service), latest=asked.latest)
 
-        return NdjsonAnswer(work, idle_seconds=config.feed_idle_seconds)
+LimitDep = Annotated[Places, Depends(per_application(_limit))]
 
-    @routes.websocket("/v1/feeds/{feed}/frames")
-    async def connect(socket: WebSocket, feed: str) -> None:
-        """A frame a message: a picture's bytes, or the JSON of a line as text."""
-        async with opened(socket, config, config.feed_idle_seconds) as out:
-            name = _checked(lambda: _NAME.validate_python(feed))
-            asked = _checked(lambda: FeedParameters.model_validate(dict(socket.query_params)))
-            async with _followed(feeds, places, socket.state.client):
-                run = _feed(feeds, name, socket.state.client, asked, out.line)
-                await run(frames_of_messages(socket, feeds.service), latest=asked.latest)
 
-    return routes
+@router.post(
+    "/v1/feeds/{feed}",
+    response_class=NdjsonSchema,
+    responses={
+        200: {"model": FeedLine, "description": "a line for each hit; the last has counts"},
+        **refused(400, 415, 422, 429),
+    },
+    openapi_extra=request_body(FrameIn, NDJSON),
+)
+@facts(streams=True)
+async def send(
+    request: Request,
+    feed: Annotated[FeedName, Path()],
+    asked: Annotated[FeedParameters, Query()],
+    resources: ResourcesDep,
+    limit: LimitDep,
+) -> Response:
+    """Frames as lines; hits of your watches come back while more are sent.
+
+    Read the answer while you send: who does not read is not read either.
+    """
+    kind, _ = content_type(request.headers)
+    if kind not in NDJSON_KINDS:
+        message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
+        raise ApiError(415, "unknown_content_type", message)
+    plain_only(request)
+    feeds = resources.feeds
+
+    async def work(request: Request, out: LinesOut) -> None:
+        async with _followed(feeds, limit, request.state.client):
+            await out.start()
+            run = _feed(feeds, feed, request.state.client, asked, out.line)
+            await run(frames_of_lines(request.stream(), feeds.service), latest=asked.latest)
+
+    return NdjsonAnswer(work, idle_seconds=feeds.service.config.feed_idle_seconds)
+
+
+@router.websocket("/v1/feeds/{feed}/frames")
+@facts(streams=True)
+async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: LimitDep) -> None:
+    """A frame a message: a picture's bytes, or the JSON of a line as text."""
+    feeds, config = resources.feeds, resources.service.config
+    async with opened(socket, config, config.feed_idle_seconds) as out:
+        name = _checked(lambda: _NAME.validate_python(feed))
+        asked = _checked(lambda: FeedParameters.model_validate(dict(socket.query_params)))
+        async with _followed(feeds, limit, socket.state.client):
+            run = _feed(feeds, name, socket.state.client, asked, out.line)
+            await run(frames_of_messages(socket, feeds.service), latest=asked.latest)
 
 
 async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> AsyncIterator[Frame]:

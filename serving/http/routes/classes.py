@@ -1,0 +1,84 @@
+"""`GET /v1/classes`: the classes of the model, searched by name."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.http.routing import Resources, ServiceDep, per_application
+from serving.places import Places
+from serving.refusals import ErrorBody
+from serving.service import Service
+
+# Searches that run or wait; beyond it: 429.
+_MAX_SEARCHES = 32
+
+
+class ClassFound(BaseModel):
+    id: int
+    name: str
+    attributes: dict[str, str]
+    positives: int | None
+
+
+class ClassPage(BaseModel):
+    """One page of the classes that a search found; `total` counts all of them."""
+
+    total: int
+    classes: list[ClassFound]
+
+
+class ClassSearch(BaseModel):
+    """Which classes; a parameter that is none of these is an error, not ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    search: str = Field("", max_length=200, description="what names contain, whatever the case")
+    limit: int = Field(20, ge=1, le=1000)
+    offset: int = Field(0, ge=0)
+
+
+router = APIRouter()
+
+
+class _Searches:
+    """Searches run one at a time, in a thread that prepares no queries."""
+
+    def __init__(self, resources: Resources) -> None:
+        self.thread = ThreadPoolExecutor(1, "search")
+        self.limit = Places(_MAX_SEARCHES, "searches")
+
+
+@router.get(
+    "/v1/classes",
+    response_model=ClassPage,
+    responses={status: {"model": ErrorBody} for status in (422, 429)},
+)
+async def classes(
+    asked: Annotated[ClassSearch, Query()],
+    service: ServiceDep,
+    searches: Annotated[_Searches, Depends(per_application(_Searches))],
+) -> Response:
+    """Classes whose names contain `search`; those that begin with it first."""
+    with searches.limit.one():
+        loop = asyncio.get_running_loop()
+        page = await loop.run_in_executor(searches.thread, _page, service, asked)
+    return Response(page, media_type="application/json")
+
+
+def _page(service: Service, asked: ClassSearch) -> bytes:
+    """The answer's JSON: of a thousand classes it takes long, too."""
+    found, total = service.search(asked.search, limit=asked.limit, offset=asked.offset)
+    page = ClassPage(total=total, classes=[_describe(service, place) for place in found])
+    return page.model_dump_json().encode()
+
+
+def _describe(service: Service, class_id: int) -> ClassFound:
+    bundle = service.model.bundle
+    entry = bundle.classes[class_id]
+    positives = bundle.positives(class_id)
+    return ClassFound(
+        id=class_id, name=entry.name, attributes=entry.attributes, positives=positives
+    )

@@ -1,0 +1,170 @@
+"""The Open Inference Protocol v2 over REST; its errors have the protocol's shape, a string."""
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from serving.errors import ApiError
+from serving.http.bodies import most_values, whole_body
+from serving.http.openapi import request_body
+from serving.http.routing import Resources, ServiceDep, facts, per_application
+from serving.http.tensors import (
+    BINARY,
+    HEADER,
+    InferenceRequest,
+    InferenceResponse,
+    read_inference,
+    response_of,
+)
+from serving.inference.model import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
+
+
+class ProtocolError(BaseModel):
+    error: str
+
+
+class ServerMetadata(BaseModel):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(BaseModel):
+    live: bool
+
+
+class Ready(BaseModel):
+    ready: bool
+
+
+class ModelReady(BaseModel):
+    name: str
+    ready: bool
+
+
+class TensorMetadata(BaseModel):
+    """A dimension of -1 is free."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    name: str
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ProtocolError} for status in (400, 404, 408, 413, 415, 422, 429, 503)
+}
+_BINARY = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
+_BINARY_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}}
+_NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": ProtocolError}}
+_BODY = request_body(InferenceRequest)
+_BODY["requestBody"]["content"] |= _BINARY
+
+
+class _ProtocolRoute(APIRoute):
+    """A route whose refusals are `{"error": "…"}`, as clients of the protocol read them."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answered(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except ApiError as error:
+                content = {"error": str(error)}
+                return JSONResponse(content, status_code=error.status, headers=error.headers)
+
+        return answered
+
+
+def _model(resources: Resources) -> InferenceModel:
+    return InferenceModel(resources.service)
+
+
+router = APIRouter(route_class=_ProtocolRoute)
+ModelDep = Annotated[InferenceModel, Depends(per_application(_model))]
+
+
+@router.get("/v2")
+async def server(model: ModelDep) -> ServerMetadata:
+    """What serves."""
+    return ServerMetadata(
+        name=SERVER_NAME, version=model.server_version, extensions=list(EXTENSIONS)
+    )
+
+
+# These two need no token, as over gRPC: Kubernetes probes have none.
+@router.get("/v2/health/live")
+@facts(needs_token=False)
+async def live() -> Live:
+    """The server runs."""
+    return Live(live=True)
+
+
+@router.get("/v2/health/ready", responses={503: {"model": Ready}})
+@facts(needs_token=False)
+async def ready(model: ModelDep, response: Response) -> Ready:
+    """The model answers."""
+    return Ready(ready=_ready(model, response))
+
+
+@router.get("/v2/models/{name}", responses=_NO_MODEL)
+async def metadata(name: str, model: ModelDep) -> ModelMetadata:
+    """What the model takes and gives."""
+    model.check(name, "")
+    inputs, outputs = (
+        [TensorMetadata(name=t.name, datatype=t.datatype, shape=list(t.shape)) for t in tensors]
+        for tensors in (model.inputs, model.outputs)
+    )
+    return ModelMetadata(name=name, platform=PLATFORM, inputs=inputs, outputs=outputs)
+
+
+@router.get("/v2/models/{name}/ready", responses=_NO_MODEL | {503: {"model": ModelReady}})
+async def model_ready(name: str, model: ModelDep, response: Response) -> ModelReady:
+    """The model answers."""
+    model.check(name, "")
+    return ModelReady(name=name, ready=_ready(model, response))
+
+
+@router.post(
+    "/v2/models/{name}/infer",
+    response_model=InferenceResponse,
+    responses=_ERRORS | _BINARY_ANSWER,
+    openapi_extra=_BODY,
+)
+async def infer(
+    name: str,
+    request: Request,
+    service: ServiceDep,
+    model: ModelDep,
+    json_length: Annotated[
+        str | None, Header(alias=HEADER, description="length of the JSON before binary tensors")
+    ] = None,
+) -> Response:
+    """Scores of pictures, or texts, for the classes in `class_ids`."""
+    model.check(name, "")
+    async with service.admitted() as progress:
+        limits = service.config
+        raw = await whole_body(request, limits.max_body_bytes, service, progress)
+        body, inference = await service.in_thread(
+            read_inference, raw, json_length, most_values(limits)
+        )
+        outputs, answer = await model.infer(inference)
+        progress.inputs = len(answer.results)
+    return response_of(name, body, outputs, answer)
+
+
+def _ready(model: InferenceModel, response: Response) -> bool:
+    is_ready = model.is_ready()
+    response.status_code = 200 if is_ready else 503
+    return is_ready

@@ -1,0 +1,98 @@
+"""The page at `/` and the documentation at `/docs`: static files, read once at the start.
+
+`/` is a person's way to send queries; `/docs` is Swagger UI over `/openapi.json`. Both load files
+of this server only: those of `serving/page/` and, for Swagger UI, of the package fastapi-offline.
+They reveal nothing about the model and need no token; the requests that their scripts send do.
+"""
+
+from collections.abc import Iterator
+from hashlib import sha256
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from operator import itemgetter
+
+from fastapi import APIRouter, Request, Response
+
+from serving.http.routing import facts
+
+# Media types by the ending of a file's name.
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_PAGES = {"index.html": "/", "docs.html": "/docs"}
+_SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
+
+# Nothing from elsewhere, nothing inline, in nobody's frame; a picture that was dropped is a blob.
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob: data:",
+        "connect-src 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
+)
+_HEADERS = {
+    # Asked for each time, answered by 304 unless it changed: files of two versions never mix.
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def _paths() -> Iterator[tuple[str, Traversable]]:
+    """The path of each URL, and the file that is served there."""
+    for file in files("serving").joinpath("page").iterdir():
+        if _media_type(file):
+            yield _PAGES.get(file.name, f"/page/{file.name}"), file
+    swagger = files("fastapi_offline").joinpath("static")
+    for name in _SWAGGER_FILES:
+        yield f"/docs/{name}", swagger.joinpath(name)
+
+
+def _media_type(file: Traversable) -> str:
+    """The media type of a file of the page; "" for one that is not served."""
+    return _MEDIA_TYPES.get(f".{file.name.rpartition('.')[2]}", "")
+
+
+class _File:
+    """A file in memory."""
+
+    def __init__(self, content: bytes, media_type: str) -> None:
+        self._content, self._media_type = content, media_type
+        self._tag = f'"{sha256(content).hexdigest()[:32]}"'
+        self._headers = {**_HEADERS, "ETag": self._tag}
+
+    def answer(self, request: Request) -> Response:
+        """The file, or 304 where the browser has it."""
+        known = request.headers.get("If-None-Match", "")
+        if self._tag in (one.strip().removeprefix("W/") for one in known.split(",")):
+            return Response(status_code=304, headers=self._headers)
+        return Response(self._content, media_type=self._media_type, headers=self._headers)
+
+
+_FILES = {
+    path: _File(file.read_bytes(), _media_type(file))
+    for path, file in sorted(_paths(), key=itemgetter(0))
+}
+router = APIRouter(include_in_schema=False)
+
+
+@facts(needs_token=False)
+async def page(request: Request) -> Response:
+    """One of the files; no path of a request reaches the file system."""
+    return _FILES[request.scope["path"]].answer(request)
+
+
+for _path in _FILES:
+    router.add_api_route(_path, page, methods=["GET", "HEAD"])

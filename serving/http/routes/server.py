@@ -1,0 +1,93 @@
+"""`/v1/model`, `/health` and `/metrics`: what is served, and how the server is doing."""
+
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel, Field
+
+from data.config import ImageConfig
+from serving.errors import ApiError
+from serving.http.routing import ResourcesDep, ServiceDep, facts
+from serving.refusals import ErrorBody
+from serving.service import Service
+from trainer.bundle_spec import LossSpec, Reads, TextSpec
+
+
+class Health(BaseModel):
+    status: str
+
+
+class Limits(BaseModel):
+    """What one request, one stream or one frame may hold."""
+
+    max_inputs: int
+    max_classes: int
+    max_text_chars: int
+    max_body_bytes: int
+    max_pixels: int
+    max_frame_bytes: int
+    max_streams: int
+    max_streams_per_client: int
+    max_lines_in_flight: int
+    stream_idle_seconds: float
+
+
+class ModelInfo(BaseModel):
+    """What is served."""
+
+    bundle: str
+    num_classes: int
+    dim: int
+    reads: Reads
+    image: ImageConfig | None
+    text: TextSpec | None
+    loss: LossSpec
+    recalls: list[float]
+    engine: Literal["torch", "onnxruntime"] = Field(description="what runs the backbone")
+    device: str
+    limits: Limits
+
+
+router = APIRouter()
+
+
+@router.get("/v1/model")
+async def model(service: ServiceDep) -> ModelInfo:
+    """What is served: the model's classes, preprocessing, loss and recalls."""
+    return _model_info(service)
+
+
+@router.get("/health", responses={503: {"model": ErrorBody}})
+@facts(needs_token=False)
+async def health(service: ServiceDep) -> Health:
+    """Ready: the model has passed its self-check and works."""
+    try:
+        service.check_health()
+    except RuntimeError as error:
+        raise ApiError(503, "unhealthy", str(error)) from error
+    return Health(status="ready")
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(resources: ResourcesDep) -> Response:
+    """Prometheus metrics of the whole server."""
+    return Response(await resources.metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _model_info(service: Service) -> ModelInfo:
+    bundle = service.model.bundle
+    spec = bundle.spec
+    return ModelInfo(
+        bundle=bundle.path.name,
+        num_classes=spec.num_classes,
+        dim=spec.dim,
+        reads=spec.reads,
+        image=spec.image,
+        text=spec.text,
+        loss=spec.loss,
+        recalls=[entry.recall for entry in spec.recalls],
+        engine=service.model.engine,
+        device=str(service.model.device),
+        limits=Limits.model_validate(service.config, from_attributes=True),
+    )

@@ -1,0 +1,73 @@
+"""A route is declared in one place: what it states there is all that the server needs of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from fastapi import APIRouter, FastAPI, WebSocket
+
+from serving.deploy.edge import _pattern
+from serving.http import app
+from serving.http.routing import ServiceDep, facts, paths_of
+from tests.serving.in_process import application, ask, refusal
+from tests.tiny_bundle import write
+
+TOKEN = "t" * 32
+router = APIRouter()
+
+
+@router.get("/v1/open")
+@facts(needs_token=False)
+async def revealed(service: ServiceDep) -> int:
+    """Open to all."""
+    return service.config.max_inputs
+
+
+@router.post("/v1/things/{thing}:find")
+@facts(is_idempotent=True)
+async def found(thing: str) -> str:
+    """Found by its name."""
+    return thing
+
+
+@router.websocket("/v1/things/{thing}/live")
+@facts(streams=True)
+async def live(socket: WebSocket, thing: str) -> None: ...
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
+    """The server with one more router in its list."""
+    added = app.Group("Things", "What a new module adds.", (router,))
+    monkeypatch.setattr(app, "GROUPS", (*app.GROUPS, added))
+    monkeypatch.setattr(app, "ROUTERS", (*app.ROUTERS, router))
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text(TOKEN)
+    return application(write(tmp_path / "b"), token_file=tokens)
+
+
+def test_a_route_is_served_documented_and_protected_as_it_declares(api: FastAPI) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    assert ask(api, "GET", "/v1/open").json() == 64
+    assert refusal(ask(api, "POST", "/v1/things/a:find")) == (401, "no_token")
+    assert ask(api, "POST", "/v1/things/a:find", headers=headers).json() == "a"
+    document = ask(api, "GET", "/openapi.json", headers=headers).json()
+    assert document["tags"][-1] == {"name": "Things", "description": "What a new module adds."}
+    assert "security" not in document["paths"]["/v1/open"]["get"]
+    operation = document["paths"]["/v1/things/{thing}:find"]["post"]
+    assert (operation["summary"], operation["tags"]) == ("Found by its name", ["Things"])
+    assert operation["security"] == [{"token": []}]
+
+
+def test_facts_of_requests_and_of_websockets_reach_the_proxy() -> None:
+    assert paths_of([router], lambda route: route.streams) == ("/v1/things/{thing}/live",)
+    (path,) = paths_of([router], lambda route: route.is_idempotent)
+    assert re.fullmatch(_pattern(path), "/v1/things/a b:find")
+    assert not re.fullmatch(_pattern(path), "/v1/things/a/b:find")
+
+
+def test_a_path_that_needs_no_token_has_no_parameters() -> None:
+    """Paths are compared with it as they are."""
+    paths = paths_of(app.ROUTERS, lambda route: not route.needs_token)
+    assert not [path for path in paths if "{" in path]
