@@ -20,17 +20,18 @@ from ray.serve.schema import LoggingConfig
 
 from serving.clients import Clients
 from serving.config import ServingConfig
-from serving.deploy.bodies import bound_bodies, bound_messages
 from serving.deploy.log import append_errors
-from serving.deploy.loopback import keep_grpc_servers_on_loopback
 from serving.deploy.metrics import QueryMetrics, ReplicaMetrics, WatchMetrics, agent_pages
 from serving.deploy.metrics_page import exposition
+from serving.deploy.private_grpc import bind_servers_to_loopback
+from serving.deploy.private_ray import bound_request_buffers, check_replicas_use_uvicorn
+from serving.deploy.private_uvicorn import drop_trailers, set_server_options
+from serving.deploy.watch_actor import RayWatches
 from serving.http.app import build_api
 from serving.http.frames import most_json_bytes
 from serving.inference.methods import InferenceMethods, add_methods_to_server
 from serving.model import Model
 from serving.service import Service
-from serving.watches.actor import RayWatches
 
 # Requests that are counted nowhere and answered at once, refusals among them.
 _SPARE_REQUESTS = 64
@@ -45,10 +46,12 @@ class Kway:
         if errors is not None:
             append_errors(Path(errors))
         if ray.util.get_node_ip_address() == "127.0.0.1":
-            keep_grpc_servers_on_loopback()
-        bound_bodies()
+            bind_servers_to_loopback()
+        bound_request_buffers()
+        drop_trailers()
         checked = ServingConfig.model_validate(config)
-        bound_messages(most_json_bytes(checked))
+        check_replicas_use_uvicorn()
+        set_server_options(most_json_bytes(checked))
         # Before the model, which may start threads of its own.
         torch.set_num_threads(checked.threads_each)
         model = Model.open(Path(bundle), max_pixels=checked.max_pixels, device=checked.device)

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 
 from serving.config import ServingConfig
-from serving.deploy import edge, loopback
+from serving.deploy import edge, private_grpc
 from serving.deploy.ports import free_block
+from serving.deploy.private_ray import WORKER_SETUP_HOOK_VARIABLE
 from serving.http.app import ROUTERS
 from serving.http.routing import paths_of
 
@@ -79,16 +80,14 @@ def set_environment(session: Path, config: ServingConfig) -> None:
 def _grpc(config: ServingConfig) -> dict[str, str]:
     if config.grpc_port is None:
         return {}
-    hook = loopback.keep_grpc_servers_on_loopback
-    # Every worker calls it, Ray's fallback proxy among them, which opens a gRPC server, too. By
-    # ray.init(runtime_env=...), which sets this variable, each would wait for an environment.
-    variable = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+    # Every worker calls it, Ray's fallback proxy among them, which starts a gRPC server too.
+    hook = private_grpc.bind_servers_to_loopback
     # It is imported before Ray tells a worker where our packages are, and another kway may be
     # installed.
     path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
     return {
         "PYTHONPATH": path,
-        variable: f"{hook.__module__}.{hook.__name__}",
+        WORKER_SETUP_HOOK_VARIABLE: f"{hook.__module__}.{hook.__name__}",
         **grpc_limits(config),
     }
 

@@ -1,6 +1,5 @@
 """Start the whole server on this machine, and leave nothing running behind."""
 
-import functools
 import logging
 import shutil
 import signal
@@ -9,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -19,6 +18,7 @@ from serving.deploy.guard import guarded
 from serving.deploy.http_errors import counted_http_errors
 from serving.deploy.log import shown_errors
 from serving.deploy.ports import free_port
+from serving.deploy.private_ray import local_options, own_process_groups
 from serving.deploy.session import make_session
 from serving.deploy.stop_signal import ServerLostError
 
@@ -135,7 +135,7 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
     try:
         # Ray lets replicas import from its driver's current folder before all others; one with a
         # folder data/ in it would hide ours.
-        with _own_process_groups(), chdir(_PACKAGES):
+        with own_process_groups(), chdir(_PACKAGES):
             ray.init(
                 address="local",  # never a cluster that happens to be there
                 num_cpus=config.most_replicas,
@@ -144,9 +144,7 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 configure_logging=False,
-                _node_ip_address=_LOOPBACK,
-                _temp_dir=str(folder),
-                _system_config={"metrics_report_interval_ms": 1000},
+                **local_options(_LOOPBACK, str(folder)),
             )
     except SystemExit:
         # Ray's handler of SIGTERM, in place during its start, exits with 15: this was a wish.
@@ -154,24 +152,6 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
     finally:
         if handler is not None:
             signal.signal(signal.SIGTERM, handler)
-
-
-@contextmanager
-def _own_process_groups() -> Iterator[None]:
-    """Start Ray's daemons outside our process group.
-
-    A terminal, `timeout` and others signal the whole group: the daemons would die together with
-    our wish to stop them in order, and Ray then waits a minute for them. Ray has no setting for it.
-    """
-    from ray._private import services as ray_services
-
-    services: Any = ray_services
-    start = services.ConsolePopen
-    services.ConsolePopen = functools.partial(start, process_group=0)
-    try:
-        yield
-    finally:
-        services.ConsolePopen = start
 
 
 def _told_by_replicas() -> str:

@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
 from serving.config import ServingConfig
-from serving.deploy.bodies import bound_messages
+from serving.deploy.private_uvicorn import set_server_options
 from serving.errors import ApiError
 from serving.http import bodies
 from serving.http.bodies import QueryBody
@@ -309,7 +309,7 @@ def test_a_replica_takes_no_longer_messages_and_no_compressed_ones(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)  # back at the end
-    bound_messages(50_000)
+    set_server_options(50_000)
     # The board of watches waits in one event loop alone: another application for another server.
     api = in_process.application(bundle, max_frame_bytes=2000)
     with listening(api) as url, connect(url.replace("http", "ws") + "/v1/feeds/x/frames") as socket:
@@ -322,16 +322,6 @@ def test_a_replica_takes_no_longer_messages_and_no_compressed_ones(
             socket.recv(20)
         assert caught.value.rcvd is not None
         assert caught.value.rcvd.code == 1009
-
-
-@_RAYS_OWN
-def test_a_ray_that_bounds_messages_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.serve._private import http_util
-
-    monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)
-    monkeypatch.setattr(http_util, "uvicorn", None)
-    with pytest.raises(RuntimeError, match="in a way unknown to kway"):
-        bound_messages(50_000)
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_frame_bytes": 10}, {"max_text_chars": 1}])

@@ -527,7 +527,7 @@ import asyncio, os, sys
 os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 import ray
 from serving.config import ServingConfig
-from serving.watches.actor import RayWatches
+from serving.deploy.watch_actor import RayWatches
 from serving.watches.live import LiveWatches
 from serving.watches.watch import *
 

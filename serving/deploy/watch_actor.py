@@ -5,14 +5,14 @@ told and listen anew. Importing this module imports Ray.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
-from ray.experimental import internal_kv
 
 from serving.config import ServingConfig
+from serving.deploy.private_ray import KeyValueStore
 from serving.watches.board import Board
 from serving.watches.watch import Changes, Letters, Terms, Watch, WatchError, WatchesDownError
 
@@ -22,38 +22,11 @@ _MAX_CALLS = 10_000
 _ANSWER_SECONDS = 5.0
 
 
-class Kept(MutableMapping[str, bytes]):
-    """Ray's key-value store, in the head node's memory, as a mapping."""
-
-    def __init__(self, namespace: str) -> None:
-        self._namespace = namespace
-
-    def __getitem__(self, key: str) -> bytes:
-        found = internal_kv._internal_kv_get(key, namespace=self._namespace)
-        if found is None:
-            raise KeyError(key)
-        return found
-
-    def __setitem__(self, key: str, value: bytes) -> None:
-        internal_kv._internal_kv_put(key, value, overwrite=True, namespace=self._namespace)
-
-    def __delitem__(self, key: str) -> None:
-        if not internal_kv._internal_kv_del(key, namespace=self._namespace):
-            raise KeyError(key)
-
-    def __iter__(self) -> Iterator[str]:
-        for key in internal_kv._internal_kv_list("", namespace=self._namespace):
-            yield key.decode()
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-
 class WatchActor(Board):
     """The board, with what outlives it."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(ServingConfig.model_validate(config), kept=Kept(NAMESPACE))
+        super().__init__(ServingConfig.model_validate(config), kept=KeyValueStore(NAMESPACE))
 
 
 class RayWatches:

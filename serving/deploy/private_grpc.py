@@ -1,0 +1,32 @@
+"""What kway changes in gRPC's Python servers: those of Ray listen on loopback only.
+
+Ray's C++ servers bind to the node's address since ray-project/ray#59852. The Python servers of
+Ray Serve 2.60 bind to `[::]`, and have no option for another address.
+"""
+
+from functools import wraps
+from typing import Any
+
+
+def bind_servers_to_loopback() -> None:
+    """Bind this process's asynchronous gRPC servers to loopback where they ask for all addresses.
+
+    One of Ray's accepts pickles. Call it before they start: at a worker's start, or in a replica's
+    constructor. A second call has no effect. Raises RuntimeError if the installed gRPC no longer
+    has the method; `tests/serving/test_private_names.py` checks it.
+    """
+    import grpc
+    from grpc.aio import _server
+
+    add_port = getattr(_server.Server, "add_insecure_port", None)
+    if add_port is None:
+        raise RuntimeError(
+            f"kway does not know grpcio {grpc.__version__}: grpc.aio's Server has no "
+            "add_insecure_port"
+        )
+
+    @wraps(add_port)
+    def add_loopback_port(server: Any, address: str) -> int:
+        return int(add_port(server, address.replace("[::]", "127.0.0.1")))
+
+    _server.Server.add_insecure_port = add_loopback_port

@@ -1,0 +1,128 @@
+"""Every private name of Ray that kway uses, with the reason. `pyproject.toml` caps Ray's version.
+
+Ray 2.60 has no public option for any of these. Each function raises RuntimeError if the installed
+Ray no longer has what it needs; `tests/serving/test_private_names.py` checks all of them.
+"""
+
+import asyncio
+import functools
+import importlib
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+# Names a function that every worker process calls at its start. The public form,
+# `ray.init(runtime_env={"worker_process_setup_hook": ...})`, sets this variable too, but then each
+# worker also waits for the creation of a runtime environment. Ray's name for it can only be
+# imported with Ray, which reads its environment at that time.
+WORKER_SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+_BUFFERED_MESSAGES = 4
+
+
+def bound_request_buffers() -> None:
+    """Buffer at most a few parts of a request's body between Ray and the application.
+
+    Ray reads ahead without a limit: a stream that is sent faster than it is answered would be kept
+    in memory as a whole. Call it in a replica's constructor.
+    """
+    proxy = _required("ray.serve._private.direct_ingress_http_util", "ASGIDIReceiveProxy")
+    if not isinstance(getattr(proxy, "queue", None), property):
+        raise _changed("ASGIDIReceiveProxy.queue is no property")
+
+    def queue(self: Any) -> asyncio.Queue:
+        if self._queue is None:
+            self._queue = asyncio.Queue(_BUFFERED_MESSAGES)
+        found: asyncio.Queue = self._queue
+        return found
+
+    proxy.queue = property(queue)
+
+
+def check_replicas_use_uvicorn() -> None:
+    """Raise unless a replica's server is made by `uvicorn.Config`, whose options kway extends.
+
+    `ray.serve.config.HTTPOptions` passes on none of uvicorn's options for WebSockets.
+    """
+    import uvicorn
+
+    start = _required("ray.serve._private.http_util", "start_asgi_http_server")
+    if start.__globals__.get("uvicorn") is not uvicorn or "Config" not in start.__code__.co_names:
+        raise _changed("start_asgi_http_server makes no uvicorn.Config")
+
+
+@contextmanager
+def own_process_groups() -> Iterator[None]:
+    """Start Ray's daemons outside our process group.
+
+    A terminal, `timeout` and others signal the whole group. The daemons would end with this process
+    and not in order, and Ray would then wait a minute for them. Ray once started its daemons in
+    sessions of their own (ray-project/ray#6008); now it only blocks SIGINT in them.
+    """
+    services = importlib.import_module("ray._private.services")
+    start = _required(services.__name__, "ConsolePopen")
+    if "ConsolePopen" not in _required(services.__name__, "start_ray_process").__code__.co_names:
+        raise _changed("start_ray_process does not call ConsolePopen")
+    services.ConsolePopen = functools.partial(start, process_group=0)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = start  # type: ignore[attr-defined]
+
+
+def local_options(address: str, temp_folder: str) -> dict[str, Any]:
+    """Arguments of `ray.init` whose names begin with an underscore.
+
+    The node's address, the folder of all its files, and how often metrics are reported.
+    """
+    return {
+        "_node_ip_address": address,
+        "_temp_dir": temp_folder,
+        "_system_config": {"metrics_report_interval_ms": 1000},
+    }
+
+
+class KeyValueStore(MutableMapping[str, bytes]):
+    """Ray's key-value store, in the memory of the head node, as a mapping.
+
+    `ray.experimental.internal_kv` has functions with private names only.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+
+    def __getitem__(self, key: str) -> bytes:
+        found: bytes | None = self._call("get", key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: str, value: bytes) -> None:
+        self._call("put", key, value, overwrite=True)
+
+    def __delitem__(self, key: str) -> None:
+        if not self._call("del", key):
+            raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        for key in self._call("list", ""):
+            yield key.decode()
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def _call(self, name: str, *arguments: object, **options: object) -> Any:
+        function = _required("ray.experimental.internal_kv", f"_internal_kv_{name}")
+        return function(*arguments, namespace=self._namespace, **options)
+
+
+def _required(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise _changed(str(error)) from error
+
+
+def _changed(reason: str) -> RuntimeError:
+    import ray
+
+    return RuntimeError(f"kway does not know Ray {ray.__version__}: {reason}; install Ray 2.60")

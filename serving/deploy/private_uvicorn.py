@@ -1,0 +1,58 @@
+"""What kway changes in uvicorn, which Ray starts in each replica without passing options on.
+
+Call these in a replica's constructor, before Ray starts the replica's server. They raise
+RuntimeError if the installed uvicorn no longer has what they need;
+`tests/serving/test_private_names.py` checks both.
+"""
+
+import inspect
+from typing import Any
+
+import uvicorn
+
+
+def set_server_options(max_message_bytes: int) -> None:
+    """Accept WebSocket messages of at most `max_message_bytes`, without compression.
+
+    uvicorn's default limit is 16 MiB a message, and a single read may decompress to any number of
+    such messages. These options of `uvicorn.Config` are public, but Ray has none that set them.
+    """
+    options = {
+        "ws_max_size": max_message_bytes,
+        "ws_per_message_deflate": False,
+        "http": "httptools",  # the one that `drop_trailers` changes
+    }
+    init = uvicorn.Config.__init__
+    if missing := options.keys() - inspect.signature(init).parameters.keys():
+        raise _changed(f"uvicorn.Config has no {', '.join(sorted(missing))}")
+
+    def with_options(config: uvicorn.Config, *arguments: Any, **given: Any) -> None:
+        init(config, *arguments, **{**given, **options})
+
+    with_options.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
+    uvicorn.Config.__init__ = with_options  # type: ignore[method-assign,assignment]
+
+
+def drop_trailers() -> None:
+    """Do not add the trailers of a chunked body to the headers of its request.
+
+    No rule of HAProxy has seen them, and HAProxy 2.8 has no option that drops them. uvicorn appends
+    them to `scope["headers"]`, which Ray and the application read; it has no support for trailers
+    (Kludex/uvicorn#1596).
+    """
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    add_header = getattr(HttpToolsProtocol, "on_header", None)
+    complete = getattr(HttpToolsProtocol, "on_headers_complete", None)
+    if add_header is None or complete is None or "scope" not in complete.__code__.co_names:
+        raise _changed("HttpToolsProtocol reads headers in another way")
+
+    def on_header(protocol: HttpToolsProtocol, name: bytes, value: bytes) -> None:
+        if "method" not in protocol.scope:  # set when the head is complete
+            add_header(protocol, name, value)
+
+    HttpToolsProtocol.on_header = on_header  # type: ignore[method-assign,assignment]
+
+
+def _changed(reason: str) -> RuntimeError:
+    return RuntimeError(f"kway does not know uvicorn {uvicorn.__version__}: {reason}")

@@ -1,0 +1,158 @@
+"""The private names of other libraries that kway uses still exist and still have their effect.
+
+A failure here means that a new version of Ray, uvicorn or gRPC has changed one of them. Look into
+its release for a public option, else adapt the module that the failure names.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ENVIRONMENT = Path("serving/deploy/environment.py")
+
+
+def run(code: str) -> str:
+    """What a fresh interpreter prints: the changes are for the whole process."""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return ran.stdout.strip()
+
+
+def test_ray_buffers_a_bounded_part_of_a_body() -> None:
+    said = run("""
+import asyncio
+from serving.deploy.private_ray import bound_request_buffers, check_replicas_use_uvicorn
+bound_request_buffers()
+check_replicas_use_uvicorn()
+from ray.serve._private.direct_ingress_http_util import ASGIDIReceiveProxy
+
+async def main():
+    read = 0
+    async def receive():
+        nonlocal read
+        read += 1
+        return {"type": "http.request", "body": b"x", "more_body": True}
+    proxy = ASGIDIReceiveProxy({"type": "http"}, receive, asyncio.get_running_loop())
+    task = proxy.fetch_until_disconnect_task()
+    await asyncio.sleep(0.2)
+    assert (await proxy())["body"] == b"x"
+    task.cancel()
+    print(read)
+
+asyncio.run(main())
+""")
+    assert int(said) <= 6
+
+
+def test_rays_daemons_start_in_process_groups_of_their_own() -> None:
+    said = run("""
+import os, subprocess, sys
+from ray._private import services
+from serving.deploy.private_ray import own_process_groups
+before = services.ConsolePopen
+code = "import os; print(os.getpgid(0) == os.getpid())"
+with own_process_groups():
+    started = services.start_ray_process([sys.executable, "-c", code], "x", False)
+    started.process.wait()
+assert services.ConsolePopen is before
+""")
+    assert said == "True"
+
+
+def test_ray_still_knows_each_name_that_it_is_configured_by() -> None:
+    """Ray ignores environment variables and arguments that it does not know."""
+    said = run("""
+import inspect, pathlib, ray, ray.serve
+from ray._private import ray_constants
+from ray.experimental import internal_kv
+from serving.deploy.private_ray import WORKER_SETUP_HOOK_VARIABLE, local_options
+assert WORKER_SETUP_HOOK_VARIABLE == ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+source = inspect.getsource(inspect.unwrap(ray.init))
+assert not [name for name in local_options("", "") if f'"{name}"' not in source]
+for name in ("get", "put", "del", "list"):
+    assert "namespace" in inspect.signature(getattr(internal_kv, f"_internal_kv_{name}")).parameters
+folder = pathlib.Path(ray.serve.__file__).parent / "_private"
+print("".join(path.read_text() for path in folder.glob("*.py")))
+""")
+    wanted = set(re.findall(r'"(RAY_SERVE_\w+)"', ENVIRONMENT.read_text()))
+    assert len(wanted) > 10
+    assert {name for name in wanted if f'"{name}"' not in said} == set()
+
+
+def test_uvicorn_takes_the_options_and_drops_trailers() -> None:
+    said = run("""
+import socket, threading, time
+import uvicorn
+from serving.deploy.private_uvicorn import drop_trailers, set_server_options
+drop_trailers()
+set_server_options(50_000)
+
+async def app(scope, receive, send):
+    while (await receive())["more_body"]:
+        pass
+    names = b" ".join(name for name, _ in scope["headers"])
+    headers = [(b"content-length", str(len(names)).encode()), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": names})
+
+config = uvicorn.Config(app, port=0, log_level="error", lifespan="off")
+assert (config.ws_max_size, config.ws_per_message_deflate) == (50_000, False)
+server = uvicorn.Server(config)
+thread = threading.Thread(target=server.run)
+thread.start()
+while not server.started:
+    time.sleep(0.01)
+address = server.servers[0].sockets[0].getsockname()
+with socket.create_connection(address) as client:
+    head = b"POST / HTTP/1.1\\r\\nHost: x\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n"
+    client.sendall(head + b"1\\r\\na\\r\\n0\\r\\nX-Trailer: b\\r\\n\\r\\n")
+    answer = b""
+    while part := client.recv(4096):
+        answer += part
+server.should_exit = True
+thread.join()
+print(answer.split(b"\\r\\n\\r\\n")[1].decode())
+""")
+    assert said == "host transfer-encoding"
+
+
+def test_servers_of_grpc_that_ask_for_all_addresses_listen_on_loopback() -> None:
+    said = run("""
+import asyncio, grpc, psutil
+from serving.deploy.private_grpc import bind_servers_to_loopback
+bind_servers_to_loopback()
+bind_servers_to_loopback()
+
+async def main():
+    server = grpc.aio.server()
+    port = server.add_insecure_port("[::]:0")
+    await server.start()
+    found = [c.laddr for c in psutil.Process().net_connections() if c.status == "LISTEN"]
+    assert [one.port for one in found] == [port]
+    print(found[0].ip)
+    await server.stop(0)
+
+asyncio.run(main())
+""")
+    assert said in ("127.0.0.1", "::ffff:127.0.0.1")
+
+
+def test_a_changed_library_is_named_with_its_version() -> None:
+    said = run("""
+from ray.serve._private import direct_ingress_http_util, http_util
+from serving.deploy import private_ray
+del direct_ingress_http_util.ASGIDIReceiveProxy
+http_util.uvicorn = None
+for check in (private_ray.bound_request_buffers, private_ray.check_replicas_use_uvicorn):
+    try:
+        check()
+    except RuntimeError as error:
+        print(error)
+""")
+    first, second = said.splitlines()
+    assert re.match(
+        r"kway does not know Ray [\d.]+: .*ASGIDIReceiveProxy.*install Ray 2\.60", first
+    )
+    assert "makes no uvicorn.Config" in second
