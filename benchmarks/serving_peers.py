@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from serving.answer import Question, answer, ask
 from serving.model import Model
-from serving.verdicts import Answer
+from serving.schemas import Answer
 
 PATH = "/v1/query"
 _BATCH, _QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from serving.verdicts import Answer, ClassThreshold, InputVerdicts, Verdict
+from serving.schemas import Answer, ClassThreshold, InputVerdicts, Verdict
 from trainer.bundle import Bundle
 
 NOT_ALIGNED = (

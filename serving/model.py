@@ -14,8 +14,8 @@ from torch import Tensor
 
 from data.images.decode import MAX_PIXELS
 from serving.answer import Question, answer
-from serving.readers import open_reader
-from serving.verdicts import Answer
+from serving.preprocessing import open_reader
+from serving.schemas import Answer
 from trainer.bundle import Bundle, onnx_is_installed
 
 Device = Literal["cpu", "cuda"]

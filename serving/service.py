@@ -16,12 +16,12 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from serving.answer import Question, answer, ask
+from serving.api_error import ApiError
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
-from serving.errors import ApiError
+from serving.limits import Uploads
 from serving.model import Model
-from serving.uploads import Uploads
-from serving.verdicts import Answer
+from serving.schemas import Answer
 
 _RETRY = {"Retry-After": "1"}
 # A forward pass that runs this long has hung, for example in a broken driver.

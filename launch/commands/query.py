@@ -13,7 +13,7 @@ from launch.wording import plain, printable
 if TYPE_CHECKING:
     from serving.answer import Question
     from serving.model import Model
-    from serving.verdicts import Answer, ClassThreshold
+    from serving.schemas import Answer, ClassThreshold
 
 # Texts, or crops of pictures, in one forward pass.
 _BATCH = 16

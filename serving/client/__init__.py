@@ -5,13 +5,13 @@ unanswered, is asked again where that changes nothing, as no question does: each
 however often it was sent.
 """
 
-from serving.client.answers import RefusedError
 from serving.client.client import Client
-from serving.client.lines import Item
-from serving.client.parts import joined
-from serving.galleries.hits import Hit as GalleryHit
-from serving.streamed import Done, Hit, LineError
-from serving.watches.lines import (
+from serving.client.ndjson import Item
+from serving.client.queries import joined
+from serving.client.responses import RefusedError
+from serving.galleries.schemas import Hit as GalleryHit
+from serving.schemas import Done, Hit, LineError
+from serving.watches.schemas import (
     Acknowledged,
     Dropped,
     Ended,

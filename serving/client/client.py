@@ -4,16 +4,28 @@ from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
-from serving.client.answers import RefusedError
-from serving.client.asking import Asking
-from serving.client.lines import NDJSON, STREAMED, Input, Item, Streamed, check_input, lines_of
-from serving.client.parts import counted_from, in_text, joined, question, requests, several
-from serving.client.paths import path_of
-from serving.client.said import ClassesFound, GalleriesFound, GalleryFound, Served
-from serving.client.standing import StandingQueries
-from serving.galleries.hits import ClassHits, Hits
-from serving.galleries.hits import Hit as GalleryHit
-from serving.verdicts import Answer
+from serving.client.ndjson import NDJSON, STREAMED, Input, Item, Streamed, check_input, lines_of
+from serving.client.queries import (
+    counted_from,
+    in_text,
+    joined,
+    path_of,
+    question,
+    requests,
+    several,
+)
+from serving.client.responses import (
+    ClassesFound,
+    GalleriesFound,
+    GalleryFound,
+    RefusedError,
+    Served,
+)
+from serving.client.transport import Transport
+from serving.client.watches import StandingQueries
+from serving.galleries.schemas import ClassHits, Hits
+from serving.galleries.schemas import Hit as GalleryHit
+from serving.schemas import Answer
 
 
 class Client(StandingQueries):
@@ -31,11 +43,11 @@ class Client(StandingQueries):
         self, url: str, *, token: str | None = None, timeout: float = 60, patience: float = 60
     ) -> None:
         """Asks nothing yet. Raises ValueError for what is no URL, and for what is no token."""
-        super().__init__(Asking(url, token, timeout, patience), timeout)
+        super().__init__(Transport(url, token, timeout, patience), timeout)
 
     @property
     def url(self) -> str:
-        return self._asking.url
+        return self._transport.url
 
     def __enter__(self) -> Self:
         return self
@@ -50,11 +62,11 @@ class Client(StandingQueries):
 
     def close(self) -> None:
         """Hang up. Streams and listeners that are read meanwhile have a `close` of their own."""
-        self._asking.close()
+        self._transport.close()
 
     def served(self) -> Served:
         """What the server serves. Raises RefusedError and OSError."""
-        return self._asking.ask(Served, "GET", "/v1/model")
+        return self._transport.ask(Served, "GET", "/v1/model")
 
     def classes(self, search: str = "", *, limit: int = 20, offset: int = 0) -> ClassesFound:
         """Classes whose names contain `search`; those that begin with it first.
@@ -62,7 +74,7 @@ class Client(StandingQueries):
         Raises RefusedError and OSError.
         """
         parameters = {"search": search, "limit": limit, "offset": offset}
-        return self._asking.ask(ClassesFound, "GET", "/v1/classes", params=parameters)
+        return self._transport.ask(ClassesFound, "GET", "/v1/classes", params=parameters)
 
     def query(
         self,
@@ -105,7 +117,7 @@ class Client(StandingQueries):
         raises. A stream that has begun is not sent again.
         """
         asked = in_text(question(classes, recall, threshold))
-        return self._asking.converse(
+        return self._transport.converse(
             STREAMED,
             "POST",
             "/v1/query:stream",
@@ -116,7 +128,7 @@ class Client(StandingQueries):
 
     def galleries(self) -> list[GalleryFound]:
         """The collections that can be searched. Raises RefusedError and OSError."""
-        return self._asking.ask(GalleriesFound, "GET", "/v1/galleries").galleries
+        return self._transport.ask(GalleriesFound, "GET", "/v1/galleries").galleries
 
     def search(
         self,
@@ -169,12 +181,14 @@ class Client(StandingQueries):
         Raises RefusedError and OSError.
         """
         body = question(classes, recall, threshold) | {"limit": limit, "offset": offset}
-        return self._asking.ask(Hits, "POST", f"{path_of('galleries', gallery)}/search", json=body)
+        return self._transport.ask(
+            Hits, "POST", f"{path_of('galleries', gallery)}/search", json=body
+        )
 
     def _part(self, first: int, request: dict[str, Any]) -> Answer:
         """The answer to a part of a question, whose first input has this place of all."""
         try:
-            return self._asking.ask(Answer, "POST", "/v1/query", **request)
+            return self._transport.ask(Answer, "POST", "/v1/query", **request)
         except RefusedError as error:
             reason = counted_from(first, error.reason)
             raise RefusedError(self.url, error.status, error.code, reason) from None

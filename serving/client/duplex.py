@@ -1,20 +1,81 @@
 """An httpx transport that sends the body of a request while it reads the answer.
 
-httpx's own sends all of the body first, and a stream that nobody reads is not read by kway either.
-The body is taken only once the server has accepted the request, so that a refusal costs nothing of
-it, and one part ahead at most. HTTP/1.1, a connection a request, past any proxy of the environment.
+httpx's own transport sends all of the body first, but kway stops reading a stream whose answers are
+not read. The body is taken only once the server has accepted the request, so that a rejected
+request costs none of it, and at most one part ahead. HTTP/1.1, one connection a request; proxies of
+the environment are ignored.
 """
 
+import queue
 import selectors
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from threading import Thread
 from typing import Any, TypeVar
 
 import h11
 import httpx
 
-from serving.client.taking import Taking
+
+class BodyReader:
+    """`wake` can be read from, as by a selector, where there may be something to `take`.
+
+    The thread does not keep the program from its end, and leaves after `close` as soon as the
+    iterable gives a part.
+    """
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self.wake, far = socket.socketpair()
+        self.wake.setblocking(False)
+        self.is_over = False
+        self._found: queue.Queue[bytes | BaseException | None] = queue.Queue(1)
+        self._is_closed = False
+        Thread(target=self._run, args=(parts, far), daemon=True).start()
+
+    def take(self) -> bytes | None:
+        """The next part; None where there is none yet or, if `is_over`, no more.
+
+        Raises what the iterable raised.
+        """
+        with suppress(BlockingIOError):
+            self.wake.recv(16)
+        try:
+            found = self._found.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(found, bytes):
+            return found
+        self.is_over = True
+        if found is not None:
+            raise found
+        return None
+
+    def close(self) -> None:
+        self._is_closed = True
+        with suppress(queue.Empty):
+            self._found.get_nowait()  # the thread may wait for this place
+        self.wake.close()
+
+    def _run(self, parts: Iterable[bytes], far: socket.socket) -> None:
+        last = None
+        with far:
+            try:
+                for part in parts:
+                    if self._is_closed:
+                        return
+                    self._give(part, far)
+            except BaseException as error:  # whatever it is: `take` raises it
+                last = error
+            if not self._is_closed:  # nobody would make room for it
+                self._give(last, far)
+
+    def _give(self, found: bytes | BaseException | None, far: socket.socket) -> None:
+        self._found.put(found)
+        with suppress(OSError):  # closed meanwhile
+            far.send(b".")
+
 
 T = TypeVar("T")
 _CHUNK_BYTES = 65536
@@ -69,7 +130,7 @@ class _Exchange(httpx.SyncByteStream):
         self._socket, self._http = connection, h11.Connection(h11.CLIENT)
         self._sign_of_life, self._silence, self._timeout = sign_of_life, silence, timeout
         self._out = bytearray()
-        self._body: Taking | None = None  # before the request is accepted, and after its end
+        self._body: BodyReader | None = None  # before the request is accepted, and after its end
 
     def begin(self, request: httpx.Request) -> h11.Response:
         """Send the head of the request and wait for that of the answer."""
@@ -84,7 +145,7 @@ class _Exchange(httpx.SyncByteStream):
             pass  # 100 Continue
         if event.status_code == 200:
             assert isinstance(request.stream, httpx.SyncByteStream)
-            self._body = Taking(request.stream)
+            self._body = BodyReader(request.stream)
         return event
 
     def __iter__(self) -> Iterator[bytes]:

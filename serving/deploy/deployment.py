@@ -18,9 +18,8 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.schema import LoggingConfig
 
-from serving.clients import Clients
 from serving.config import ServingConfig
-from serving.deploy.log import append_errors
+from serving.deploy.error_reports import append_errors
 from serving.deploy.metrics import QueryMetrics, ReplicaMetrics, WatchMetrics, agent_pages
 from serving.deploy.metrics_page import exposition
 from serving.deploy.private_grpc import bind_servers_to_loopback
@@ -28,10 +27,11 @@ from serving.deploy.private_ray import bound_request_buffers, check_replicas_use
 from serving.deploy.private_uvicorn import drop_trailers, set_server_options
 from serving.deploy.watch_actor import RayWatches
 from serving.http.app import build_api
-from serving.http.frames import most_json_bytes
+from serving.http.input_lines import most_json_bytes
 from serving.inference.methods import InferenceMethods, add_methods_to_server
 from serving.model import Model
 from serving.service import Service
+from serving.tokens import Clients
 
 # Requests that are counted nowhere and answered at once, refusals among them.
 _SPARE_REQUESTS = 64

@@ -323,7 +323,7 @@ def _plain(status: int) -> str:
 
 
 def _body(code: str, message: str) -> str:
-    """An `ErrorBody` (`serving/refusals.py`) in single quotes' reach."""
+    """An `ErrorBody` (`serving/schemas.py`) in single quotes' reach."""
     body = json.dumps({"error": {"code": code, "message": message}})
     assert "'" not in body
     return body

@@ -14,12 +14,10 @@ import psutil
 
 from serving.config import ServingConfig
 from serving.deploy.environment import HTTP_ERRORS_FIFO, set_environment
-from serving.deploy.guard import guarded
-from serving.deploy.http_errors import counted_http_errors
-from serving.deploy.log import shown_errors
+from serving.deploy.error_reports import counted_http_errors, shown_errors
 from serving.deploy.ports import free_port
 from serving.deploy.private_ray import local_options, own_process_groups
-from serving.deploy.session import make_session
+from serving.deploy.session import cleaned_up, make_session
 from serving.deploy.stop_signal import ServerLostError
 
 _APPLICATION = "kway"
@@ -49,7 +47,7 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
     config = _with_ports(config)
     session = make_session()
     errors = session / "errors.log"
-    with guarded(session):
+    with cleaned_up(session):
         before = set(psutil.Process().children(recursive=True))
         try:
             set_environment(session, config)
@@ -58,7 +56,7 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
                 yield _addresses(config)
         finally:
             # Ray, asked to stop, would wait a minute for what has ended, and then end this process
-            # in its own words. The guard ends what is left.
+            # in its own words. The clean-up process kills what is left.
             if not isinstance(sys.exception(), ServerLostError):
                 _stop(before)
                 shutil.rmtree(session, ignore_errors=True)
@@ -184,7 +182,7 @@ def _quiet_ray() -> Iterator[None]:
 def _stop(before: set[psutil.Process]) -> None:
     """End what runs now and did not run before; requests in progress are answered first.
 
-    Raises ServerLostError where Ray does not answer: the guard is to end what there is.
+    Raises ServerLostError where Ray does not answer: the clean-up process kills what there is.
     """
     started = set(psutil.Process().children(recursive=True)) - before
     ray, serve = sys.modules.get("ray"), sys.modules.get("ray.serve")

@@ -1,28 +1,45 @@
-"""The folder of one server: Ray's files and sockets, logs, secrets. It is gone with the server."""
+"""The folder of one server, for Ray's files and sockets, logs and secrets; and its removal.
 
+Run as a script, this module is the clean-up process of a server. It waits for the end of its
+standard input, whose other end the server holds. It then kills every process that writes into the
+session folder, as all of Ray's do, and removes the folder. So nothing stays after SIGKILL either.
+"""
+
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
 
 # Ray writes its logs there, and without space it starts its processes again and again, for ever.
 _LEAST_FREE_BYTES = 2**28
 # Of a socket, by the system; and of Ray's longest below the folder, with the largest process id.
 _LONGEST_ADDRESS = 107
 _BELOW = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+# Of the clean-up: it ends after so many rounds in a row that find no process.
+_QUIET_ROUNDS = 4
+_MAX_ROUNDS = 60
+_ROUND_SECONDS = 0.5
 
 
 def make_session() -> Path:
     """A new folder where temporary files go (TMPDIR). Raises OSError where Ray could not use it."""
     session = Path(tempfile.mkdtemp(prefix="kway-ray-"))
     try:
-        _check(session)
+        _check_usable(session)
     except OSError:
         session.rmdir()
         raise
     return session
 
 
-def _check(session: Path) -> None:
+def _check_usable(session: Path) -> None:
     free = shutil.disk_usage(session).free
     if free < _LEAST_FREE_BYTES:
         raise OSError(
@@ -35,3 +52,57 @@ def _check(session: Path) -> None:
             f"{session.parent} is too long for the names of Ray's sockets: let TMPDIR name a "
             f"folder of at most {len(str(session.parent)) - excess} characters"
         )
+
+
+@contextmanager
+def cleaned_up(session: Path) -> Iterator[None]:
+    """Have a process clean up `session` if this one is killed while inside.
+
+    Remove the folder before leaving: the clean-up process then has nothing to do.
+    """
+    cleaner = subprocess.Popen(
+        [sys.executable, "-P", __file__, str(session)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,  # signals to our group are not for it
+    )
+    assert cleaner.stdin is not None
+    try:
+        yield
+    finally:
+        cleaner.stdin.close()
+        cleaner.wait()
+
+
+def clean(session: Path, owner: int) -> None:
+    """End the processes that write into `session`, all but `owner`, and remove the folder."""
+    quiet = 0
+    for _ in range(_MAX_ROUNDS):
+        if quiet == _QUIET_ROUNDS or not session.exists():
+            break
+        spared = (owner, os.getpid())
+        others = (one for one in psutil.process_iter() if one.pid not in spared)
+        found = [process for process in others if _writes(process, session)]
+        for process in found:
+            process.kill()
+        # One that was just being started shows itself in a later round.
+        quiet = 0 if found else quiet + 1
+        time.sleep(_ROUND_SECONDS)
+    shutil.rmtree(session, ignore_errors=True)
+
+
+def _writes(process: psutil.Process, session: Path) -> bool:
+    try:
+        opened = process.open_files()
+    except (psutil.Error, OSError):  # ended meanwhile, or somebody else's
+        return False
+    # Who only reads, as `tail` does, is not the server's.
+    return any(Path(file.path).is_relative_to(session) and file.mode != "r" for file in opened)
+
+
+if __name__ == "__main__":
+    server = os.getppid()
+    sys.stdin.buffer.read()
+    clean(Path(sys.argv[1]), server)

@@ -1,13 +1,17 @@
-"""The rows of several parts, of one or more runs, become one gallery in its listing's order."""
+"""The rows of several parts, of one or more runs, become one gallery in its listing's order.
 
-from collections.abc import Callable, Sequence
+Listed items and those that were indexed before are merged in one pass over both in order. Only the
+next item of each part is held in memory.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from data.aside import commit
-from serving.galleries.items import item_line, order_of, read_items
-from serving.galleries.joining import Found, joined
+from serving.galleries.items import Item, item_line, order_of, read_items
 from serving.galleries.manifest import (
     DATA_FILES,
     FEATURES,
@@ -20,13 +24,56 @@ from serving.galleries.manifest import (
 )
 from serving.galleries.matrix import HashedFile, matrix_header
 from serving.galleries.rows import RowReader
-from serving.galleries.workplace import About, Workplace
+from serving.galleries.work_folder import About, WorkFolder
+
+
+class Found(NamedTuple):
+    """Where the features of an item lie."""
+
+    rows: RowReader
+    position: int
+    item: Item  # as it was indexed, with what is shown of it
+
+
+class _Part:
+    """Goes through one part in order, as far as it is asked about."""
+
+    def __init__(self, rows: RowReader, order: Callable[[str], Any]) -> None:
+        self._rows, self._order, self._left = rows, order, iter(rows)
+        self._next()
+
+    def find(self, key: Any, item: Item) -> Found | None:
+        while self._position >= 0 and self._key < key:
+            self._next()
+        same = self._position >= 0 and self._key == key and self._item[1:3] == item[1:3]
+        return Found(self._rows, self._position, self._item) if same else None
+
+    def _next(self) -> None:
+        following = next(self._left, None)
+        if following is None:
+            self._position = -1
+            return
+        self._position, self._item = following
+        self._key = self._order(self._item.name)
+
+
+def joined(
+    items: Iterable[Item], indexed: Sequence[RowReader], order: Callable[[str], Any]
+) -> Iterator[tuple[Item, Found | None]]:
+    """Each of `items` with where the same item, unchanged, was indexed; all in `order` of names."""
+    parts = [_Part(rows, order) for rows in indexed]
+    for item in items:
+        key = order(item.name)
+        # All parts move on, so none may be left out where another has the item.
+        found = [one for one in [part.find(key, item) for part in parts] if one is not None]
+        yield item, found[0] if found else None
+
 
 _REPORT_EVERY = 1000
 
 
 def assemble(
-    work: Workplace,
+    work: WorkFolder,
     about: About,
     rows: Sequence[RowReader],
     num_items: int,

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from data.pool import in_order
-from serving.galleries.assembling import assemble
-from serving.galleries.collection import Collection
+from serving.galleries.assembling import assemble, joined
+from serving.galleries.collection import Collection, Unreadable, UnreadableFile
 from serving.galleries.items import Item, item_line, order_of, read_items, shown_name
-from serving.galleries.joining import joined
 from serving.galleries.manifest import UNREADABLE, GalleryInfo, features_identity, read_info
 from serving.galleries.rows import RowReader, RowWriter
 from serving.galleries.thumbnails import thumbnail
-from serving.galleries.unreadable import Unreadable, UnreadableFile
-from serving.galleries.workplace import About, Workplace, workplace
+from serving.galleries.work_folder import About, WorkFolder, work_folder
 from serving.model import Model
 
 Report = Callable[[int, int], None]
@@ -89,7 +87,7 @@ def index_collection(
     what cannot be read where `how.strict`; OSError for a full disk. Then the same call goes on.
     """
     about = _about(model, collection, how)
-    with workplace(path, about, force=how.force) as work, ExitStack() as opened:
+    with work_folder(path, about, force=how.force) as work, ExitStack() as opened:
         before = read_info(path) if path.exists() else None
         rows = [_open(opened, folder, about) for folder in work.indexed()]
         unreadable = opened.enter_context(UnreadableFile(work.unreadable))
@@ -127,7 +125,7 @@ def _open(opened: ExitStack, folder: Path, about: About) -> RowReader:
 
 
 def _list(
-    collection: Collection, work: Workplace, rows: Sequence[RowReader], unreadable: UnreadableFile
+    collection: Collection, work: WorkFolder, rows: Sequence[RowReader], unreadable: UnreadableFile
 ) -> _Listed:
     """Write down all items, and those that no row holds unchanged."""
     kept = in_gallery = missing = 0
@@ -228,7 +226,7 @@ def _check(
 
 
 def _is_current(
-    before: GalleryInfo, listed: _Listed, computed: int, work: Workplace, about: About
+    before: GalleryInfo, listed: _Listed, computed: int, work: WorkFolder, about: About
 ) -> bool:
     """Nothing is new, gone or changed, so that the gallery may stay as it stands."""
     same_items = computed == 0 and listed.in_gallery == listed.kept == before.num_items

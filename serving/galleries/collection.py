@@ -1,19 +1,57 @@
-"""What is indexed: a folder of pictures, or a file of texts; its items in a fixed order, streamed.
+"""What is indexed: a folder of images, or a file of texts; its items in a fixed order, streamed.
 
-Nothing is decoded here. Memory is that of the names of the largest single folder.
+Nothing is decoded here. Memory is that of the names of the largest single folder. `UnreadableFile`
+records what stays out of the gallery, and why.
 """
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Protocol
+from types import TracebackType
+from typing import IO, NamedTuple, Protocol
 
+from data.aside import flush
 from data.sources.listing import ENDINGS
 from serving.galleries.items import Item
-from serving.galleries.unreadable import Unreadable
 from trainer.bundle_spec import Reads
+
+_NAMED = 5
+
+
+class Unreadable(NamedTuple):
+    """A file, a folder or a line, by its name in the collection."""
+
+    name: str
+    reason: str
+
+
+class UnreadableFile:
+    """Writes `{"name", "reason"}` a line; holds a few of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._file, self.count = path.open("wb"), 0
+        self.first: list[Unreadable] = []
+
+    def add(self, unreadable: Unreadable) -> None:
+        self.count += 1
+        if self.count <= _NAMED:
+            self.first.append(unreadable)
+        self._file.write(json.dumps(unreadable._asdict()).encode() + b"\n")
+
+    def flush(self) -> None:
+        flush(self._file)
+
+    def __enter__(self) -> "UnreadableFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._file.close()
+
 
 # A file that is larger is no picture that anybody looks at, and would be read into memory.
 _MAX_FILE_BYTES = 256 * 2**20

@@ -10,9 +10,9 @@ from threading import Lock
 
 from serving.answer import NOT_ALIGNED, Question, threshold_of, verdict
 from serving.galleries.gallery import Gallery
-from serving.galleries.hits import ClassHits, Hit, Hits
 from serving.galleries.items import shown_name
 from serving.galleries.ranking import Ranking, class_scores
+from serving.galleries.schemas import ClassHits, Hit, Hits
 from trainer.bundle import Bundle
 
 _CACHE_BYTES = 256 * 2**20

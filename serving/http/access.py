@@ -11,8 +11,9 @@ from fastapi import FastAPI
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.clients import ANONYMOUS, Clients, bearer_token
-from serving.errors import ApiError, error_response
+from serving.api_error import ApiError
+from serving.http.error_responses import error_response
+from serving.tokens import ANONYMOUS, Clients, bearer_token
 
 _SUBPROTOCOL = "kway"
 

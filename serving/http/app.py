@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
 
-from serving.clients import Clients
-from serving.errors import install_handlers
 from serving.galleries.search import Galleries
 from serving.http.access import Access, document_tokens
+from serving.http.error_responses import install_handlers
 from serving.http.openapi import document_definitions, document_summaries
 from serving.http.routes import (
     classes,
@@ -28,6 +27,7 @@ from serving.http.routes import (
 )
 from serving.http.routing import Resources, paths_of
 from serving.service import Service
+from serving.tokens import Clients
 from serving.watches.feed import Feeds, WatchCounts
 from serving.watches.watch import Watches
 

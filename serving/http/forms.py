@@ -7,8 +7,8 @@ from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.errors import ApiError
 
 _FIELDS = ("classes", "images", "texts", "recall", "threshold")
 # Some of Python's other codecs take quadratic time, or decode to what is no text.

@@ -1,11 +1,12 @@
-"""Answers that are written line by line, each a JSON object, while their request is still open.
+"""Lines of JSON: those of a body that is still arriving, and those of an answer to it.
 
-The framework's own streaming answer reads the request to see its client leave, and so would eat
-the body of one that still comes.
+Both are open at once. Starlette's streaming response reads the request to notice a disconnect, and
+would consume the body of one that is still arriving.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from fastapi import Request
@@ -13,9 +14,48 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from serving.errors import ApiError
-from serving.refusals import ErrorDetail
-from serving.watches.lines import FrameError
+from serving.api_error import ApiError
+from serving.schemas import ErrorDetail
+from serving.watches.schemas import FrameError
+
+_BLANK = re.compile(rb"\s*\n")
+
+
+async def split_lines(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes | None]:
+    """The lines of `parts` without their ends; None in place of one of more than `limit` bytes.
+
+    Blank lines that come together are one item, in which their ends stand between them: a body of
+    them alone would else be millions of items, and hold up all others. Of a line that is too long
+    nothing more is kept. The last one needs no end; an empty last one is none.
+    """
+    held = bytearray()
+    is_too_long = False
+    async for part in parts:
+        start = 0
+        while start < len(part):
+            is_new = not held and not is_too_long
+            if is_new and (blank := _BLANK.match(part, start, start + limit)):
+                yield part[start : blank.end() - 1]
+                start = blank.end()
+                continue
+            end = part.find(b"\n", start)
+            held += part[start : len(part) if end < 0 else end]
+            if is_too_long or len(held) > limit:
+                held, is_too_long = bytearray(), True
+            if end < 0:
+                break
+            yield None if is_too_long else bytes(held)
+            held, is_too_long = bytearray(), False
+            start = end + 1
+        await asyncio.sleep(0)  # parts may be there already: others have their turn
+    if held or is_too_long:
+        yield None if is_too_long else bytes(held)
+
+
+def count_lines(item: bytes | None) -> int:
+    """How many lines an item of `split_lines` stands for."""
+    return 1 if item is None else 1 + item.count(b"\n")
+
 
 NDJSON = "application/x-ndjson"
 NDJSON_KINDS = (NDJSON, "application/ndjson", "application/jsonl")
@@ -72,19 +112,19 @@ class NdjsonAnswer(Response):
             except ApiError as error:
                 if not out.is_started:
                     raise
-                await out.line(last_words(error))
+                await out.line(final_error_line(error))
             await out.end()
         except ClientDisconnect:
             return  # there is nobody to tell
 
 
-def last_words(error: ApiError) -> str:
+def final_error_line(error: ApiError) -> str:
     """Why a stream ends, as its last line."""
     detail = ErrorDetail(code=error.code, message=str(error))
     return FrameError(error=detail).model_dump_json(exclude={"frame"})
 
 
-async def while_there(left: Callable[[], Awaitable[None]], work: Awaitable[None]) -> None:
+async def until_disconnect(left: Callable[[], Awaitable[None]], work: Awaitable[None]) -> None:
     """Do `work`, unless the client leaves first: ClientDisconnect once `left` returns."""
 
     async def leave() -> None:

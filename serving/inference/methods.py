@@ -12,12 +12,12 @@ import grpc
 from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as pb
 
-from serving.clients import Clients, bearer_token
-from serving.errors import ApiError
-from serving.inference.messages import MOST_VALUES, inference_of, metadata_of, parsed, response_of
+from serving.api_error import ApiError
 from serving.inference.model import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
+from serving.inference.protobuf import MOST_VALUES, inference_of, metadata_of, parsed, response_of
 from serving.inference.tensors import Inference, parameters_of
 from serving.service import Service
+from serving.tokens import Clients, bearer_token
 
 _log = logging.getLogger("kway.serving")
 SERVICE = "inference.GRPCInferenceService"

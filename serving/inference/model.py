@@ -2,10 +2,10 @@
 
 from importlib.metadata import version
 
-from serving.errors import ApiError
+from serving.api_error import ApiError
 from serving.inference.tensors import INPUTS, OUTPUTS, Inference, Tensor, asked, outputs_of
+from serving.schemas import Answer
 from serving.service import Service
-from serving.verdicts import Answer
 
 SERVER_NAME, PLATFORM = "kway", "pytorch"
 EXTENSIONS = ("binary_tensor_data",)

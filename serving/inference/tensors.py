@@ -1,18 +1,24 @@
-"""What an inference is asked and answers, whichever way it travels.
+"""What an inference requests and answers, over REST and gRPC alike.
 
 Inputs: `images` or `texts`, BYTES [n]; `class_ids`, INT64 [m], or `classes`, BYTES [m] (names); the
 parameters `recall` or `threshold` say how to decide. Outputs: `scores`, FP32 [n, m]; where it is
 decided also `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
+
+Raw elements are gRPC's raw contents, and the binary tensor extension over REST: little-endian, in
+row-major order. A BYTES element is preceded by its length, 4 bytes.
 """
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.errors import ApiError
-from serving.verdicts import Answer
+from serving.schemas import Answer
 from trainer.bundle_spec import Reads
 
 INPUTS: dict[Reads, str] = {"pictures": "images", "texts": "texts"}
@@ -20,6 +26,10 @@ OUTPUTS = ("scores", "thresholds", "matches")
 _CLASS_INPUTS = {"class_ids": "INT64", "classes": "BYTES"}
 _PARAMETERS = ("recall", "threshold")
 _MAX_DIMENSIONS = 8
+# Of raw elements.
+_LENGTH = struct.Struct("<I")
+_INPUT_DATATYPES = ("BYTES", "INT64")
+_OUTPUT_DTYPES = {"FP32": "<f4", "BOOL": "?"}
 
 
 @dataclass(frozen=True)
@@ -170,6 +180,53 @@ def _check_counts(request: Asked, reads: Reads, limits: ServingConfig) -> None:
     if longest > limits.max_text_chars:
         message = f"a text has {longest} characters, at most {limits.max_text_chars}: shorten it"
         raise ApiError(413, "text_too_long", message)
+
+
+def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
+    """The elements of an input. Raises ApiError: 400 for another datatype or truncated data, 413
+    for more than `most` elements."""
+    if datatype not in _INPUT_DATATYPES:
+        kinds = ", ".join(_INPUT_DATATYPES)
+        raise _wrong(f"{name[:80]} is {datatype[:20]}: inputs are {kinds}")
+    if datatype == "BYTES":
+        return _with_lengths(name, raw, most)
+    if len(raw) > 8 * most:
+        raise _too_many(name, most)
+    if len(raw) % 8:
+        raise _wrong(f"{name[:80]} has {len(raw)} raw bytes: an INT64 element takes 8")
+    return np.frombuffer(raw, "<i8").tolist()
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """The elements of an output in its datatype. A threshold of the request that FP32 cannot
+    represent becomes infinite."""
+    with np.errstate(over="ignore"):
+        return np.asarray(tensor.data).astype(_OUTPUT_DTYPES[tensor.datatype])
+
+
+def _with_lengths(name: str, raw: bytes, most: int) -> list[bytes]:
+    elements: list[bytes] = []
+    place = 0
+    while place < len(raw):
+        if len(elements) == most:
+            raise _too_many(name, most)
+        start = place + _LENGTH.size
+        if start > len(raw):
+            raise _wrong(f"{name[:80]}[{len(elements)}] is cut off within its 4 length bytes")
+        (length,) = _LENGTH.unpack_from(raw, place)
+        place = start + length
+        if place > len(raw):
+            raise _wrong(
+                f"{name[:80]}[{len(elements)}] is cut off: {length} bytes are declared and "
+                f"{len(raw) - start} sent"
+            )
+        elements.append(raw[start:place])
+    return elements
+
+
+def _too_many(name: str, most: int) -> ApiError:
+    message = f"{name[:80]} has over {most} elements: send fewer at once"
+    return ApiError(413, "too_many_values", message)
 
 
 def _wrong(message: str) -> ApiError:

@@ -1,16 +1,27 @@
-"""All watches and their listeners, in one event loop: `Watches` as a single process has it.
+"""All watches and their listeners, in one event loop: `Watches` for a single process.
 
-The Ray actor (`serving/watches/actor.py`) is this, in a process of its own.
+The Ray actor (`serving/deploy/watch_actor.py`) is this, in a process of its own.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 from serving.config import ServingConfig
-from serving.watches.clock import SteadyClock
 from serving.watches.listeners import Listeners
 from serving.watches.registry import Registry
 from serving.watches.watch import Changes, Letters, Terms, Watch
+
+
+class SteadyClock:
+    """Seconds since 1970, without jumps: when the system's clock is set, watches live on as long as
+    was said, and listeners stay."""
+
+    def __init__(self) -> None:
+        self._start = time.time() - time.monotonic()
+
+    def __call__(self) -> float:
+        return self._start + time.monotonic()
 
 
 class Board:

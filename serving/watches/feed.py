@@ -1,6 +1,6 @@
-"""One feed on its way through a replica: frames in, lines out, one forward pass a frame.
+"""One feed in a replica: frames in, lines out, and one forward pass a frame.
 
-However many watches look at the feed. A frame that no watch looks at costs none.
+That holds for any number of watches. A frame that no watch looks at costs no forward pass.
 """
 
 import asyncio
@@ -11,12 +11,15 @@ from typing import Protocol
 from pydantic import BaseModel
 from torch import Tensor
 
+from serving.api_error import ApiError
 from serving.batching import QueueFullError
-from serving.errors import ApiError
-from serving.refusals import ErrorDetail
+from serving.schemas import ErrorDetail
 from serving.service import Service
-from serving.watches.frame import Frame
-from serving.watches.lines import (
+from serving.watches.live import LiveWatches
+from serving.watches.matching import Bars, Match, Plan
+from serving.watches.pipeline import pump_all, pump_latest
+from serving.watches.publisher import HitPublisher
+from serving.watches.schemas import (
     Acknowledged,
     Dropped,
     FeedCounts,
@@ -24,11 +27,18 @@ from serving.watches.lines import (
     FrameError,
     WatchHit,
 )
-from serving.watches.live import LiveWatches
-from serving.watches.matching import Bars, Match, Plan
-from serving.watches.outbox import Outbox
-from serving.watches.pumping import pump_all, pump_latest
 from serving.watches.watch import Held, Watches
+
+
+@dataclass(frozen=True)
+class Frame:
+    """`id`: the feed's or, without one, its place; `content`: what the model reads, or what is
+    wrong with it."""
+
+    id: str | int
+    content: bytes | str | ApiError
+    time: str | int | float | None = None
+
 
 # How long a frame waits before it asks again for a place in the model's queue.
 _QUEUE_SECONDS = 0.02
@@ -60,7 +70,7 @@ class Feeds:
     def __init__(self, service: Service, watches: Watches, counts: WatchCounts) -> None:
         self.service, self.counts = service, counts
         self.live = LiveWatches(watches)
-        self.outbox = Outbox(
+        self.outbox = HitPublisher(
             watches, most=service.config.max_listener_hits, on_lost=counts.count_lost_hits
         )
 

@@ -6,9 +6,10 @@ Plain: the clock is passed in; nothing here waits.
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from serving.watches.watch import Letters, ListenerLimitError, UnknownListenerError
+from serving.watches.schemas import Dropped, Ended, Listening, Waiting
+from serving.watches.watch import Letters, ListenerLimitError, UnknownListenerError, Watches
 
 # A listener takes its hits every few seconds; the replica of one that does not has died.
 _LEASE_SECONDS = 60.0
@@ -99,3 +100,33 @@ class Listeners:
     def listened(self) -> set[str]:
         """The watches that somebody listens to."""
         return set(self._by_watch)
+
+
+# After so long without a hit a line says that all is well; it finds dead connections, too.
+WAIT_SECONDS = 10.0
+
+
+async def listen_to(
+    watches: Watches, client: str, watch_id: str, write: Callable[[str], Awaitable[None]]
+) -> None:
+    """Write the hits of a watch until it ends.
+
+    Raises UnknownWatchError and ListenerLimitError before the first line, and UnknownListenerError
+    and WatchesDownError at any time.
+    """
+    listener = await watches.listen(client, watch_id)
+    try:
+        await write(Listening(listening=watch_id).model_dump_json())
+        while True:
+            letters = await watches.take(listener, WAIT_SECONDS)
+            if letters.dropped:
+                await write(Dropped(dropped=letters.dropped).model_dump_json())
+            for line in letters.lines:
+                await write(line)
+            if letters.ended is not None:
+                await write(Ended(end=letters.ended).model_dump_json())
+                return
+            if not letters.lines and not letters.dropped:
+                await write(Waiting().model_dump_json())
+    finally:
+        await watches.leave(listener)

@@ -16,12 +16,12 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
-from serving.clients import Clients
 from serving.config import ServingConfig
 from serving.http.app import build_api
-from serving.http.frames import most_json_bytes
+from serving.http.input_lines import most_json_bytes
 from serving.model import Model
 from serving.service import Service
+from serving.tokens import Clients
 from serving.watches.board import Board
 
 

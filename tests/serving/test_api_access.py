@@ -15,13 +15,12 @@ import pytest
 from fastapi import FastAPI, Request, WebSocket
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from serving.clients import Clients
 from serving.config import ServingConfig
 from serving.http.access import Access
 from serving.inference.methods import InferenceMethods
 from serving.model import Model
 from serving.service import Service
-from serving.tokens import Tokens
+from serving.tokens import Clients, Tokens
 from tests.serving.in_process import NoCounts, application, ask, refusal
 from tests.tiny_bundle import write
 

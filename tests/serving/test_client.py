@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from launch.commands import query
 from serving.client import Client, RefusedError
-from serving.client.asking import Asking
-from serving.client.lines import STREAMED
-from serving.client.said import Served
+from serving.client.ndjson import STREAMED
+from serving.client.responses import Served
+from serving.client.transport import Transport
 from tests.serving.canned import answering
 
 _MODEL = {
@@ -265,7 +265,7 @@ def test_a_token_comes_from_a_file_as_it_is_and_is_never_shown() -> None:
 def test_what_is_no_http_is_neither_sent_again_nor_quoted() -> None:
     wrong: dict[str, Any] = {"headers": {"X": "secret\n"}}
     with answering(b"") as (url, heads):
-        asking = Asking(url, None, 5.0, 60.0)
+        asking = Transport(url, None, 5.0, 60.0)
         for ask in (
             lambda: asking.ask(Served, "GET", "/", **wrong),
             lambda: asking.tell("POST", "/", **wrong),

@@ -245,7 +245,7 @@ def test_an_answer_without_its_last_line_is_never_taken_for_a_whole_one(head: by
 def test_a_server_that_ends_a_stream_says_why(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.client.opening._SILENCE_SECONDS", 20.0)
+    monkeypatch.setattr("serving.client.transport._SILENCE_SECONDS", 20.0)
     api = application(bundle, stream_idle_seconds=0.3)
     gave_way = threading.Event()
 
@@ -265,7 +265,7 @@ def test_a_server_that_ends_a_stream_says_why(
 def test_inputs_that_come_seldom_keep_their_stream(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.client.opening._SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr("serving.client.transport._SILENCE_SECONDS", 0.1)
     api = application(bundle, stream_idle_seconds=0.5)
 
     def inputs() -> Iterator[str]:

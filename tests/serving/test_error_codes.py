@@ -8,7 +8,7 @@ from serving.deploy.edge import _REFUSALS
 from tests.system.processes import ROOT
 
 # Position of the code among the arguments; a limit's name becomes `too_many_…`.
-CODES = {"ApiError": 1, "error_response": 1, "ErrorDetail": 0, "invalid": 0, "Places": 1}
+CODES = {"ApiError": 1, "error_response": 1, "ErrorDetail": 0, "invalid": 0, "ClientLimit": 1}
 
 
 def codes_in(tree: ast.AST) -> Iterator[str]:
@@ -20,7 +20,7 @@ def codes_in(tree: ast.AST) -> Iterator[str]:
         stated = [word.value for word in node.keywords if word.arg == "code"]
         for one in stated or node.args[position : position + 1]:
             if isinstance(one, ast.Constant):
-                is_limit = node.func.id == "Places"
+                is_limit = node.func.id == "ClientLimit"
                 yield f"too_many_{one.value}".replace(" ", "_") if is_limit else one.value
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from launch.commands.index import index
 from serving.client import Client
-from serving.verdicts import Answer
+from serving.schemas import Answer
 from tests.serving.at_the_page import picture
 from tests.serving.in_process import application, ask, listening
 from tests.serving.started import ask as ask_command

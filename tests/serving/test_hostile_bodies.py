@@ -24,20 +24,20 @@ from tritonclient.grpc import service_pb2 as pb
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
+from serving.api_error import ApiError
 from serving.config import ServingConfig
 from serving.deploy.private_uvicorn import set_server_options
-from serving.errors import ApiError
-from serving.http import bodies
-from serving.http.bodies import QueryBody
-from serving.http.frames import most_json_bytes
-from serving.http.lines import count_lines, split_lines
+from serving.http import query_body
+from serving.http.inference_body import InferenceRequest
+from serving.http.input_lines import most_json_bytes
+from serving.http.json_body import parse_json
+from serving.http.ndjson import count_lines, split_lines
+from serving.http.query_body import QueryBody
 from serving.http.routes.galleries import SearchBody
-from serving.http.strict_json import parse_json
-from serving.http.tensors import InferenceRequest
-from serving.http.watch_bodies import WatchBody
 from serving.inference import model as inference_model
-from serving.inference.messages import inference_of, parsed
+from serving.inference.protobuf import inference_of, parsed
 from serving.service import Service
+from serving.watches.schemas import WatchBody
 from tests.serving import in_process
 from tests.serving.in_process import listening, post, refusal
 from tests.tiny_bundle import write
@@ -201,7 +201,7 @@ def test_a_long_line_is_parsed_and_decoded_in_one_turn_of_a_thread(
 def test_too_many_pictures_are_refused_before_one_is_decoded(
     api: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "picture_bytes", None)
+    monkeypatch.setattr(query_body, "picture_bytes", None)
     body = json.dumps({"classes": ["husky"], "images": [""] * 5000}).encode()
     answer = post(api, "/v1/query", body, "application/json")
     assert refusal(answer) == (413, "too_many_pictures")

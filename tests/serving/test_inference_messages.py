@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import serialize_byte_tensor
 
+from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.errors import ApiError
-from serving.inference.messages import inference_of, parsed, response_of
+from serving.inference.protobuf import inference_of, parsed, response_of
 from serving.inference.tensors import Tensor, asked
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -25,7 +25,7 @@ import httpx
 import psutil
 import pytest
 
-from serving.verdicts import Answer
+from serving.schemas import Answer
 from tests.serving.started import (
     Server,
     as_json,

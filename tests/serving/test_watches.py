@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from serving.http.watch_bodies import WatchChanges
-from serving.watches import listening as listening_module
+from serving.watches import listeners
+from serving.watches.schemas import WatchChanges
 from tests.serving.watching import (
     BOB,
     NDJSON,
@@ -229,7 +229,7 @@ def test_a_listener_hears_hits_of_frames_that_others_send(
 def test_a_disconnect_frees_its_listener_and_its_feed(
     kway: Kway, alice: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening_module, "WAIT_SECONDS", 1000.0)  # no sign of life finds it
+    monkeypatch.setattr(listeners, "WAIT_SECONDS", 1000.0)  # no sign of life finds it
     made = watch(alice)
     with listening(alice, made["id"]), kway.socket(f"/v1/watches/{made['id']}/live") as socket:
         socket.recv()

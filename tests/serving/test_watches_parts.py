@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 import pytest
 
+from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.errors import ApiError
-from serving.http.lines import split_lines
-from serving.places import Places
-from serving.watches import listening
+from serving.http.ndjson import split_lines
+from serving.limits import ClientLimit
+from serving.watches import listeners
 from serving.watches.board import Board
 from serving.watches.live import LiveWatches
-from serving.watches.outbox import Outbox
-from serving.watches.pumping import _Slot, pump_all, pump_latest
+from serving.watches.pipeline import _Slot, pump_all, pump_latest
+from serving.watches.publisher import HitPublisher
 from serving.watches.registry import Registry
 from serving.watches.watch import (
     Changes,
@@ -105,7 +105,7 @@ def test_hits_that_do_not_fit_the_outbox_are_counted_and_told() -> None:
             await asyncio.sleep(0)
 
     async def run() -> None:
-        outbox = Outbox(_Slow(ServingConfig()), most=2, on_lost=lost.append)
+        outbox = HitPublisher(_Slow(ServingConfig()), most=2, on_lost=lost.append)
         for place in range(5):
             outbox.put("w", str(place))
         await outbox._task
@@ -237,7 +237,7 @@ def test_a_watch_that_is_over_ends_its_own_listeners_alone_after_their_last_hits
 def test_who_listens_is_told_of_lost_hits_of_silence_and_of_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listening, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(listeners, "WAIT_SECONDS", 0.01)
     lines: list[str] = []
 
     async def run() -> None:
@@ -251,7 +251,7 @@ def test_who_listens_is_told_of_lost_hits_of_silence_and_of_the_end(
             elif "waiting" in line:
                 await board.remove("a", watch_id)
 
-        await listening.listen_to(board, "a", watch_id, write)
+        await listeners.listen_to(board, "a", watch_id, write)
         assert not board._listeners.listened()
         assert lines[0] == json.dumps({"listening": watch_id}, separators=(",", ":"))
 
@@ -356,7 +356,7 @@ def test_hits_that_could_not_be_passed_on_are_told_with_the_next() -> None:
 
     async def run() -> None:
         board = Shaky(ServingConfig())
-        outbox = Outbox(board, most=2, on_lost=lost.append)
+        outbox = HitPublisher(board, most=2, on_lost=lost.append)
         board.is_down = True
         for place in range(3):
             outbox.put("v", str(place))
@@ -506,7 +506,7 @@ def test_lines_are_the_same_however_the_body_is_cut_and_a_limit_is_exact(size: i
 
 
 def test_a_place_is_free_again_however_its_request_ends() -> None:
-    places = Places(2, "feeds", most_each=1)
+    places = ClientLimit(2, "feeds", most_each=1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), places.one("a"):
             raise ZeroDivisionError

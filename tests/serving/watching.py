@@ -17,11 +17,11 @@ import pytest
 import torch
 from websockets.sync.client import ClientConnection, connect
 
-from serving.clients import Clients
 from serving.config import ServingConfig
 from serving.http.app import build_api
 from serving.model import Model
 from serving.service import Service
+from serving.tokens import Clients
 from serving.watches.board import Board
 from tests.serving import in_process
 from tests.tiny_bundle import write

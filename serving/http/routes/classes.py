@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.http.routing import Resources, ServiceDep, per_application
-from serving.places import Places
-from serving.refusals import ErrorBody
+from serving.limits import ClientLimit
+from serving.schemas import ErrorBody
 from serving.service import Service
 
 # Searches that run or wait; beyond it: 429.
@@ -48,7 +48,7 @@ class _Searches:
 
     def __init__(self, resources: Resources) -> None:
         self.thread = ThreadPoolExecutor(1, "search")
-        self.limit = Places(_MAX_SEARCHES, "searches")
+        self.limit = ClientLimit(_MAX_SEARCHES, "searches")
 
 
 @router.get(

@@ -10,20 +10,17 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 
-from serving.errors import ApiError, invalid
-from serving.http.bodies import content_type
-from serving.http.compressed import plain_only
-from serving.http.frames import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
-from serving.http.lines import split_lines
-from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
+from serving.api_error import ApiError, invalid
+from serving.http.input_lines import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
+from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer, split_lines
 from serving.http.openapi import NdjsonSchema, refused, request_body
+from serving.http.request_body import content_type, plain_only
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
-from serving.http.sockets import opened
-from serving.places import Places
+from serving.http.websockets import accepted
+from serving.limits import ClientLimit
 from serving.service import Service
-from serving.watches.feed import Feed, Feeds
-from serving.watches.frame import Frame
-from serving.watches.lines import Acknowledged, Dropped, FeedDone, FrameError, WatchHit
+from serving.watches.feed import Feed, Feeds, Frame
+from serving.watches.schemas import Acknowledged, Dropped, FeedDone, FrameError, WatchHit
 from serving.watches.watch import FeedName, WatchesDownError
 
 T = TypeVar("T")
@@ -48,12 +45,12 @@ class FeedLine(RootModel[WatchHit | FrameError | Acknowledged | Dropped | FeedDo
 router = APIRouter()
 
 
-def _limit(resources: Resources) -> Places:
+def _limit(resources: Resources) -> ClientLimit:
     config = resources.service.config
-    return Places(config.max_feeds, "feeds", most_each=config.max_feeds_per_client)
+    return ClientLimit(config.max_feeds, "feeds", most_each=config.max_feeds_per_client)
 
 
-LimitDep = Annotated[Places, Depends(per_application(_limit))]
+LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
 
 
 @router.post(
@@ -98,7 +95,7 @@ async def send(
 async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: LimitDep) -> None:
     """A frame a message: a picture's bytes, or the JSON of a line as text."""
     feeds, config = resources.feeds, resources.service.config
-    async with opened(socket, config, config.feed_idle_seconds) as out:
+    async with accepted(socket, config, config.feed_idle_seconds) as out:
         name = _checked(lambda: _NAME.validate_python(feed))
         asked = _checked(lambda: FeedParameters.model_validate(dict(socket.query_params)))
         async with _followed(feeds, limit, socket.state.client):
@@ -171,9 +168,9 @@ def _checked(validate: Callable[[], T]) -> T:
 
 
 @asynccontextmanager
-async def _followed(feeds: Feeds, places: Places, client: str) -> AsyncIterator[None]:
+async def _followed(feeds: Feeds, limit: ClientLimit, client: str) -> AsyncIterator[None]:
     """A place among the feeds, and a fresh copy of the watches; ApiError where there is none."""
-    with places.one(client):
+    with limit.one(client):
         try:
             async with feeds.live.followed():
                 yield

@@ -5,16 +5,17 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
-from serving.errors import REFUSALS, ApiError, invalid
+from serving.api_error import ApiError, invalid
 from serving.galleries.gallery import Gallery
-from serving.galleries.hits import Hits
+from serving.galleries.schemas import Hits
 from serving.galleries.search import Galleries
-from serving.http.bodies import most_values, whole_body
+from serving.http.error_responses import REFUSALS
+from serving.http.json_body import parse_json
 from serving.http.openapi import request_body
-from serving.http.parameters import RECALL_MEANING, check_class_count
+from serving.http.query_body import RECALL_MEANING, check_class_count, most_values
+from serving.http.request_body import whole_body
 from serving.http.routing import ResourcesDep
-from serving.http.strict_json import parse_json
-from serving.refusals import ErrorBody
+from serving.schemas import ErrorBody
 from serving.service import InProgress, Service
 from trainer.bundle_spec import Reads
 

@@ -8,11 +8,8 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from serving.errors import ApiError
-from serving.http.bodies import most_values, whole_body
-from serving.http.openapi import request_body
-from serving.http.routing import Resources, ServiceDep, facts, per_application
-from serving.http.tensors import (
+from serving.api_error import ApiError
+from serving.http.inference_body import (
     BINARY,
     HEADER,
     InferenceRequest,
@@ -20,6 +17,10 @@ from serving.http.tensors import (
     read_inference,
     response_of,
 )
+from serving.http.openapi import request_body
+from serving.http.query_body import most_values
+from serving.http.request_body import whole_body
+from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.inference.model import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
 
 

@@ -4,12 +4,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from serving.errors import REFUSALS
-from serving.http.bodies import QueryBody, read_query
+from serving.http.error_responses import REFUSALS
 from serving.http.openapi import schema_of
-from serving.http.parameters import QuestionParameters
+from serving.http.query_body import QueryBody, QuestionParameters, read_query
 from serving.http.routing import ServiceDep, facts
-from serving.verdicts import Answer
+from serving.schemas import Answer
 
 _FORM = {
     "type": "object",

@@ -7,9 +7,9 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel, Field
 
 from data.config import ImageConfig
-from serving.errors import ApiError
+from serving.api_error import ApiError
 from serving.http.routing import ResourcesDep, ServiceDep, facts
-from serving.refusals import ErrorBody
+from serving.schemas import ErrorBody
 from serving.service import Service
 from trainer.bundle_spec import LossSpec, Reads, TextSpec
 

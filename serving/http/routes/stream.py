@@ -14,21 +14,25 @@ from pydantic import Field, RootModel
 from starlette.requests import ClientDisconnect
 
 from serving.answer import Question
+from serving.api_error import ApiError
 from serving.batching import QueueFullError
-from serving.errors import REFUSALS, ApiError
-from serving.http.bodies import content_type
-from serving.http.compressed import plain_only
-from serving.http.lines import count_lines, split_lines
-from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer
+from serving.http.error_responses import REFUSALS
+from serving.http.input_lines import LineIn, parse_line, verdicts_of
+from serving.http.ndjson import (
+    NDJSON,
+    NDJSON_KINDS,
+    LinesOut,
+    NdjsonAnswer,
+    count_lines,
+    split_lines,
+)
 from serving.http.openapi import NdjsonSchema, refused, request_body
-from serving.http.parameters import QuestionParameters
+from serving.http.query_body import QuestionParameters
+from serving.http.request_body import content_type, plain_only
 from serving.http.routing import Resources, ServiceDep, facts, per_application
-from serving.http.stream_lines import LineIn, parse_line, verdicts_of
-from serving.places import Places
-from serving.refusals import ErrorDetail
+from serving.limits import ClientLimit
+from serving.schemas import Answer, Counts, Done, ErrorDetail, Hit, Id, LineError
 from serving.service import InProgress, Service
-from serving.streamed import Counts, Done, Hit, Id, LineError
-from serving.verdicts import Answer
 
 _Waiting = asyncio.Queue[asyncio.Task[Hit | LineError] | None]
 # How long a line waits before it asks again for a place in the model's queue.
@@ -46,9 +50,9 @@ class LineOut(RootModel[Hit | LineError | Done]):
 router = APIRouter()
 
 
-def _limit(resources: Resources) -> Places:
+def _limit(resources: Resources) -> ClientLimit:
     config = resources.service.config
-    return Places(config.max_streams, "streams", most_each=config.max_streams_per_client)
+    return ClientLimit(config.max_streams, "streams", most_each=config.max_streams_per_client)
 
 
 @router.post(
@@ -65,7 +69,7 @@ async def stream(
     request: Request,
     asked: Annotated[StreamParameters, Query()],
     service: ServiceDep,
-    limit: Annotated[Places, Depends(per_application(_limit))],
+    limit: Annotated[ClientLimit, Depends(per_application(_limit))],
 ) -> Response:
     """Is each line's picture, or text, of these classes? Answered while lines still come.
 

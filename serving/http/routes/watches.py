@@ -10,20 +10,20 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
 from serving.answer import Question, threshold_of
-from serving.errors import REFUSALS, ApiError, invalid
-from serving.http.bodies import content_type, whole_body
-from serving.http.ndjson import LinesOut, NdjsonAnswer, while_there
+from serving.api_error import ApiError, invalid
+from serving.http.error_responses import REFUSALS
+from serving.http.json_body import parse_json
+from serving.http.ndjson import LinesOut, NdjsonAnswer, until_disconnect
 from serving.http.openapi import NdjsonSchema, refused, request_body
-from serving.http.parameters import check_class_count
+from serving.http.query_body import check_class_count
+from serving.http.request_body import content_type, whole_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
-from serving.http.sockets import opened, until_left
-from serving.http.strict_json import parse_json
-from serving.http.watch_bodies import ListenLine, WatchBody, WatchChanges
-from serving.places import Places
+from serving.http.websockets import accepted, wait_for_close
+from serving.limits import ClientLimit
+from serving.schemas import ClassThreshold
 from serving.service import InProgress, Service
-from serving.verdicts import ClassThreshold
-from serving.watches.listening import listen_to
-from serving.watches.shown import WatchInfo, WatchList
+from serving.watches.listeners import listen_to
+from serving.watches.schemas import ListenLine, WatchBody, WatchChanges, WatchInfo, WatchList
 from serving.watches.watch import (
     ListenerLimitError,
     Terms,
@@ -46,11 +46,11 @@ def _some(*statuses: int) -> dict[int | str, dict[str, Any]]:
 router = APIRouter()
 
 
-def _limit(resources: Resources) -> Places:
-    return Places(resources.service.config.max_listeners, "listeners")
+def _limit(resources: Resources) -> ClientLimit:
+    return ClientLimit(resources.service.config.max_listeners, "listeners")
 
 
-LimitDep = Annotated[Places, Depends(per_application(_limit))]
+LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
 
 
 @router.post(
@@ -129,7 +129,7 @@ async def hits(
 
         with limit.one(), _as_api_errors():
             heard = listen_to(resources.watches, request.state.client, watch_id, write)
-            await while_there(left, heard)
+            await until_disconnect(left, heard)
 
     return NdjsonAnswer(work, idle_seconds=_SEND_SECONDS)
 
@@ -138,10 +138,10 @@ async def hits(
 @facts(streams=True)
 async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit: LimitDep) -> None:
     """The same as JSON text messages."""
-    async with opened(socket, resources.service.config, _SEND_SECONDS) as out:
+    async with accepted(socket, resources.service.config, _SEND_SECONDS) as out:
         with limit.one(), _as_api_errors():
             heard = listen_to(resources.watches, socket.state.client, watch_id, out.line)
-            await while_there(lambda: until_left(socket), heard)
+            await until_disconnect(lambda: wait_for_close(socket), heard)
 
 
 async def _read(request: Request, model: type[T], progress: InProgress, service: Service) -> T:

@@ -1,27 +1,62 @@
-"""Request bodies that are still arriving: how many, how large and how slow they may be.
+"""Limits on what clients hold at one replica: streams, feeds, listeners, and arriving bodies.
 
 A body that is larger than HAProxy's buffer is passed to a replica while it is still arriving. It
 takes none of the `max_requests` slots until it is complete, so slow uploads do not block other
-clients. The limits here bound the number and memory of such bodies instead.
+clients. `Uploads` bounds the number, size and slowness of such bodies instead.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import contextmanager
 
+from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.errors import ApiError
-from serving.places import Places
+
+
+class ClientLimit:
+    """At most `most` of `what`, such as streams, and at most `most_each` for one client."""
+
+    def __init__(self, most: int, what: str, *, most_each: int | None = None) -> None:
+        self._most, self._what = most, what
+        self._most_each = most if most_each is None else most_each
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def one(self, client: str = "") -> Iterator[None]:
+        """Hold one place for `client` inside the context; ApiError 429 if none is free."""
+        self.take(client, 1)
+        try:
+            yield
+        finally:
+            self.give_back(client, 1)
+
+    def take(self, client: str, count: int) -> None:
+        """Take `count` places for `client`; take none and raise ApiError 429 if fewer are free."""
+        if self._taken.total() + count > self._most:
+            message = f"the server's limit of {self._most} {self._what} is reached: try again later"
+        elif self._taken[client] + count > self._most_each:
+            message = f"your limit of {self._most_each} {self._what} is reached: end one first"
+        else:
+            self._taken[client] += count
+            return
+        code = f"too_many_{self._what}".replace(" ", "_")
+        raise ApiError(429, code, message, {"Retry-After": "5"})
+
+    def give_back(self, client: str, count: int) -> None:
+        """Return places that `take` took."""
+        self._taken -= Counter({client: count})  # drops clients that hold none
 
 
 class Uploads:
     """The bodies that are arriving at one replica. Used from one event loop."""
 
     def __init__(self, config: ServingConfig) -> None:
-        self._places = Places(
+        self._count = ClientLimit(
             config.max_uploads, "uploads", most_each=config.max_uploads_per_client
         )
         # One body of the maximum size always fits.
-        self._bytes = Places(
+        self._bytes = ClientLimit(
             max(config.max_upload_bytes, config.max_body_bytes),
             "upload bytes",
             most_each=max(config.max_upload_bytes_per_client, config.max_body_bytes),
@@ -36,7 +71,7 @@ class Uploads:
         body arrives too slowly. Close the generator if you do not read it to its end.
         """
         received, started = 0, asyncio.get_running_loop().time()
-        with self._places.one(client):
+        with self._count.one(client):
             try:
                 while (part := await self._next(body, started, received)) is not None:
                     self._bytes.take(client, len(part))

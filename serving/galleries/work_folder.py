@@ -39,8 +39,8 @@ class About(Spec):
         return cls.model_validate(info.model_dump(include=set(cls.model_fields)))
 
 
-class Workplace:
-    """The folder of one gallery's making; get one from `workplace`."""
+class WorkFolder:
+    """The folder of one gallery's making; get one from `work_folder`."""
 
     def __init__(self, gallery: Path) -> None:
         self.gallery = gallery
@@ -101,13 +101,13 @@ class Workplace:
 
 
 @contextmanager
-def workplace(gallery: Path, about: About, *, force: bool = False) -> Iterator[Workplace]:
+def work_folder(gallery: Path, about: About, *, force: bool = False) -> Iterator[WorkFolder]:
     """Own the making of `gallery`; the block puts it in place, and then nothing else is left.
 
     Where the block fails, what it computed stays for the next run. Raises ValueError where another
     process makes it, or where what stands there is not `about`.
     """
-    work = Workplace(gallery)
+    work = WorkFolder(gallery)
     is_new = not work.path.exists()
     work.path.mkdir(parents=True, exist_ok=True)
     with (work.path / _LOCK).open("ab") as held, explained(work.path):

@@ -1,10 +1,12 @@
-"""What an answer that is no stream of lines says: its body, a refusal, and when to ask again."""
+"""What the client reads of an answer that is no stream of lines, and its error, `RefusedError`."""
 
 from contextlib import closing
+from typing import Literal
 
 import httpx
+from pydantic import BaseModel, PositiveInt
 
-from serving.refusals import ErrorBody
+from serving.schemas import ErrorBody
 
 NOT_OURS = "status {}, and no JSON of kway's: is it a kway server?"
 BUSY = (429, 503)
@@ -63,3 +65,43 @@ def retry_after(answer: httpx.Response) -> float:
     # Of thousands of digits Python would make no number.
     is_number = stated.isascii() and stated.isdecimal()
     return min(float(stated[:9]), _LONGEST_WAIT_SECONDS) if is_number else 0.0
+
+
+class Limits(BaseModel):
+    """What one request, and one frame, may hold."""
+
+    max_inputs: PositiveInt
+    max_text_chars: PositiveInt
+    max_body_bytes: PositiveInt
+    max_frame_bytes: PositiveInt | None = None  # older servers do not say it
+
+
+class Served(BaseModel):
+    """What a question needs to know of the model that is served."""
+
+    reads: Literal["pictures", "texts"]
+    recalls: list[float]
+    limits: Limits
+
+
+class ClassFound(BaseModel):
+    id: int
+    name: str
+
+
+class ClassesFound(BaseModel):
+    """Some of the `total` classes that a search found."""
+
+    total: int
+    classes: list[ClassFound]
+
+
+class GalleryFound(BaseModel):
+    name: str
+    num_items: int
+    reads: Literal["pictures", "texts"]
+    thumbnails: bool
+
+
+class GalleriesFound(BaseModel):
+    galleries: list[GalleryFound]

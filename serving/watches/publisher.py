@@ -10,7 +10,7 @@ from collections.abc import Callable
 from serving.watches.watch import Watches, WatchesDownError
 
 
-class Outbox:
+class HitPublisher:
     """Sends hits to `watches`; used from one event loop."""
 
     def __init__(self, watches: Watches, *, most: int, on_lost: Callable[[int], None]) -> None:

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, Field
 
-from serving.verdicts import ClassThreshold, Verdict
+from serving.schemas import ClassThreshold, Verdict
 
 
 class Hit(Verdict):

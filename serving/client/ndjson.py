@@ -9,9 +9,8 @@ from typing import NamedTuple
 import httpx
 from pydantic import TypeAdapter
 
-from serving.refusals import ErrorDetail
-from serving.streamed import Done, Hit, LineError
-from serving.watches.lines import (
+from serving.schemas import Done, ErrorDetail, Hit, LineError
+from serving.watches.schemas import (
     Acknowledged,
     Dropped,
     Ended,

@@ -7,13 +7,11 @@ from typing import SupportsIndex
 
 import httpx
 
-from serving.client.answers import RefusedError
-from serving.client.asking import Asking
-from serving.client.lines import FED, HEARD, NDJSON, Fed, Heard, Input, Item, lines_of
-from serving.client.parts import question, several
-from serving.client.paths import path_of
-from serving.watches.lines import Ended, FrameError, Waiting
-from serving.watches.shown import WatchInfo, WatchList
+from serving.client.ndjson import FED, HEARD, NDJSON, Fed, Heard, Input, Item, lines_of
+from serving.client.queries import path_of, question, several
+from serving.client.responses import RefusedError
+from serving.client.transport import Transport
+from serving.watches.schemas import Ended, FrameError, Waiting, WatchInfo, WatchList
 
 _LISTEN_AGAIN_SECONDS = 1.0
 # A listener hears a sign of life every 10 s.
@@ -24,8 +22,8 @@ _LISTENER_LOST = ("listener_lost", "watches_down")
 class StandingQueries:
     """The part of a `Client` that is about watches."""
 
-    def __init__(self, asking: Asking, timeout: float) -> None:
-        self._asking, self._timeout = asking, timeout
+    def __init__(self, transport: Transport, timeout: float) -> None:
+        self._transport, self._timeout = transport, timeout
 
     def create_watch(
         self,
@@ -43,14 +41,14 @@ class StandingQueries:
         been made all the same: see `watches`.
         """
         body = question(classes, recall, threshold) | {"ttl_seconds": ttl_seconds, "label": label}
-        told = self._asking.tell(
+        told = self._transport.tell(
             "POST", "/v1/watches", json=body | {"feeds": list(several("feeds", feeds))}
         )
-        return self._asking.read(told, WatchInfo)
+        return self._transport.read(told, WatchInfo)
 
     def watches(self) -> list[WatchInfo]:
         """Your watches, oldest first. Raises RefusedError and OSError."""
-        return self._asking.ask(WatchList, "GET", "/v1/watches").watches
+        return self._transport.ask(WatchList, "GET", "/v1/watches").watches
 
     def renew_watch(self, watch_id: str, *, ttl_seconds: float | None = None) -> WatchInfo:
         """Let the time of a watch run anew, the same as before or another. Sent once.
@@ -58,13 +56,13 @@ class StandingQueries:
         Raises RefusedError, and OSError where it may have been done all the same.
         """
         body = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
-        told = self._asking.tell("PATCH", path_of("watches", watch_id), json=body)
-        return self._asking.read(told, WatchInfo)
+        told = self._transport.tell("PATCH", path_of("watches", watch_id), json=body)
+        return self._transport.read(told, WatchInfo)
 
     def delete_watch(self, watch_id: str) -> None:
         """End a watch. Sent once. Raises RefusedError, 404 where there is none, and OSError where
         it may have been done all the same."""
-        self._asking.tell("DELETE", path_of("watches", watch_id))
+        self._transport.tell("DELETE", path_of("watches", watch_id))
 
     def feed(
         self,
@@ -81,7 +79,7 @@ class StandingQueries:
         `Item` or, without one, its place, from 0. All else, and what it raises, is as in `stream`.
         """
         flags = {"latest": latest, "acknowledge": acknowledge}
-        return self._asking.converse(
+        return self._transport.converse(
             FED,
             "POST",
             path_of("feeds", name),
@@ -103,7 +101,7 @@ class StandingQueries:
         deaf_since: float | None = time.monotonic()
         while True:
             try:
-                for said in self._asking.converse(HEARD, "GET", path, timeout=limits):
+                for said in self._transport.converse(HEARD, "GET", path, timeout=limits):
                     deaf_since = None
                     if not isinstance(said, Waiting | FrameError):
                         yield said
@@ -113,7 +111,7 @@ class StandingQueries:
                 if not _comes_again(error):
                     raise
                 # A listener changes nothing: it comes again.
-                now, patience = time.monotonic(), self._asking.patience
+                now, patience = time.monotonic(), self._transport.patience
                 deaf_since = deaf_since or now
                 if now - deaf_since > patience:
                     raise OSError(f"nothing was heard for {patience:g} s: {error}") from error

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
-from serving.errors import ApiError
+from serving.api_error import ApiError
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -1,4 +1,4 @@
-"""A question: its fields, the requests that a server's limits allow, and their answers as one."""
+"""A query: its fields, the requests that a server's limits allow, and their answers as one."""
 
 import json
 import operator
@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
+from urllib.parse import quote
 
-from serving.client.lines import Input
-from serving.client.said import Limits
-from serving.verdicts import Answer
+from serving.client.ndjson import Input
+from serving.client.responses import Limits
+from serving.schemas import Answer
 
 # What a request adds to each of its pictures or texts, generously.
 _EXTRA_BYTES = 1000
@@ -92,3 +93,10 @@ def _request(fields: dict[str, Any], held: Sequence[tuple[str, bytes] | str]) ->
         content = json.dumps({**fields, "texts": held})
         return {"content": content, "headers": {"Content-Type": "application/json"}}
     return {"data": in_text(fields), "files": [("images", file) for file in held]}
+
+
+def path_of(kind: str, name: str) -> str:
+    """`/v1/KIND/NAME`. Raises ValueError for a name that would make it the path of another."""
+    if name in ("", ".", ".."):
+        raise ValueError(f"{name!r} names nothing of /v1/{kind}: give a name, or an id")
+    return f"/v1/{kind}/{quote(name, safe='')}"

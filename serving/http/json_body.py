@@ -1,14 +1,15 @@
-"""JSON from outside, read without surprises: what is ambiguous or cannot be shown is refused.
+"""JSON that a client sends: parsed within limits, and the images in it, as base64 or data URLs.
 
-Python's own parser, told to be strict: of two equal keys it would drop one, and a lone surrogate
-would break whatever text it is copied into. What takes a byte or two of JSON takes a hundred of
-memory, and more where it is wrong: values are counted before they are made.
+Other URLs are rejected and nothing is fetched: a server that fetched what a client names would send
+requests, in its own name, to whatever it can reach.
 """
 
+import base64
+import binascii
 import json
 import re
 
-from serving.errors import ApiError
+from serving.api_error import ApiError
 
 # In one body or line; what may hold more inputs or classes by its limits, may hold more values.
 MOST_VALUES = 10_000
@@ -71,3 +72,29 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _invalid(reason: str) -> ApiError:
     return ApiError(400, "invalid_json", f"Invalid JSON: {reason}")
+
+
+_DATA_URL = re.compile(r"data:(image/[\w.+-]+|application/octet-stream)?;base64,", re.IGNORECASE)
+_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+def picture_bytes(text: str, field: str) -> bytes:
+    """Base64 of a picture file, or `data:image/…;base64,…` -> its bytes.
+
+    Raises ApiError: 422 `urls_refused` for any other URL, 400 `invalid_base64`; `field` names it.
+    """
+    data_url = _DATA_URL.match(text)
+    if data_url is None and _URL.match(text[:64]):
+        raise ApiError(
+            422,
+            "urls_refused",
+            f"{field} is a URL, and this server fetches nothing: send the picture itself, in "
+            "base64, as a file of a form, or as the body with Content-Type: image/jpeg",
+        )
+    start = 0 if data_url is None else data_url.end()
+    try:
+        return base64.b64decode(text[start:], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ApiError(
+            400, "invalid_base64", f"{field} is not base64 of a picture file ({error})"
+        ) from error

@@ -1,35 +1,24 @@
-"""Errors of the HTTP server, all in the one shape of `serving/refusals.py`."""
+"""Every error of the HTTP server, the framework's included, as JSON of one form: `ErrorBody`."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from serving.refusals import ErrorBody, ErrorDetail
+from serving.api_error import ApiError, first_of
+from serving.schemas import ErrorBody, ErrorDetail
 
 _log = logging.getLogger("kway.serving")
-
 
 # For the OpenAPI document of a route that reads a body.
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 404, 408, 413, 415, 422, 429, 503)
 }
-
-
-class ApiError(Exception):
-    """A refusal: HTTP status, a code for programs, a message for people, extra headers."""
-
-    def __init__(
-        self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.headers = status, code, headers
 
 
 def error_response(
@@ -39,19 +28,6 @@ def error_response(
     plain = message.encode("utf-8", "backslashreplace").decode("utf-8")
     body = ErrorBody(error=ErrorDetail(code=code, message=plain))
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
-
-
-def invalid(code: str, error: ValidationError, *, status: int = 422) -> ApiError:
-    """What is wrong with what a client sent; its value is not repeated."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    return ApiError(status, code, _first_of(found))
-
-
-def _first_of(errors: Sequence[Any]) -> str:
-    """The first of pydantic's errors, as one line."""
-    first = errors[0]
-    where = ".".join(str(part)[:80] for part in first["loc"] if part not in ("query", "body"))
-    return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 
 def install_handlers(api: FastAPI) -> None:
@@ -69,7 +45,7 @@ def install_handlers(api: FastAPI) -> None:
 
     @api.exception_handler(RequestValidationError)
     async def invalid_parameters(_: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(422, "invalid_parameter", _first_of(error.errors()))
+        return error_response(422, "invalid_parameter", first_of(error.errors()))
 
     @api.exception_handler(ClientDisconnect)
     async def nobody_waits(_: Request, error: Exception) -> JSONResponse:

@@ -1,28 +1,60 @@
-"""What a client sent -> a checked query. Nothing is read beyond the limits of the server.
+"""A query, in the body or the URL of a request -> a checked `Query`.
 
-Bodies are parsed here and not by the framework: bad UTF-8, deep JSON and endless bodies then get
-an answer of 4xx, each with its reason.
+Bodies are parsed here and not by the framework: bad UTF-8, deep JSON and endless bodies then get an
+answer of 4xx, each with its reason.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from email.message import Message
 from typing import Annotated
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
+from serving.api_error import ApiError, invalid
 from serving.config import ServingConfig
-from serving.errors import ApiError, invalid
-from serving.http.compressed import plain_parts
-from serving.http.encoded import picture_bytes
 from serving.http.forms import known_charset, parse_form, pictures, text_fields
-from serving.http.parameters import RECALL_MEANING, QuestionParameters, check_class_count
-from serving.http.strict_json import MOST_VALUES, parse_json
+from serving.http.json_body import MOST_VALUES, parse_json, picture_bytes
+from serving.http.request_body import bounded, content_type, whole_body
 from serving.service import InProgress, Service
-from serving.uploads import Uploads
 from trainer.bundle_spec import Reads
+
+RECALL_MEANING = (
+    "decide by the threshold for this recall: the class's own or, if validation had too few "
+    "samples of the class, the pooled one of all classes"
+)
+
+
+class QuestionParameters(BaseModel):
+    """`?classes=A&classes=B&recall=0.9`; a name that is none of these is an error, not ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    classes: list[str] = Field(
+        default_factory=list, description="class names, or # and a number; repeat it for more"
+    )
+    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
+    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        None, description="decide by this score; not together with recall"
+    )
+
+    def needed_classes(self, most: int) -> list[str | int]:
+        """The classes asked for; ApiError where there is none, or more than `most`."""
+        if not self.classes:
+            raise ApiError(
+                422, "invalid_query", "classes: name at least one in the URL, as ?classes=NAME"
+            )
+        check_class_count(len(self.classes), most)
+        return list(self.classes)
+
+
+def check_class_count(count: int, most: int) -> None:
+    """ApiError 413 for more than `most` classes in one question."""
+    if count > most:
+        raise ApiError(
+            413, "too_many_classes", f"{count} classes in one request, at most {most}: split it"
+        )
 
 
 class QueryBody(BaseModel):
@@ -89,52 +121,6 @@ async def read_query(
         query = Query(classes, [one], asked.recall, asked.threshold)
     _check_counts(query, limits, reads)
     return query
-
-
-def content_type(headers: Mapping[str, str]) -> tuple[str, str]:
-    """The media type, in lower case, and the charset of a request; "" for what it does not say."""
-    kind, separator, _ = headers.get("content-type", "").partition(";")
-    charset = _charset(headers["content-type"]) if separator else ""
-    return kind.strip().lower(), charset
-
-
-def _charset(stated: str) -> str:
-    message = Message()
-    message["content-type"] = stated.replace("\r", " ").replace("\n", " ")
-    charset = message.get_param("charset", "")
-    return charset if isinstance(charset, str) else charset[2]
-
-
-async def whole_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
-    """The body of a request; then `progress` has a slot. Raises the ApiErrors of `bounded`.
-
-    Parse the body only afterwards, because slots limit such work.
-    """
-    raw = b"".join([part async for part in bounded(request, limit, service.uploads)])
-    progress.take_slot()
-    return raw
-
-
-async def bounded(request: Request, limit: int, uploads: Uploads) -> AsyncGenerator[bytes, None]:
-    """Yield the decompressed parts of a body, which counts as one of `uploads` meanwhile.
-
-    Raises ApiError: 413 if its stated length, or its length as received or decompressed, exceeds
-    `limit`; 400 and 415 as `plain_parts`; 408 and 429 as `Uploads.parts`. Close the generator if
-    you do not read it to its end.
-    """
-    too_large = ApiError(
-        413, "body_too_large", f"the body is over {limit} bytes: send less at once"
-    )
-    stated = request.headers.get("content-length", "0")
-    if not (stated.isascii() and stated.isdecimal()) or int(stated[:20]) > limit:
-        raise too_large
-    received = 0
-    async with aclosing(uploads.parts(request.state.client, plain_parts(request))) as parts:
-        async for part in parts:
-            received += len(part)
-            if received > limit:
-                raise too_large
-            yield part
 
 
 def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:

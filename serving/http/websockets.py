@@ -12,9 +12,9 @@ from fastapi import WebSocket, WebSocketDisconnect
 from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocketState
 
+from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.errors import ApiError
-from serving.http.ndjson import last_words
+from serving.http.ndjson import final_error_line
 
 _CLOSE_CODES = 4000
 
@@ -45,7 +45,7 @@ class MessagesOut:
 
 
 @asynccontextmanager
-async def opened(
+async def accepted(
     socket: WebSocket, config: ServingConfig, idle_seconds: float
 ) -> AsyncIterator[MessagesOut]:
     """Accept the connection and close it at the end; an ApiError is told first."""
@@ -57,7 +57,7 @@ async def opened(
             yield out
             await out.end()
         except ApiError as error:
-            await out.line(last_words(error))
+            await out.line(final_error_line(error))
             await out.end(_CLOSE_CODES + error.status)
     except ClientDisconnect:
         return  # there is nobody to tell
@@ -73,7 +73,7 @@ def check_origin(socket: WebSocket, config: ServingConfig) -> None:
         )
 
 
-async def until_left(socket: WebSocket) -> None:
+async def wait_for_close(socket: WebSocket) -> None:
     """Return once the client has closed the connection; what it sends is thrown away."""
     while (await socket.receive())["type"] != "websocket.disconnect":
         pass

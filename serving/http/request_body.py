@@ -1,16 +1,63 @@
-"""Decompresses request bodies (`Content-Encoding`) piece by piece.
-
-A few kilobytes may expand to gigabytes, so no piece is longer than `_PIECE`, and the reader stops
-when its limit is exceeded.
-"""
+"""The bytes of a request's body: decompressed, and read within the limits of the server."""
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from email.message import Message
 
 from fastapi import Request
 
-from serving.errors import ApiError
+from serving.api_error import ApiError
+from serving.limits import Uploads
+from serving.service import InProgress, Service
+
+
+def content_type(headers: Mapping[str, str]) -> tuple[str, str]:
+    """The media type, in lower case, and the charset of a request; "" for what it does not say."""
+    kind, separator, _ = headers.get("content-type", "").partition(";")
+    charset = _charset(headers["content-type"]) if separator else ""
+    return kind.strip().lower(), charset
+
+
+def _charset(stated: str) -> str:
+    message = Message()
+    message["content-type"] = stated.replace("\r", " ").replace("\n", " ")
+    charset = message.get_param("charset", "")
+    return charset if isinstance(charset, str) else charset[2]
+
+
+async def whole_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
+    """The body of a request; then `progress` has a slot. Raises the ApiErrors of `bounded`.
+
+    Parse the body only afterwards, because slots limit such work.
+    """
+    raw = b"".join([part async for part in bounded(request, limit, service.uploads)])
+    progress.take_slot()
+    return raw
+
+
+async def bounded(request: Request, limit: int, uploads: Uploads) -> AsyncGenerator[bytes, None]:
+    """Yield the decompressed parts of a body, which counts as one of `uploads` meanwhile.
+
+    Raises ApiError: 413 if its stated length, or its length as received or decompressed, exceeds
+    `limit`; 400 and 415 as `plain_parts`; 408 and 429 as `Uploads.parts`. Close the generator if
+    you do not read it to its end.
+    """
+    too_large = ApiError(
+        413, "body_too_large", f"the body is over {limit} bytes: send less at once"
+    )
+    stated = request.headers.get("content-length", "0")
+    if not (stated.isascii() and stated.isdecimal()) or int(stated[:20]) > limit:
+        raise too_large
+    received = 0
+    async with aclosing(uploads.parts(request.state.client, plain_parts(request))) as parts:
+        async for part in parts:
+            received += len(part)
+            if received > limit:
+                raise too_large
+            yield part
+
 
 _PIECE = 2**16
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}

@@ -2,7 +2,7 @@
 
 With the binary tensor extension, the header `Inference-Header-Content-Length` gives the length of
 the JSON. It is followed by the elements of each input with a `binary_data_size`, in order
-(`serving/inference/raw.py`). An answer has this form if its request asks for binary outputs.
+(`serving/inference/tensors.py`). An answer has this form if its request asks for binary outputs.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,10 @@ from pydantic import (
     ValidationError,
 )
 
-from serving.errors import ApiError, invalid
-from serving.http.encoded import picture_bytes
-from serving.http.strict_json import parse_json
-from serving.inference.raw import array_of, elements_of
-from serving.inference.tensors import Inference, Tensor, parameters_of
-from serving.verdicts import Answer
+from serving.api_error import ApiError, invalid
+from serving.http.json_body import parse_json, picture_bytes
+from serving.inference.tensors import Inference, Tensor, array_of, elements_of, parameters_of
+from serving.schemas import Answer
 
 Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
 HEADER = "Inference-Header-Content-Length"

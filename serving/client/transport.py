@@ -1,4 +1,4 @@
-"""Requests to one server: which are sent again, and what is read of their answers."""
+"""Requests to one server: how they are sent, which are retried, and how their answers are read."""
 
 import random
 import time
@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, TypeAdapter
 
-from serving.client.answers import (
+from serving.client.duplex import Duplex
+from serving.client.ndjson import LAST, end_of, split_lines
+from serving.client.responses import (
     BUSY,
     NOT_OURS,
     RefusedError,
@@ -18,8 +20,43 @@ from serving.client.answers import (
     retry_after,
     whole,
 )
-from serving.client.lines import LAST, end_of, split_lines
-from serving.client.opening import opened
+
+# An empty line keeps a stream open that has nothing to send.
+_SIGN_OF_LIFE, _SILENCE_SECONDS = b"\n", 5.0
+
+
+def open_clients(url: str, token: str | None, timeout: float) -> tuple[httpx.Client, httpx.Client]:
+    """Nothing is sent yet. Raises ValueError for what is no URL, and for what is no token."""
+    headers = _authorization(token)
+    base = _checked(url)
+    return httpx.Client(base_url=base, headers=headers, timeout=timeout), httpx.Client(
+        transport=Duplex(sign_of_life=_SIGN_OF_LIFE, silence_seconds=_SILENCE_SECONDS),
+        base_url=base,
+        headers=headers | {"Accept-Encoding": "identity", "Connection": "close"},
+        timeout=timeout,
+    )
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    """No error may show the token; a file of one ends with a newline."""
+    if token is None:
+        return {}
+    token = token.strip()
+    if not token or not all("!" <= letter <= "~" for letter in token):
+        raise ValueError("token is no single word of ASCII letters, digits and signs: give one")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _checked(url: str) -> httpx.URL:
+    try:
+        found = httpx.URL(url)
+        found.raw_host.decode("ascii").encode("idna")  # as every look-up of the name will
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"{url} is no URL: {error}") from error
+    if found.scheme not in ("http", "https") or not found.host:
+        raise ValueError(f"{url} is no URL of a server: it is http://HOST or https://HOST")
+    return found
+
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 
@@ -27,12 +64,12 @@ Body = TypeVar("Body", bound=BaseModel)
 Said = TypeVar("Said")
 
 
-class Asking:
+class Transport:
     """The server at `url`; after `patience` seconds no request is tried anew."""
 
     def __init__(self, url: str, token: str | None, timeout: float, patience: float) -> None:
         self.url, self.patience, self._was_there = url.rstrip("/"), patience, False
-        self._http, self._duplex = opened(self.url, token, timeout)
+        self._http, self._duplex = open_clients(self.url, token, timeout)
 
     def close(self) -> None:
         self._http.close()

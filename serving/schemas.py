@@ -1,14 +1,30 @@
-"""What an answer looks like, to servers and clients alike. Free of torch."""
+"""The JSON that the server answers with, as the server writes it and the client reads it.
 
-from typing import Literal
+Verdicts of `/v1/query`, lines of `/v1/query:stream`, and the body of every error. Free of torch and
+FastAPI. Watches and galleries have their own: `serving/watches/schemas.py` and
+`serving/galleries/schemas.py`.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 ThresholdSource = Literal["class", "pooled", "request"]
 _EXPECTED_PRECISION = (
     "share of the validation samples at or above the threshold that are of the class; if the "
     "threshold is pooled, the mean of that share over all classes. null: unknown"
 )
+
+
+class ErrorDetail(BaseModel):
+    code: str
+    message: str
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer whose status is 4xx or 5xx."""
+
+    error: ErrorDetail
 
 
 class ClassThreshold(BaseModel):
@@ -72,3 +88,37 @@ class Answer(BaseModel):
         [], description="one per class of the query; empty if it sets no recall or threshold"
     )
     results: list[InputVerdicts]
+
+
+Id = (
+    Annotated[StrictStr, Field(max_length=200)] | Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+)
+
+
+class Hit(BaseModel):
+    """What the model says of one line; only the classes that match, unless all were asked for."""
+
+    line: int = Field(description="the line's place in the body, from 0; empty lines count")
+    id: Id | None = None
+    verdicts: list[Verdict]
+    notice: str | None = Field(None, description="only there where the model's loss is not aligned")
+
+
+class LineError(BaseModel):
+    """What is wrong with one line, or, without `line`, why the stream ends before the body does."""
+
+    line: int | None = None
+    id: Id | None = None
+    error: ErrorDetail
+
+
+class Counts(BaseModel):
+    inputs: int = Field(description="lines that were answered")
+    hits: int | None = Field(description="of these, with a match; null without a threshold")
+    errors: int = Field(description="lines that were refused")
+
+
+class Done(BaseModel):
+    """The last line: all that was read has been answered."""
+
+    done: Counts

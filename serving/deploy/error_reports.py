@@ -1,0 +1,92 @@
+"""Errors of a server's other processes, as they reach the process of `kway serve`.
+
+Replicas append to a file, whose contents come out on standard error: Ray keeps their output only in
+its session folder, which is removed.
+
+HAProxy writes a line for each answer of status 400 and above to a FIFO, and the lines are counted.
+Its own counters do not suffice: they restart from zero with each process, that is at each change of
+the replicas, when errors are most likely, and they count only by status class. Ray's collector of
+such lines reads a datagram socket, which drops all but the first ten of a burst; a FIFO holds
+thousands.
+"""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+_POLL_SECONDS = 0.3
+_END = b"end\n"  # of the FIFO
+
+
+def append_errors(path: Path) -> None:
+    """Let this process append what kway logs to the file `path`."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logging.getLogger("kway").addHandler(handler)
+
+
+@contextmanager
+def shown_errors(path: Path) -> Iterator[None]:
+    """While inside, what is appended to the file `path` comes out on standard error."""
+    path.touch()
+    left = threading.Event()
+    with path.open(encoding="utf-8", errors="replace") as file:
+        thread = threading.Thread(target=_follow, args=(file, left), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            left.set()
+            thread.join()
+
+
+def _follow(file: TextIO, left: threading.Event) -> None:
+    last = False
+    while not last:
+        last = left.wait(_POLL_SECONDS)
+        if text := file.read():
+            print(text, end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def counted_http_errors(fifo: Path) -> Iterator[None]:
+    """Create `fifo` and, inside the context, count its lines by status.
+
+    Start Ray and HAProxy inside.
+    """
+    os.mkfifo(fifo, 0o600)
+    descriptor = os.open(fifo, os.O_RDWR)  # opened for writing, so that reads never end
+    thread = threading.Thread(target=_count, args=(descriptor,), name="http errors", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.write(descriptor, _END)
+        thread.join()
+        os.close(descriptor)
+
+
+def _count(descriptor: int) -> None:
+    metrics = None
+    with open(descriptor, "rb", closefd=False) as lines:
+        for line in lines:
+            if line == _END:
+                return
+            if metrics is None:  # HAProxy has answered, so Ray is running
+                from serving.deploy.metrics import HttpErrorMetrics
+
+                metrics = HttpErrorMetrics()
+            if (status := error_status(line)) is not None:
+                metrics.count(status)
+
+
+def error_status(line: bytes) -> str | None:
+    """The status in HAProxy's line `STATUS TERMINATION`; None if the client disconnected first."""
+    status, _, termination = line.decode("ascii", "replace").partition(" ")
+    is_error = len(status) == 3 and "400" <= status <= "599"
+    return status if is_error and not termination.startswith("C") else None
