@@ -70,7 +70,7 @@ async def health(service: ServiceDep) -> Health:
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(resources: ResourcesDep) -> Response:
+async def counts(resources: ResourcesDep) -> Response:
     """Prometheus metrics of the whole server."""
     return Response(await resources.metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
