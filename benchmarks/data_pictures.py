@@ -52,8 +52,14 @@ def rows(pictures: Path | None) -> Iterator[Row]:
             "".join(f"{path.relative_to(pictures)},{path.stem}\n" for path in files),
             encoding="utf-8",
         )
-        for name, side in (("original", None), ("packed", PACKED_SIDE)):
-            source = ImageFolder(pictures, labels=labels, short_side=side, test_fraction=0)
+        for name in ("original", "packed"):
+            source = ImageFolder(
+                pictures,
+                labels=labels,
+                short_side=PACKED_SIDE,
+                original=name == "original",
+                test_fraction=0,
+            )
             write_shards(source, folder / name)
         with (
             open_split(folder / "original", "train") as originals,

@@ -46,7 +46,7 @@ def write_pictures(folder: Path, *, per_class: int = 8, num_classes: int = 5) ->
 def picture_shards(folder: Path) -> Path:
     """Shards of `write_pictures` with a test split, in `folder/shards`."""
     write_pictures(folder / "pictures")
-    source = ImageFolder(folder / "pictures", short_side=None, test_fraction=0.25)
+    source = ImageFolder(folder / "pictures", original=True, test_fraction=0.25)
     write_shards(source, folder / "shards", workers=0)
     return folder / "shards"
 

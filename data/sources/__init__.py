@@ -1,4 +1,4 @@
-"""Where samples come from."""
+"""Where samples come from, and the registry of the sources that `kway shard` offers."""
 
 from data.sources.cifar import Cifar10, Cifar100
 from data.sources.emoji_names import EmojiNames
@@ -7,27 +7,31 @@ from data.sources.imagefolder import ImageFolder
 from data.sources.imagenet import ImageNet
 from data.sources.labelled_texts import LabelledTexts
 from data.sources.mnist import Mnist
-from data.sources.source import Sample, Source
+from data.sources.source import CommandSource, Sample, Source
 from data.sources.table import Table
 from data.sources.tweets import Tweets
 
-SOURCES: dict[str, type[Source]] = {
-    "glyphs": Glyphs,
-    "imagefolder": ImageFolder,
-    "imagenet": ImageNet,
-    "cifar100": Cifar100,
-    "cifar10": Cifar10,
-    "mnist": Mnist,
-    "tweets": Tweets,
-    "labelled-texts": LabelledTexts,
-    "table": Table,
-    "emoji-names": EmojiNames,
+SOURCES: dict[str, type[CommandSource]] = {
+    source.kind: source
+    for source in (
+        Glyphs,
+        ImageFolder,
+        ImageNet,
+        Cifar100,
+        Cifar10,
+        Mnist,
+        Tweets,
+        LabelledTexts,
+        Table,
+        EmojiNames,
+    )
 }
 
 __all__ = [
     "SOURCES",
     "Cifar10",
     "Cifar100",
+    "CommandSource",
     "EmojiNames",
     "Glyphs",
     "ImageFolder",

@@ -6,18 +6,20 @@ blue one after the other (Krizhevsky 2009). The Python and MATLAB versions are n
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from data.option import Argument
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.archive import archived_files, loose_files
 from data.sources.packing import lossless
-from data.sources.source import Modality, Sample
+from data.sources.source import STRICT, CommandSource, Sample
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
@@ -29,14 +31,19 @@ class _Task(NamedTuple):
     pixels: bytes
 
 
-@dataclass(frozen=True)
-class _Cifar:
+@dataclass(frozen=True, config=STRICT)
+class _Cifar(CommandSource):
     """`path`: the tar.gz, or a folder with its files (or with the folder that it unpacks to)."""
 
-    path: Path
+    path: Annotated[
+        Path,
+        Argument(metavar="ARCHIVE"),
+        Field(description="the binary version: its tar.gz, or a folder of it"),
+    ]
 
-    modality: ClassVar[Modality] = "image"
-    kind: ClassVar[str]
+    modality = "image"
+    held_out = "the published test images"
+    compares_splits = True
     archive: ClassVar[str]
     unpacked: ClassVar[str]
     files: ClassVar[dict[str, tuple[str, ...]]]  # of each split
@@ -56,9 +63,6 @@ class _Cifar:
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(ClassInfo(name=name) for name in self._names(self.labels[-1]))
 
-    def label_vectors(self) -> None:
-        return None
-
     def splits(self) -> dict[str, Sequence[_Task]]:
         num_labels = len(self.labels)
         return {
@@ -73,6 +77,10 @@ class _Cifar:
         planes = np.frombuffer(task.pixels, np.uint8).reshape(3, _SIDE, _SIDE)
         picture = np.ascontiguousarray(planes.transpose(1, 2, 0))
         return Sample(task.key, lossless(picture), "png", task.label)
+
+    @property
+    def origin(self) -> Path:
+        return self.path
 
     def notes(self) -> list[str]:
         """Where there are not as many pictures as were published."""
@@ -133,9 +141,10 @@ class _Cifar:
 
 
 class Cifar10(_Cifar):
-    """The source `cifar10`: cifar-10-binary.tar.gz, 50,000 + 10,000 pictures of 32 x 32 pixels."""
+    """CIFAR-10: cifar-10-binary.tar.gz as published."""
 
     kind = "cifar10"
+    reads = "cifar-10-binary.tar.gz, a download of 170 MB"
     archive = "cifar-10-binary.tar.gz"
     unpacked = "cifar-10-batches-bin"
     files: ClassVar = {
@@ -147,12 +156,13 @@ class Cifar10(_Cifar):
 
 
 class Cifar100(_Cifar):
-    """The source `cifar100`: cifar-100-binary.tar.gz, as `Cifar10`, with 20 coarse classes.
+    """CIFAR-100: cifar-100-binary.tar.gz as published, with its coarse classes.
 
     The coarse class is the path of a class in the hierarchy.
     """
 
     kind = "cifar100"
+    reads = "cifar-100-binary.tar.gz, a download of 168 MB"
     archive = "cifar-100-binary.tar.gz"
     unpacked = "cifar-100-binary"
     files: ClassVar = {"train": ("train.bin",), "test": ("test.bin",)}

@@ -5,16 +5,18 @@ out for the test split.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import emoji
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from data.option import Option
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.emoji_classes import emoji_classes, emoji_vectors
-from data.sources.source import Modality, Sample
+from data.sources.source import STRICT, CommandSource, Sample
 from data.text.emoji_table import fold, fully_qualified, load_languages, name_in
 
 # Each has near relatives in training: Spanish, Portuguese and French; Arabic script; German.
@@ -27,26 +29,33 @@ class _Task(NamedTuple):
     label: int
 
 
-@dataclass(frozen=True)
-class EmojiNames:
-    """The source `emoji-names`.
+@dataclass(frozen=True, config=STRICT)
+class EmojiNames(CommandSource):
+    """Names of emoji in 14 languages; needs no download.
 
-    classes_limit: keep the first N classes by code points; None keeps all (1,923 with 3,953 emoji
-    of all skin tones, 14 languages, in emoji 2.16). languages: those to take; empty takes all.
-    tones: also the names of emoji with a skin tone, which are of the class without one. Where one
-    language calls two emoji of a class the same, the name is there once.
+    A class is an emoji without skin tone: 1,923 classes, 3,953 emoji with all tones in emoji 2.16.
+    If a language has one name for two emoji of a class, the name is one sample.
     """
 
-    classes_limit: int | None = None
-    languages: tuple[str, ...] = ()
-    test_languages: tuple[str, ...] = TEST_LANGUAGES
-    tones: bool = True
+    kind = "emoji-names"
+    modality = "text"
+    reads = "the names in the package emoji"
+    held_out = "the languages of --test-languages"
 
-    modality: ClassVar[Modality] = "text"
+    classes_limit: Annotated[int | None, Option("--classes")] = Field(
+        default=None, ge=2, description="only the first N by code points; default: all"
+    )
+    languages: tuple[str, ...] = Field(
+        default=(), description="with commas between; default: all that have names"
+    )
+    test_languages: tuple[str, ...] = Field(
+        default=TEST_LANGUAGES, description="held out for the test split"
+    )
+    tones: Annotated[bool, Option("--no-tones", flag=False)] = Field(
+        default=True, description="without the names of emoji with a skin tone"
+    )
 
     def __post_init__(self) -> None:
-        if self.classes_limit is not None and self.classes_limit < 2:
-            raise ValueError(f"emoji-names: classes is {self.classes_limit}: choose 2 or more")
         load_languages(self._all_languages + self.test_languages)
         if outside := [one for one in self.test_languages if one not in self._all_languages]:
             raise ValueError(
@@ -64,7 +73,7 @@ class EmojiNames:
             # It brings the names.
             "emoji": emoji.__version__,
         }
-        return SourceInfo(kind="emoji-names", parameters=parameters)
+        return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return emoji_classes(self._labels)

@@ -5,22 +5,24 @@ classes are chosen from it, is each source's own.
 """
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data.shards.manifest import SourceInfo
 from data.shards.split_names import renamed_splits, shard_splits
+from data.sources.source import CommandSource
 from data.text.settle import Rules, Settled, Work, pass_notes
 from data.text.spans import Kept, Report, Span, silent
 from data.text.tasks import Task
 
 
-class FirstPassSource(ABC):
-    """A source of `files` whose first pass leaves its result in `work`, heard of by `report`."""
+class FirstPassSource(CommandSource):
+    """A source whose first pass stores its result in `work` and reports its progress."""
+
+    reads_first = True
 
     work: Path
     report: Report
@@ -37,9 +39,6 @@ class FirstPassSource(ABC):
     @abstractmethod
     def pass_rules(self) -> Rules:
         """How classes and duplicates are chosen."""
-
-    @abstractmethod
-    def describe(self) -> SourceInfo: ...
 
     @abstractmethod
     def spans(self) -> list[Span]: ...

@@ -7,22 +7,24 @@ samples, whole styles held out for the test split. Drawing itself is `fonts.py`.
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from zlib import crc32
 
 import cv2
 import matplotlib
 import numpy as np
 from fontTools.unicodedata import block
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from data.option import Option
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.fonts import PLAIN, Distortion, Pen, face_characters
 from data.sources.name_vectors import name_vectors, split_words
-from data.sources.source import Modality, Sample
+from data.sources.source import STRICT, CommandSource, Sample
 
 MIN_FACES = 8
 # One style of each family is never trained on. Every class stands in at least one of these faces.
@@ -62,36 +64,36 @@ class _GlyphClass(NamedTuple):
     faces: dict[str, int]  # face -> the first of `codes` that stands in it
 
 
-@dataclass(frozen=True)
-class Glyphs:
-    """The source `glyphs`.
+@dataclass(frozen=True, config=STRICT)
+class Glyphs(CommandSource):
+    """Characters drawn from the fonts that matplotlib ships; needs no download.
 
-    classes_limit: keep the first N classes, most faces first, then by code point; None keeps all.
-    samples: distorted training pictures a class and face. Test pictures are undistorted, one a
-    class and held-out face. Some faces share drawings: a test picture equal to a training face's is
-    left out, unless the class has no other (5% of the first 1,000 classes: box drawing, arrows; 22%
-    of all: Braille too).
-    confusables: "merge" makes characters one class whose pictures are equal in more than half of
-    the faces where both stand; "keep" keeps them apart.
+    A class is a character of at least 8 font faces, or a group of characters that look the same.
+    Training images are distorted. Test images are not: there is one for each class and held-out
+    face. Some faces share drawings. A test image that is equal to that of a training face is left
+    out, unless the class has no other (5% of the first 1,000 classes: box drawing, arrows; 22% of
+    all: Braille too).
     """
 
-    classes_limit: int | None = None
-    samples: int = 3
-    size: int = 32
-    seed: int = 0
-    confusables: Literal["merge", "keep"] = "merge"
+    kind = "glyphs"
+    modality = "image"
+    reads = "the fonts of matplotlib"
+    held_out = "one style of each font family"
 
-    modality: ClassVar[Modality] = "image"
-
-    def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("classes", self.classes_limit, 2, 1_000_000),
-            ("samples", self.samples, 1, 10_000),
-            ("size", self.size, 8, 512),
-            ("seed", self.seed, 0, 2**63),
-        ):
-            if value is not None and not low <= value <= high:
-                raise ValueError(f"glyphs: {name} is {value}: choose {low} to {high}")
+    classes_limit: Annotated[int | None, Option("--classes")] = Field(
+        default=None,
+        ge=2,
+        le=1_000_000,
+        description="only the first N, those of most faces; default: all",
+    )
+    samples: int = Field(default=3, ge=1, le=10_000, description="training images a class and face")
+    size: int = Field(default=32, ge=8, le=512, description="side of an image, pixels")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of the distortions")
+    confusables: Literal["merge", "keep"] = Field(
+        default="merge",
+        description="one class, or one each, for characters that are drawn the same in more than "
+        "half of the faces that have both, such as Latin and Greek A",
+    )
 
     def describe(self) -> SourceInfo:
         parameters: dict[str, Any] = {
@@ -103,7 +105,7 @@ class Glyphs:
             # It brings the fonts.
             "matplotlib": matplotlib.__version__,
         }
-        return SourceInfo(kind="glyphs", parameters=parameters)
+        return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(

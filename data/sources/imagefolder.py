@@ -6,20 +6,23 @@ Pictures larger than needed are packed smaller, as JPEG; the others keep their b
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from data.images.decode import MAX_PIXELS
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from data.option import Argument, Option
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
 from data.sources.keys import webdataset_keys
 from data.sources.listing import ENDINGS, File, Listing, list_class_folders, list_label_file
-from data.sources.packing import check_packing, packed
-from data.sources.source import Modality, Sample
-from data.sources.taxonomy import PlacedClasses, Taxonomy
+from data.sources.packing import PackedImages
+from data.sources.source import STRICT, CommandSource, Sample
+from data.sources.taxonomy import PlacedClasses, TaxonomyOption
 
 
 class _Task(NamedTuple):
@@ -28,45 +31,45 @@ class _Task(NamedTuple):
     key: str
 
 
-@dataclass(frozen=True)
-class ImageFolder:
-    """The source `imagefolder`.
+@dataclass(frozen=True, config=STRICT)
+class ImageFolder(PackedImages, CommandSource):
+    """A folder of images of your own.
 
-    Class folders are either in `folder` itself, where a hash of each path assigns `test_fraction`
-    of the images to the split "test", or in split folders: `train/` and `test/`, `val/` and the
-    other words of `data/shards/split_names.py`. `labels` is a file of lines `file,class` instead of
-    class folders. nested: the class of an image is the folder that contains it, and those above are
-    its path in the hierarchy (True), or the topmost folder (False); None raises ValueError if a
-    class folder has several subfolders of images. taxonomy: maps the name of a class to its path.
-    short_side: larger images are resized to it, in pixels; None keeps all bytes.
+    Class folders are in the folder itself, or in its `train/` and `test/`, `val/` and other folders
+    that name a split (docs/data.md).
     """
 
-    folder: Path
-    labels: Path | None = None
-    nested: bool | None = None
-    short_side: int | None = 256
-    quality: int = 90
-    test_fraction: float = 0.1
-    skip_bad: bool = False
-    max_pixels: int = MAX_PIXELS
-    taxonomy: Taxonomy | None = field(default=None, compare=False, repr=False)
+    kind = "imagefolder"
+    modality = "image"
+    reads = "class folders of images, or a file of lines `file,class` with --labels"
+    held_out = "test/, val/ and the like, or --test-fraction of the images by a hash of their paths"
+    compares_splits = True
 
-    modality: ClassVar[Modality] = "image"
+    folder: Annotated[
+        Path, Argument(), Field(description="class folders of images, or train/ and test/ of those")
+    ]
+    labels: Path | None = Field(
+        default=None, description="lines `file,class` instead of class folders"
+    )
+    nested: Annotated[bool | None, Option("--nested/--topmost")] = Field(
+        default=None,
+        description="for nested class folders: the class is the folder that contains the image, "
+        "with the folders above as its hierarchy, or the topmost folder",
+    )
+    test_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="of images held out, where there is no test/"
+    )
+    taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is no folder: name a folder of class folders")
-        check_packing("imagefolder", self.short_side, self.quality)
         if self.nested is not None and self.labels is not None:
             raise ValueError(
                 f"imagefolder: {self.labels} names the classes: leave out --nested and --topmost"
             )
         if self.nested and self.taxonomy is not None:
             raise ValueError("imagefolder: --nested gives the hierarchy: leave out --wordnet")
-        if not 0 <= self.test_fraction < 1:
-            raise ValueError(
-                f"imagefolder: test fraction is {self.test_fraction}: choose 0 up to, not with, 1"
-            )
 
     def describe(self) -> SourceInfo:
         listing = hashlib.sha256()
@@ -77,7 +80,7 @@ class ImageFolder:
             "folder": self.folder.resolve().name,
             "listing": listing.hexdigest()[:16],
             "labels": self.labels.name if self.labels else None,
-            "short_side": self.short_side,
+            "short_side": self.target_side,
             "quality": self.quality,
             "test_fraction": self.test_fraction,
             "skip_bad": self.skip_bad,
@@ -87,7 +90,7 @@ class ImageFolder:
         if self.taxonomy is not None:
             said = repr([info.model_dump() for info in self.classes()]).encode()
             parameters["taxonomy"] = hashlib.sha256(said).hexdigest()[:16]
-        return SourceInfo(kind="imagefolder", parameters=parameters)
+        return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         names = self._class_names
@@ -106,9 +109,6 @@ class ImageFolder:
         inner = {path[:length] for path in paths for length in range(1, len(path))}
         return [path if path in inner else path[:-1] for path in paths]
 
-    def label_vectors(self) -> None:
-        return None
-
     def splits(self) -> dict[str, Sequence[_Task]]:
         label = {name: i for i, name in enumerate(self._class_names)}
         splits: dict[str, list[_Task]] = {"train": []}
@@ -122,17 +122,16 @@ class ImageFolder:
     def render(self, task: _Task) -> Sample | Skipped:
         path = self.folder / task.path
         try:
-            data, extension = packed(
-                path.read_bytes(),
-                short_side=self.short_side,
-                quality=self.quality,
-                max_pixels=self.max_pixels,
-            )
+            data, extension = self.packed(path.read_bytes())
         except ValueError as error:
             if self.skip_bad:
                 return Skipped(task.path, str(error))
             raise ValueError(f"{path}: {error}; remove it, or give --skip-bad") from error
         return Sample(task.key, data, extension, task.label)
+
+    @property
+    def origin(self) -> Path:
+        return self.folder
 
     def skipped(self) -> list[Skipped]:
         """Files and folders that are not read."""

@@ -7,12 +7,15 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from data.images.decode import MAX_PIXELS
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from data.option import Argument, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
@@ -25,9 +28,9 @@ from data.sources.ilsvrc_listing import (
     list_validation,
 )
 from data.sources.keys import webdataset_keys
-from data.sources.packing import check_packing, packed
-from data.sources.source import Modality, Sample
-from data.sources.taxonomy import PlacedClasses, Taxonomy
+from data.sources.packing import PackedImages
+from data.sources.source import STRICT, CommandSource, Sample
+from data.sources.taxonomy import PlacedClasses, TaxonomyOption
 from data.text.spans import Report, silent
 
 _NAMED = 3
@@ -41,35 +44,35 @@ class _Task(NamedTuple):
     label: int
 
 
-@dataclass(frozen=True)
-class ImageNet:
-    """The source `imagenet`; its validation pictures become the split "test".
+@dataclass(frozen=True, config=STRICT)
+class ImageNet(PackedImages, CommandSource):
+    """ImageNet: the tar files of ILSVRC 2012 without unpacking them, or the extracted folders.
 
-    `folder` holds ILSVRC2012_img_train.tar or train/, and ILSVRC2012_img_val.tar or val/ (flat, or
-    class folders); the tars count where both are there. devkit: the archive or its folder; by
-    default it is looked for in `folder`. It names the classes and is needed for a flat val.
-    Classes are those of training, in the order of their synset ids. taxonomy: what names them and
-    places them in a hierarchy, instead of the devkit. report: hears how many classes of training
-    are listed. The other parameters are those of `ImageFolder`.
+    If a tar and its folder are both there, the tar is read. `val/` is flat or has class folders.
+    The devkit names the classes, and a flat `val/` needs it. Classes are those of training, in the
+    order of their synset ids.
     """
 
-    folder: Path
-    devkit: Path | None = None
-    short_side: int | None = 256
-    quality: int = 90
-    skip_bad: bool = False
-    max_pixels: int = MAX_PIXELS
-    taxonomy: Taxonomy | None = field(default=None, compare=False, repr=False)
-    report: Report = field(default=silent, compare=False, repr=False)
+    kind = "imagenet"
+    modality = "image"
+    reads = "the ILSVRC 2012 tars and devkit, a download of 144 GB with registration"
+    held_out = "the validation images"
+    compares_splits = True
 
-    modality: ClassVar[Modality] = "image"
+    folder: Annotated[
+        Path, Argument(), Field(description=f"with {TRAIN_TAR} or train/, and the same of val")
+    ]
+    devkit: Path | None = Field(
+        default=None, description=f"{DEVKIT}.tar.gz or its folder; default: in FOLDER"
+    )
+    taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
+    report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
             raise FileNotFoundError(
                 f"{self.folder} is no folder: name the one with {TRAIN_TAR} or train/"
             )
-        check_packing("imagenet", self.short_side, self.quality)
 
     def describe(self) -> SourceInfo:
         # Neither folder nor layout: extracted pictures give the same shards as the tars.
@@ -79,11 +82,11 @@ class ImageNet:
                 listing.update(repr((split, picture.name, picture.size, picture.synset)).encode())
         parameters: dict[str, Any] = {
             "listing": listing.hexdigest()[:16],
-            "short_side": self.short_side,
+            "short_side": self.target_side,
             "quality": self.quality,
             "skip_bad": self.skip_bad,
         }
-        return SourceInfo(kind="imagenet", parameters=parameters)
+        return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(
@@ -99,9 +102,6 @@ class ImageNet:
             for synset, about in zip(self._synsets, attributes, strict=True):
                 about["gloss"] = devkit.synsets[synset].gloss
         return attributes
-
-    def label_vectors(self) -> None:
-        return None
 
     def splits(self) -> dict[str, Sequence[_Task]]:
         label = {synset: i for i, synset in enumerate(self._synsets)}
@@ -120,15 +120,17 @@ class ImageNet:
         try:
             if len(data) != task.size:
                 raise ValueError(f"it has {len(data)} of the {task.size} bytes that were listed")
-            data, extension = packed(
-                data, short_side=self.short_side, quality=self.quality, max_pixels=self.max_pixels
-            )
+            data, extension = self.packed(data)
         except ValueError as error:
             if self.skip_bad:
                 return Skipped(_place(task.file, task.key), str(error))
             where = f"{path}, {task.key} in it" if path.suffix == ".tar" else str(path)
             raise ValueError(f"{where}: {error}; download it again, or give --skip-bad") from error
         return Sample(task.key, data, extension, task.label)
+
+    @property
+    def origin(self) -> Path:
+        return self.folder
 
     def notes(self) -> list[str]:
         """What is missing or skipped without being an error, one line each."""

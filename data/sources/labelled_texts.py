@@ -5,20 +5,23 @@ The layout of tweeteval: train_text.txt, train_labels.txt, val_…, test_…, ma
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import emoji
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import split_name
 from data.sources.emoji_classes import emoji_classes, emoji_vectors
 from data.sources.first_pass import FirstPassSource
-from data.sources.source import Modality, Sample
+from data.sources.source import STRICT, Sample
 from data.text.clean import Cleaning
 from data.text.emoji_table import fold
 from data.text.records import KINDS, TEXT_OF_LINES, RecordFile, digest, open_records
@@ -29,24 +32,36 @@ from data.text.tasks import Task
 _FILES = ("train", "val", "test")  # before _text.txt and _labels.txt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class LabelledTexts(FirstPassSource):
-    """The source `labelled-texts`; `folder` is in tweeteval's layout.
+    """A folder of labelled texts in the layout of tweeteval.
 
-    texts: "clean" takes emoji and their parts out (the published texts hold U+FE0F where emoji
-    stood) and hides names and addresses, "keep" leaves every text as it is. across: training texts
-    that stand in another split, too. Labels are numbers or names; `mapping.txt` (number, emoji,
-    name; tabs between) says what numbers mean.
+    Emoji and their parts are removed from the texts (the published ones contain U+FE0F where emoji
+    were), and user names and addresses are replaced. Labels are numbers or names; `mapping.txt`
+    (number, emoji, name, with tabs between) says what the numbers mean.
     """
 
-    folder: Path
-    work: Path
-    texts: Literal["clean", "keep"] = "clean"
-    duplicates: Literal["drop", "keep"] = "drop"
-    across: Literal["drop", "keep"] = "keep"
-    report: Report = field(default=silent, compare=False, repr=False)
+    kind = "labelled-texts"
+    modality = "text"
+    reads = "a folder of labelled texts"
+    held_out = "val_text.txt and test_text.txt"
 
-    modality: ClassVar[Modality] = "text"
+    folder: Annotated[
+        Path,
+        Argument(),
+        Field(description="with train_text.txt, train_labels.txt, mapping.txt as tweeteval has it"),
+    ]
+    work: Annotated[Path, Supplied()]
+    texts: Annotated[Literal["clean", "keep"], Option("--keep-texts", flag="keep")] = Field(
+        default="clean", description="of a labelled folder: every text as it is"
+    )
+    duplicates: Annotated[Literal["drop", "keep"], Option("--keep-duplicates", flag="keep")] = (
+        Field(default="drop", description="keep equal texts of one class and split")
+    )
+    across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
+        default="keep", description="keep out of training what another split holds, too"
+    )
+    report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self._splits:
@@ -73,7 +88,7 @@ class LabelledTexts(FirstPassSource):
             "across": self.across,
             "emoji": emoji.__version__,
         }
-        return SourceInfo(kind="labelled-texts", parameters=parameters)
+        return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         if (found := self._emoji) is not None:

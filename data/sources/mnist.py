@@ -8,17 +8,19 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from data.class_names import read_class_names
+from data.option import Argument
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.packing import lossless
-from data.sources.source import Modality, Sample
+from data.sources.source import STRICT, CommandSource, Sample
 
 _STEMS = {"train": "train", "test": "t10k"}
 _BYTES = 0x08  # of an element, in the third byte of the magic number
@@ -31,18 +33,25 @@ class _Task(NamedTuple):
     pixels: np.ndarray
 
 
-@dataclass(frozen=True)
-class Mnist:
-    """The source `mnist`: a folder of four idx files, plain or .gz.
+@dataclass(frozen=True, config=STRICT)
+class Mnist(CommandSource):
+    """MNIST, Fashion-MNIST and others in the same four idx files.
 
-    names: a file with one class name a line, in the order of the labels; without it a class is
-    called by its number, 0 to the largest label.
+    The class names of `names` are in the order of the labels.
     """
 
-    folder: Path
-    names: Path | None = None
+    kind = "mnist"
+    modality = "image"
+    reads = "four idx files, plain or .gz; a download of 11 MB for MNIST"
+    held_out = "the t10k files"
+    compares_splits = True
 
-    modality: ClassVar[Modality] = "image"
+    folder: Annotated[
+        Path, Argument(), Field(description="with train-images-idx3-ubyte.gz and the others")
+    ]
+    names: Path | None = Field(
+        default=None, description="class names, one a line; default: 0, 1, 2, …"
+    )
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
@@ -55,13 +64,10 @@ class Mnist:
         for pictures, labels in self._arrays.values():
             content.update(repr(pictures.shape).encode())
             content.update(pictures.tobytes() + labels.tobytes())
-        return SourceInfo(kind="mnist", parameters={"content": content.hexdigest()[:16]})
+        return SourceInfo(kind=self.kind, parameters={"content": content.hexdigest()[:16]})
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(ClassInfo(name=name) for name in self._class_names)
-
-    def label_vectors(self) -> None:
-        return None
 
     def splits(self) -> dict[str, Sequence[_Task]]:
         return {

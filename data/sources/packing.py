@@ -1,34 +1,53 @@
-"""A picture as it goes into a shard: shrunk, byte for byte, or lossless from pixels.
+"""An image as it is stored in a shard: shrunk, byte for byte, or lossless from pixels.
 
-Sources of pictures share it. Decoding and its limits are `data/images/decode.py`.
+The sources of images share it. Decoding and its limits are `data/images/decode.py`.
 """
 
 import cv2
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from data.images.decode import decode, inspect, resize_short_side
+from data.images.decode import MAX_PIXELS, decode, inspect, resize_short_side
+from data.sources.source import STRICT
 
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
 
 
-def check_packing(source: str, short_side: int | None, quality: int) -> None:
-    """Raise ValueError, which begins with `source`, for a side or a JPEG quality out of range."""
-    if short_side is not None and short_side < 1:
-        raise ValueError(f"{source}: short side is {short_side}: give 1 or more")
-    if not 1 <= quality <= 100:
-        raise ValueError(f"{source}: quality is {quality}: choose 1 to 100")
+@dataclass(frozen=True, config=STRICT)
+class PackedImages:
+    """The options of a source that packs image files, and the packing."""
+
+    # pydantic takes `kw_only` of inherited fields from each field, not from the decorator.
+    short_side: int = Field(
+        default=256, ge=1, kw_only=True, description="larger images shrink to it, pixels"
+    )
+    quality: int = Field(default=90, ge=1, le=100, kw_only=True, description="of JPEG, for those")
+    original: bool = Field(default=False, kw_only=True, description="keep bytes as they are")
+    skip_bad: bool = Field(
+        default=False,
+        kw_only=True,
+        description="skip what is not an image, and list it in skipped.jsonl",
+    )
+
+    @property
+    def target_side(self) -> int | None:
+        """`short_side`, or None if all images keep their bytes."""
+        return None if self.original else self.short_side
+
+    def packed(self, data: bytes) -> tuple[bytes, str]:
+        """(bytes, extension) of an image file."""
+        return packed(data, short_side=self.target_side, quality=self.quality)
 
 
-def packed(
-    data: bytes, *, short_side: int | None, quality: int, max_pixels: int
-) -> tuple[bytes, str]:
+def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes, str]:
     """(bytes, extension): JPEG of `short_side` pixels where that is smaller, else `data` itself.
 
     The extension is the format of the bytes, whatever the file was called. Raises ValueError for
     what `data.images` does not decode.
     """
-    extension = inspect(data, max_pixels)
-    picture = decode(data, 3, max_pixels)
+    extension = inspect(data, MAX_PIXELS)
+    picture = decode(data, 3, MAX_PIXELS)
     if short_side is None or min(picture.shape[:2]) <= short_side:
         return data, extension
     picture = cv2.cvtColor(resize_short_side(picture, short_side), cv2.COLOR_RGB2BGR)

@@ -1,16 +1,23 @@
-"""What the shard writer needs of a source: a description, a class list, tasks, and samples.
+"""What the shard writer needs of a source, and what `kway shard` needs of one that it offers.
 
 A source is sent to worker processes once, so it keeps its own state small and opens files late.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+from pydantic import ConfigDict
 
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
+
+# A source is a pydantic dataclass: a wrong or unknown option is an error wherever it is made.
+# Arbitrary types are for `Taxonomy`, of which pydantic then checks the attributes.
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Source(Protocol):
         ...
 
     def describe(self) -> SourceInfo:
-        """Kind and parameters; decides whether an unfinished folder may be gone on with."""
+        """Kind and parameters. An unfinished folder is resumed only if they are the same."""
         ...
 
     def classes(self) -> tuple[ClassInfo, ...]:
@@ -53,3 +60,58 @@ class Source(Protocol):
     def render(self, task: Any) -> Sample | Skipped:
         """Make the sample or return why it is skipped. ValueError names the problem and the fix."""
         ...
+
+
+class CommandSource(ABC):
+    """A `Source` that `kway shard KIND` offers; `data/sources/__init__.py` lists them.
+
+    A subclass is a frozen pydantic dataclass. The options of the command are its fields, with their
+    defaults, bounds and descriptions, and the help is its docstring. A field marked `Supplied` is
+    not an option. The command supplies `work` (a folder for temporary files), `workers`, and
+    `report` (called with the progress of what precedes the writing).
+
+    `reads` and `held_out` tell the help what the input is, with what must be downloaded, and which
+    samples are not for training. `reads_first`: the classes are known only after a pass over all
+    input. `compares_splits`: the command reports samples of equal bytes, and `--drop-duplicates`
+    removes them from training. `for_folder`: the source that reads a folder given instead of files.
+    """
+
+    kind: ClassVar[str]
+    modality: ClassVar[Modality]
+    reads: ClassVar[str]
+    held_out: ClassVar[str]
+    reads_first: ClassVar[bool] = False
+    compares_splits: ClassVar[bool] = False
+    for_folder: ClassVar["type[CommandSource] | None"] = None
+
+    @property
+    def origin(self) -> Path | None:
+        """The file or folder that notes are about."""
+        return None
+
+    @abstractmethod
+    def describe(self) -> SourceInfo: ...
+
+    @abstractmethod
+    def classes(self) -> tuple[ClassInfo, ...]: ...
+
+    def label_vectors(self) -> np.ndarray | None:
+        return None
+
+    @abstractmethod
+    def splits(self) -> dict[str, Sequence[Any]]: ...
+
+    @abstractmethod
+    def render(self, task: Any) -> Sample | Skipped: ...
+
+    def notes(self) -> list[str]:
+        """What is missing, left out or chosen without being an error, one line each."""
+        return []
+
+    def skipped(self) -> list[Skipped]:
+        """Files and folders that are not read."""
+        return []
+
+    def clean_up(self) -> None:
+        """Remove temporary files, once shards are written or the input turned out to be bad."""
+        return

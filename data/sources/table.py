@@ -2,61 +2,82 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from data.images.decode import MAX_PIXELS
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
+
+from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import split_name
 from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource
-from data.sources.packing import check_packing, packed
-from data.sources.source import Modality, Sample
+from data.sources.packing import PackedImages
+from data.sources.source import STRICT, Modality, Sample
 from data.text.parquet import PARQUET, parquet_as_jsonl, parquet_columns
 from data.text.records import RecordFile, digest, open_records, text_field
 from data.text.settle import Rules
 from data.text.spans import SPAN_BYTES, Kept, Report, Span, record_spans, silent
 from data.text.tasks import Task
 
+_IMAGE_OPTIONS = {"root", *(field.name for field in fields(PackedImages))}
 
-@dataclass(frozen=True)
-class Table(FirstPassSource):
-    """The source `table`: CSV, TSV, JSONL or Parquet files, all with the columns that are named.
 
-    Exactly one of `text` and `picture`. Paths of pictures are inside `root` (default: the folder of
-    the first file) and are packed as `imagefolder` does. split: a column of split names
-    (`data/shards/split_names.py`); without it a hash of the text or path holds out `test_fraction`
-    of the rows. Texts stay as they are. work: folder for the results of the first pass.
+@dataclass(frozen=True, config=STRICT)
+class Table(PackedImages, FirstPassSource):
+    """A table with a column for texts, or paths of images, and one for labels.
+
+    Texts are stored unchanged. Images are packed as `imagefolder` does.
     """
 
-    files: tuple[Path, ...]
-    work: Path
-    label: str
-    text: str | None = None
-    picture: str | None = None
-    split: str | None = None
-    root: Path | None = None
-    test_fraction: float = 0.1
-    duplicates: Literal["drop", "keep"] = "keep"
-    across: Literal["drop", "keep"] = "keep"
-    min_count: int = 1
-    short_side: int | None = 256
-    quality: int = 90
-    skip_bad: bool = False
-    workers: int | None = None
-    report: Report = field(default=silent, compare=False, repr=False)
+    kind = "table"
+    reads = "CSV, TSV, JSONL or Parquet files with the same columns"
+    held_out = "by --split, or --test-fraction of the rows by a hash of the text or path"
+
+    files: Annotated[
+        tuple[Path, ...], Argument(), Field(description=".csv, .tsv, .jsonl or .parquet")
+    ]
+    work: Annotated[Path, Supplied()]
+    label: Annotated[str, Field(description="column of the label")]
+    text: str | None = Field(default=None, description="column of the text")
+    picture: str | None = Field(default=None, description="column of an image's path")
+    split: str | None = Field(
+        default=None, description="column of the split; default: by --test-fraction"
+    )
+    root: Path | None = Field(
+        default=None, description="folder of the images; default: that of the first file"
+    )
+    test_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="of texts held out, by a hash of the text"
+    )
+    duplicates: Annotated[Literal["drop", "keep"], Option("--drop-duplicates", flag="drop")] = (
+        Field(default="keep", description="equal texts of one class and split")
+    )
+    across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
+        default="keep", description="keep out of training what another split holds, too"
+    )
+    min_count: int = Field(default=1, ge=1, description="rows that a class needs")
+    workers: Annotated[int | None, Supplied()] = None
+    report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options_fit_together(cls, given: ArgsKwargs) -> ArgsKwargs:
+        named = (given.kwargs or {}).keys()
+        if "picture" not in named:
+            _reject(named & _IMAGE_OPTIONS, "for a table of images, which --picture names")
+        if "split" in named:
+            _reject(named & {"test_fraction"}, "where no --split says what is held out")
+        return given
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.picture is None):
             raise ValueError("table: name one column, of texts with --text or pictures --picture")
-        if not 0 <= self.test_fraction < 1:
-            raise ValueError(
-                f"table: test fraction is {self.test_fraction}: choose 0 up to, not with, 1"
-            )
-        check_packing("table", self.short_side, self.quality)
         for path in self.files:
             columns = parquet_columns(path) if _is_parquet(path) else open_records(path).columns
             missing = [name for name in self._columns if name not in (columns or self._columns)]
@@ -66,7 +87,7 @@ class Table(FirstPassSource):
                 )
 
     @property
-    def modality(self) -> Modality:
+    def modality(self) -> Modality:  # type: ignore[override]
         return "image" if self.text is None else "text"
 
     def describe(self) -> SourceInfo:
@@ -84,17 +105,14 @@ class Table(FirstPassSource):
         if self.picture is not None:
             parameters |= {
                 "root": str(self._root),
-                "short_side": self.short_side,
+                "short_side": self.target_side,
                 "quality": self.quality,
                 "skip_bad": self.skip_bad,
             }
-        return SourceInfo(kind="table", parameters=parameters)
+        return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(ClassInfo(name=name) for name in self._settled.labels)
-
-    def label_vectors(self) -> None:
-        return None
 
     def render(self, task: Task) -> Sample | Skipped:
         fields = self._records[task.file].read(task.offset, task.length)
@@ -104,12 +122,7 @@ class Table(FirstPassSource):
             return Sample(key, content.encode(), "txt", task.label)
         path = self._picture_path(content)
         try:
-            data, extension = packed(
-                path.read_bytes(),
-                short_side=self.short_side,
-                quality=self.quality,
-                max_pixels=MAX_PIXELS,
-            )
+            data, extension = self.packed(path.read_bytes())
         except (ValueError, FileNotFoundError) as error:
             if self.skip_bad:
                 return Skipped(content.strip(), str(error))
@@ -209,6 +222,12 @@ class Table(FirstPassSource):
             drop_duplicates=self.duplicates == "drop",
             drop_across=self.across == "drop",
         )
+
+
+def _reject(fields: Collection[str], why: str) -> None:
+    if fields:
+        names = sorted(f"--{name.replace('_', '-')}" for name in fields)
+        raise ValueError(f"{', '.join(names)}: {why}")
 
 
 def _is_parquet(path: Path) -> bool:

@@ -7,11 +7,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from pathlib import Path
+from typing import Annotated, Protocol, runtime_checkable
 
+from pydantic import Field
+
+from data.option import Option
 from data.shards.hierarchy import PATH, join_path
 
 
+@runtime_checkable
 class Taxonomy(Protocol):
     """Synsets by id. `synset` and `parents` raise ValueError for what they do not know."""
 
@@ -31,6 +36,13 @@ class Taxonomy(Protocol):
     def parents(self, synset: str) -> tuple[str, ...]:
         """The synsets directly above; none for a root."""
         ...
+
+
+TaxonomyOption = Annotated[
+    Taxonomy | None,
+    Option("--wordnet", type=Path),
+    Field(description="WordNet dict folder: words and hierarchy of classes that are synsets"),
+]
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,25 @@ are written), one that writes. Texts that come with labels of their own are `lab
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import emoji
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.emoji_classes import emoji_classes, emoji_vectors
 from data.sources.first_pass import FirstPassSource
-from data.sources.source import Modality, Sample
+from data.sources.labelled_texts import LabelledTexts
+from data.sources.source import STRICT, CommandSource, Sample
 from data.text.clean import Cleaning, What, is_retweet
 from data.text.emoji_table import find_emoji, fold
-from data.text.policy import POLICIES, chosen
+from data.text.policy import chosen
 from data.text.records import RecordFile, digest, open_records, text_field
 from data.text.settle import Rules
 from data.text.spans import (
@@ -46,51 +50,65 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _RETWEETED = "retweeted_status"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Tweets(FirstPassSource):
-    """The source `tweets`.
+    """Tweets whose emoji become labels, and are taken out of the texts with every part of one.
 
-    work: folder for what the first pass leaves; remove it with `clean_up` when shards are written.
-    text, language, identity: columns or fields (dots lead into nested ones); None takes what is
-    usual. languages: only these; empty keeps all. A key is `<language>/<id>-<file>-<offset>`, in
-    which a language that is not given is `und`.
-    policy: one of `data.text.POLICIES`. emoji_form: "fold" takes skin tone and variation selector
-    off a label, "keep" leaves it. top, min_count: only the N most frequent classes; only those with
-    as many samples, duplicates not counted.
+    A key is `<language>/<id>-<file>-<offset>`; the language is `und` if it is not given. Without
+    options for columns or fields the usual ones are read, also those of the platform's own JSON.
     """
 
-    files: tuple[Path, ...]
-    work: Path
-    text: str | None = None
-    language: str | None = None
-    identity: str | None = None
-    languages: tuple[str, ...] = ()
-    policy: str = "first"
-    emoji_form: Literal["fold", "keep"] = "fold"
-    users: What = "replace"
-    urls: What = "replace"
-    retweets: Literal["drop", "keep"] = "drop"
-    duplicates: Literal["drop", "keep"] = "drop"
-    min_count: int = 1
-    top: int | None = None
-    test_fraction: float = 0.1
-    workers: int | None = None
-    report: Report = field(default=silent, compare=False, repr=False)
+    kind = "tweets"
+    modality = "text"
+    reads = "raw tweets"
+    held_out = "--test-fraction of the texts by a hash of the text"
+    for_folder: ClassVar[type[CommandSource] | None] = LabelledTexts
 
-    modality: ClassVar[Modality] = "text"
+    files: Annotated[
+        tuple[Path, ...],
+        Argument(),
+        Field(
+            description="raw tweets: .jsonl, .csv, .tsv, or .txt of one a line; or one folder of "
+            "train_text.txt, train_labels.txt, mapping.txt as tweeteval has it"
+        ),
+    ]
+    work: Annotated[Path, Supplied()]
+    text: str | None = Field(
+        default=None, description="column or field of the text; dots lead into nested fields"
+    )
+    language: str | None = Field(default=None, description="column or field of the language")
+    identity: Annotated[str | None, Option("--id")] = Field(
+        default=None, description="column or field of the id"
+    )
+    languages: tuple[str, ...] = Field(
+        default=(), description="only these, with commas between; default: all"
+    )
+    policy: Literal["first", "each", "only-if-single", "most-frequent"] = Field(
+        default="first", description="which of several emoji in a tweet is its label"
+    )
+    emoji_form: Annotated[Literal["fold", "keep"], Option("--emoji")] = Field(
+        default="fold",
+        description="skin tone and variation selector of a label: off, or as they are",
+    )
+    users: What = Field(default="replace", description="user names: @user, nothing, or as they are")
+    urls: What = Field(default="replace", description="addresses: http, nothing, or as they are")
+    retweets: Annotated[Literal["drop", "keep"], Option("--keep-retweets", flag="keep")] = Field(
+        default="drop", description="keep texts that repeat those of others"
+    )
+    duplicates: Annotated[Literal["drop", "keep"], Option("--keep-duplicates", flag="keep")] = (
+        Field(default="drop", description="keep equal texts of one class and split")
+    )
+    min_count: int = Field(
+        default=1, ge=1, description="texts that a class needs, duplicates not counted"
+    )
+    top: int | None = Field(default=None, ge=2, description="only the N most frequent classes")
+    test_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="of texts held out, by a hash of the text"
+    )
+    workers: Annotated[int | None, Supplied()] = None
+    report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"tweets: policy is {self.policy!r}: choose {', '.join(POLICIES)}")
-        if not 0 <= self.test_fraction < 1:
-            raise ValueError(
-                f"tweets: test fraction is {self.test_fraction}: choose 0 up to, not with, 1"
-            )
-        if self.min_count < 1 or (self.top is not None and self.top < 2):
-            raise ValueError(
-                f"tweets: min count is {self.min_count} and top {self.top}: "
-                "choose at least 1 and at least 2"
-            )
         for one in self._records:
             if one.columns is not None:
                 self._check_columns(one)
@@ -114,7 +132,7 @@ class Tweets(FirstPassSource):
             # It says what is an emoji.
             "emoji": emoji.__version__,
         }
-        return SourceInfo(kind="tweets", parameters=parameters)
+        return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return emoji_classes(self._settled.labels)

@@ -19,7 +19,8 @@ def demo(
     epochs: Annotated[float, typer.Option(min=0.01, help="length of each training run")] = 1.0,
 ) -> None:
     """Shard, train three heads, compare, export, serve and ask: each step as one would do it."""
-    from launch.commands import shard
+    from data.sources import Glyphs
+    from launch.commands.shard_writing import write
     from launch.demo import picture, questions, runs
     from trainer.export import export_run
     from trainer.world import open_world
@@ -36,7 +37,7 @@ def demo(
     shards, bundle = out / "shards", out / "bundle"
     made = ("shard", "glyphs", "-o", shards, "--classes", classes)
     announce(1, "pictures of characters", *made)
-    shard.glyphs(shards, classes=classes)
+    write(Glyphs(classes), shards)
 
     for run in runs.RUNS:
         what = f"train {run.name} on {runs.NUM_PROCESSES} processes"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="folder that the shards go to")]
 Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
+SAMPLES_PER_SHARD = 10_000
 PerShard = Annotated[int, typer.Option(min=1, help="samples a shard")]
 ShortSide = Annotated[int, typer.Option(min=1, help="larger pictures shrink to it")]
 Quality = Annotated[int, typer.Option(min=1, max=100, help="of JPEG, for those")]
@@ -36,8 +37,8 @@ def write(
     source: "Source",
     out: Path,
     *,
-    samples_per_shard: int,
-    workers: int | None,
+    samples_per_shard: int = SAMPLES_PER_SHARD,
+    workers: int | None = None,
     drop_duplicates: bool = False,
     vectors: "WithLabelVectors | None" = None,
     notes: Callable[[], Iterable[str]] = tuple,

@@ -97,7 +97,7 @@ def test_shards_of_a_few_languages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"classes_limit": 1}, "classes is 1: choose 2 or more"),
+        ({"classes_limit": 1}, r"classes_limit\n  Input should be greater than or equal to 2"),
         ({"languages": ("en", "xx")}, "no names in 'xx': choose from en, "),
         ({"languages": ("en", "fr")}, "test language 'it' is not among the languages"),
         ({"languages": ("it",), "test_languages": ("it",)}, "every language is held out"),

@@ -43,7 +43,7 @@ def test_large_pictures_shrink_to_the_short_side_and_small_ones_keep_their_bytes
     shapes = {key: decode(data, 3).shape for key, (data, _, _) in found.items()}
     assert shapes == {"a/large": (60, 40, 3), "a/small": (30, 31, 3), "b/wide": (40, 160, 3)}
     assert found["a/small"][0] == (tmp_path / "in/a/small.png").read_bytes()
-    original = ImageFolder(tmp_path / "in", short_side=None, test_fraction=0)
+    original = ImageFolder(tmp_path / "in", original=True, test_fraction=0)
     assert {original.render(t).extension for t in original.splits()["train"]} == {"png"}
 
 

@@ -23,7 +23,7 @@ from tests.data.killed import check_killed_and_resumed, contents
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
-KEPT = {"short_side": None}  # pictures keep their bytes
+KEPT = {"original": True}  # pictures keep their bytes
 
 
 def samples(folder: Path, split: str) -> dict[str, tuple[bytes, str]]:
@@ -152,14 +152,14 @@ def test_a_cmyk_jpeg_and_a_png_called_jpeg_come_through(tmp_path: Path) -> None:
         odd[f"{name}.JPEG"] = buffer.getvalue()
     classes = ilsvrc.training() | {"n01440764": odd}
     (tmp_path / TRAIN_TAR).write_bytes(ilsvrc.training_tar(classes))
-    for short_side, endings in ((None, {"jpg", "png"}), (20, {"jpg"})):
-        source = ImageNet(tmp_path, short_side=short_side)
+    for original, endings in ((True, {"jpg", "png"}), (False, {"jpg"})):
+        source = ImageNet(tmp_path, short_side=20, original=original)
         found = [source.render(t) for t in source.splits()["train"] if t.label == 0]
         assert {sample.extension for sample in found} == endings
         for sample in found:
             pixels = decode(sample.data, 3).astype(int)
             side = pixels.shape[1]
-            assert pixels.shape == (short_side or 40, 30 if short_side else 60, 3)
+            assert pixels.shape == ((40, 60, 3) if original else (20, 30, 3))
             assert np.abs(pixels[:, : side // 2 - 4] - [200, 30, 40]).max() < 12
             assert np.abs(pixels[:, side // 2 + 4 :] - [20, 160, 220]).max() < 12
 

@@ -167,7 +167,11 @@ def test_bad_pictures_may_be_left_out(tmp_path: Path) -> None:
         ("t,y\na,b\nc,b\n", {"text": "t"}, "1 classes with 1 or more rows in column 'y'"),
         ("t,y\na,b,c\n", {"text": "t"}, r"byte 4: the row has 3 cells and the first line 2"),
         ("t,y\na,b\n", {"text": "t", "split": "y"}, "0 classes|has no row in training"),
-        ("t,y\na,b\n", {"text": "t", "test_fraction": 1}, "test fraction is 1: choose"),
+        (
+            "t,y\na,b\n",
+            {"text": "t", "test_fraction": 1},
+            "test_fraction\n  Input should be less than 1",
+        ),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(
@@ -188,7 +192,7 @@ def test_rows_without_text_or_label_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--quality", 90, "--skip-bad"), "--quality, --skip-bad: for a table of pictures"),
+        (("--quality", 90, "--skip-bad"), "--quality, --skip-bad: for a table of images"),
         (("--split", "s", "--test-fraction", 0.2), "--test-fraction: where no --split says"),
     ],
 )

@@ -1,0 +1,179 @@
+"""`kway shard KIND`: the command of a source, derived from its class.
+
+Options, bounds and help are the fields and the docstring of the class (`launch/options.py`). What
+the commands have in common is written here: label vectors, notes, and the writing itself.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from data.sources import SOURCES, CommandSource
+from data.sources.label_vectors import WithLabelVectors
+from data.writing.duplicates import find_duplicates
+from launch.commands.shard_writing import SAMPLES_PER_SHARD, Out, PerShard, Workers, write
+from launch.options import Given, build, options_of, with_options
+from launch.progress import Report, progress
+from launch.wording import printable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Vectors = Annotated[
+    Path | None,
+    typer.Option(
+        help="label vectors by class name: word2vec .bin, fastText .vec, GloVe .txt (also .gz), "
+        ".npz or .safetensors with names"
+    ),
+]
+DropDuplicates = Annotated[
+    bool,
+    typer.Option(
+        "--drop-duplicates", help="keep out of training what another split holds, byte for byte"
+    ),
+]
+
+
+def source_commands() -> dict[str, Any]:
+    """Name -> command, of every source that does not stand in for another one."""
+    app = typer.Typer()
+    stand_ins = {source_class.for_folder for source_class in SOURCES.values()}
+    for kind, source_class in SOURCES.items():
+        if source_class not in stand_ins:
+            add = app.command(kind, help=_help(source_class), epilog=_epilog(source_class))
+            add(_command(source_class))
+    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    return commands
+
+
+def _help(source_class: type[CommandSource]) -> str:
+    """The docstring, a line a paragraph, which typer wraps."""
+    paragraphs = (inspect.getdoc(source_class) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _epilog(source_class: type[CommandSource]) -> str:
+    return f"Reads {source_class.reads}. Held out: {source_class.held_out}."
+
+
+def _command(source_class: type[CommandSource]) -> Callable[..., None]:
+    without = () if source_class.compares_splits else ("drop_duplicates",)
+    return with_options(partial(_shard, source_class), _all_options(source_class), without=without)
+
+
+def _shard(
+    source_class: type[CommandSource],
+    given: Given,
+    out: Out,
+    drop_duplicates: DropDuplicates = False,
+    vectors: Vectors = None,
+    samples_per_shard: PerShard = SAMPLES_PER_SHARD,
+    workers: Workers = None,
+) -> None:
+    source_class = _reader_of(source_class, given)
+    task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
+    with progress(*task) as report:
+        source = _source(source_class, given, out, workers, report)
+        with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
+        if not source.reads_first:
+            _print_notes(source)
+            if with_vectors is not None:
+                with_vectors.label_vectors()  # report a bad file before anything is written
+        try:
+            write(
+                source,
+                out,
+                samples_per_shard=samples_per_shard,
+                workers=workers,
+                drop_duplicates=drop_duplicates,
+                vectors=with_vectors,
+                notes=source.notes if source.reads_first else tuple,
+                ignored=source.skipped(),
+            )
+        except ValueError:
+            source.clean_up()  # the input has to change, so there is nothing to resume
+            raise
+        source.clean_up()
+    if source.compares_splits:
+        _print_duplicates(out)
+
+
+def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
+    """Its own, and those of the source that reads a folder in its place."""
+    options = options_of(source_class)
+    if (instead := source_class.for_folder) is None:
+        return options
+    return {**{n: o for n, o in options_of(instead).items() if n != "folder"}, **options}
+
+
+def _reader_of(source_class: type[CommandSource], given: Given) -> type[CommandSource]:
+    """The class that reads what is given; `given` keeps only options of that class.
+
+    ValueError where there are others.
+    """
+    instead = source_class.for_folder
+    if instead is None:
+        return source_class
+    files: Sequence[Path] = given["files"]
+    if len(files) == 1 and files[0].is_dir():
+        why = f"for {source_class.reads}, and {files[0]} is {instead.reads}"
+        given["folder"] = given.pop("files")[0]
+        _reject(given, source_class, instead, why)
+        return instead
+    _reject(given, instead, source_class, f"for {instead.reads}, not for {source_class.reads}")
+    return source_class
+
+
+def _reject(given: Given, other: type, chosen: type, why: str) -> None:
+    options = options_of(other)
+    names = sorted(options[name].names for name in given.keys() - options_of(chosen).keys())
+    if names:
+        raise ValueError(f"{', '.join(names)}: {why}")
+
+
+def _source(
+    source_class: type[CommandSource],
+    given: Given,
+    out: Path,
+    workers: int | None,
+    report: Report,
+) -> CommandSource:
+    values = {
+        **given,
+        "work": out.with_name(f"{out.name}.first-pass"),
+        "workers": workers,
+        "report": report,
+    }
+    if "taxonomy" in given:
+        from heads.tree import read_wordnet
+
+        values["taxonomy"] = read_wordnet(given["taxonomy"])
+    fields = source_class.__pydantic_fields__.keys()  # type: ignore[attr-defined]
+    return build(source_class, {name: values[name] for name in values if name in fields})
+
+
+def _find(file: Path, names: Sequence[str]) -> "tuple[np.ndarray, list[str]]":
+    from heads.tree import load_label_vectors
+
+    return load_label_vectors(file, names, missing="zero")
+
+
+def _print_notes(source: CommandSource) -> None:
+    for note in source.notes():
+        print(printable(f"note: {source.origin}: {note}"), file=sys.stderr)
+
+
+def _print_duplicates(out: Path) -> None:
+    """One line for each split of finished shards that repeats itself or samples of training."""
+    found = find_duplicates(out)
+    for split in found:
+        if split.in_training or split.repeated:
+            print(printable(f"duplicates: {split}"))
+    if any(split.in_training for split in found):
+        print("--drop-duplicates, into another folder, keeps what is in test out of training")

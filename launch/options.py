@@ -1,0 +1,226 @@
+"""Options of a command from the fields of a pydantic class (a model or a dataclass).
+
+The name, type, default, bounds and help of an option are those of the field, so each is declared
+once. `data/option.py` has the markers for a field whose option differs:
+
+    class Limits(BaseModel):
+        request_timeout_seconds: Annotated[float, Option("--timeout")] = Field(30, gt=0, le=3600)
+        max_body_bytes: Annotated[int, Option("--max-body-mib", unit=2**20)] = Field(2**25, gt=0)
+        replica_id: Annotated[str, Supplied()] = ""
+
+    def serve(given: Given, bundle: Path) -> None:
+        limits = build(Limits, given, replica_id="a")
+
+    app.command()(with_options(serve, options_of(Limits)))
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import update_wrapper
+from types import GenericAlias, NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import typer
+from annotated_types import Ge, Gt, Le
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from data.option import NOT_A_FLAG, Argument, Option, Supplied
+
+T = TypeVar("T")
+Given = dict[str, Any]
+"""Field name -> value, for the fields whose options are on the command line."""
+
+
+def options_of(model: type, *, marked_only: bool = False) -> dict[str, "FieldOption"]:
+    """Field name -> option, in the order of the fields, without those marked `Supplied`.
+
+    marked_only: only the fields that are marked as `Option` or `Argument`.
+    """
+    options = {}
+    fields: dict[str, FieldInfo] = model.__pydantic_fields__  # type: ignore[attr-defined]
+    for name, field in fields.items():
+        marker = _marker(field)
+        if not (isinstance(marker, Supplied) or (marked_only and marker is None)):
+            options[name] = FieldOption(name, field, marker or Option())
+    return options
+
+
+def with_options(
+    command: Callable[..., Any],
+    options: Mapping[str, "FieldOption"],
+    *,
+    without: Collection[str] = (),
+) -> Callable[..., Any]:
+    """`command` for typer, with `options` in the place of its first parameter.
+
+    That parameter receives a `Given`. without: parameters of `command` that keep their default and
+    are no options.
+    """
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [
+        inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+        *(option.parameter for option in options.values()),
+        *(
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in own
+            if parameter.name not in without
+        ),
+    ]
+
+    def run(context: typer.Context, **values: Any) -> Any:
+        read = {name: values.pop(name) for name in options}
+        given = {
+            name: options[name].value(value)
+            for name, value in read.items()
+            if _is_given(context, name)
+        }
+        return command(given, **values)
+
+    update_wrapper(run, command)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def build(model: type[T], given: Mapping[str, Any], **supplied: Any) -> T:
+    """The `model` of these values; ValueError in one line with the option and its value."""
+    try:
+        return model(**given, **supplied)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = options_of(model).get(str(first["loc"][0])) if first["loc"] else None
+        raised = first.get("ctx", {}).get("error")
+        message = str(raised) if isinstance(raised, Exception) else first["msg"]
+        if where is None:
+            raise ValueError(message) from error
+        raise ValueError(
+            f"Invalid value for '{where.names}': {message}, got {where.shown(first['input'])}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class FieldOption:
+    """The option, or positional argument, of the field `name`."""
+
+    name: str
+    field: FieldInfo
+    marker: Option
+
+    @property
+    def names(self) -> str:
+        """As on the command line, such as `--timeout`."""
+        if isinstance(self.marker, Argument):
+            return self.marker.metavar or self.name.upper()
+        return self.marker.name or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """The parameter from which typer makes the option."""
+        return inspect.Parameter(
+            self.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=self._default,
+            annotation=Annotated[self._type, self._info],
+        )
+
+    def value(self, given: Any) -> Any:
+        """The value of the field for what typer read."""
+        if self._is_flag:
+            return self.marker.flag
+        if self.marker.type is not None or (isinstance(given, list) and self._holds(tuple)):
+            return given
+        if self._holds(tuple):
+            return tuple(part.strip() for part in given.split(",") if part.strip())
+        if self._holds(dict):
+            return _pairs(self.names, given)
+        scaled = given if self.marker.unit == 1 else given * self.marker.unit
+        return int(scaled) if self._plain is int else scaled
+
+    def shown(self, value: Any) -> Any:
+        """A value of the field as it is given on the command line."""
+        is_scaled = self.marker.unit != 1 and isinstance(value, int | float)
+        return value / self.marker.unit if is_scaled else value
+
+    @property
+    def _info(self) -> Any:
+        """What typer needs in addition to the type and the default."""
+        about: dict[str, Any] = {"help": self.field.description, "metavar": self.marker.metavar}
+        if isinstance(self.marker, Argument):
+            return typer.Argument(**about)
+        if not self._is_flag:
+            number = self._plain if self.marker.unit == 1 else float
+            about |= {side: self.shown(bound) for side, bound in _bounds(self.field, number)}
+        return typer.Option(self.names, **about)
+
+    @property
+    def _type(self) -> Any:
+        """Of the value on the command line."""
+        if self._is_flag:
+            return bool
+        if self.marker.type is not None:
+            return self.marker.type | None
+        if self._holds(dict):
+            return list[str] | None
+        if self._holds(tuple):
+            items = GenericAlias(list, get_args(self._plain)[:1])
+            return items if isinstance(self.marker, Argument) else str | None
+        return self.field.annotation if self.marker.unit == 1 else float
+
+    @property
+    def _default(self) -> Any:
+        if self._is_flag:
+            return False
+        if self.field.is_required():
+            return inspect.Parameter.empty
+        default = self.field.get_default(call_default_factory=True)
+        if self._holds(tuple):
+            return ",".join(map(str, default)) or None
+        return None if self._holds(dict) else self.shown(default)
+
+    @property
+    def _is_flag(self) -> bool:
+        return self.marker.flag is not NOT_A_FLAG
+
+    @property
+    def _plain(self) -> Any:
+        """The type of the field without `| None`."""
+        annotation = self.field.annotation
+        if get_origin(annotation) not in (Union, UnionType):
+            return annotation
+        return next(part for part in get_args(annotation) if part is not NoneType)
+
+    def _holds(self, container: type) -> bool:
+        return get_origin(self._plain) is container
+
+
+def _marker(field: FieldInfo) -> Option | Supplied | None:
+    return next((one for one in field.metadata if isinstance(one, Option | Supplied)), None)
+
+
+def _bounds(field: FieldInfo, number: type) -> Iterator[tuple[Literal["min", "max"], float]]:
+    """Those that typer can check; pydantic checks the others."""
+    for bound in field.metadata:
+        if isinstance(bound, Ge):
+            yield "min", bound.ge  # type: ignore[misc]
+        elif isinstance(bound, Gt) and number is int:
+            yield "min", bound.gt + 1  # type: ignore[operator]
+        elif isinstance(bound, Le):
+            yield "max", bound.le  # type: ignore[misc]
+
+
+def _pairs(option: str, given: list[str]) -> dict[str, str]:
+    """`NAME=VALUE`, once or several times."""
+    pairs: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value) or name in pairs:
+            raise ValueError(f"{option} {text!r}: give NAME=VALUE, each name once")
+        pairs[name] = value
+    return pairs
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
