@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from trainer.backbone import Backbone, build_backbone
 from trainer.bundle_files import SPEC, TENSOR, WEIGHTS, sha256_of
 from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec, RecallSpec

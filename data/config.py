@@ -1,178 +1,22 @@
-"""What a recipe may say about data. Free of torch and image libraries: it loads at once."""
+"""What a recipe may say about data. Images, augmentation and caches have their own modules."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from braceexpand import braceexpand
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from data.duration import Interval
+from data.augment.training import AugmentConfig
+from data.frozen_config import FrozenConfig
+from data.images.config import ImageConfig
 from data.remote.address import check_url, is_url
+from data.remote.cache_config import CacheConfig
 
 _MAX_STREAM_SHARDS = 1_000_000
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ImageConfig(_Config):
-    """How a picture becomes a tensor; travels in the bundle: serving sees what training saw.
-
-    Evaluation resizes the short side to `resize`, crops the centre `size` x `size`, or several
-    places, and the device computes `(x / 255 - mean) / std`.
-    """
-
-    size: int = Field(224, gt=0, le=4096, description="side of the square input, pixels")
-    resize: int | None = Field(
-        None, gt=0, le=4096, description="short side before the crop; default: size"
-    )
-    crops: Literal[1, 5, 10] = Field(
-        1, description="of evaluation: the centre; and the corners; and all of them mirrored"
-    )
-    channels: Literal[1, 3] = 3
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
-
-    @model_validator(mode="after")
-    def _channel_constants_fit(self) -> "ImageConfig":
-        if len(self.mean) != self.channels or len(self.std) != self.channels:
-            raise ValueError(f"mean and std need {self.channels} numbers, one a channel")
-        if min(self.std) <= 0:
-            raise ValueError("std must be positive")
-        if self.resize is not None and self.resize < self.size:
-            raise ValueError(f"resize {self.resize} is smaller than size {self.size}")
-        if self.crops > 1 and (self.resize or self.size) == self.size:
-            raise ValueError(
-                f"crops {self.crops} would all be the same: give a resize above size {self.size}"
-            )
-        return self
-
-    def scaled_to(self, size: int) -> "ImageConfig":
-        """The same picture with sides of `size` pixels."""
-        if size == self.size:
-            return self
-        resize = self.resize and max(size, round(self.resize * size / self.size))
-        return self.model_copy(update={"size": size, "resize": resize})
-
-
-class SizeStage(_Config):
-    """The side of training pictures until so much of the run is done."""
-
-    size: int = Field(gt=0, le=4096, description="pixels")
-    until: Interval = Field(description="counted from the start of the run")
-
-
-class ColourConfig(_Config):
-    """Colour jitter: the four in random order; strengths mean what torchvision's ColorJitter does.
-
-    Brightness, contrast and saturation are multiplied by 1 - strength to 1 + strength, the hue
-    moves by up to `hue` of the colour circle. A picture of one channel has no saturation or hue.
-    """
-
-    brightness: float = Field(0, ge=0)
-    contrast: float = Field(0, ge=0)
-    saturation: float = Field(0, ge=0)
-    hue: float = Field(0, ge=0, le=0.5)
-    probability: float = Field(1, ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _changes_something(self) -> "ColourConfig":
-        if not (self.brightness or self.contrast or self.saturation or self.hue):
-            raise ValueError(
-                "colour changes nothing: give brightness, contrast, saturation or hue, or null"
-            )
-        return self
-
-
-class RandAugmentConfig(_Config):
-    """RandAugment (Cubuk et al. 2020) on the paper's scale; timm's is the same.
-
-    torchvision's runs to 30 instead of 10: its magnitude 9 is 3 here.
-    """
-
-    operations: int = Field(2, ge=1, le=14, description="how many, one after the other")
-    magnitude: float = Field(9, ge=0, le=10, description="how strong each of them is")
-
-
-class MixConfig(_Config):
-    """Mixup (Zhang et al. 2018) and cutmix (Yun et al. 2019) of neighbours in the stream.
-
-    Shares are drawn from Beta(alpha, alpha); 0 turns that one off.
-    """
-
-    mixup_alpha: float = Field(0, ge=0, le=1000)
-    cutmix_alpha: float = Field(0, ge=0, le=1000)
-    cutmix_share: float = Field(
-        0.5, ge=0, le=1, description="of the mixed pairs, where both of them are on"
-    )
-    probability: float = Field(1, ge=0, le=1, description="that a pair is mixed")
-
-    @model_validator(mode="after")
-    def _mixes_something(self) -> "MixConfig":
-        if not (self.mixup_alpha or self.cutmix_alpha):
-            raise ValueError("mix changes nothing: give mixup_alpha or cutmix_alpha, or null")
-        return self
-
-
-class AugmentConfig(_Config):
-    """What training changes at random, in this order; `null` and 0 turn a part off.
-
-    Draws are keyed by (seed, epoch, sample), never by rank or worker.
-    """
-
-    size: int | None = Field(
-        None, gt=0, le=4096, description="side of training pictures, pixels; null: image.size"
-    )
-    progressive: tuple[SizeStage, ...] = Field(
-        (), description="sides before that, one after the other (progressive resizing)"
-    )
-    crop_area: tuple[float, float] | None = Field(
-        (0.08, 1.0),
-        description="share of the picture's area that a random crop keeps; null: centre",
-    )
-    crop_ratio: tuple[float, float] = Field(
-        (3 / 4, 4 / 3), description="width / height of the crop"
-    )
-    pad: int = Field(
-        0,
-        ge=0,
-        le=4096,
-        description="pixels of a random shift at most, either way; needs crop_area null",
-    )
-    flip: float = Field(0.5, ge=0, le=1, description="probability of a left-right flip")
-    colour: ColourConfig | None = None
-    grey: float = Field(0, ge=0, le=1, description="probability that a picture loses its colour")
-    rand_augment: RandAugmentConfig | None = None
-    erase: float = Field(
-        0, ge=0, le=1, description="probability that a box of it is covered with `image.mean`"
-    )
-    mix: MixConfig | None = None
-
-    @model_validator(mode="after")
-    def _ranges_are_possible(self) -> "AugmentConfig":
-        low, high = self.crop_area or (1.0, 1.0)
-        if not 0 < low <= high <= 1:
-            raise ValueError(f"crop_area is [{low}, {high}]: give two shares, 0 < low <= high <= 1")
-        low, high = self.crop_ratio
-        if not 0 < low <= high:
-            raise ValueError(f"crop_ratio is [{low}, {high}]: give two numbers, 0 < low <= high")
-        if self.pad and self.crop_area is not None:
-            raise ValueError(
-                f"pad is {self.pad} and crop_area {list(self.crop_area)}: set one to null or 0"
-            )
-        return self
-
-
-class TextConfig(_Config):
+class TextConfig(FrozenConfig):
     """How a text becomes tokens; the tokenizer travels in the bundle."""
 
     tokenizer: str = Field(
@@ -191,21 +35,7 @@ class TextConfig(_Config):
     )
 
 
-class CacheConfig(_Config):
-    """Where all processes of a machine keep the shards of a URL; a local folder needs none."""
-
-    folder: Path = Field(Path("~/.cache/kway/shards"), description="on a disk of this machine")
-    gigabytes: float = Field(50, gt=0, description="of that disk at most; 1 GB is 10^9 bytes")
-    attempts: int = Field(
-        8, ge=1, le=100, description="to fetch a file where the network or the server fails"
-    )
-
-    @property
-    def max_bytes(self) -> int:
-        return int(self.gigabytes * 1e9)
-
-
-class StreamConfig(_Config):
+class StreamConfig(FrozenConfig):
     """Training on webdataset tars without index and manifest, read from front to back.
 
     What it cannot promise stands in docs/data.md; `kway shard index` makes shards that need none
@@ -262,7 +92,7 @@ def _path_or_url(value: Any) -> Any:
     return check_url(value) if is_url(value) else Path(value)
 
 
-class DataConfig(_Config):
+class DataConfig(FrozenConfig):
     shards: Annotated[Path | str, BeforeValidator(_path_or_url)] = Field(
         description="folder with manifest.json, made by `kway shard`: a path, or a URL "
         "(file://, http://, https://, s3://, gs://)"

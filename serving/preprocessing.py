@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from data.images.decode import MAX_PIXELS, crops_for_evaluation, decode
 from data.loading.padding import pad_tokens
 from data.tokens.tokenizer import Tokenizer

@@ -51,7 +51,7 @@ def test_the_command_loads_without_torch():
     """So `kway --help` is fast, and `kway doctor` runs even if torch is broken."""
     heavy = ("torch", "transformers", "ray", "cv2", "deepspeed", "matplotlib")
     code = (
-        "import sys, data.config, serving.config, launch.main; "
+        "import sys, serving.config, launch.main; "
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from data.tokens.tokenizer import Tokenizer
 from data.tokens.vocabulary import ROLES, train_wordpiece
 from trainer.backbone import Backbone, build_backbone

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoConfig, AutoModel, PretrainedConfig
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from trainer.config import BackboneConfig
 
 # What transformers raises for fields that do not fit a model, or each other.

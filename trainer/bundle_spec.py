@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from heads.scores import ScoreKind
 
 Reads = Literal["pictures", "texts"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from trainer.backbone import Backbone
 
 # How far features may differ from torch's, of the largest of them.

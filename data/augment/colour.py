@@ -1,4 +1,4 @@
-"""Colours and sharpness changed by a factor, as Pillow's ImageEnhance means it; colour jitter.
+"""Colors and sharpness changed by a factor, as Pillow's ImageEnhance means it.
 
 Pictures are uint8 [H, W, 3], or grey [H, W]. A factor of 1 changes nothing. Results are rounded,
 where Pillow cuts decimals off.
@@ -6,8 +6,6 @@ where Pillow cuts decimals off.
 
 import cv2
 import numpy as np
-
-from data.config import ColourConfig
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, Pillow's mode L
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13  # Pillow's ImageFilter.SMOOTH
@@ -44,33 +42,6 @@ def sharpness(picture: np.ndarray, factor: float) -> np.ndarray:
     for edge in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
         result[edge] = picture[edge]
     return result
-
-
-def greyscale(picture: np.ndarray) -> np.ndarray:
-    """All three channels the same grey. For [H, W, 3] alone."""
-    return cv2.cvtColor(_luma(picture), cv2.COLOR_GRAY2RGB)
-
-
-def jitter(picture: np.ndarray, colour: ColourConfig, rng: np.random.Generator) -> np.ndarray:
-    """Brightness, contrast, saturation and hue in random order, as torchvision's ColorJitter.
-
-    Saturation and hue mean nothing on grey [H, W] and are left out.
-    """
-    if rng.random() >= colour.probability:
-        return picture
-    steps = [
-        (brightness, 1.0, colour.brightness),
-        (contrast, 1.0, colour.contrast),
-        (saturation, 1.0, colour.saturation),
-        (hue, 0.0, colour.hue),
-    ]
-    if picture.ndim == 2:
-        steps = steps[:2]
-    for change, middle, reach in (steps[i] for i in rng.permutation(len(steps))):
-        if reach:
-            low = max(0.0, middle - reach) if middle else -reach
-            picture = change(picture, rng.uniform(low, middle + reach))
-    return picture
 
 
 def _luma(picture: np.ndarray) -> np.ndarray:

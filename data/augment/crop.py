@@ -1,31 +1,71 @@
-"""Random boxes: what training crops and resizes, and what random erasing covers."""
-
-import math
+"""Random crops and shifts: what training takes of an image."""
 
 import cv2
 import numpy as np
+from pydantic import Field, model_validator
 
-from data.config import AugmentConfig
+from data.augment.boxes import Box, drawn_box
+from data.augment.change import Fill
+from data.frozen_config import FrozenConfig
+from data.images.config import ImageConfig
+from data.images.decode import centre
 
-_ATTEMPTS = 10
 
-Box = tuple[int, int, int, int]  # top, left, height, width; pixels
+class Crop(FrozenConfig):
+    """A random box, resized (Szegedy et al. 2015); or the center, shifted (He et al. 2016, 4.2)."""
 
+    crop_area: tuple[float, float] | None = Field(
+        (0.08, 1.0),
+        description="share of the image's area that a random crop keeps; null: the center",
+    )
+    crop_ratio: tuple[float, float] = Field(
+        (3 / 4, 4 / 3), description="width / height of the crop"
+    )
+    pad: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="pixels of a random shift at most, either way; needs crop_area null",
+    )
 
-def random_box(height: int, width: int, augment: AugmentConfig, rng: np.random.Generator) -> Box:
-    """A box of random area and shape to crop (Szegedy et al. 2015).
+    @model_validator(mode="after")
+    def _ranges_are_possible(self) -> "Crop":
+        low, high = self.crop_area or (1.0, 1.0)
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"crop_area is [{low}, {high}]: give two shares, 0 < low <= high <= 1")
+        low, high = self.crop_ratio
+        if not 0 < low <= high:
+            raise ValueError(f"crop_ratio is [{low}, {high}]: give two numbers, 0 < low <= high")
+        if self.pad and self.crop_area is not None:
+            raise ValueError(
+                f"pad is {self.pad} and crop_area {list(self.crop_area)}: set one to null or 0"
+            )
+        return self
 
-    After ten misses: the largest centred box whose aspect ratio is allowed.
-    """
-    assert augment.crop_area is not None
-    drawn = drawn_box(height, width, augment.crop_area, augment.crop_ratio, rng)
-    if drawn is not None:
-        return drawn
-    low, high = augment.crop_ratio
-    ratio = min(max(width / height, low), high)
-    box_height = max(1, min(height, round(width / ratio)))
-    box_width = max(1, min(width, round(height * ratio)))
-    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+    def cropped(
+        self, image: np.ndarray, config: ImageConfig, fill: Fill, rng: np.random.Generator
+    ) -> np.ndarray:
+        """uint8 [H, W, C] -> uint8 [size, size, C]."""
+        if self.crop_area is None:
+            middle = centre(image, config)
+            return _shifted(middle, self.pad, fill, rng) if self.pad else middle
+        top, left, height, width = self.box(image.shape[0], image.shape[1], rng)
+        return resized(image[top : top + height, left : left + width], config.size)
+
+    def box(self, height: int, width: int, rng: np.random.Generator) -> Box:
+        """A box of random area and shape.
+
+        After ten misses: the largest centered box whose aspect ratio is allowed.
+        """
+        assert self.crop_area is not None
+        drawn = drawn_box(height, width, self.crop_area, self.crop_ratio, rng)
+        if drawn is not None:
+            return drawn
+        low, high = self.crop_ratio
+        ratio = min(max(width / height, low), high)
+        box_height = max(1, min(height, round(width / ratio)))
+        box_width = max(1, min(width, round(height * ratio)))
+        return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
 def resized(picture: np.ndarray, size: int) -> np.ndarray:
@@ -44,24 +84,11 @@ def resized(picture: np.ndarray, size: int) -> np.ndarray:
     return drawn.reshape(size, size, -1)
 
 
-def drawn_box(
-    height: int,
-    width: int,
-    area: tuple[float, float],
-    ratio: tuple[float, float],
-    rng: np.random.Generator,
-) -> Box | None:
-    """A box inside height x width; None after ten that do not fit.
-
-    area: its share of the whole, uniform; ratio: its width / height, uniform in the logarithm.
-    """
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    for _ in range(_ATTEMPTS):
-        pixels = height * width * rng.uniform(*area)
-        shape = math.exp(rng.uniform(low, high))
-        box_height, box_width = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
-        if 0 < box_height <= height and 0 < box_width <= width:
-            top = int(rng.integers(height - box_height + 1))
-            left = int(rng.integers(width - box_width + 1))
-            return top, left, box_height, box_width
-    return None
+def _shifted(image: np.ndarray, most: int, fill: Fill, rng: np.random.Generator) -> np.ndarray:
+    """A random window of [H, W, C] with `most` pixels of `fill` around it."""
+    height, width, channels = image.shape
+    padded = np.empty((height + 2 * most, width + 2 * most, channels), np.uint8)
+    padded[:] = fill
+    padded[most : most + height, most : most + width] = image
+    top, left = rng.integers(2 * most + 1, size=2)
+    return padded[top : top + height, left : left + width]

@@ -9,7 +9,7 @@ import math
 import cv2
 import numpy as np
 
-Fill = tuple[float, ...]
+from data.augment.change import Fill
 
 
 def shear(picture: np.ndarray, x: float, y: float, fill: Fill) -> np.ndarray:

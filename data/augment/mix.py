@@ -1,4 +1,4 @@
-"""Mixup (Zhang et al. 2018) and cutmix (Yun et al. 2019) of the two pictures of a pair.
+"""Mixup and cutmix of the two images of a pair.
 
 Positions 2n and 2n + 1 of the endless stream are a pair. One draw, from `pair_rng`, is for both:
 each keeps the same share of itself and takes the rest from the other.
@@ -10,60 +10,78 @@ from typing import Literal
 
 import cv2
 import numpy as np
+from pydantic import Field, model_validator
 
-from data.augment.crop import Box
-from data.config import AugmentConfig, ImageConfig
+from data.augment.boxes import Box
+from data.frozen_config import FrozenConfig
 
 
 @dataclass(frozen=True)
-class Mix:
-    """One draw. weight: the share of a picture's own pixels, which its own label gets as well.
+class MixDraw:
+    """One draw. weight: the share of an image's own pixels, which is also that of its own label.
 
-    box: what cutmix takes from the partner, at the same place.
+    box: what cutmix takes from the partner, at the same position.
     """
 
     kind: Literal["none", "mixup", "cutmix"]
     weight: float = 1.0
     box: Box = (0, 0, 0, 0)
 
+    def __call__(self, image: np.ndarray, partner: np.ndarray) -> np.ndarray:
+        """uint8 [C, H, W] of `image` with its partner's share; neither is changed."""
+        if self.kind == "mixup":
+            # As rows of one matrix: OpenCV takes the last of three axes for channels.
+            own, other = (array.reshape(-1, array.shape[-1]) for array in (image, partner))
+            return cv2.addWeighted(own, self.weight, other, 1 - self.weight, 0).reshape(image.shape)
+        if self.kind == "cutmix":
+            top, left, height, width = self.box
+            inside = np.s_[:, top : top + height, left : left + width]
+            image = image.copy()
+            image[inside] = partner[inside]
+        return image
 
-def draw_mix(image: ImageConfig, augment: AugmentConfig, rng: np.random.Generator) -> Mix:
-    """What a pair shares; of kind "none", with weight 1, where it is not mixed.
 
-    The weight is drawn from Beta(alpha, alpha); that of cutmix is then the exact share of the
-    pixels, for its box is cut off at the picture's edges.
+class Mix(FrozenConfig):
+    """Mixup (Zhang et al. 2018) and cutmix (Yun et al. 2019) of neighbors in the stream.
+
+    Shares are drawn from Beta(alpha, alpha); 0 turns that one off.
     """
-    config = augment.mix
-    if config is None or rng.random() >= config.probability:
-        return Mix("none")
-    if not (config.mixup_alpha and config.cutmix_alpha):
-        cuts = not config.mixup_alpha
-    else:
-        cuts = rng.random() < config.cutmix_share
-    alpha = config.cutmix_alpha if cuts else config.mixup_alpha
-    weight = float(rng.beta(alpha, alpha))
-    if not cuts:
-        return Mix("mixup", weight)
-    box = _cut(image.size, weight, rng)
-    return Mix("cutmix", 1 - box[2] * box[3] / image.size**2, box)
 
+    mixup_alpha: float = Field(0, ge=0, le=1000)
+    cutmix_alpha: float = Field(0, ge=0, le=1000)
+    cutmix_share: float = Field(
+        0.5, ge=0, le=1, description="of the mixed pairs, where both of them are on"
+    )
+    probability: float = Field(1, ge=0, le=1, description="that a pair is mixed")
 
-def mixed(picture: np.ndarray, partner: np.ndarray, mix: Mix) -> np.ndarray:
-    """uint8 [C, H, W] of `picture` with its partner's share; neither is changed."""
-    if mix.kind == "mixup":
-        # As rows of one matrix: OpenCV takes the last of three axes for channels.
-        own, other = (array.reshape(-1, array.shape[-1]) for array in (picture, partner))
-        return cv2.addWeighted(own, mix.weight, other, 1 - mix.weight, 0).reshape(picture.shape)
-    if mix.kind == "cutmix":
-        top, left, height, width = mix.box
-        inside = np.s_[:, top : top + height, left : left + width]
-        picture = picture.copy()
-        picture[inside] = partner[inside]
-    return picture
+    @model_validator(mode="after")
+    def _mixes_something(self) -> "Mix":
+        if not (self.mixup_alpha or self.cutmix_alpha):
+            raise ValueError("mix changes nothing: give mixup_alpha or cutmix_alpha, or null")
+        return self
+
+    def draw(self, size: int, rng: np.random.Generator) -> MixDraw:
+        """What a pair of `size` x `size` images shares; kind "none" with weight 1 if not mixed.
+
+        The weight is drawn from Beta(alpha, alpha). For cutmix it is then the exact share of the
+        pixels, because its box is cut off at the edges of the image.
+        """
+        if rng.random() >= self.probability:
+            return MixDraw("none")
+        if not (self.mixup_alpha and self.cutmix_alpha):
+            cuts = not self.mixup_alpha
+        else:
+            cuts = rng.random() < self.cutmix_share
+        alpha = self.cutmix_alpha if cuts else self.mixup_alpha
+        weight = float(rng.beta(alpha, alpha))
+        if not cuts:
+            return MixDraw("mixup", weight)
+        box = _cut(size, weight, rng)
+        return MixDraw("cutmix", 1 - box[2] * box[3] / size**2, box)
 
 
 def _cut(size: int, weight: float, rng: np.random.Generator) -> Box:
-    """A square of 1 - `weight` of size x size around a random place, cut off at the edges."""
+    """A square of 1 - `weight` of size x size around a random position, cut off at the edges."""
     side = round(size * math.sqrt(1 - weight))
     top, left = (int(place) - side // 2 for place in rng.integers(size, size=2))
     bottom, right = min(top + side, size), min(left + side, size)

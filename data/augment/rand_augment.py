@@ -7,11 +7,13 @@ AutoAugment (Cubuk et al. 2019) gives it.
 from collections.abc import Callable
 
 import numpy as np
+from pydantic import Field
 
+from data.augment.change import Change, Fill
 from data.augment.colour import brightness, contrast, saturation, sharpness
-from data.augment.geometry import Fill, rotate, shear, translate
+from data.augment.geometry import rotate, shear, translate
 from data.augment.tone import autocontrast, equalize, posterize, solarize
-from data.config import RandAugmentConfig
+from data.frozen_config import FrozenConfig
 
 _SHIFT = 150 / 331  # AutoAugment's pixels and the side of the pictures that it was found on
 
@@ -36,16 +38,20 @@ OPERATIONS: dict[str, Callable[[np.ndarray, float, Fill], np.ndarray]] = {
 _ALL = tuple(OPERATIONS.values())
 
 
-def rand_augment(
-    picture: np.ndarray, config: RandAugmentConfig, fill: Fill, rng: np.random.Generator
-) -> np.ndarray:
-    """uint8 [H, W, 3], or grey [H, W], through operations drawn with replacement.
+class RandAugment(FrozenConfig, Change):
+    """RandAugment (Cubuk et al. 2020) on the paper's scale, which is also timm's.
 
-    fill: the level of each channel where a picture was turned or pushed away.
+    Each of a few operations is drawn with replacement. torchvision's scale ends at 30 instead of
+    10: its magnitude 9 is 3 here.
     """
-    chosen = _ALL if picture.ndim == 3 else _ALL[:-1]
-    for _ in range(config.operations):
-        operation = chosen[rng.integers(len(chosen))]
-        strength = config.magnitude / 10 * (1 if rng.random() < 0.5 else -1)
-        picture = operation(picture, strength, fill)
-    return picture
+
+    operations: int = Field(2, ge=1, le=14, description="how many, one after the other")
+    magnitude: float = Field(9, ge=0, le=10, description="how strong each of them is")
+
+    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
+        chosen = _ALL if image.ndim == 3 else _ALL[:-1]
+        for _ in range(self.operations):
+            operation = chosen[rng.integers(len(chosen))]
+            strength = self.magnitude / 10 * (1 if rng.random() < 0.5 else -1)
+            image = operation(image, strength, fill)
+        return image

@@ -1,74 +1,71 @@
-"""One decoded picture -> one training sample, each draw from the sample's own generator.
+"""One decoded image -> one training sample, each draw from the sample's own generator.
 
-The order: crop or shift, flip, colour jitter, greyscale, RandAugment, erasing. Mixing with another
-sample comes after it (`data/augment/mix.py`).
+`AugmentConfig` is the recipe's `data.augment`. Its fields are the augmentations, in the order in
+which they are applied: crop or shift, flip, color jitter, grayscale, RandAugment, erasing. Mixing
+with another sample comes last, over pairs of the batch.
 """
 
-import cv2
 import numpy as np
+from pydantic import Field
 
-from data.augment.colour import greyscale, jitter
-from data.augment.crop import drawn_box, random_box, resized
-from data.augment.geometry import Fill
-from data.augment.rand_augment import rand_augment
-from data.config import AugmentConfig, ImageConfig
-from data.images.decode import centre, planes
+from data.augment.change import Change
+from data.augment.color_jitter import ColorJitter
+from data.augment.crop import Crop
+from data.augment.erase import Erase
+from data.augment.flip import Flip
+from data.augment.grayscale import Grayscale
+from data.augment.mix import Mix
+from data.augment.rand_augment import RandAugment
+from data.duration import Interval
+from data.frozen_config import FrozenConfig
+from data.images.config import ImageConfig
+from data.images.decode import planes
 
-# Of random erasing (Zhong et al. 2020), as timm and torchvision have them.
-_ERASED_AREA = (0.02, 1 / 3)
-_ERASED_RATIO = (0.3, 3.3)
+
+class SizeStage(FrozenConfig):
+    """The side of training images until so much of the run is done."""
+
+    size: int = Field(gt=0, le=4096, description="pixels")
+    until: Interval = Field(description="counted from the start of the run")
+
+
+class _Sizes(FrozenConfig):
+    size: int | None = Field(
+        None, gt=0, le=4096, description="side of training images, pixels; null: image.size"
+    )
+    progressive: tuple[SizeStage, ...] = Field(
+        (), description="sides before that, one after the other (progressive resizing)"
+    )
+
+
+class AugmentConfig(Crop, _Sizes):
+    """What training changes at random, in this order; `null` and 0 turn a part off.
+
+    Draws are keyed by (seed, epoch, sample), never by rank or worker.
+    """
+
+    flip: Flip = Flip(0.5)
+    colour: ColorJitter | None = None
+    grey: Grayscale = Grayscale(0)
+    rand_augment: RandAugment | None = None
+    erase: Erase = Erase(0)
+    mix: Mix | None = None
+
+    @property
+    def changes(self) -> list[Change]:
+        """Those of one image that are on, in their order."""
+        fields = (getattr(self, name) for name in type(self).model_fields)
+        return [field for field in fields if isinstance(field, Change)]
 
 
 def for_training(
-    picture: np.ndarray, image: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
+    image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
 ) -> np.ndarray:
     """uint8 [H, W, C] -> uint8 [C, size, size], a new array."""
-    fill: Fill = tuple(round(255 * min(max(mean, 0.0), 1.0)) for mean in image.mean)
-    drawn = _cropped(picture, image, augment, fill, rng)
-    if image.channels == 1:
+    fill = tuple(round(255 * min(max(mean, 0.0), 1.0)) for mean in config.mean)
+    drawn = augment.cropped(image, config, fill, rng)
+    if config.channels == 1:
         drawn = drawn[:, :, 0]
-    if rng.random() < augment.flip:
-        drawn = cv2.flip(drawn, 1)
-    if augment.colour is not None:
-        drawn = jitter(drawn, augment.colour, rng)
-    if rng.random() < augment.grey and image.channels == 3:
-        drawn = greyscale(drawn)
-    if augment.rand_augment is not None:
-        drawn = rand_augment(drawn, augment.rand_augment, fill, rng)
-    pixels = planes(drawn)
-    if rng.random() < augment.erase:
-        _erase(pixels, fill, rng)
-    return pixels
-
-
-def _cropped(
-    picture: np.ndarray,
-    image: ImageConfig,
-    augment: AugmentConfig,
-    fill: Fill,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """uint8 [size, size, C]: a random box, or the centre that evaluation takes, which may shift."""
-    if augment.crop_area is None:
-        middle = centre(picture, image)
-        return _shifted(middle, augment.pad, fill, rng) if augment.pad else middle
-    top, left, height, width = random_box(picture.shape[0], picture.shape[1], augment, rng)
-    return resized(picture[top : top + height, left : left + width], image.size)
-
-
-def _shifted(picture: np.ndarray, most: int, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-    """A random window of [H, W, C] with `most` pixels of `fill` around it (He et al. 2016, 4.2)."""
-    height, width, channels = picture.shape
-    padded = np.empty((height + 2 * most, width + 2 * most, channels), np.uint8)
-    padded[:] = fill
-    padded[most : most + height, most : most + width] = picture
-    top, left = rng.integers(2 * most + 1, size=2)
-    return padded[top : top + height, left : left + width]
-
-
-def _erase(pixels: np.ndarray, fill: Fill, rng: np.random.Generator) -> None:
-    """Cover a random box of [C, H, W] with `fill`; after ten boxes that do not fit, nothing."""
-    box = drawn_box(pixels.shape[1], pixels.shape[2], _ERASED_AREA, _ERASED_RATIO, rng)
-    if box is not None:
-        top, left, height, width = box
-        pixels[:, top : top + height, left : left + width] = np.reshape(fill, (-1, 1, 1))
+    for change in augment.changes:
+        drawn = change(drawn, fill, rng)
+    return planes(drawn)

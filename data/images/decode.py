@@ -21,7 +21,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from data.images.jpeg_header import has_more_scans, jpeg_size
 from data.images.png_header import png_header
 

@@ -12,7 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from data.augment import SampleDraws, for_training
-from data.config import AugmentConfig, DataConfig, ImageConfig, TextConfig
+from data.augment.training import AugmentConfig
+from data.config import DataConfig, TextConfig
+from data.images.config import ImageConfig
 from data.images.decode import crops_for_evaluation, decode
 from data.loading.padding import pad_tokens
 from data.loading.pixel_memory import PixelMemory

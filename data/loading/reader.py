@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from data.augment import Mix, draw_mix, mixed, pair_rng
+from data.augment import Mix, pair_rng
 from data.config import DataConfig
 from data.loading.batch import Batch, Mixed
 from data.loading.buckets import Locate
@@ -199,14 +199,11 @@ class TrainingReader(Reader):
         here, side = asked
         self.split.will_read(self._order, here.start)
         positions = np.arange(here.start, here.stop, dtype=np.int64)
-        if self._mixes:
-            return self._mixed(positions, side)
+        mix = self._config.augment.mix
+        if mix is not None and self.split.manifest.modality == "image":
+            return self._mixed(positions, side, mix)
         epochs, indices = self._locate(positions)
         return self.batch(self._rows(epochs, indices, side), indices, side=side)
-
-    @property
-    def _mixes(self) -> bool:
-        return self.split.manifest.modality == "image" and self._config.augment.mix is not None
 
     def _rows(self, epochs: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
         """The samples `indices` of `epochs`, changed at random, or what stands in for them."""
@@ -224,24 +221,20 @@ class TrainingReader(Reader):
             item = change(decoded, side=side, seed=seed, epoch=epoch, index=index)
             yield item, label, substitute
 
-    def _mixed(self, positions: np.ndarray, side: int) -> Batch:
+    def _mixed(self, positions: np.ndarray, side: int, mix: Mix) -> Batch:
         """Partners stand side by side in the stream: each but those at a share's ends is read for
         both. A bad partner is the other share's to report."""
         wanted = np.union1d(positions, positions ^ 1)
         epochs, indices = self._locate(wanted)
         rows = list(self._rows(epochs, indices, side))
         own, other = (np.searchsorted(wanted, place) for place in (positions, positions ^ 1))
-        draws = [self._draw(position, side) for position in positions.tolist()]
+        draws = [mix.draw(side, pair_rng(self._seed, at)) for at in positions.tolist()]
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)
         batch = self.batch(
-            ((mixed(rows[a][0], rows[b][0], draw), *rows[a][1:]) for a, b, draw in pairs),
+            ((draw(rows[a][0], rows[b][0]), *rows[a][1:]) for a, b, draw in pairs),
             indices[own],
             side=side,
         )
         labels = torch.tensor([rows[place][1] for place in other.tolist()], dtype=torch.int64)
         weights = torch.tensor([draw.weight for draw in draws], dtype=torch.float32)
         return replace(batch, mixed=Mixed(labels, weights))
-
-    def _draw(self, position: int, side: int) -> Mix:
-        rng = pair_rng(self._seed, position)
-        return draw_mix(self._config.image.scaled_to(side), self._config.augment, rng)

@@ -6,7 +6,8 @@ worker and resumed run sees the same pixels.
 
 from itertools import pairwise
 
-from data.config import AugmentConfig, ImageConfig
+from data.augment.training import AugmentConfig
+from data.images.config import ImageConfig
 
 
 class Sides:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from data.augment import draw_mix, mixed, pair_rng
+from data.augment import Mix, pair_rng
 from data.config import DataConfig
 from data.loading.batch import Batch, Mixed
 from data.loading.inputs import Inputs
@@ -153,8 +153,9 @@ class StreamReader(IterableDataset):
             labels.append(sample.label)
             numbers.append(sample.number)
         known, pairs = torch.tensor(labels, dtype=torch.int64), None
-        if self._config.augment.mix is not None and self._config.text is None:
-            items, pairs = self._mixed(items, known, start + self._place.offset, side)
+        mix = self._config.augment.mix
+        if mix is not None and self._config.text is None:
+            items, pairs = self._mixed(items, known, start + self._place.offset, side, mix)
         left, self._new = tuple(self._new), []
         return Batch(
             self._inputs.collate(items, len(items), side=side),
@@ -176,23 +177,18 @@ class StreamReader(IterableDataset):
         )
 
     def _mixed(
-        self, items: Sequence[Any], labels: Tensor, position: int, side: int
+        self, items: Sequence[Any], labels: Tensor, position: int, side: int, mix: Mix
     ) -> tuple[list[Any], Mixed]:
         """Rows 2n and 2n + 1 of this rank's batch are a pair; a last one alone stays as it is."""
         rows = np.arange(len(items))
         partners = np.minimum(rows ^ 1, len(items) - 1)
-        image = self._config.image.scaled_to(side)
         draws = [
-            draw_mix(
-                image,
-                self._config.augment,
-                # Two positions to a pair, whatever the parity of the first row's.
-                pair_rng(self._place.seed, 2 * (position + row // 2)),
-            )
+            # Two positions to a pair, whatever the parity of the first row's.
+            mix.draw(side, pair_rng(self._place.seed, 2 * (position + row // 2)))
             for row in rows.tolist()
         ]
         blended = [
-            mixed(items[row], items[partner], draw)
+            draw(items[row], items[partner])
             for row, partner, draw in zip(rows.tolist(), partners.tolist(), draws, strict=True)
         ]
         weights = torch.tensor([draw.weight for draw in draws], dtype=torch.float32)

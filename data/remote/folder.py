@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO
 
-from data.config import CacheConfig
 from data.loading.order import Order
 from data.remote.address import check_url, file_url
 from data.remote.cache import Cache
+from data.remote.cache_config import CacheConfig
 from data.remote.fetch import fetch
 from data.shards.index import ShardIndex, index_path, map_index
 from data.shards.manifest import ShardInfo

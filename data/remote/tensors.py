@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import IO
 
-from data.config import CacheConfig
 from data.remote.cache import Cache
+from data.remote.cache_config import CacheConfig
 from data.remote.fetch import fetch
 
 

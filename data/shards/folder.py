@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from data.config import CacheConfig
 from data.loading.order import Order
 from data.remote.address import is_url
+from data.remote.cache_config import CacheConfig
 from data.remote.folder import RemoteFolder
 from data.shards.index import ShardIndex, open_index
 from data.shards.manifest import ShardInfo

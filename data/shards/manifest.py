@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 
-from data.config import CacheConfig
 from data.remote.address import SCHEMES, check_url, file_url, is_url
+from data.remote.cache_config import CacheConfig
 from data.remote.fetch import fetch_bytes
 from data.remote.tensors import fetched_tensors
 from data.retry import retried

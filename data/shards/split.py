@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 from isal import isal_zlib
 
-from data.config import CacheConfig
 from data.loading.order import InOrder, Order
 from data.loading.substitute import BadSampleError
 from data.printable import printable
+from data.remote.cache_config import CacheConfig
 from data.remote.read_ahead import ReadAhead
 from data.retry import retried, wait_before_retry
 from data.shards.folder import ShardFolder, open_folder

@@ -11,9 +11,9 @@ from matplotlib import cbook
 from matplotlib.figure import Figure, SubFigure
 from PIL import Image, ImageDraw, ImageFont
 
-from data.augment import SampleDraws, draw_mix, for_training, mixed, pair_rng
+from data.augment import AugmentConfig, Mix, SampleDraws, for_training, pair_rng
 from data.augment.rand_augment import OPERATIONS
-from data.config import AugmentConfig, ImageConfig
+from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
 from data.sources.fonts import font_folder
 from docs.pictures.look import bare, new_figure
@@ -55,10 +55,9 @@ def _settings() -> dict[str, np.ndarray]:
     own, partner = tiles["the picture"], for_evaluation(_letter(), _IMAGE)
     tiles["another picture"] = partner
     for kind in ("mixup", "cutmix"):
-        augment = AugmentConfig.model_validate({"mix": {f"{kind}_alpha": 1}})
-        mix = draw_mix(_IMAGE, augment, pair_rng(0, 0))
-        tiles[f"{kind}: {mix.weight:.2f}"] = mixed(own, partner, mix)
-    tiles["its partner"] = mixed(partner, own, mix)
+        draw = Mix.model_validate({f"{kind}_alpha": 1}).draw(_IMAGE.size, pair_rng(0, 0))
+        tiles[f"{kind}: {draw.weight:.2f}"] = draw(own, partner)
+    tiles["its partner"] = draw(partner, own)
     return {title: pixels.transpose(1, 2, 0) for title, pixels in tiles.items()}
 
 

@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.augment import SampleDraws, colour, for_training
+from data.augment import AugmentConfig, SampleDraws, color_jitter, for_training
+from data.augment.color_jitter import ColorJitter
 from data.augment.crop import resized
-from data.augment.rand_augment import OPERATIONS, rand_augment
-from data.config import AugmentConfig, ColourConfig, ImageConfig, RandAugmentConfig
+from data.augment.rand_augment import OPERATIONS, RandAugment
+from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
 
 EVERYTHING = AugmentConfig(
-    colour=ColourConfig(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
+    colour=ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
     grey=0.2,
-    rand_augment=RandAugmentConfig(),
+    rand_augment=RandAugment(),
     erase=0.5,
 )
-STILL = AugmentConfig(crop_area=None, flip=0)
+STILL = {"crop_area": None, "flip": 0}
 ROOT = Path(__file__).parents[2]
 
 
@@ -66,7 +67,7 @@ def test_everything_together_gives_pictures_of_one_shape_that_differ(channels: i
 @pytest.mark.parametrize("channels", [1, 3])
 def test_all_but_crop_and_flip_is_off_by_default(channels: int) -> None:
     plain = for_evaluation(picture(channels), image(channels))
-    for pixels in samples(channels, STILL, 20):
+    for pixels in samples(channels, AugmentConfig(**STILL), 20):
         assert np.array_equal(pixels, plain)
 
 
@@ -84,21 +85,19 @@ def test_another_process_makes_the_same_pixels() -> None:
         ({"grey": 0.25}, 0.25),
         ({"erase": 0.25}, 0.25),
         ({"flip": 0.25}, 0.25),
-        ({"colour": ColourConfig(brightness=0.4, probability=0.25)}, 0.25),
-        ({"colour": ColourConfig(hue=0.5)}, 1.0),
+        ({"colour": ColorJitter(brightness=0.4, probability=0.25)}, 0.25),
+        ({"colour": ColorJitter(hue=0.5)}, 1.0),
     ],
 )
 def test_a_probability_is_the_share_of_samples_that_change(part: dict, changed: float) -> None:
     plain = for_evaluation(picture(3), image(3))
-    made = samples(3, STILL.model_copy(update=part), 800)
+    made = samples(3, AugmentConfig(**{**STILL, **part}), 800)
     share = np.mean([not np.array_equal(pixels, plain) for pixels in made])
     assert abs(share - changed) < 0.05
 
 
 def test_what_means_nothing_on_grey_is_left_out() -> None:
-    augment = STILL.model_copy(
-        update={"grey": 1.0, "colour": ColourConfig(saturation=0.9, hue=0.5)}
-    )
+    augment = AugmentConfig(**STILL, grey=1, colour=ColorJitter(saturation=0.9, hue=0.5))
     plain = for_evaluation(picture(1), image(1))
     for pixels in samples(1, augment, 20):
         assert np.array_equal(pixels, plain)
@@ -110,10 +109,10 @@ def test_colour_jitter_draws_from_its_range_in_every_order(
     calls: list[tuple[str, float]] = []
     for name in ("brightness", "contrast", "saturation", "hue"):
         note = lambda p, amount, name=name: calls.append((name, amount)) or p  # noqa: E731
-        monkeypatch.setattr(colour, name, note)
-    config = ColourConfig(brightness=0.2, contrast=1.5, saturation=0.6, hue=0.1)
+        monkeypatch.setattr(color_jitter, name, note)
+    config = ColorJitter(brightness=0.2, contrast=1.5, saturation=0.6, hue=0.1)
     for i in range(600):
-        colour.jitter(picture(3), config, SampleDraws().at(0, 0, i))
+        config(picture(3), (), SampleDraws().at(0, 0, i))
     orders = {tuple(name for name, _ in calls[i : i + 4]) for i in range(0, len(calls), 4)}
     assert orders == set(permutations(("brightness", "contrast", "saturation", "hue")))
     ranges = {"brightness": (0.8, 1.2), "contrast": (0, 2.5), "saturation": (0.4, 1.6)}
@@ -128,7 +127,7 @@ def test_erasing_covers_one_box_with_the_mean() -> None:
     plain = for_evaluation(picture(3), image(3))
     mean = np.reshape([128, 51, 204], (3, 1, 1))
     shares = []
-    for pixels in samples(3, STILL.model_copy(update={"erase": 1.0}), 200):
+    for pixels in samples(3, AugmentConfig(**STILL, erase=1), 200):
         changed = (pixels != plain).any(0)
         rows, columns = changed.any(1).nonzero()[0], changed.any(0).nonzero()[0]
         box = np.s_[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
@@ -170,9 +169,9 @@ def test_rand_augment_draws_each_operation_equally_often_with_either_sign(
     monkeypatch.setattr("data.augment.rand_augment._ALL", noting)
     given = picture(channels)
     given = given[:, :, 0] if channels == 1 else given
-    config = RandAugmentConfig(operations=3, magnitude=4)
+    config = RandAugment(operations=3, magnitude=4)
     for i in range(2000):
-        rand_augment(given, config, (0,), SampleDraws().at(0, 0, i))
+        config(given, (0,), SampleDraws().at(0, 0, i))
     assert len(calls) == 6000
     counts = np.bincount([i for i, _ in calls], minlength=number)
     assert len(counts) == number
@@ -204,7 +203,8 @@ def test_a_setting_out_of_range_is_refused_with_the_range(wrong: dict, remedy: s
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_padded_picture_is_shifted_by_every_number_of_pixels_up_to_it(channels: int) -> None:
-    augment, still = AugmentConfig(crop_area=None, pad=2, flip=0), samples(channels, STILL, 1)[0]
+    augment = AugmentConfig(**STILL, pad=2)
+    still = samples(channels, AugmentConfig(**STILL), 1)[0]
     seen = set()
     for pixels in samples(channels, augment, 200):
         ground = np.full((channels, 36, 36), 0, np.uint8)

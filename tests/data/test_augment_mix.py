@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 
-from data.augment import Mix, draw_mix, mixed, pair_rng
-from data.config import AugmentConfig, ImageConfig, MixConfig
-
-IMAGE = ImageConfig(size=24)
+from data.augment import Mix, MixDraw, pair_rng
 
 
-def draws(number: int = 3000, **mix: float) -> list[Mix]:
-    augment = AugmentConfig(mix=MixConfig(**mix))
-    return [draw_mix(IMAGE, augment, pair_rng(5, 2 * n)) for n in range(number)]
+def draws(number: int = 3000, **mix: float) -> list[MixDraw]:
+    return [Mix(**mix).draw(24, pair_rng(5, 2 * n)) for n in range(number)]
 
 
 def pair(channels: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -33,11 +29,11 @@ def test_a_pair_shares_its_draw_and_no_two_pairs_do() -> None:
 def test_mixup_is_the_weighted_mean_rounded(weight: float, channels: int) -> None:
     first, second = pair(channels)
     exact = weight * first + (1 - weight) * second
-    found = mixed(first, second, Mix("mixup", weight))
+    found = MixDraw("mixup", weight)(first, second)
     assert found.dtype == np.uint8
     assert found.shape == first.shape
     assert np.abs(found - exact).max() <= 0.5 + 1e-4  # either way at a half
-    other = mixed(second, first, Mix("mixup", weight)).astype(int)
+    other = MixDraw("mixup", weight)(second, first).astype(int)
     assert np.abs(found + other - (first.astype(int) + second)).max() <= 1
 
 
@@ -46,11 +42,11 @@ def test_the_weight_of_cutmix_is_the_share_of_its_own_pixels() -> None:
     weights = []
     for mix in draws(cutmix_alpha=1):
         assert mix.kind == "cutmix"
-        found = mixed(own, other, mix)
+        found = mix(own, other)
         assert mix.weight == 1 - found.mean()
         top, left, height, width = mix.box
         assert found[:, top : top + height, left : left + width].all()
-        assert np.array_equal(mixed(other, own, mix), 1 - found)
+        assert np.array_equal(mix(other, own), 1 - found)
         weights.append(mix.weight)
     assert min(weights) < 0.05
     assert max(weights) > 0.95
@@ -84,8 +80,8 @@ def test_shares_of_the_kinds_are_those_of_the_recipe() -> None:
     assert {mix.kind for mix in draws(200, cutmix_alpha=1)} == {"cutmix"}
 
 
-def test_without_mixing_a_picture_stays_as_it_is() -> None:
+def test_a_pair_that_is_not_mixed_stays_as_it_is() -> None:
     first, second = pair()
-    mix = draw_mix(IMAGE, AugmentConfig(), pair_rng(0, 0))
-    assert mix == Mix("none", 1.0)
-    assert np.array_equal(mixed(first, second, mix), first)
+    (draw,) = draws(1, mixup_alpha=1, probability=0)
+    assert draw == MixDraw("none", 1.0)
+    assert np.array_equal(draw(first, second), first)

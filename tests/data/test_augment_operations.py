@@ -9,6 +9,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from data.augment import colour, geometry, tone
+from data.augment.grayscale import Grayscale
 from data.augment.rand_augment import OPERATIONS
 
 FILL = {"RGB": (20, 240, 130), "L": (77,)}
@@ -46,7 +47,7 @@ def test_a_factor_means_what_it_means_to_pillow(name: str, factor: float, mode: 
 
 def test_grey_is_the_grey_of_pillow() -> None:
     given = picture("RGB")
-    grey = colour.greyscale(np.asarray(given))
+    grey = Grayscale(1)(np.asarray(given), (), np.random.default_rng(0))
     assert differences(grey, given.convert("L").convert("RGB")).max() <= 1
 
 

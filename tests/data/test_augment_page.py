@@ -8,7 +8,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from data.config import AugmentConfig, DataConfig, ImageConfig
+from data.augment import AugmentConfig
+from data.config import DataConfig
+from data.images.config import ImageConfig
 from docs.pictures.__main__ import OF_DATA
 from docs.pictures.look import look
 

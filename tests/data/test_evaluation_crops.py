@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from data.images.decode import crops_for_evaluation, for_evaluation, resize_short_side
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)

@@ -14,7 +14,8 @@ import webdataset
 from typer.testing import CliRunner, Result
 
 from data import Cursor, Manifest, TrainLoader, open_split
-from data.config import DataConfig, ImageConfig
+from data.config import DataConfig
+from data.images.config import ImageConfig
 from data.inspection.verify import damages
 from data.shards.index import index_path
 from data.skipped import SKIPPED

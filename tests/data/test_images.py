@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.augment import SampleDraws, for_training, random_box
-from data.config import AugmentConfig, ImageConfig
+from data.augment import AugmentConfig, SampleDraws, for_training
+from data.images.config import ImageConfig
 from data.images.decode import decode, for_evaluation, inspect, resize_short_side
 
 
@@ -155,7 +155,7 @@ def test_evaluation_takes_the_centre_at_the_wanted_size(
 def test_training_crops_stay_inside_and_reach_the_edges() -> None:
     config = AugmentConfig(crop_area=(0.08, 1.0))
     rng = SampleDraws().at(0, 0, 0)
-    boxes = np.array([random_box(30, 50, config, rng) for _ in range(2000)])
+    boxes = np.array([config.box(30, 50, rng) for _ in range(2000)])
     top, left, height, width = boxes.T
     assert (boxes >= 0).all()
     assert ((top + height <= 30) & (left + width <= 50)).all()
@@ -171,7 +171,7 @@ def test_training_crops_stay_inside_and_reach_the_edges() -> None:
 
 def test_a_long_strip_still_gets_a_crop() -> None:
     config = AugmentConfig(crop_area=(0.9, 1.0))
-    assert random_box(4, 400, config, SampleDraws().at(0, 0, 1)) == (0, 197, 4, 5)
+    assert config.box(4, 400, SampleDraws().at(0, 0, 1)) == (0, 197, 4, 5)
 
 
 def test_flip_and_centre_can_be_chosen() -> None:

@@ -12,15 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import Cursor, EvalLoader, TrainLoader, open_split
-from data.augment import draw_mix, mixed, pair_rng
-from data.config import (
-    AugmentConfig,
-    ColourConfig,
-    DataConfig,
-    ImageConfig,
-    MixConfig,
-    RandAugmentConfig,
-)
+from data.augment import AugmentConfig, Mix, pair_rng
+from data.augment.color_jitter import ColorJitter
+from data.augment.rand_augment import RandAugment
+from data.config import DataConfig
+from data.images.config import ImageConfig
 from data.images.decode import decode, for_evaluation
 
 BATCH = 7
@@ -28,9 +24,9 @@ BATCH = 7
 
 # All that draws random numbers.
 AUGMENT = AugmentConfig(
-    colour=ColourConfig(brightness=0.4, hue=0.1),
-    rand_augment=RandAugmentConfig(),
-    mix=MixConfig(mixup_alpha=0.4, cutmix_alpha=1.0, probability=0.8),
+    colour=ColorJitter(brightness=0.4, hue=0.1),
+    rand_augment=RandAugment(),
+    mix=Mix(mixup_alpha=0.4, cutmix_alpha=1.0, probability=0.8),
 )
 
 
@@ -169,9 +165,9 @@ def test_a_sample_is_mixed_with_its_neighbour_in_the_stream(shards: Path) -> Non
     # Batches of 5: pairs lie across their ends, too.
     for position in range(20):
         batch, row = together[position // 5], position % 5
-        mix = draw_mix(config(shards).image, AUGMENT, pair_rng(3, position))
+        mix = AUGMENT.mix.draw(config(shards).image.size, pair_rng(3, position))
         kinds.add(mix.kind)
-        want = mixed(pixels[position].numpy(), pixels[position ^ 1].numpy(), mix)
+        want = mix(pixels[position].numpy(), pixels[position ^ 1].numpy())
         assert np.array_equal(batch.inputs["pixel_values"][row], want)
         assert batch.indices[row] == indices[position]
         assert batch.labels[row] == labels[position]

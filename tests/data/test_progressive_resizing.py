@@ -11,8 +11,9 @@ import torch
 from pydantic import ValidationError
 
 from data import Batch, Cursor, EvalLoader, Manifest, TrainLoader, open_split
-from data.augment import SampleDraws, draw_mix, for_training, pair_rng
-from data.config import AugmentConfig, DataConfig, ImageConfig, MixConfig
+from data.augment import AugmentConfig, Mix, SampleDraws, for_training, pair_rng
+from data.config import DataConfig
+from data.images.config import ImageConfig
 from data.images.decode import centre, decode, planes
 from data.loading.sides import Sides
 from data.loading.stream import StreamLoader, open_stream
@@ -26,7 +27,7 @@ STAGES = (
     {"size": 6, "until": {"samples": 5 * BATCH - 1}},
 )
 SIDES = [8, 8, 8, 6, 6, 16, 16, 16]
-MIX = MixConfig(mixup_alpha=0.4, cutmix_alpha=1.0, probability=0.8)
+MIX = Mix(mixup_alpha=0.4, cutmix_alpha=1.0, probability=0.8)
 
 
 def config(shards: Path, *, workers: int = 0, **augment: Any) -> DataConfig:
@@ -114,12 +115,11 @@ def test_the_side_changes_the_pixels_of_a_sample_and_none_of_its_draws(shards: P
 
 
 def test_boxes_of_cutmix_are_drawn_for_the_side_of_their_batch(shards: Path) -> None:
-    settings = config(shards, mix=MixConfig(cutmix_alpha=1.0))
+    settings = config(shards, mix=Mix(cutmix_alpha=1.0))
     batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
     for step, batch in zip(range(8), batches, strict=False):
-        image = IMAGE.scaled_to(SIDES[step])
-        positions = range(step * BATCH, (step + 1) * BATCH)
-        draws = [draw_mix(image, settings.augment, pair_rng(5, place)) for place in positions]
+        mix, positions = settings.augment.mix, range(step * BATCH, (step + 1) * BATCH)
+        draws = [mix.draw(SIDES[step], pair_rng(5, position)) for position in positions]
         expected = torch.tensor([draw.weight for draw in draws])
         assert batch.mixed is not None
         assert torch.equal(batch.mixed.weights, expected)
@@ -161,8 +161,7 @@ def test_a_stream_has_the_stages_of_a_split(shards: Path, workers: int) -> None:
             assert batch.inputs["pixel_values"].shape == (rows, 3, side, side)
             first = step * BATCH + 3 * rank
             draws = [
-                draw_mix(IMAGE.scaled_to(side), settings.augment, pair_rng(0, 2 * (first + n)))
-                for n in range(2)
+                settings.augment.mix.draw(side, pair_rng(0, 2 * (first + n))) for n in range(2)
             ]
             assert batch.mixed is not None
             assert batch.mixed.weights[:rows:2].tolist()[:2] == pytest.approx(

@@ -18,17 +18,12 @@ import webdataset
 from pydantic import ValidationError
 
 from data import Batch, Cursor, Manifest
-from data.config import (
-    AugmentConfig,
-    CacheConfig,
-    DataConfig,
-    ImageConfig,
-    MixConfig,
-    StreamConfig,
-    TextConfig,
-)
+from data.augment import AugmentConfig, Mix
+from data.config import DataConfig, StreamConfig, TextConfig
+from data.images.config import ImageConfig
 from data.loading.stream import Stream, StreamLoader, open_stream
 from data.loading.stream_reader import _Waiting, shuffled
+from data.remote.cache_config import CacheConfig
 from data.tars.foreign import index_shards
 from data.tars.headers import BLOCK
 from data.tars.label_text import ClassList
@@ -453,7 +448,7 @@ def test_too_few_tars_for_the_readers_are_refused(classes: Path, eight: Path) ->
 
 
 def test_rows_side_by_side_are_mixed(classes: Path, eight: Path) -> None:
-    augment = AugmentConfig(mix=MixConfig(mixup_alpha=1.0), crop_area=None, flip=0)
+    augment = AugmentConfig(mix=Mix(mixup_alpha=1.0), crop_area=None, flip=0)
     mixing = stream_loader(classes, f"{eight}/t0.tar", global_batch=5, augment=augment)
     plain_augment = augment.model_copy(update={"mix": None})
     plain = stream_loader(classes, f"{eight}/t0.tar", global_batch=5, augment=plain_augment)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from data import Batch, Cursor, EvalLoader, Manifest, TrainLoader, open_split
-from data.config import AugmentConfig, DataConfig, ImageConfig
+from data.augment import AugmentConfig
+from data.config import DataConfig
+from data.images.config import ImageConfig
 from data.loading.substitute import BadSampleError, candidates, read_sound
 from data.writing.writer import write_shards
 from tests.data.foreign_tars import Planted, bomb, planted_shards, png

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from data import Cursor, EvalLoader, TrainLoader, open_split
-from data.config import AugmentConfig, DataConfig, TextConfig
+from data.augment import AugmentConfig
+from data.config import DataConfig, TextConfig
 from data.loading.buckets import ByLength
 from data.loading.order import Order
 from data.loading.padding import pad_tokens

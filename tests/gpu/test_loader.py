@@ -6,11 +6,13 @@ from pathlib import Path
 import torch
 
 from data import Batch, Cursor, EvalLoader, TrainLoader, open_split
-from data.config import AugmentConfig, DataConfig, ImageConfig, MixConfig
+from data.augment import AugmentConfig, Mix
+from data.config import DataConfig
+from data.images.config import ImageConfig
 
 
 def config(shards: Path, workers: int) -> DataConfig:
-    augment = AugmentConfig(mix=MixConfig(mixup_alpha=0.4))
+    augment = AugmentConfig(mix=Mix(mixup_alpha=0.4))
     image = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
     return DataConfig(shards=shards, image=image, augment=augment, workers=workers)
 

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from launch.plan.network import measure_network
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from heads import build_head
 from heads.config import HeadConfig
 from tests.shards import glyph_recipe, text_recipe

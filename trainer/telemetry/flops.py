@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from heads.config import HeadConfig
 from trainer.backbone import Backbone, build_backbone
 from trainer.config import BackboneConfig, Recipe

@@ -37,7 +37,7 @@ def time_network(settings: Mapping[str, Any], places: Places) -> Measures:
     """
     import torch
 
-    from data.config import ImageConfig
+    from data.images.config import ImageConfig
     from heads import ClassHead, CrossEntropy
     from trainer.backbone import build_backbone
     from trainer.config import BackboneConfig

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel, Field
 
-from data.config import ImageConfig
+from data.images.config import ImageConfig
 from serving.api_error import ApiError
 from serving.http.routing import ResourcesDep, ServiceDep, facts
 from serving.schemas import ErrorBody

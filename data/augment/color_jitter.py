@@ -1,0 +1,48 @@
+"""Color jitter: brightness, contrast, saturation and hue."""
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from data.augment.change import Change, Fill
+from data.augment.colour import brightness, contrast, hue, saturation
+from data.frozen_config import FrozenConfig
+
+
+class ColorJitter(FrozenConfig, Change):
+    """Color jitter (Howard 2013): brightness, contrast, saturation and hue in random order.
+
+    Strengths have the meaning of torchvision's ColorJitter. The first three are multiplied by
+    1 - strength to 1 + strength, and the hue moves by up to `hue` of the color circle. An image of
+    one channel has no saturation or hue.
+    """
+
+    brightness: float = Field(0, ge=0)
+    contrast: float = Field(0, ge=0)
+    saturation: float = Field(0, ge=0)
+    hue: float = Field(0, ge=0, le=0.5)
+    probability: float = Field(1, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> "ColorJitter":
+        if not (self.brightness or self.contrast or self.saturation or self.hue):
+            raise ValueError(
+                "colour changes nothing: give brightness, contrast, saturation or hue, or null"
+            )
+        return self
+
+    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
+        if rng.random() >= self.probability:
+            return image
+        steps = [
+            (brightness, 1.0, self.brightness),
+            (contrast, 1.0, self.contrast),
+            (saturation, 1.0, self.saturation),
+            (hue, 0.0, self.hue),
+        ]
+        if image.ndim == 2:
+            steps = steps[:2]
+        for change, middle, reach in (steps[i] for i in rng.permutation(len(steps))):
+            if reach:
+                low = max(0.0, middle - reach) if middle else -reach
+                image = change(image, rng.uniform(low, middle + reach))
+        return image

@@ -1,0 +1,33 @@
+"""Random erasing."""
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import ConfigDict, Field, RootModel
+
+from data.augment.boxes import drawn_box
+from data.augment.change import Change, Fill
+
+# As timm and torchvision have them.
+_AREA = (0.02, 1 / 3)
+_RATIO = (0.3, 3.3)
+
+
+class Erase(RootModel[Annotated[float, Field(ge=0, le=1)]], Change):
+    """A random box covered with `image.mean`, with this probability (Zhong et al. 2020).
+
+    Nothing is covered if none of ten drawn boxes fits.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
+        if rng.random() >= self.root:
+            return image
+        box = drawn_box(image.shape[0], image.shape[1], _AREA, _RATIO, rng)
+        if box is None:
+            return image
+        top, left, height, width = box
+        erased = image.copy()
+        erased[top : top + height, left : left + width] = fill
+        return erased
