@@ -54,8 +54,7 @@ class AugmentConfig(Crop, _Sizes):
     @property
     def changes(self) -> list[Change]:
         """Those of one image that are on, in their order."""
-        fields = (getattr(self, name) for name in type(self).model_fields)
-        return [field for field in fields if isinstance(field, Change)]
+        return [field for field in vars(self).values() if isinstance(field, Change)]
 
 
 def for_training(
