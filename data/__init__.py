@@ -1,6 +1,7 @@
 """Raw sources -> webdataset shards -> deterministic, resumable batches.
 
-Names load on first use, so that `data.config` stays free of torch.
+Names load on first use, so that `kway --help` and `kway query`, which import other modules of this
+package, stay free of torch.
 """
 
 from importlib import import_module
