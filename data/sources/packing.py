@@ -27,7 +27,7 @@ class PackedImages:
     skip_bad: bool = Field(
         default=False,
         kw_only=True,
-        description="skip what is not an image, and list it in skipped.jsonl",
+        description="skip bad samples and list them in skipped.jsonl",
     )
 
     @property

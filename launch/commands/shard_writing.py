@@ -23,12 +23,6 @@ Out = Annotated[Path, typer.Option("--out", "-o", help="folder that the shards g
 Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
 SAMPLES_PER_SHARD = 10_000
 PerShard = Annotated[int, typer.Option(min=1, help="samples a shard")]
-ShortSide = Annotated[int, typer.Option(min=1, help="larger pictures shrink to it")]
-Quality = Annotated[int, typer.Option(min=1, max=100, help="of JPEG, for those")]
-Original = Annotated[bool, typer.Option("--original", help="keep bytes as they are")]
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="skip bad samples and list them in skipped.jsonl")
-]
 
 _SAMPLE = {"image": "picture", "text": "text"}
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
 
@@ -15,6 +15,7 @@ class PictureNetwork(PreTrainedModel):
     Members of the module list that a network holds are what is compiled, checkpointed and sharded.
     """
 
+    config_class: type[PreTrainedConfig]  # set by transformers from the annotation of `config`
     main_input_name = "pixel_values"
     input_modalities = "image"
 

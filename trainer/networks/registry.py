@@ -1,6 +1,6 @@
 """The networks by `model_type`, and how transformers learns of them."""
 
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel
 
 from trainer.networks.base import PictureNetwork
 from trainer.networks.cifar_densenet import CifarDenseNetModel
