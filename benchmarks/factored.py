@@ -18,6 +18,7 @@ from benchmarks.timing import Row, ratio_row, take_turns
 from heads import ClassHead, FactoredHead
 from heads.losses import LOSSES, Quadratic, SphericalSoftmax
 from heads.losses.spherical import SphericalLoss
+from heads.weights import ClassWeights
 
 FEW, MANY = 10_000, 4_000_000
 DIM, BATCH = 128, 64
@@ -28,8 +29,10 @@ _RUN_STEPS = 300
 class QuickHead(FactoredHead):
     """A factored head whose first rows come from torch's generator, not from (seed, class)."""
 
-    def _initial_rows(self, seed: int, std: float) -> np.ndarray:
-        rows: np.ndarray = torch.empty(self.num_classes, self.dim).normal_(0, std).numpy()
+    def initial_rows(
+        self, weights: ClassWeights, *, seed: int, std: float, first_class: int = 0
+    ) -> np.ndarray:
+        rows: np.ndarray = torch.empty(weights.num_held, self.dim).normal_(0, std).numpy()
         return rows
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
+from heads.logits import ClassRows
 from serving.galleries.matrix import map_matrix, matrix_header
 from serving.galleries.ranking import Ranking, class_scores
 from trainer.bundle_spec import LossSpec
@@ -21,18 +22,19 @@ def rows() -> Iterator[Row]:
     """The ratio of a first search to the product, and of its next page."""
     with tempfile.TemporaryDirectory() as folder:
         features = _mapped_features(Path(folder) / "features.safetensors")
-        classes = torch.randn(64, _DIM + 1)
-        weights = classes[:, :_DIM].contiguous().numpy()
+        weights = torch.randn(64, _DIM)
+        classes = ClassRows(torch.arange(64), weights, torch.randn(64))
         turn = iter(range(10**9))
 
         def first_page() -> None:
-            row = classes[next(turn) % len(classes)]
+            place = next(turn) % len(weights)
+            row = classes[place : place + 1]
             Ranking(class_scores(features, row, _LOSS)).page(0, _PAGE)
 
         def product() -> None:
-            np.dot(features, weights[next(turn) % len(weights)])
+            np.dot(features, weights[next(turn) % len(weights)].numpy())
 
-        known = Ranking(class_scores(features, classes[0], _LOSS))
+        known = Ranking(class_scores(features, classes[:1], _LOSS))
 
         def next_page() -> None:
             known.reaching(1.0)

@@ -2,8 +2,9 @@
 
 from heads.build import build_head, build_tree
 from heads.factored import FactoredHead
-from heads.head import ClassHead, ClassRows
+from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
+from heads.logits import ClassRows
 from heads.losses import LOSSES, BatchCrossEntropy, BinaryCrossEntropy, CrossEntropy, Loss
 from heads.tree import CoverTree, LabelTree, build_cover_tree
 

@@ -3,8 +3,9 @@
 New classes hang under nodes of the tree that there is; nothing that was learned changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -58,28 +59,40 @@ def append_classes(
     """Grow `head` in place by one class a parent (collective).
 
     What every old class scores stays as it is; new rows start as `ClassHead` starts a leaf. The
-    moments of `head.weight` in `optimizer` move along, those of new rows are zero. ValueError where
-    the head or its loss keeps something of every class, as nce does its noise.
+    moments of `head.weight` and `head.bias` in `optimizer` move along, those of new rows are zero.
+    ValueError where the head or its loss keeps something of every class, as nce does its noise.
     """
     tree, moved = _agreed(head, parents)
-    old_weight = head.weight
+    first = head.tree.num_classes
     weights = head.engine.weights.again(tree, head.engine.weights.device)
-    fresh = head.rows_at_start(weights, seed=seed, std=init_std, first_class=head.tree.num_classes)
-    rows = _moved_rows(old_weight.detach(), head, moved, weights)
-    rows += torch.from_numpy(fresh).to(rows)
-    new_weight = nn.Parameter(rows)
-    if optimizer is not None:
-        state = optimizer.state.pop(old_weight, {})
-        optimizer.state[new_weight] = {
-            name: _moved_rows(value, head, moved, weights)
-            if isinstance(value, Tensor) and value.shape == old_weight.shape
-            else value
-            for name, value in state.items()
-        }
-        for entry in optimizer.param_groups:
-            entry["params"] = [new_weight if p is old_weight else p for p in entry["params"]]
-    head.weight, head.tree = new_weight, tree
+    move = partial(_moved_rows, head=head, moved=moved, weights=weights)
+    rows = move(head.weight.detach())
+    rows += torch.from_numpy(
+        head.initial_rows(weights, seed=seed, std=init_std, first_class=first)
+    ).to(rows)
+    parameters = {"weight": nn.Parameter(rows)}
+    if head.bias is not None:
+        entries = move(head.bias.detach())
+        entries += torch.from_numpy(head.initial_bias(weights, first_class=first)).to(entries)
+        parameters["bias"] = nn.Parameter(entries)
+    for name, parameter in parameters.items():
+        if optimizer is not None:
+            _replace_in(optimizer, head.get_parameter(name), parameter, move)
+        setattr(head, name, parameter)
+    head.tree = tree
     head.engine = replace(head.engine, weights=weights)
+
+
+def _replace_in(
+    optimizer: Optimizer, old: Tensor, new: nn.Parameter, move: Callable[[Tensor], Tensor]
+) -> None:
+    state = optimizer.state.pop(old, {})
+    optimizer.state[new] = {
+        name: move(value) if isinstance(value, Tensor) and value.shape == old.shape else value
+        for name, value in state.items()
+    }
+    for group in optimizer.param_groups:
+        group["params"] = [new if p is old else p for p in group["params"]]
 
 
 def _agreed(head: ClassHead, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
@@ -116,7 +129,7 @@ def _moved_rows(rows: Tensor, head: ClassHead, moved: np.ndarray, weights: Class
     group = head.engine.class_group
     size, rank = group_size(group), group_rank(group)
     ranges = [shard_range(head.tree.num_nodes, r, size) for r in range(size)]
-    result = rows.new_zeros((weights.num_held, rows.shape[1]))
+    result = rows.new_zeros((weights.num_held, *rows.shape[1:]))
     longest = max(stop - start for start, stop in ranges)
     for offset in range(0, longest, _ROWS_AT_ONCE):
         parts = [

@@ -51,7 +51,6 @@ def build_head(
     )
     weights = _class_weights(config.class_weights, num_classes, class_counts)
     options: dict[str, Any] = {
-        "bias": config.bias,
         "mesh": mesh,
         "seed": seed,
         "init_std": config.init_std,
@@ -59,7 +58,7 @@ def build_head(
         "device": device,
     }
     if config.loss.over_nodes:
-        return HierarchicalSoftmaxHead(dim, tree, **options)
+        return HierarchicalSoftmaxHead(dim, tree, bias=config.bias, **options)
     options["class_weights"] = weights
     if config.weights.kind == "factored":
         return FactoredHead(dim, num_classes, config.loss, **options)
@@ -67,6 +66,7 @@ def build_head(
         dim,
         tree,
         config.loss,
+        bias=config.bias,
         class_counts=_tensor(class_counts),
         label_vectors=_tensor(label_vectors),
         gradient_damping=0.0 if config.weights.kind == "dense" else config.weights.gradient_damping,

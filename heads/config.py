@@ -89,7 +89,7 @@ class HeadConfig(_Config):
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="balanced: rows weigh the inverse of their class's frequency"
     )
-    bias: bool = Field(True, description="a constant-1 feature column")
+    bias: bool = Field(True, description="one entry a node, summed along the path of a class")
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int = Field(256, gt=0, description="budget for the logits held at one time, a rank")
 

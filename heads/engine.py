@@ -25,7 +25,7 @@ from heads.losses import Loss, Rows, Stats
 from heads.not_finite import nan_loss
 from heads.step import Kept, Parts, Step
 from heads.totals import Others, gradient_of_parts
-from heads.weights import ClassBlock, ClassWeights
+from heads.weights import ClassBlock, ClassWeights, NodeValues
 
 NOTHING_COUNTS = (
     "the global batch has no rows that count (ignored, or of weight 0): give the head at least one"
@@ -39,9 +39,9 @@ class Agreed:
     `sizes` are the rows of each rank of the class group, `group_sizes` those of each class group
     along `data`. Ranks may require different gradients, but all ranks that contribute to a gradient
     must compute it. `needs_features`: a rank of the class group requires the gradient of its
-    features. `needs_vectors`: any rank requires that of its node vectors. `partly_frozen`: some
-    ranks require that and some do not. `needs_backward`: any rank requires either, so every rank
-    runs a backward pass.
+    features. `needs_vectors`: any rank requires that of its node vectors or their bias.
+    `partly_frozen`: some ranks require that and some do not. `needs_backward`: any rank requires
+    either, so every rank runs a backward pass.
     """
 
     sizes: list[int]
@@ -82,6 +82,7 @@ class Engine:
         features: Tensor,
         labels: Tensor,
         held: Tensor,
+        bias: Tensor | None,
         *,
         row_weights: Tensor | None = None,
         draw: int | None = None,
@@ -90,12 +91,12 @@ class Engine:
         """The loss of the global batch, the same scalar on every rank.
 
         `features` [b, d] and `labels` [b] are this rank's rows, b may differ and be 0; `held` are
-        this rank's node vectors [n, d]. The gradients of both are those of the global-mean loss:
-        that of `held` is complete, that of `features` is complete for these rows. A gradient that
-        no rank requires is not computed; ranks may require different ones. `row_weights` [b], on
-        every rank or on none, multiply the weights of the rows. `draw` numbers the training
-        steps (`Loss.choose`); None is an evaluation. Without `over_data` the gradient of `held`
-        lacks the sum over the data group.
+        this rank's node vectors [n, d] and `bias` its nodes' entries [n]. All gradients are those
+        of the global-mean loss: those of `held` and `bias` are complete, that of `features` is
+        complete for these rows. A gradient that no rank requires is not computed; ranks may require
+        different ones. `row_weights` [b], on every rank or on none, multiply the weights of the
+        rows. `draw` numbers the training steps (`Loss.choose`); None is an evaluation. Without
+        `over_data` the gradients of `held` and `bias` lack the sum over the data group.
 
         Raises, on every rank, ValueError if a label of any rank is outside the classes, features
         and labels of any rank do not fit, a training step of a batch loss has fewer than two rows,
@@ -105,7 +106,7 @@ class Engine:
         if row_weights is not None and row_weights.is_floating_point():
             # As they are computed with: what is zero or infinite then is refused.
             row_weights = row_weights.to(torch.promote_types(features.dtype, torch.float32))
-        agreed = self.agree(features, labels, held, row_weights)
+        agreed = self.agree(features, labels, held, row_weights, bias=bias)
         if agreed.partly_frozen and not over_data and group_size(self.data_group) > 1:
             raise ValueError(
                 "the head's weight requires a gradient on some ranks only, so that its copies "
@@ -115,6 +116,7 @@ class Engine:
         loss: Tensor = _HeadLoss.apply(
             features,
             held,
+            bias,
             agreed.anchor(held.device),
             class_ids(labels),
             row_weights,
@@ -125,7 +127,7 @@ class Engine:
             over_data,
         )
         if loss.isnan():
-            raise nan_loss(features, held, self.class_group, self.data_group)
+            raise nan_loss(features, held, bias, self.class_group, self.data_group)
         return loss
 
     def to(self, device: torch.device) -> "Engine":
@@ -162,7 +164,13 @@ class Engine:
         return Rows(self.weights.tree.num_classes, labels, weights)
 
     def agree(
-        self, features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | None = None
+        self,
+        features: Tensor,
+        labels: Tensor,
+        held: Tensor,
+        row_weights: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
     ) -> Agreed:
         """Exchange the sizes of a batch and which gradients are required (collective).
 
@@ -181,7 +189,8 @@ class Engine:
         tree = self.weights.tree_digest
         # Weights on some ranks only would leave the others in another collective.
         types = _code(features.dtype, weighted=row_weights is not None)
-        needs = features.requires_grad, held.requires_grad
+        trains = held.requires_grad or (bias is not None and bias.requires_grad)
+        needs = features.requires_grad, trains
         numbers = [num_rows, num_counting, outside, not fits, tree, types, *needs]
         mine = torch.tensor(numbers, dtype=torch.int64, device=held.device)
         group_ranks = torch.stack(all_gather_equal(mine, self.class_group))
@@ -199,8 +208,8 @@ class Engine:
                 f"features {list(features.shape)} of {features.dtype} on {features.device} and "
                 f"labels {list(labels.shape)} of {labels.dtype} on {labels.device}"
                 f"{_described(row_weights)}{'' if fits else ' do not fit'}, {sum(misfits)} ranks "
-                f"do not fit: give floats [b, {held.shape[1]}], the bias column included, and b "
-                f"integers, on {held.device}; row weights are b finite floats of 0 or more"
+                f"do not fit: give floats [b, {held.shape[1]}] and b integers, on {held.device}; "
+                "row weights are b finite floats of 0 or more"
             )
         if len({*dtypes}) > 1 or len({*group_dtypes}) > 1:
             raise ValueError(
@@ -230,6 +239,7 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any,
         features: Tensor,
         held: Tensor,
+        bias: Tensor | None,
         anchor: Tensor,
         labels: Tensor,
         row_weights: Tensor | None,
@@ -249,14 +259,14 @@ class _HeadLoss(torch.autograd.Function):
         if row_weights is not None:
             row_weights = all_gather_rows(row_weights, sizes, engine.class_group)
             row_weights = all_gather_rows(row_weights, world_rows, engine.data_group)[counts]
-        step = _step(engine, features, held, labels_G, sizes)
+        step = _step(engine, features, held, bias, labels_G, sizes)
         step = replace(step, choice=engine.loss.choose(engine.weights.held, labels, draw))
         with_grad = grad_enabled and (agreed.needs_features or agreed.needs_vectors)
         with torch.autocast(features.device.type, enabled=False):
             blocks = step.blocks()
             kept, parts = Kept(step, blocks, with_grad=with_grad), Parts(len(blocks))
             for index, block in enumerate(blocks):
-                logits = step.logits(block, kept.place(index))
+                logits = step.logits(block, step.class_rows(block), kept.place(index))
                 work = step.work(block, logits, with_graph=kept.graphs)
                 parts.put(index, work.stats)
                 if kept.graphs:
@@ -275,9 +285,9 @@ class _HeadLoss(torch.autograd.Function):
             loss = others.value(mine)
         ctx.engine, ctx.step, ctx.blocks, ctx.kept = engine, step, blocks, kept
         ctx.parts, ctx.others, ctx.over_data = parts, others, over_data
-        ctx.agreed, ctx.feature_dtype, ctx.held_dtype = agreed, features.dtype, held.dtype
+        ctx.agreed, ctx.feature_dtype = agreed, features.dtype
         # Kept for their version counters: a weight changed in place before backward is an error.
-        ctx.save_for_backward(features, held)
+        ctx.save_for_backward(features, held, *(() if bias is None else (bias,)))
         return loss
 
     @staticmethod
@@ -290,7 +300,12 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def _step(
-    engine: Engine, features: Tensor, held: Tensor, labels_G: Tensor, sizes: list[int]
+    engine: Engine,
+    features: Tensor,
+    held: Tensor,
+    bias: Tensor | None,
+    labels_G: Tensor,
+    sizes: list[int],
 ) -> Step:
     """Gathers what the class group shares (collective)."""
     device = features.device.type
@@ -301,52 +316,60 @@ def _step(
     if engine.ignore_index is not None:
         # What an ignored row holds must not matter: 0 times NaN would be NaN.
         features_Gd = features_Gd.where(counts_G.unsqueeze(1), 0)
+    weights, group = engine.weights, engine.class_group
     return Step(
-        weights=engine.weights,
+        weights=weights,
         loss=engine.loss,
         memory_bytes=engine.memory_bytes,
         features_Gd=features_Gd,
         # A row that does not count has any class: its gradient is zero.
         labels_G=labels_G.where(counts_G, 0),
-        held=held,
-        boundary=engine.weights.fetch_boundary(held, engine.class_group),
+        rows=weights.with_boundary(held, group),
+        bias=None if bias is None else weights.with_boundary(bias.unsqueeze(1), group),
         choice=None,
         compute_dtype=compute_dtype,
         stats_dtype=torch.promote_types(compute_dtype, torch.float32),
     )
 
 
-def _gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the rows' features and of the held vectors, summed over ranks (collective).
+def _gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of the rows' features, the held vectors and their bias, summed over ranks
+    (collective).
 
     A gradient is None if none of the ranks that contribute to it requires it.
     """
     step: Step = ctx.step
     engine: Engine = ctx.engine
     agreed: Agreed = ctx.agreed
-    weights = engine.weights
     ctx.saved_tensors  # noqa: B018  raises where a saved tensor was changed in place
     if not (agreed.needs_features or agreed.needs_vectors):
-        return None, None
+        return None, None, None
     grad_parts = gradient_of_parts(engine.loss, list(ctx.parts), ctx.others, grad_loss)
-    grad_features = grad_held = None
+    grad_features = grad_rows = grad_bias = None
     if agreed.needs_features:
         grad_features = torch.zeros_like(step.features_Gd, dtype=step.stats_dtype)
     if agreed.needs_vectors:
-        # Weight gradients are accumulated in at least float32, whatever the dtype of the products.
-        every_class = step.choice is None
-        grad_held = weights.gradient_like(step.held, step.stats_dtype, every_class=every_class)
+        grad_rows = step.gradient_like(step.rows)
+        grad_bias = None if step.bias is None else step.gradient_like(step.bias)
     for index, (block, grad_stats) in enumerate(zip(ctx.blocks, grad_parts, strict=True)):
-        _add_block_gradients(ctx, index, block, grad_stats, grad_features, grad_held)
-    if grad_held is not None:
-        weights.sum_gradients(grad_held, engine.class_group)
-        if ctx.over_data:
-            all_reduce_sum(grad_held, engine.data_group)
-        grad_held = grad_held.to(ctx.held_dtype)
+        _add_block_gradients(ctx, index, block, grad_stats, grad_features, grad_rows, grad_bias)
     if grad_features is not None:
         grad_features = reduce_scatter_rows(grad_features, agreed.sizes, engine.class_group)
         grad_features = grad_features.to(ctx.feature_dtype)
-    return grad_features, grad_held
+    grad_held = _summed(ctx, step.rows, grad_rows)
+    by_bias = _summed(ctx, step.bias, grad_bias)
+    return grad_features, grad_held, None if by_bias is None else by_bias.squeeze(1)
+
+
+def _summed(ctx: Any, values: NodeValues | None, grad_rows: Tensor | None) -> Tensor | None:
+    """The gradient of the held `values`, of that of their path sums (collective)."""
+    if values is None or grad_rows is None:
+        return None
+    engine: Engine = ctx.engine
+    engine.weights.sum_gradients(grad_rows, engine.class_group)
+    if ctx.over_data:
+        all_reduce_sum(grad_rows, engine.data_group)
+    return grad_rows.to(values.held.dtype)
 
 
 def _add_block_gradients(
@@ -355,21 +378,26 @@ def _add_block_gradients(
     block: ClassBlock,
     grad_stats: Stats,
     grad_features: Tensor | None,
-    grad_held: Tensor | None,
+    grad_rows: Tensor | None,
+    grad_bias: Tensor | None,
 ) -> None:
-    """Add a block's part to `grad_features` and write the gradient of its rows to `grad_held`;
-    either may be None."""
+    """Add a block's part to `grad_features` and write the gradients of its rows and bias to
+    `grad_rows` and `grad_bias`; each may be None."""
     step: Step = ctx.step
     kept: Kept = ctx.kept
+    rows_Cd = step.class_rows(block)
     if kept.graphs:
         work = kept.works[index]
     else:
-        work = step.work(block, kept.logits(step, block, index), with_graph=True)
-    grad_logits = work.gradient_of_logits(grad_stats).to(step.compute_dtype)
+        work = step.work(block, kept.logits(step, block, rows_Cd, index), with_graph=True)
+    grad_GC = work.gradient_of_logits(grad_stats)
+    if grad_bias is not None:
+        step.weights.put_gradient(block, grad_GC.sum(0).unsqueeze(1), grad_bias)
+    grad_GC = grad_GC.to(step.compute_dtype)
     if grad_features is not None:
-        _add_product(grad_features, grad_logits, step.class_rows(block))
-    if grad_held is not None:
-        _put_product(step, block, grad_logits, grad_held)
+        _add_product(grad_features, grad_GC, rows_Cd)
+    if grad_rows is not None:
+        _put_product(step, block, grad_GC, grad_rows)
 
 
 def _put_product(step: Step, block: ClassBlock, grad_logits: Tensor, grad_held: Tensor) -> None:

@@ -90,7 +90,6 @@ class FactoredHead(ClassHead):
         num_classes: int,
         loss: Loss,
         *,
-        bias: bool = False,
         mesh: DeviceMesh | None = None,
         seed: int = 0,
         init_std: float = 0.01,
@@ -108,7 +107,7 @@ class FactoredHead(ClassHead):
             dim,
             num_classes,
             loss,
-            bias=bias,
+            bias=False,
             mesh=mesh,
             seed=seed,
             init_std=init_std,
@@ -138,11 +137,10 @@ class FactoredHead(ClassHead):
         Also raises ValueError, on every rank, if only some ranks' weight requires a gradient,
         because a step changes factors that all rows share.
         """
-        features = self._with_bias(features)
         batch = self._batch(features, labels, row_weights, with_gradient=torch.is_grad_enabled())
         if batch.loss.isnan():
             groups = self.engine.class_group, self.engine.data_group
-            raise nan_loss(features, self._held(), *groups)
+            raise nan_loss(features, self._held(), None, *groups)
         of_features: Tensor = _OfFeatures.apply(features, self, batch)
         anchor = batch.agreed.anchor(features.device)
         of_weight: Tensor = _OfWeight.apply(self._parameters["weight"], anchor, self, batch)

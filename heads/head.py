@@ -19,18 +19,11 @@ from heads.dtensors import sharded_rows
 from heads.engine import Engine
 from heads.init import normal_rows
 from heads.labels import class_ids
+from heads.logits import ClassRows, logits_of
 from heads.losses import ClassFacts, Loss
 from heads.norms import squared_norm
 from heads.tree import LabelTree
 from heads.weights import ClassWeights
-
-
-@dataclass(frozen=True)
-class ClassRows:
-    """Rows of some classes: `class_ids` [C] and `rows` [C, dim (+ 1, the bias)]."""
-
-    class_ids: Tensor
-    rows: Tensor
 
 
 @dataclass(frozen=True)
@@ -46,8 +39,9 @@ class ClassHead(nn.Module):
 
     `tree` is a number of classes (dense weights) or a `LabelTree`. `mesh` is a 2-D `DeviceMesh`
     with axes `data` and `class`; None is one process. Every rank holds `weight`, its contiguous
-    rows of the node matrix. Leaves start normal with `init_std`, keyed by (seed, class); inner
-    nodes at zero, biases where the loss wants them.
+    rows [n, dim] of the node matrix, and `bias`, their entries [n] (None without a bias). Leaves
+    start normal with `init_std`, keyed by (seed, class), inner nodes at zero. The bias starts with
+    the value that the loss asks for at the roots, so that every class has it once.
 
     Some losses need more about the classes: `class_counts` [K] are the numbers of training samples,
     `label_vectors` [K, D] the label vectors.
@@ -89,7 +83,7 @@ class ClassHead(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.dim, self.bias, self.mesh = dim, bias, mesh
+        self.dim, self.mesh = dim, mesh
         self.seed, self.draw = seed, 0
         self.tree = LabelTree.dense(tree) if isinstance(tree, int) else tree
         facts = ClassFacts(self.tree.num_classes, class_counts, label_vectors)
@@ -110,8 +104,10 @@ class ClassHead(nn.Module):
             class_weights=_checked_weights(class_weights, self.tree.num_classes, device),
             ignore_index=ignore_index,
         )
-        rows = self._initial_rows(seed, init_std)
+        rows = self.initial_rows(weights, seed=seed, std=init_std)
         self.weight = nn.Parameter(torch.from_numpy(rows).to(device, dtype))
+        entries = torch.from_numpy(self.initial_bias(weights)).to(device, dtype)
+        self.bias = nn.Parameter(entries) if bias else None
 
     @property
     def num_classes(self) -> int:
@@ -139,32 +135,32 @@ class ClassHead(nn.Module):
         if self.training and torch.is_grad_enabled():
             draw = ((self.seed << 32) + self.draw) % 2**63
             self.draw += 1
-        features = self._with_bias(features)
         return self.engine(
             features,
             labels,
             self.weight,
+            self.bias,
             row_weights=row_weights,
             draw=draw,
             over_data=not self.accumulates,
         )
 
     def reduce_gradients(self) -> None:
-        """Sum the gradient over the mesh's `data` axis, where `accumulates` has left it unsummed
+        """Sum the gradients over the mesh's `data` axis, where `accumulates` has left them unsummed
         (collective)."""
-        if self.accumulates and self.weight.grad is not None:
-            all_reduce_sum(self.weight.grad, self.engine.data_group)
+        if self.accumulates:
+            for grad in self._gradients():
+                all_reduce_sum(grad, self.engine.data_group)
 
     def squared_gradient_norm(self) -> Tensor:
         """The squared norm of the gradient of all ranks' rows, a float64 scalar (collective)."""
-        grad = self.weight.grad
-        squared = squared_norm([] if grad is None else [grad], self.weight.device)
+        squared = squared_norm(self._gradients(), self.weight.device)
         return all_reduce_sum(squared, self.engine.class_group)
 
     def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply the gradient by a scalar, the same on every rank."""
-        if self.weight.grad is not None:
-            self.weight.grad *= factor
+        """Multiply the gradients by a scalar, the same on every rank."""
+        for grad in self._gradients():
+            grad *= factor
 
     def tree_digest(self) -> str:
         """Tells the label tree from any other, whose rows would mean other classes."""
@@ -174,15 +170,15 @@ class ClassHead(nn.Module):
         """What each row weighs in the mean [b], `factors` being the `row_weights` of `forward`."""
         return self.engine.row_weights(class_ids(labels), factors)
 
-    def logits(self, features: Tensor, rows: Tensor) -> Tensor:
-        """[b, dim] x [C, dim (+ 1)] -> [b, C], in the rows' precision."""
-        return self._with_bias(features).to(rows.dtype) @ rows.T
+    def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
+        """`features` [b, dim] -> the logits [b, C] of `classes`, in the rows' precision."""
+        return logits_of(features, classes)
 
     def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:
         """Scores [b, C] of `features` [b, dim] for this rank's classes, in blocks (collective when
         it starts); over the ranks of the `class` axis every class comes exactly once."""
         for block in self.class_rows(classes_at_once):
-            scores = self.loss.score(self.logits(features, block.rows))
+            scores = self.loss.score(self.logits(features, block))
             yield ClassScores(block.class_ids, scores)
 
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
@@ -190,15 +186,19 @@ class ClassHead(nn.Module):
 
         Over the ranks of the `class` axis every class comes exactly once.
         """
-        weights, held = self.engine.weights, self.weight.detach()
-        boundary = weights.fetch_boundary(held, self.engine.class_group)
+        weights, group = self.engine.weights, self.engine.class_group
+        rows, bias = weights.with_boundary(self.weight.detach(), group), None
+        if self.bias is not None:
+            bias = weights.with_boundary(self.bias.detach().unsqueeze(1), group)
         for block in weights.blocks(classes_at_once):
-            yield ClassRows(block.class_ids, weights.rows(block, held, boundary))
+            entries = None if bias is None else weights.rows(block, bias).squeeze(1)
+            yield ClassRows(block.class_ids, weights.rows(block, rows), entries)
 
     def sharded(self, rows: Tensor) -> Tensor:
-        """A tensor laid out as this rank's `weight` (or an optimizer's moment of it), as the
-        `Shard(0)` DTensor that a checkpoint reshards; unchanged in one process."""
-        if self.mesh is None:
+        """A tensor laid out as this rank's `weight` or `bias` (or an optimizer's moment of it), as
+        the `Shard(0)` DTensor that a checkpoint reshards; unchanged in one process, as is a scalar.
+        """
+        if self.mesh is None or not rows.ndim:
             return rows
         shape = torch.Size((self.tree.num_nodes, *rows.shape[1:]))
         return sharded_rows(rows, self.mesh["class"], shape)
@@ -211,34 +211,34 @@ class ClassHead(nn.Module):
             self.engine = self.engine.to(device)
         return self
 
-    def _with_bias(self, features: Tensor) -> Tensor:
-        # What is no [b, dim] is refused in the engine, where all ranks hear of it.
-        if not self.bias or features.dim() != 2:
-            return features
-        return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+    def _gradients(self) -> list[Tensor]:
+        """Of this rank's parameters, as far as there are any."""
+        return [p.grad for p in self.parameters() if p.grad is not None]
 
     def _prepared(self, loss: Loss, facts: ClassFacts) -> Loss:
         return loss.prepare(facts)
 
-    def _initial_rows(self, seed: int, std: float) -> np.ndarray:
-        return self.rows_at_start(self.engine.weights, seed=seed, std=std)
-
-    def rows_at_start(
+    def initial_rows(
         self, weights: ClassWeights, *, seed: int, std: float, first_class: int = 0
     ) -> np.ndarray:
-        """The rows [n, dim (+ 1)] that `weights` begins with; zero but for the classes from
-        `first_class` on, if that is not 0."""
+        """The rows [n, dim] that `weights` starts with; zero but for the classes from
+        `first_class` on."""
         tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
         classes = tree.class_of_node[nodes]
-        begins = classes >= first_class
-        leaves = np.flatnonzero(begins & ~tree.has_children[nodes])
-        rows = np.zeros((len(nodes), self.dim + self.bias), dtype=np.float32)
-        rows[leaves, : self.dim] = normal_rows(classes[leaves], self.dim, seed=seed, std=std)
-        if self.bias:
-            # On the roots, so that every class has it once.
-            roots = (tree.parent[nodes] < 0) & (begins | (first_class == 0))
-            rows[roots, self.dim] = self.loss.initial_bias(tree.num_classes)
+        leaves = np.flatnonzero((classes >= first_class) & ~tree.has_children[nodes])
+        rows = np.zeros((len(nodes), self.dim), dtype=np.float32)
+        rows[leaves] = normal_rows(classes[leaves], self.dim, seed=seed, std=std)
         return rows
+
+    def initial_bias(self, weights: ClassWeights, *, first_class: int = 0) -> np.ndarray:
+        """The bias [n] that `weights` starts with; zero but for roots of the classes from
+        `first_class` on, if that is not 0."""
+        tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
+        roots = tree.parent[nodes] < 0
+        if first_class:
+            roots &= tree.class_of_node[nodes] >= first_class
+        start = self.loss.initial_bias(tree.num_classes)
+        return np.where(roots, start, 0).astype(np.float32)
 
 
 def _checked_weights(

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from heads.collectives import all_gather_rows, group_size
-from heads.head import ClassHead, ClassRows, ClassScores
+from heads.head import ClassHead, ClassScores
 from heads.labels import class_ids, is_integral
+from heads.logits import ClassRows
 from heads.losses import ClassFacts, HierarchicalSoftmax, Loss
 from heads.tree import LabelTree
 from heads.weights import shard_range
@@ -97,19 +98,24 @@ class HierarchicalSoftmaxHead(ClassHead):
         A block needs the siblings of its paths too, which other ranks may hold: every rank gathers
         all node vectors once.
         """
-        nodes, tree = self._all_nodes(), self.label_tree
+        nodes, bias = self._of_all_nodes(self.weight), None
+        if self.bias is not None:
+            bias = self._of_all_nodes(self.bias)
+        tree = self.label_tree
         start, stop = self.engine.weights.start, self.engine.weights.stop
         for first in range(start, stop, classes_at_once):
             block = _ScoreBlock.cut(tree, first, min(first + classes_at_once, stop))
             if len(block.class_ids):
-                logits = self.logits(features, nodes[self._tensor(block.nodes)])
+                ids = self._tensor(block.nodes)
+                rows = ClassRows(ids, nodes[ids], None if bias is None else bias[ids])
+                logits = self.logits(features, rows)
                 yield ClassScores(self._tensor(block.class_ids), block.log_probabilities(logits))
 
-    def _all_nodes(self) -> Tensor:
+    def _of_all_nodes(self, held: Tensor) -> Tensor:
         group = self.engine.class_group
         size = group_size(group)
         ranges = [shard_range(self.label_tree.num_nodes, rank, size) for rank in range(size)]
-        return all_gather_rows(self.weight.detach(), [b - a for a, b in ranges], group)
+        return all_gather_rows(held.detach(), [b - a for a, b in ranges], group)
 
     def _leaves(self, labels: Tensor) -> Tensor:
         """The leaves of labels; what is no class becomes a node that the engine refuses."""

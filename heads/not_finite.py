@@ -14,12 +14,13 @@ _NAMED_RANKS = 8
 def nan_loss(
     features: Tensor,
     held: Tensor,
+    bias: Tensor | None,
     class_group: ProcessGroup | None,
     data_group: ProcessGroup | None,
 ) -> FloatingPointError:
     """The same error on every rank (collective), which names what is not finite in each rank's
-    `features` [b, d] and vectors [n, d]. Rows are counted from 0."""
-    mine = torch.tensor(_counted(features, held), device=features.device)
+    `features` [b, d], vectors [n, d] and their `bias` [n]. Rows are counted from 0."""
+    mine = torch.tensor(_counted(features, held, bias), device=features.device)
     of_group = torch.stack(all_gather_equal(mine, class_group))
     ranks = torch.cat(all_gather_equal(of_group, data_group)).tolist()
     lines = [line for numbers in ranks if (line := _line(*numbers))]
@@ -31,12 +32,15 @@ def nan_loss(
     )
 
 
-def _counted(features: Tensor, held: Tensor) -> list[int]:
-    """This rank, its rows and how many are not finite, the same for its vectors, and the first rows
-    that are not finite."""
+def _counted(features: Tensor, held: Tensor, bias: Tensor | None) -> list[int]:
+    """This rank, its rows and how many are not finite, the same for its vectors with their bias,
+    and the first rows that are not finite."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     rows = (~features.isfinite().all(1)).nonzero().flatten().tolist()
-    vectors = int((~held.isfinite().all(1)).sum())
+    finite = held.isfinite().all(1)
+    if bias is not None:
+        finite &= bias.isfinite()
+    vectors = int((~finite).sum())
     named = rows[:_NAMED_ROWS] + [-1] * (_NAMED_ROWS - len(rows))
     return [rank, len(features), len(rows), len(held), vectors, *named]
 

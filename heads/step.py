@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from heads.losses import Block, Choice, Loss, Stats
-from heads.weights import ClassBlock, ClassWeights
+from heads.weights import ClassBlock, ClassWeights, NodeValues
 
 # glibc maps and clears larger pieces anew each time, at a page fault every 4 KiB.
 _CACHED_BYTES = 16 << 20
@@ -24,8 +24,8 @@ _CACHED_BYTES = 16 << 20
 class Step:
     """What one call of the engine computes with, on every row of the class group (G of them).
 
-    `boundary` is what `weights` fetched, `memory_bytes` bounds what is held for logits, `choice`
-    are the classes that the loss chose.
+    `rows` are the held node vectors, `bias` their entries (None: the head has no bias).
+    `memory_bytes` bounds what is held for logits, `choice` are the classes that the loss chose.
     """
 
     weights: ClassWeights
@@ -33,8 +33,8 @@ class Step:
     memory_bytes: int
     features_Gd: Tensor
     labels_G: Tensor
-    held: Tensor
-    boundary: Tensor
+    rows: NodeValues
+    bias: NodeValues | None
     choice: Choice | None
     compute_dtype: torch.dtype
     stats_dtype: torch.dtype
@@ -57,14 +57,22 @@ class Step:
         return 1 << max(6, fitting.bit_length() - 1)
 
     def class_rows(self, block: ClassBlock) -> Tensor:
-        rows = self.weights.rows(block, self.held, self.boundary)
-        return rows.to(self.compute_dtype)
+        return self.weights.rows(block, self.rows).to(self.compute_dtype)
 
-    def logits(self, block: ClassBlock, out: Tensor | None) -> Tensor:
+    def logits(self, block: ClassBlock, rows_Cd: Tensor, out: Tensor | None) -> Tensor:
         """[G, C], made in the first numbers of a flat `out` where there is one."""
         shape = len(self.features_Gd), len(block.class_ids)
         place = None if out is None else out[: math.prod(shape)].view(shape)
-        return torch.mm(self.features_Gd, self.class_rows(block).T, out=place)
+        if self.bias is None:
+            return torch.mm(self.features_Gd, rows_Cd.T, out=place)
+        bias_C = self.weights.rows(block, self.bias).squeeze(1).to(self.compute_dtype)
+        return torch.addmm(bias_C, self.features_Gd, rows_Cd.T, out=place)
+
+    def gradient_like(self, values: NodeValues) -> Tensor:
+        """What the gradients of path sums are written to, block by block: in at least float32,
+        whatever the products are made in."""
+        every_class = self.choice is None
+        return self.weights.gradient_like(values.held, self.stats_dtype, every_class=every_class)
 
     def work(self, block: ClassBlock, logits: Tensor, *, with_graph: bool) -> "BlockWork":
         leaf = logits.to(self.stats_dtype).requires_grad_(with_graph)
@@ -126,11 +134,11 @@ class Kept:
         """Where a block's logits are made; None: anywhere."""
         return None if self.graphs else self._buffer[self._starts[min(index, self._num)] :]
 
-    def logits(self, step: Step, block: ClassBlock, index: int) -> Tensor:
+    def logits(self, step: Step, block: ClassBlock, rows_Cd: Tensor, index: int) -> Tensor:
         """A block's logits [G, C] in backward, made again where they were not kept."""
         place = self.place(index)
         if index >= self._num or place is None:
-            return step.logits(block, place)
+            return step.logits(block, rows_Cd, place)
         shape = len(step.features_Gd), len(block.class_ids)
         return place[: math.prod(shape)].view(shape)
 

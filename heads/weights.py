@@ -50,12 +50,25 @@ class ClassBlock:
     weights: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class NodeValues:
+    """What belongs to the nodes of a rank: `held` [n, d], d = 1 for the bias.
+
+    `boundary` [m + 1, d] are the sums of the first 0..m of the m ancestors of the rank's first node
+    that other ranks hold, root first.
+    """
+
+    held: Tensor
+    boundary: Tensor
+
+
 class ClassWeights:
     """The part of a label tree's node matrix V [N, d] that one rank holds: rows `start:stop`.
 
-    Everything here is index arithmetic; the vectors themselves are passed in by the head. With
-    `damping` p the gradient of an inner node, a sum over the classes below it, is divided by their
-    number to the power p. Raises ValueError for a tree that is deeper than any label tree.
+    Everything here is index arithmetic; the values are passed in by the head: node vectors [n, d],
+    or the bias as [n, 1]. With `damping` p the gradient of an inner node, a sum over the classes
+    below it, is divided by their number to the power p. Raises ValueError for a tree that is deeper
+    than any label tree.
     """
 
     def __init__(
@@ -124,25 +137,25 @@ class ClassWeights:
         columns = torch.searchsorted(block.places, places).clamp_(max=len(block.places) - 1)
         return torch.where(block.places[columns] == places, columns, -1)
 
-    def fetch_boundary(self, held: Tensor, group: ProcessGroup | None) -> Tensor:
-        """Sums [m + 1, d] of the first 0..m of the m ancestors of this rank's first node that other
-        ranks hold, root first (collective)."""
+    def with_boundary(self, held: Tensor, group: ProcessGroup | None) -> NodeValues:
+        """Held values [n, d] and what their path sums need of other ranks (collective)."""
         if self._plain or not len(self._boundary):
-            return held.new_zeros((1, held.shape[1]))
+            return NodeValues(held, held.new_zeros((1, held.shape[1])))
         rows = held.new_zeros((len(self._boundary), held.shape[1]))
         rows[self._boundary_mine] = held[self._boundary_local]
         chain = all_reduce_sum(rows, group)[self._chain]
-        return torch.cat([torch.zeros_like(rows[:1]), chain.cumsum(0)])
+        return NodeValues(held, torch.cat([torch.zeros_like(rows[:1]), chain.cumsum(0)]))
 
-    def rows(self, block: ClassBlock, held: Tensor, boundary: Tensor) -> Tensor:
-        """Class rows [C, d] of a block: the node vectors of each path, summed in one pass.
+    def rows(self, block: ClassBlock, values: NodeValues) -> Tensor:
+        """Class rows [C, d] of a block: the values along each path, summed in one pass.
 
         In blocks that fit a cache this costs no more than a copy, whatever the batch: summing
         logits down the tree instead would multiply every inner node with the features.
         """
         if block.paths is None:
-            return held[block.places]
-        rows = embedding_bag(block.paths, held, block.offsets, mode="sum")
+            return values.held[block.places]
+        rows = embedding_bag(block.paths, values.held, block.offsets, mode="sum")
+        boundary = values.boundary
         return rows if len(boundary) == 1 else rows + boundary[block.num_remote]
 
     def gradient_like(self, held: Tensor, dtype: torch.dtype, *, every_class: bool) -> Tensor:

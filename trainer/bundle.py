@@ -6,7 +6,7 @@ thresholds.safetensors      of each class, with the positives behind them, where
 encoder/config.json         the encoder's transformers configuration
 backbone.safetensors        its weights
 backbone.onnx               the same for onnxruntime, where the export was asked for it
-class_weights.safetensors   float32 [classes, dim (+ 1: the bias)], one row read at a time
+class_weights.safetensors   float32 [classes, dim (+ 1: the bias)], one class read at a time
 tokenizer/                  where the model reads texts: files that AutoTokenizer opens
 MODEL_CARD.md
 """
@@ -20,6 +20,7 @@ from safetensors.torch import load_model
 from torch import Tensor
 
 from data.tokens.tokenizer import Tokenizer, open_tokenizer
+from heads.logits import ClassRows, logits_of
 from heads.scores import score
 from trainer.backbone import Backbone, build_backbone
 from trainer.bundle_files import (
@@ -40,7 +41,7 @@ from trainer.onnx_backbone import OnnxBackbone
 from trainer.onnx_backbone import is_installed as onnx_is_installed
 from trainer.row_file import RowFile
 
-__all__ = ["Bundle", "logits_of", "onnx_is_installed"]
+__all__ = ["Bundle", "onnx_is_installed"]
 
 _HOT_ROWS_BYTES = 64 * 2**20
 
@@ -124,14 +125,20 @@ class Bundle:
         """
         return self.names.id_of(name_or_id)
 
-    def rows(self, class_ids: Sequence[int]) -> Tensor:
-        """Class ids -> their rows, float32 [n, dim (+ 1: the bias)], read from disk."""
-        return self._rows.read(class_ids)
+    def rows(self, class_ids: Sequence[int]) -> ClassRows:
+        """Class ids -> their rows, float32 [n, dim], and biases, read from disk."""
+        stored = self._rows.read(class_ids)
+        bias = stored[:, self.spec.dim] if self.spec.bias else None
+        return ClassRows(torch.tensor(class_ids), stored[:, : self.spec.dim], bias)
 
     def scores(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
         """Features [B, dim] -> scores [B, n] of the classes, which thresholds are compared with."""
-        loss, rows = self.spec.loss, self.rows(class_ids).to(features.device)
-        return score(loss.score, logits_of(features, rows), eps=loss.eps)
+        loss = self.spec.loss
+        return score(loss.score, self.logits(features, class_ids), eps=loss.eps)
+
+    def logits(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
+        """Features [B, dim] -> logits [B, n] of the classes."""
+        return logits_of(features, self.rows(class_ids).to(features.device))
 
     def threshold(self, class_id: int, recall: float) -> Threshold:
         """The threshold of a class at `recall`: its own or the pooled one.
@@ -176,11 +183,3 @@ class Bundle:
         assert self.spec.text is not None, "a model of pictures has no tokenizer"
         folder = self.path / TOKENIZER
         return open_tokenizer(str(folder), max_length=self.spec.text.max_length)
-
-
-def logits_of(features: Tensor, rows: Tensor) -> Tensor:
-    """Features [B, dim] and rows [n, dim (+ 1: the bias)] -> logits [B, n]."""
-    dim = features.shape[1]
-    assert rows.shape[1] in (dim, dim + 1)
-    bias = rows[:, dim] if rows.shape[1] > dim else None
-    return torch.nn.functional.linear(features, rows[:, :dim], bias)

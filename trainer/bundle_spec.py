@@ -87,5 +87,5 @@ class BundleSpec(Spec):
 
     @property
     def width(self) -> int:
-        """Numbers in a row of class weights; with a bias the last one is it."""
+        """Numbers that the file of class weights holds per class: its row, then its bias."""
         return self.dim + self.bias

@@ -8,12 +8,16 @@ ema.backbone.…  ema.head.…            moving averages
 from collections import defaultdict
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from heads.dtensors import local
+from heads.dtensors import local, sharded_rows
 from trainer.buffers import persistent_buffers
+from trainer.checkpoints import Checkpoint, load_tensors, stored_shapes
 from trainer.optimizers import create_moments_of, tensors_of
 from trainer.task import Task
+from trainer.world import World
 
 _EMA = "ema."
 
@@ -47,8 +51,7 @@ def training_entries(task: Task) -> dict[str, Tensor]:
     if task.head_optimizer is not None:
         for name, parameter in task.head.named_parameters():
             for key, value in tensors_of(task.head_optimizer, parameter).items():
-                entry = task.head.sharded(value) if value.ndim else value
-                entries[f"optimizer.head.{name}.{key}"] = entry
+                entries[f"optimizer.head.{name}.{key}"] = task.head.sharded(value)
     if task.average is not None:
         weights = _weight_names(task)
         for name, tensor in task.average.averages.items():
@@ -71,6 +74,55 @@ def restore_training(task: Task, entries: Mapping[str, Tensor]) -> None:
         names = _weight_names(task)
         for name, average in task.average.averages.items():
             average.copy_(_piece(task, name, entries[f"{_EMA}{name}"], names))
+
+
+def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:
+    """Fill `entries` in place from a checkpoint of any world size (collective).
+
+    Converts a checkpoint of an earlier version, which stores the bias of the head as the last
+    column of its weight. Raises what `load_tensors` raises.
+    """
+    columns = _bias_columns(entries, stored_shapes(checkpoint))
+    wanted = {name: tensor for name, tensor in entries.items() if name not in columns.values()}
+    for weight in columns:
+        wanted[weight] = _widened(entries[weight])
+    load_tensors(checkpoint, wanted, world)
+    for weight, bias in columns.items():
+        stored, rows, column = local(wanted[weight]), local(entries[weight]), local(entries[bias])
+        rows.copy_(stored[:, :-1] if rows.ndim else stored)
+        column.copy_(stored[:, -1] if rows.ndim else stored)
+
+
+def _bias_columns(
+    entries: Mapping[str, Tensor], stored: Mapping[str, torch.Size]
+) -> dict[str, str]:
+    """Entries of the head's weight to those of its bias, where `stored` has both in one tensor; the
+    step counter of an optimizer counts for both."""
+    pairs = {
+        name.replace("head.bias", "head.weight"): name
+        for name in entries
+        if "head.bias" in name and name not in stored
+    }
+    return {
+        weight: bias
+        for weight, bias in pairs.items()
+        if stored.get(weight) == _widened_shape(entries[weight])
+    }
+
+
+def _widened_shape(tensor: Tensor) -> torch.Size:
+    return torch.Size((len(tensor), tensor.shape[1] + 1)) if tensor.ndim else tensor.shape
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """An uninitialized tensor with one more column, laid out like `tensor`."""
+    if not tensor.ndim:
+        return torch.empty_like(tensor)
+    mine = local(tensor)
+    rows = mine.new_empty((len(mine), mine.shape[1] + 1))
+    if isinstance(tensor, DTensor):
+        return sharded_rows(rows, tensor.device_mesh, _widened_shape(tensor))
+    return rows
 
 
 def create_moments(task: Task) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data.config import DataConfig, TextConfig
 from data.tokens.tokenizer import Tokenizer, open_tokenizer
-from heads import ClassHead
+from heads import ClassHead, ClassRows
 from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
 from trainer.bundle_writing import write_bundle
 from trainer.class_thresholds import ClassThresholds, least_positives, takes_own
@@ -97,7 +97,7 @@ def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
             score=head.loss.score_kind,
             eps=head.loss.score_eps,
         ),
-        bias=head.bias,
+        bias=head.bias is not None,
         dim=head.dim,
         recalls=tuple(thresholds.recalls),
     )
@@ -145,13 +145,20 @@ def _pooled_precisions(evaluation: Evaluation) -> Tensor:
 def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
     blocks = head.class_rows(_ROWS_AT_ONCE)
     if head.tree.num_nodes == head.num_classes and not head.tree.has_children.any():
-        yield from (block.rows for block in blocks)
+        yield from (_with_bias(block) for block in blocks)
         return
     # A tree's blocks come in the order of its nodes.
-    rows = torch.empty(head.num_classes, head.dim + head.bias)
+    rows = torch.empty(head.num_classes, head.dim + (head.bias is not None))
     for block in blocks:
-        rows[block.class_ids] = block.rows.cpu()
+        rows[block.class_ids] = _with_bias(block).cpu()
     yield from rows.split(_ROWS_AT_ONCE)
+
+
+def _with_bias(block: ClassRows) -> Tensor:
+    """Rows as a bundle stores them: the bias of a class follows its row."""
+    if block.bias is None:
+        return block.rows
+    return torch.cat([block.rows, block.bias.unsqueeze(1)], dim=1)
 
 
 def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassThresholds) -> str:

@@ -1,16 +1,16 @@
 """Resumes a run from its newest sound checkpoint."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainer.checkpoints import (
     Checkpoint,
     find_checkpoint,
-    load_tensors,
     restore_random_state,
-    stored_names,
+    stored_shapes,
 )
-from trainer.entries import create_moments, restore_training, training_entries
+from trainer.entries import create_moments, load_entries, restore_training, training_entries
 from trainer.provenance import Change, changes_since
 from trainer.run import RunFolder
 from trainer.state import TrainState
@@ -73,20 +73,20 @@ def _changed(change: Change) -> Notice:
 
 
 def _load(checkpoint: Checkpoint, task: Task, state: TrainState, world: World) -> None:
-    stored = stored_names(checkpoint)
+    stored = stored_shapes(checkpoint)
     _check_average(checkpoint, task, stored)
     # There are none before the first update or under SGD without momentum.
     if any(name.startswith("optimizer.") for name in stored):
         create_moments(task)
     entries = training_entries(task)
-    load_tensors(checkpoint, entries, world)
+    load_entries(checkpoint, entries, world)
     restore_training(task, entries)
     if state.loss_scale is not None:
         task.loss_scale.restore(state.loss_scale)
     restore_random_state(checkpoint, world, seed=task.recipe.seed)
 
 
-def _check_average(checkpoint: Checkpoint, task: Task, stored: set[str]) -> None:
+def _check_average(checkpoint: Checkpoint, task: Task, stored: Iterable[str]) -> None:
     if task.average is not None and not any(name.startswith("ema.") for name in stored):
         raise ValueError(
             f"checkpoint {checkpoint.folder} was trained without train.ema: leave it out, or start "

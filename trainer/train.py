@@ -289,12 +289,12 @@ def _introduction(
     num_steps: int,
 ) -> str:
     weights, strategy = task.num_backbone_weights, recipe.train.strategy.kind
-    nodes, columns = task.head.tree.num_nodes, task.head.dim + task.head.bias
+    nodes = task.head.tree.num_nodes
     start = f", from step {start_step}" if start_step else ""
     spread = f" {strategy}" if world.size > 1 else ""
     return (
         f"{recipe.run}: {len(training)} samples, {training.num_classes} classes; backbone "
         f"{weights} weights, head {recipe.head.weights.kind} x {recipe.head.loss.kind} "
-        f"{nodes} x {columns}; {world.size} x {world.device.type}{spread}; {num_steps} steps of "
-        f"{recipe.train.global_batch}{start}"
+        f"{nodes} x {task.head.dim}; {world.size} x {world.device.type}{spread}; {num_steps} steps "
+        f"of {recipe.train.global_batch}{start}"
     )

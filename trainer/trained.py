@@ -7,10 +7,10 @@ import numpy as np
 
 from data import Manifest, Split, class_paths, load_label_vectors, open_split
 from data.loading.stream import Stream
-from trainer.checkpoints import Checkpoint, find_checkpoint, load_tensors, open_checkpoint
+from trainer.checkpoints import Checkpoint, find_checkpoint, open_checkpoint
 from trainer.checkpoints.folders import step_folder
 from trainer.config import Recipe
-from trainer.entries import averaged_entries, model_entries
+from trainer.entries import averaged_entries, load_entries, model_entries
 from trainer.modality import check_tokenizer, tokenizer_digest
 from trainer.run import RunFolder
 from trainer.task import Task, build_task
@@ -63,7 +63,7 @@ def open_trained(path: Path, world: World, *, step: int | None = None) -> Traine
         )
     check_tokenizer(checkpoint, tokenizer_digest(recipe))
     wanted = model_entries(task) if recipe.train.ema is None else averaged_entries(task)
-    load_tensors(checkpoint, wanted, world)
+    load_entries(checkpoint, wanted, world)
     return TrainedRun(folder, recipe, manifest, label_vectors, task.eval(), checkpoint.step)
 
 

@@ -159,7 +159,6 @@ def evaluated_logits(
             progress=lambda samples: None,
             should_stop=never,
         )
-    classes = list(task.head.class_rows())
-    ids = torch.cat([block.class_ids for block in classes])
-    weights = torch.cat([block.rows for block in classes])
-    return task.head.logits(rows.features.flatten(1), weights), rows.labels, ids
+    features, blocks = rows.features.flatten(1), list(task.head.class_rows())
+    logits = torch.cat([task.head.logits(features, block) for block in blocks], dim=1)
+    return logits, rows.labels, torch.cat([block.class_ids for block in blocks])

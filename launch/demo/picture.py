@@ -52,7 +52,7 @@ def _logits(out: Path, run: DemoRun, world: World) -> Logits:
         features = torch.cat([task.features(batch.inputs) for batch in batches])
         logits = np.empty((len(split), split.num_classes), dtype=np.float32)
         for block in task.head.class_rows():
-            logits[:, block.class_ids.numpy()] = task.head.logits(features, block.rows).numpy()
+            logits[:, block.class_ids.numpy()] = task.head.logits(features, block).numpy()
         return Logits(logits, split.labels.copy(), tuple(info.name for info in split.classes))
 
 

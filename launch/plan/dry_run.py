@@ -51,7 +51,7 @@ class Ranks:
     size: int
     mesh: tuple[int, int]
     nodes_of_tree: int
-    columns: int
+    dim: int
     backbone_numel: int
     global_batch: int
     ranks: tuple[RankShape, ...]
@@ -73,15 +73,14 @@ def dry_run(recipe: Recipe, asked: Asked) -> Ranks:
     chosen = sorted({0, size // 2, _fewest(classes, shape[1]), size - 1})
     with torch.device("meta"):
         whole = build_backbone(_random(recipe), image=recipe.data.image)
-    columns = whole.dim + recipe.head.bias
     return Ranks(
         size=size,
         mesh=shape,
         nodes_of_tree=classes.nodes,
-        columns=columns,
+        dim=whole.dim,
         backbone_numel=sum(p.numel() for p in whole.parameters()),
         global_batch=recipe.train.global_batch,
-        ranks=tuple(_build(recipe, asked, classes, columns, rank, shape) for rank in chosen),
+        ranks=tuple(_build(recipe, asked, classes, whole.dim, rank, shape) for rank in chosen),
     )
 
 
@@ -112,14 +111,14 @@ def show(ranks: Ranks, console: Console) -> None:
     console.print(
         Text(
             f"over all ranks of a class group the head's rows are {ranks.nodes_of_tree:,} x "
-            f"{ranks.columns}, over all ranks the samples {ranks.global_batch:,}; the backbone has "
+            f"{ranks.dim}, over all ranks the samples {ranks.global_batch:,}; the backbone has "
             f"{ranks.backbone_numel:,} weights"
         )
     )
 
 
 def _build(
-    recipe: Recipe, asked: Asked, classes: Classes, columns: int, rank: int, shape: tuple[int, int]
+    recipe: Recipe, asked: Asked, classes: Classes, dim: int, rank: int, shape: tuple[int, int]
 ) -> RankShape:
     with _world(rank, asked, shape) as world:
         with torch.device("meta"):
@@ -127,7 +126,7 @@ def _build(
         pieces = _strategy(recipe, backbone, world).live()
         data, place = (0, 0) if world.mesh is None else _coordinate(world)
         start, stop = shard_range(classes.nodes, place, shape[1])
-        _check_shard(world, start, stop, classes.nodes, columns)
+        _check_shard(world, start, stop, classes.nodes, dim)
         samples = share(recipe.train.global_batch, rank, world.size)
         return RankShape(
             rank=rank,
@@ -170,12 +169,12 @@ def _coordinate(world: World) -> tuple[int, int]:
     return coordinate[0], coordinate[1]
 
 
-def _check_shard(world: World, start: int, stop: int, nodes: int, columns: int) -> None:
+def _check_shard(world: World, start: int, stop: int, nodes: int, dim: int) -> None:
     """The head's rows as the `Shard(0)` of a checkpoint."""
     if world.mesh is None:
         return
-    rows: Tensor = torch.empty(stop - start, columns, device="meta")
-    whole = torch.Size((nodes, columns))
+    rows: Tensor = torch.empty(stop - start, dim, device="meta")
+    whole = torch.Size((nodes, dim))
     assert sharded_rows(rows, world.mesh["class"], whole).shape == whole
 
 

@@ -23,8 +23,9 @@ class HeadShape:
     """One call of the head on the fullest rank; `calls` of them are made in a step.
 
     `rows` are this rank's, `group_rows` and `world_rows` those of its class group and of all.
-    `nodes` are its vectors of `columns` numbers, `computed` the classes that a step computes of
-    them, in `blocks` of `block_classes`. `graphs`: the blocks' graphs are all kept; otherwise
+    `nodes` are its vectors of `dim` numbers (`per_node` with the bias), `computed` the classes that
+    a step computes of them, in `blocks` of `block_classes`. `graphs`: the blocks' graphs are all
+    kept; otherwise
     `kept_numbers` logits are, which spare `kept_share` of the work of making them again.
     `itemsize` is that of products, `feature_itemsize` of the features.
     """
@@ -37,7 +38,8 @@ class HeadShape:
     world_rows: int
     row_weights: bool
     nodes: int
-    columns: int
+    dim: int
+    per_node: int
     computed: int
     blocks: int
     block_classes: int
@@ -52,6 +54,11 @@ class HeadShape:
         """Of a call on this rank."""
         return self.group_rows * self.computed
 
+    @property
+    def shard(self) -> int:
+        """Bytes of this rank's rows and their bias."""
+        return self.nodes * self.per_node * FLOAT32
+
 
 def head_shape(
     recipe: Recipe, network: Network, classes: Classes, loss: LossCost, cluster: Cluster
@@ -64,13 +71,12 @@ def head_shape(
     mixed = recipe.data.augment.mix is not None
     rows = -(-share // calls) * (2 if mixed else 1)
     group_rows = min(rows * group, train.global_batch * (2 if mixed else 1))
-    columns = network.dim + recipe.head.bias
     half = train.precision != "fp32"
     itemsize = 2 if half else network.feature_itemsize
     computed = _computed(recipe.head, classes, group, rows * cluster.ranks)
     plan = _Blocks.cut(
         group_rows,
-        columns,
+        network.dim,
         computed,
         plain=classes.plain,
         memory_bytes=recipe.head.memory_mib << 20,
@@ -86,7 +92,8 @@ def head_shape(
         world_rows=group_rows * cluster.data_ranks,
         row_weights=mixed,
         nodes=classes.held(group),
-        columns=columns,
+        dim=network.dim,
+        per_node=network.dim + recipe.head.bias,
         computed=computed,
         blocks=plan.num,
         block_classes=min(plan.classes, computed),
@@ -119,7 +126,7 @@ class _Blocks:
     def cut(
         cls,
         rows: int,
-        columns: int,
+        dim: int,
         computed: int,
         *,
         plain: bool,
@@ -130,7 +137,7 @@ class _Blocks:
         """By the engine's own rules, on features without memory."""
         compute = torch.bfloat16 if half else torch.float32
         with FakeTensorMode():
-            features = torch.empty(rows, columns, dtype=compute, device="meta" if cuda else "cpu")
+            features = torch.empty(rows, dim, dtype=compute, device="meta" if cuda else "cpu")
             step = _step(features, _Weights(plain), memory_bytes)
             size = step.classes_at_once()
             blocks: list[Any] = [
@@ -164,8 +171,8 @@ def _step(features: torch.Tensor, weights: Any, memory_bytes: int) -> Step:
         memory_bytes=memory_bytes,
         features_Gd=features,
         labels_G=nothing,
-        held=nothing,
-        boundary=nothing,
+        rows=nothing,
+        bias=nothing,
         choice=None,
         compute_dtype=features.dtype,
         stats_dtype=torch.promote_types(features.dtype, torch.float32),

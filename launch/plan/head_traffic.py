@@ -11,18 +11,18 @@ _SIZES = 8  # what `Engine.agree` sends of a rank
 def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
     """One step of `ClassHead`: labels, features and statistics out, gradients back."""
     group, world = cluster.class_ranks * shape.rows, shape.world_rows
-    width, columns, calls = shape.loss.width, shape.columns, shape.calls
+    width, dim, calls = shape.loss.width, shape.dim, shape.calls
     parts = [
         ("head: sizes", "all_gather", "class", cluster.class_ranks * _SIZES * _INT64),
         ("head: sizes", "all_gather", "data", cluster.data_ranks * _SIZES * _INT64),
         ("head: labels", "all_gather", "class", group * _INT64),
         ("head: labels", "all_gather", "data", world * _INT64),
-        ("head: features", "all_gather", "class", group * columns * shape.itemsize),
+        ("head: features", "all_gather", "class", group * dim * shape.itemsize),
         ("head: boundary rows", "all_reduce", "class", _boundary(shape)),
         ("head: statistics", "all_gather", "class", cluster.class_ranks * _stats(shape)),
         ("head: statistics", "all_gather", "data", world * width * FLOAT32),
         ("head: boundary gradients", "all_reduce", "class", _boundary(shape)),
-        ("head: feature gradients", "reduce_scatter", "class", group * columns * FLOAT32),
+        ("head: feature gradients", "reduce_scatter", "class", group * dim * FLOAT32),
     ]
     if shape.row_weights:
         parts += [
@@ -33,7 +33,7 @@ def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
         "head: weight gradients",
         "all_reduce",
         "data",
-        shape.nodes * columns * FLOAT32,
+        shape.shard,
         phase="head",
     )
     each = [Collective(*part, phase="head", calls=calls) for part in parts]  # type: ignore[arg-type]
@@ -43,17 +43,17 @@ def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
 def factored_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
     """One step of `FactoredHead`, whose weights' gradients never travel: d x d sums do."""
     group, world = cluster.class_ranks * shape.rows, shape.world_rows
-    square = (shape.columns + 1) * shape.columns * _FLOAT64
-    columns, calls = shape.columns, shape.calls
+    dim, calls = shape.dim, shape.calls
+    square = (dim + 1) * dim * _FLOAT64
     figures = (4 + shape.row_weights) * _FLOAT64
-    features = columns * shape.feature_itemsize
+    features = dim * shape.feature_itemsize
     each_call = [
         ("head: sizes", "all_gather", "class", cluster.class_ranks * _SIZES * _INT64),
         ("head: sizes", "all_gather", "data", cluster.data_ranks * _SIZES * _INT64),
         ("head: agreement", "all_reduce", "class", _INT64),
         ("head: agreement", "all_reduce", "data", _INT64),
         ("head: labels", "all_gather", "class", group * _INT64),
-        ("head: labels' rows", "reduce_scatter", "class", group * columns * _FLOAT64),
+        ("head: labels' rows", "reduce_scatter", "class", group * dim * _FLOAT64),
         ("head: statistics", "all_gather", "class", group * figures),
         ("head: statistics", "all_gather", "data", world * figures),
         ("head: labels of the gradient", "all_gather", "class", group * _INT64),
@@ -75,7 +75,7 @@ def factored_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
 
 
 def _boundary(shape: HeadShape) -> int:
-    return shape.classes.boundary * shape.columns * FLOAT32
+    return shape.classes.boundary * shape.per_node * FLOAT32
 
 
 def _stats(shape: HeadShape) -> int:

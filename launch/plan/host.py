@@ -118,7 +118,7 @@ def host_memory(
     kept, parsing = int(cost.kept * classes), int(cost.parsing * classes)
     # While the head is built: a tuple of the names, and the number of samples of each class.
     building = kept + 2 * _INT64 * classes
-    rows = head.nodes * head.columns * FLOAT32
+    rows = head.shard
     tree, kept_tree = _TREE_BYTES * nodes + int(_ROW_COPIES * rows), _KEPT_TREE_BYTES * nodes
     lines = [
         HostLine("Python and libraries", *[_PROCESS_BYTES] * 3),
@@ -138,7 +138,7 @@ def _checkpoint(recipe: Recipe, network: Network, head: HeadShape, cluster: Clus
     between saves."""
     if not recipe.checkpoint.in_background:
         return 0
-    shard = head.nodes * head.columns * FLOAT32
+    shard = head.shard
     factored = recipe.head.weights.kind == "factored"
     copies = 1 + (recipe.train.ema is not None)
     of_head = copies + (0 if factored else recipe.optimizer.num_moments)

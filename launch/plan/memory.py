@@ -66,7 +66,7 @@ def memory_of(
     recipe: Recipe, network: Network, spread: Spread, head: HeadShape, cluster: Cluster, parts: int
 ) -> Memory:
     """Of one rank, through a step of `parts` micro-batches."""
-    shard = head.nodes * head.columns * FLOAT32
+    shard = head.shard
     factored = recipe.head.weights.kind == "factored"
     cuda = cluster.machine.kind == "cuda"
     updated = spread.updated + (0 if factored else shard)
@@ -133,8 +133,8 @@ def _activations(network: Network, *, during_head: bool) -> Line:
 
 def _head(head: HeadShape, shard: int) -> list[Line]:
     gradients = shard if head.calls == 1 else 2 * shard
-    rows = head.group_rows * head.columns
-    features = rows * head.itemsize + head.rows * head.columns * head.feature_itemsize
+    rows = head.group_rows * head.dim
+    features = rows * head.itemsize + head.rows * head.dim * head.feature_itemsize
     return [
         Line("head gradients", gradients, shard, shard),
         Line("features and their gradients", features + rows * FLOAT32),
@@ -149,9 +149,9 @@ def _blocks(head: HeadShape) -> int:
     work = 2 * head.blocks * head.group_rows * loss.width * FLOAT32
     work += int(block * loss.peak) + block * head.itemsize * half
     if not head.classes.plain:
-        work += head.block_classes * head.columns * FLOAT32
+        work += head.block_classes * head.dim * FLOAT32
     if half:
-        work += head.block_classes * head.columns * 2 * head.itemsize
+        work += head.block_classes * head.dim * 2 * head.itemsize
     if head.graphs:
         # One block's graph is among its temporaries already.
         kept = (head.logits - block) * loss.kept
@@ -161,8 +161,8 @@ def _blocks(head: HeadShape) -> int:
 
 def _factored_head(head: HeadShape) -> list[Line]:
     """Sums of d x d in float64, and the world's features twice."""
-    square = 6 * head.columns**2 * _FLOAT64
-    rows = head.world_rows * head.columns * (head.feature_itemsize + 2 * _FLOAT64)
+    square = 6 * head.dim**2 * _FLOAT64
+    rows = head.world_rows * head.dim * (head.feature_itemsize + 2 * _FLOAT64)
     return [Line("factored head's sums and rows", square + rows, square, square + rows)]
 
 

@@ -126,9 +126,9 @@ def _peak(machine: Machine, recipe: Recipe, products: Products) -> float:
 def _head_work(head: HeadShape) -> list[Work]:
     """Logits; then the gradients of features and rows, and the logits that were not kept again."""
     products: Products = "half" if head.itemsize < FLOAT32 else "single"
-    product = 2 * head.logits * head.columns
+    product = 2 * head.logits * head.dim
     again = 1 - head.kept_share
-    rows = head.nodes * head.columns
+    rows = head.nodes * head.dim
     logits, loss = head.logits, head.loss
     read = rows * FLOAT32 + logits * head.itemsize
     back = int(read * (1 + again)) + rows * FLOAT32
@@ -145,14 +145,14 @@ def _head_work(head: HeadShape) -> list[Work]:
 
 def _factored_work(head: HeadShape) -> list[Work]:
     """d x d times the rows, and a few d x d x d, all in float64."""
-    d, rows = head.columns, head.rows
+    d, rows = head.dim, head.rows
     products = 2 * d * d * (4 * rows + 12 * d)
     return [Work(products, 8 * (12 * d * d + 8 * rows * d), "single")]
 
 
 def _optimizer_work(recipe: Recipe, spread: Spread, head: HeadShape) -> Work:
     """Reads weight, gradient and moments, writes weight and moments; averages are read, written."""
-    shard = head.nodes * head.columns * FLOAT32
+    shard = head.shard
     if recipe.head.weights.kind == "factored":
         shard = 0
     passes = recipe.optimizer.passes

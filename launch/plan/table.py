@@ -98,7 +98,7 @@ def _headline(plan: Plan) -> Text:
         f"{train.precision}\n"
         f"backbone {plan.network.numel:,} weights; head {config.weights.kind} x "
         f"{config.loss.kind}, {plan.classes.num_classes:,} classes, {plan.classes.nodes:,} x "
-        f"{head.columns} numbers, {head.nodes:,} rows a rank\n"
+        f"{head.dim} numbers, {head.nodes:,} rows a rank\n"
         f"global batch {train.global_batch:,}: {parts:,} a rank in parts of {plan.network.rows:,}; "
         f"the head sees {head.group_rows:,} rows a class group at a time"
     )

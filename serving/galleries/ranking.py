@@ -2,27 +2,25 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from heads.logits import ClassRows
 from heads.scores import score
 from trainer.bundle_spec import LossSpec
 
 _FIRST_PAGE = 1024
 
 
-def class_scores(features: np.ndarray, row: Tensor, loss: LossSpec) -> np.ndarray:
-    """Features [N, dim] and a class's row [dim (+ 1: the bias)] -> scores float32 [N].
+def class_scores(features: np.ndarray, row: ClassRows, loss: LossSpec) -> np.ndarray:
+    """Features [N, dim] and the row of one class -> scores float32 [N].
 
     The features may be mapped and larger than memory: the product copies nothing. It is one, for
     blocks of it cost up to twice as much, and numpy's, for torch's takes twice as long.
     """
-    num, dim = features.shape
-    assert len(row) in (dim, dim + 1)
-    scores = np.empty(num, np.float32)
-    np.dot(features, row[:dim].numpy(), out=scores)
+    scores = np.empty(len(features), np.float32)
+    np.dot(features, row.rows[0].numpy(), out=scores)
     logits = torch.from_numpy(scores)
-    if len(row) > dim:
-        logits += row[dim]
+    if row.bias is not None:
+        logits += row.bias
     return score(loss.score, logits, eps=loss.eps).numpy()
 
 

@@ -68,7 +68,7 @@ class Galleries:
     def _ranking(self, name: str, class_id: int) -> Ranking:
         ranking = self._rankings.get((name, class_id))
         if ranking is None:
-            row = self._bundle.rows([class_id])[0]
+            row = self._bundle.rows([class_id])
             scores = class_scores(self[name].features, row, self._bundle.spec.loss)
             ranking = Ranking(scores)
             self._rankings.put((name, class_id), ranking)

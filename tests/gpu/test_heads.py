@@ -15,10 +15,12 @@ from tests.heads import test_hierarchical, test_sampling, test_smooth_topk
 from tests.heads.cases import (
     LOSS_KINDS,
     WEIGHTINGS,
+    gradient_of_nodes,
     label_tree,
     make_loss,
     naive_loss_and_gradients,
     problem,
+    set_nodes,
 )
 
 LARGEST = ("max_margin", "batch_max_margin", "topk_hinge")
@@ -29,11 +31,11 @@ def step(head: ClassHead, features: Tensor, labels: Tensor) -> tuple[Tensor, Ten
     """The loss and its gradients by features and by node vectors, on the CPU."""
     device = head.weight.device
     mine = features.detach().to(device).requires_grad_()
-    head.weight.grad = None
+    head.zero_grad()
     loss = head(mine, labels.to(device))
     loss.backward()
     assert loss.device == mine.grad.device == head.weight.grad.device == device
-    return loss.detach().cpu(), mine.grad.cpu(), head.weight.grad.cpu()
+    return loss.detach().cpu(), mine.grad.cpu(), gradient_of_nodes(head).cpu()
 
 
 def check(got, expected, **tolerance) -> None:
@@ -48,8 +50,7 @@ def test_loss_and_gradients_equal_the_definition(device, kind, weighting):
     loss = make_loss(kind, 70)
     head = ClassHead(7, tree, loss, device=device, dtype=torch.float64)
     features, labels, nodes = problem(tree, num_rows=9, dim=7)
-    with torch.no_grad():
-        head.weight.copy_(nodes)
+    set_nodes(head, nodes)
     expected = naive_loss_and_gradients(kind, tree, features, labels, nodes)
     check(step(head, features, labels), expected, **EXACT)
     object.__setattr__(head.engine, "memory_bytes", 1)  # blocks of 64 nodes, computed twice
@@ -116,10 +117,10 @@ def test_autocast_computes_in_bf16_and_keeps_float32_weights_and_gradients(devic
         inside = step(head, features, labels)
         loss = head(features.to(device), labels.to(device))
     assert {tensor.dtype for tensor in inside} == {torch.float32}
-    head.weight.grad = None
+    head.zero_grad()
     loss.backward()
     # Autocast around backward changes nothing: the head has its precisions already.
-    torch.testing.assert_close(head.weight.grad.cpu(), inside[2], rtol=0, atol=0)
+    torch.testing.assert_close(gradient_of_nodes(head).cpu(), inside[2], rtol=0, atol=0)
     assert not torch.equal(inside[2], exact[2])
     torch.testing.assert_close(inside[0], exact[0], rtol=2e-2, atol=2e-2)
     for ours, theirs in zip(inside[1:], exact[1:], strict=True):

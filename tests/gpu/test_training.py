@@ -12,7 +12,15 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from data import Manifest
 from heads import ClassHead
-from tests.heads.cases import LOSS_KINDS, label_tree, make_loss, naive_loss_and_gradients, problem
+from tests.heads.cases import (
+    LOSS_KINDS,
+    gradient_of_nodes,
+    label_tree,
+    make_loss,
+    naive_loss_and_gradients,
+    problem,
+    set_nodes,
+)
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
 from tests.trainer.training import pictures, take_steps, whole_entries
@@ -172,12 +180,11 @@ def all_heads(device: str, port: int, data_axis: int) -> dict:
         head = ClassHead(5, tree, loss, mesh=mesh, device=world.device, dtype=torch.float64)
         features, labels, nodes = problem(tree, num_rows=11, dim=5)
         held = slice(head.engine.weights.start, head.engine.weights.stop)
-        with torch.no_grad():
-            head.weight.copy_(nodes[held])
+        set_nodes(head, nodes)
         mine = features[begin:end].to(world.device).requires_grad_()
         value = head(mine, labels[begin:end].to(world.device))
         value.backward()
-        grads = mine.grad.cpu().numpy(), head.weight.grad.cpu().numpy()
+        grads = mine.grad.cpu().numpy(), gradient_of_nodes(head).cpu().numpy()
         found[kind] = value.item(), *grads, held
     return found
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heads import ClassHead
 from heads.losses import LOSSES, ClassFacts, Loss
 from heads.tree import LabelTree, build_cover_tree
 
@@ -36,6 +37,22 @@ def problem(tree: LabelTree, num_rows: int, dim: int, seed: int = 0) -> tuple[Te
     # Small enough that the naive log(1 - sigmoid(z)) keeps its digits.
     nodes = 0.3 * torch.randn(tree.num_nodes, dim + 1, generator=generator, dtype=torch.float64)
     return features, labels, nodes
+
+
+def set_nodes(head: ClassHead, nodes: Tensor) -> None:
+    """Make this rank's rows and bias those of `nodes` [N, dim (+ 1: the bias)]."""
+    held = nodes[head.engine.weights.start : head.engine.weights.stop]
+    with torch.no_grad():
+        head.weight.copy_(held[:, : head.dim])
+        if head.bias is not None:
+            head.bias.copy_(held[:, head.dim])
+
+
+def gradient_of_nodes(head: ClassHead) -> Tensor:
+    """That of this rank's rows [n, dim], and of its bias as one more column."""
+    if head.bias is None:
+        return head.weight.grad
+    return torch.cat([head.weight.grad, head.bias.grad[:, None]], dim=1)
 
 
 def naive_logits(tree: LabelTree, features: Tensor, nodes: Tensor) -> Tensor:

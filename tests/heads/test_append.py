@@ -33,11 +33,18 @@ def step(head, optimizer) -> None:
 
 
 def rows_of(head) -> dict[int, np.ndarray]:
+    """The row of each class, its bias at the end."""
     return {
-        int(class_id): row.numpy().copy()
+        int(class_id): np.append(row, bias)
         for block in head.class_rows()
-        for class_id, row in zip(block.class_ids, block.rows, strict=True)
+        for class_id, row, bias in zip(block.class_ids, block.rows, block.bias, strict=True)
     }
+
+
+def moments_of(head, optimizer) -> torch.Tensor:
+    """Of the rows [n, dim], and of the bias as one more column."""
+    of_rows, of_bias = (optimizer.state[p]["momentum_buffer"] for p in (head.weight, head.bias))
+    return torch.cat([of_rows, of_bias[:, None]], dim=1)
 
 
 def grown(weighting: str, world_size: int):
@@ -48,7 +55,7 @@ def grown(weighting: str, world_size: int):
     before = rows_of(head)
     append_classes(head, PARENTS[weighting], optimizer=optimizer, seed=9, init_std=0.1)
     after = rows_of(head)
-    moment = optimizer.state[head.weight]["momentum_buffer"].numpy().copy()
+    moment = moments_of(head, optimizer).numpy().copy()
     step(head, optimizer)
     return before, after, moment, rows_of(head)
 
@@ -77,13 +84,13 @@ def test_old_classes_keep_their_rows_and_training_goes_on_the_same_on_every_worl
 
 def test_momentum_moves_with_its_rows():
     head, optimizer = trained_head("vtree")
-    old = optimizer.state[head.weight]["momentum_buffer"].clone()
+    old = moments_of(head, optimizer)
     tree, moved = append_to_tree(head.tree, PARENTS["vtree"])
     append_classes(head, PARENTS["vtree"], optimizer=optimizer)
-    new = optimizer.state[head.weight]["momentum_buffer"]
+    new = moments_of(head, optimizer)
     torch.testing.assert_close(new[torch.from_numpy(moved)], old)
     assert len(new) == tree.num_nodes
-    assert optimizer.param_groups[0]["params"] == [head.weight]
+    assert optimizer.param_groups[0]["params"] == [head.weight, head.bias]
 
 
 def test_a_new_leaf_takes_its_place_below_its_parent():

@@ -15,11 +15,13 @@ from heads.weights import shard_range
 from tests.heads.cases import (
     LOSS_KINDS,
     WEIGHTINGS,
+    gradient_of_nodes,
     label_tree,
     make_loss,
     naive_logits,
     naive_loss_and_gradients,
     problem,
+    set_nodes,
 )
 from tests.ranks import RankError, run_on_ranks
 
@@ -31,17 +33,11 @@ def make_head(kind: str, weighting: str, num_classes: int, dim: int, mesh=None) 
     return ClassHead(dim, tree, make_loss(kind, num_classes), mesh=mesh, dtype=torch.float64)
 
 
-def set_nodes(head: ClassHead, nodes: Tensor) -> None:
-    weights = head.engine.weights
-    with torch.no_grad():
-        head.weight.copy_(nodes[weights.start : weights.stop])
-
-
 def loss_and_gradients(head: ClassHead, features: Tensor, labels: Tensor):
     features = features.clone().requires_grad_()
     loss = head(features, labels)
     loss.backward()
-    return float(loss.detach()), features.grad.numpy(), head.weight.grad.numpy()
+    return float(loss.detach()), features.grad.numpy(), gradient_of_nodes(head).numpy()
 
 
 @pytest.mark.parametrize("memory", ["one block, kept", "blocks of 64 nodes, recomputed"])
@@ -168,7 +164,7 @@ def rows_that_do_not_fit_on_one_rank(what: str):
 
 @pytest.mark.parametrize("what", ["rows", "width", "labels"])
 def test_rows_that_do_not_fit_on_one_rank_stop_every_rank(what):
-    with pytest.raises(RankError, match=r"rank 0:(.|\n)*1 ranks do not fit: give floats \[b, 4\]"):
+    with pytest.raises(RankError, match=r"rank 0:(.|\n)*1 ranks do not fit: give floats \[b, 3\]"):
         run_on_ranks(2, rows_that_do_not_fit_on_one_rank, what)
 
 
@@ -264,9 +260,9 @@ def test_a_scaled_loss_scales_its_gradients_and_two_uses_add_up(kind):
     set_nodes(head, nodes)
     _, _, once = loss_and_gradients(head, features, labels)
     once = once.copy()
-    head.weight.grad = None
+    head.zero_grad()
     (head(features, labels) * 3 + head(features, labels)).backward()
-    np.testing.assert_allclose(head.weight.grad.numpy(), 4 * once, **EXACT)
+    np.testing.assert_allclose(gradient_of_nodes(head).numpy(), 4 * once, **EXACT)
 
 
 def test_a_weight_changed_between_forward_and_backward_is_an_error():
@@ -287,7 +283,7 @@ def test_autocast_computes_in_bf16_and_keeps_float32_weights_and_gradients():
     exact = head(features, labels)
     exact.backward()
     want = head.weight.grad.clone()
-    head.weight.grad = None
+    head.zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = head(features, labels)
     rounded.backward()
@@ -320,13 +316,14 @@ def test_a_class_that_is_impossible_gets_no_gradient_and_no_nan(kind):
     head = ClassHead(2, 200, make_loss(kind, 200), bias=True, dtype=torch.float64)
     object.__setattr__(head.engine, "memory_bytes", 1)  # blocks of 64: the last is all -inf
     with torch.no_grad():
-        head.weight[128:, -1] = -torch.inf
+        head.bias[128:] = -torch.inf
     features = torch.randn(3, 2, dtype=torch.float64).abs().requires_grad_()
     value = head(features, torch.tensor([0, 1, 2]))
     assert torch.isfinite(value)
     value.backward()
-    assert (head.weight.grad[128:] == 0).all()
-    assert torch.isfinite(head.weight.grad).all()
+    gradient = gradient_of_nodes(head)
+    assert (gradient[128:] == 0).all()
+    assert torch.isfinite(gradient).all()
 
 
 def initial_rows(world_class_axis: int, weighting: str):
@@ -352,8 +349,9 @@ def test_a_vtree_starts_at_the_same_classifier_as_dense_weights():
         for name, head in (("dense", dense), ("vtree", vtree))
     }
     torch.testing.assert_close(rows["dense"], rows["vtree"], rtol=0, atol=0)
-    assert 0.4 < float(rows["dense"][:, :-1].std()) < 0.6
-    assert (rows["dense"][:, -1] == 0).all()
+    assert 0.4 < float(rows["dense"].std()) < 0.6
+    for head in (dense, vtree):
+        assert all((block.bias == 0).all() for block in head.class_rows())
 
 
 WEIGHTED = [kind for kind in LOSS_KINDS if kind not in ("batch_ce", "batch_max_margin")]
@@ -447,7 +445,7 @@ def test_rows_that_all_weigh_nothing_are_an_error():
 
 @pytest.mark.parametrize("head_type", [ClassHead, FactoredHead])
 def test_what_an_ignored_row_holds_does_not_matter(head_type):
-    head = head_type(3, 4, SphericalSoftmax(), ignore_index=-1, bias=False, init_std=0.5)
+    head = head_type(3, 4, SphericalSoftmax(), ignore_index=-1, init_std=0.5)
     features = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
     features[1] = torch.nan
     labels = torch.tensor([0, -1, 2])

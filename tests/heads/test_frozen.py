@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heads import ClassHead, FactoredHead, HierarchicalSoftmaxHead
 from heads.losses import CrossEntropy, SphericalSoftmax
-from tests.heads.cases import WEIGHTINGS, label_tree, problem
+from tests.heads.cases import WEIGHTINGS, gradient_of_nodes, label_tree, problem
 from tests.ranks import run_on_ranks
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -45,7 +45,7 @@ def gradients(head: ClassHead, features: Tensor, labels: Tensor, *, of_features:
     if isinstance(head, FactoredHead):
         norm = head.squared_gradient_norm().numpy()
         return None if features.grad is None else features.grad.numpy(), norm
-    grads = features.grad, head.weight.grad
+    grads = features.grad, None if head.weight.grad is None else gradient_of_nodes(head)
     return tuple(None if grad is None else grad.numpy().copy() for grad in grads)
 
 

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from heads import LabelTree
 from heads.collectives import group_rank
 from heads.hierarchical import HierarchicalSoftmaxHead, classes_at_leaves
-from tests.heads.cases import label_tree
+from tests.heads.cases import gradient_of_nodes, label_tree, set_nodes
 from tests.ranks import run_on_ranks
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -42,9 +42,7 @@ def make_head(weighting: str, num_classes: int, dim: int, mesh=None, **options):
     tree = label_tree(weighting, num_classes)
     head = HierarchicalSoftmaxHead(dim, tree, mesh=mesh, dtype=torch.float64, **options)
     features, labels, nodes = problem(head.label_tree, 11, dim)
-    weights = head.engine.weights
-    with torch.no_grad():
-        head.weight.copy_(nodes[weights.start : weights.stop])
+    set_nodes(head, nodes)
     return head, features, labels, nodes
 
 
@@ -79,7 +77,7 @@ def results(weighting: str, num_classes: int, dim: int, blocks: bool, sharded: b
         for block in head.score_blocks(features, at_once)
     ]
     where = (begin, end), (head.engine.weights.start, head.engine.weights.stop)
-    return float(loss.detach()), mine.grad.numpy(), head.weight.grad.numpy(), scores, where
+    return float(loss.detach()), mine.grad.numpy(), gradient_of_nodes(head).numpy(), scores, where
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["one block", "blocks"])

@@ -14,7 +14,8 @@ CPU = torch.device("cpu")
 def test_a_float64_gradient_is_squared_in_float64():
     """In float32 its squares overflow."""
     head = ClassHead(3, 4, CrossEntropy(), dtype=torch.float64)
-    head.weight.grad = torch.full_like(head.weight, 1e30)
+    for parameter in head.parameters():
+        parameter.grad = torch.full_like(parameter, 1e30)
     assert float(head.squared_gradient_norm()) == pytest.approx(16e60, rel=1e-12)
     backbone = nn.Linear(3, 5, bias=False, dtype=torch.float64)
     backbone.weight.grad = torch.full_like(backbone.weight, 1e30)

@@ -9,6 +9,7 @@ from heads import ClassHead, FactoredHead
 from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.losses import LOSSES
 from tests.heads.cases import (
+    gradient_of_nodes,
     label_tree,
     make_loss,
     naive_loss_and_gradients,
@@ -38,7 +39,7 @@ def make_head(kind: str, mesh=None) -> tuple[ClassHead, Tensor, Tensor]:
 @pytest.mark.parametrize("kind", ROW_BY_ROW)
 def test_row_weights_make_a_weighted_mean_of_the_rows(kind: str) -> None:
     head, features, labels = make_head(kind)
-    nodes = head.weight.detach().clone()
+    nodes = torch.cat([head.weight.detach(), head.bias.detach()[:, None]], dim=1)
     features.requires_grad_()
     value = head(features, labels, WEIGHTS)
     value.backward()
@@ -54,7 +55,7 @@ def test_row_weights_make_a_weighted_mean_of_the_rows(kind: str) -> None:
     for row, (share, (_, by_features, _)) in enumerate(zip(shares, alone, strict=True)):
         np.testing.assert_allclose(features.grad[row], share * by_features[0], **EXACT)
     by_nodes = sum(share * grad for share, (_, _, grad) in zip(shares, alone, strict=True))
-    np.testing.assert_allclose(head.weight.grad, by_nodes, **EXACT)
+    np.testing.assert_allclose(gradient_of_nodes(head), by_nodes, **EXACT)
 
 
 def value_and_gradients(kind: str) -> list[np.ndarray]:
@@ -67,7 +68,7 @@ def value_and_gradients(kind: str) -> list[np.ndarray]:
     part = features[mine].requires_grad_()
     value = head(part, labels[mine], WEIGHTS[mine])
     value.backward()
-    return [value.detach().numpy(), part.grad.numpy(), head.weight.grad.numpy()]
+    return [value.detach().numpy(), part.grad.numpy(), gradient_of_nodes(head).numpy()]
 
 
 @pytest.mark.parametrize("kind", ["ce", "batch_ce", "bce"])
@@ -83,15 +84,15 @@ def test_weighted_rows_give_the_same_on_uneven_ranks(kind: str, world_size: int)
     by_features = np.concatenate([part[1] for part in parts])
     np.testing.assert_allclose(by_features, features.grad, **EXACT)
     np.testing.assert_allclose(
-        np.concatenate([part[2] for part in parts]), head.weight.grad, **EXACT
+        np.concatenate([part[2] for part in parts]), gradient_of_nodes(head), **EXACT
     )
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "spherical_softmax"])
 def test_the_factored_head_weighs_rows_as_the_dense_one(kind: str) -> None:
-    options = {"bias": False, "dtype": torch.float64, "init_std": 0.4}
+    options = {"dtype": torch.float64, "init_std": 0.4}
     ours = FactoredHead(DIM, CLASSES, make_loss(kind, CLASSES), **options)
-    plain = ClassHead(DIM, CLASSES, make_loss(kind, CLASSES), **options)
+    plain = ClassHead(DIM, CLASSES, make_loss(kind, CLASSES), bias=False, **options)
     features, labels, _ = problem(plain.tree, num_rows=ROWS, dim=DIM)
     found = []
     for head in (ours, plain):

@@ -9,7 +9,16 @@ from heads import ClassHead
 from heads.losses import CrossEntropy, HeldClasses
 from heads.losses.binary_cross_entropy import NoiseContrastiveEstimation
 from heads.losses.sampling import uniform
-from tests.heads.cases import WEIGHTINGS, facts, label_tree, naive_logits, noise, problem
+from tests.heads.cases import (
+    WEIGHTINGS,
+    facts,
+    gradient_of_nodes,
+    label_tree,
+    naive_logits,
+    noise,
+    problem,
+    set_nodes,
+)
 from tests.ranks import run_on_ranks
 
 LOSSES = {
@@ -22,9 +31,7 @@ def sampled_head(kind: str, weighting: str, num_classes: int, mesh=None, seed: i
     tree = label_tree(weighting, num_classes)
     head = ClassHead(5, tree, LOSSES[kind](num_classes), mesh=mesh, seed=seed, dtype=torch.float64)
     features, labels, nodes = problem(tree, num_rows=6, dim=5)
-    weights = head.engine.weights
-    with torch.no_grad():
-        head.weight.copy_(nodes[weights.start : weights.stop])
+    set_nodes(head, nodes)
     return head, features, labels, nodes
 
 
@@ -53,7 +60,7 @@ def step(head, features, labels):
     mine = features.clone().requires_grad_()
     loss = head(mine, labels)
     loss.backward()
-    return float(loss.detach()), mine.grad.numpy(), head.weight.grad.numpy().copy()
+    return float(loss.detach()), mine.grad.numpy(), gradient_of_nodes(head).numpy().copy()
 
 
 @pytest.mark.parametrize("memory", [1, 1 << 20], ids=["blocks", "one block"])

@@ -197,7 +197,7 @@ def test_a_head_under_bf16_autocast_has_finite_gradients():
             value = head(features, torch.arange(8))
         value.backward()
         assert value.dtype == torch.float32
-        for tensor in (value, features.grad, head.weight.grad):
+        for tensor in (value, features.grad, head.weight.grad, head.bias.grad):
             assert tensor.isfinite().all()
         assert (features.grad != 0).any()
 

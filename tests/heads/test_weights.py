@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from heads import ClassHead, LabelTree
 from heads.losses import Choice, CrossEntropy
 from heads.weights import ClassWeights
-from tests.heads.cases import naive_logits, problem
+from tests.heads.cases import gradient_of_nodes, naive_logits, problem, set_nodes
 from tests.ranks import run_on_ranks
 
 
@@ -46,14 +46,13 @@ def step_of(tree: LabelTree, mesh=None):
     head = ClassHead(3, tree, CrossEntropy(), mesh=mesh, dtype=torch.float64)
     features, labels, nodes = problem(tree, num_rows=6, dim=3)
     held = slice(head.engine.weights.start, head.engine.weights.stop)
-    with torch.no_grad():
-        head.weight.copy_(nodes[held])
+    set_nodes(head, nodes)
     rank, size = (0, 1) if mesh is None else (mesh.get_local_rank("class"), mesh["class"].size())
     rows = slice(6 * rank // size, 6 * (rank + 1) // size)
     mine = features[rows].clone().requires_grad_()
     loss = head(mine, labels[rows])
     loss.backward()
-    return loss.item(), (rows, mine.grad.numpy()), (held, head.weight.grad.numpy())
+    return loss.item(), (rows, mine.grad.numpy()), (held, gradient_of_nodes(head).numpy())
 
 
 def steps_on_a_rank():
@@ -90,13 +89,13 @@ def test_chosen_classes_have_the_rows_of_all_of_them():
     for tree in trees():
         weights = ClassWeights(tree, device=torch.device("cpu"))
         vectors = torch.randn(tree.num_nodes, 3, dtype=torch.float64)
-        boundary = weights.fetch_boundary(vectors, None)
+        values = weights.with_boundary(vectors, None)
         (whole,) = weights.blocks(tree.num_classes)
         places = torch.arange(0, tree.num_classes, 2)
         chosen = list(weights.blocks(4, Choice(places)))
         assert sum(len(block.class_ids) for block in chosen) == len(places)
-        rows = torch.cat([weights.rows(block, vectors, boundary) for block in chosen])
-        torch.testing.assert_close(rows, weights.rows(whole, vectors, boundary)[::2])
+        rows = torch.cat([weights.rows(block, values) for block in chosen])
+        torch.testing.assert_close(rows, weights.rows(whole, values)[::2])
 
 
 @pytest.mark.parametrize("damping", [0.5, 1.0])
@@ -107,7 +106,7 @@ def test_damping_divides_the_gradient_of_an_inner_node_by_its_classes(damping):
     for power in (0.0, damping):
         head = ClassHead(3, tree, CrossEntropy(), gradient_damping=power, dtype=torch.float64)
         head(features, labels).backward()
-        grads.append(head.weight.grad)
+        grads.append(gradient_of_nodes(head))
     for node in range(tree.num_nodes):
         below = sum(node in (at, *tree.ancestors(int(at))) for at in tree.node_of_class)
         scale = below**-damping if tree.has_children[node] else 1

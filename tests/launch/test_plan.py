@@ -90,11 +90,11 @@ def test_a_ring_sends_what_its_algorithm_says_at_the_slowest_link():
 
 def test_the_head_of_a_hundred_million_classes_is_planned_without_making_it(tmp_path: Path):
     plan = planned(tmp_path, nodes=16, gpus=8, classes=100_000_000, train__global_batch=1024)
-    columns = plan.network.dim + 1
-    assert memory_line(plan, "head weights") == -(-100_000_000 // 128) * columns * 4
+    dim = plan.network.dim
+    assert memory_line(plan, "head weights") == -(-100_000_000 // 128) * (dim + 1) * 4
     assert memory_line(plan, "class index") >= 8 * 100_000_000  # the place of every class
     features = bytes_of(plan, "head: features")
-    assert features == {("all_gather", "class"): 1024 * columns * 4}
+    assert features == {("all_gather", "class"): 1024 * dim * 4}
 
 
 def test_class_groups_of_one_trade_memory_for_a_gradient_on_the_wire(tmp_path: Path):
@@ -152,7 +152,7 @@ def test_fp32_convolutions_count_at_the_rate_of_tf32_and_other_products_do_not(t
         seconds = seconds_of_products(plan)
         backbone = seconds["forward"] + seconds["backward"]
         assert backbone == pytest.approx(plan.network.flops / rate)
-        assert seconds["head"] == pytest.approx(6 * plan.head.logits * plan.head.columns / 1e13)
+        assert seconds["head"] == pytest.approx(6 * plan.head.logits * plan.head.dim / 1e13)
     half = make_plan(glyph_recipe(tmp_path, tmp_path / "run", train__precision="bf16"), asked)
     seconds = seconds_of_products(half)
     assert seconds["forward"] + seconds["backward"] == pytest.approx(half.network.flops / 1e15)

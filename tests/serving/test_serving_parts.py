@@ -20,7 +20,6 @@ from serving.deploy.metrics_page import render
 from serving.deploy.ports import free_port
 from serving.model import Model
 from tests.tiny_bundle import NAMES, tiny_backbone, write
-from trainer.bundle import logits_of
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def test_answers_are_the_logits_of_the_whole_classifier_on_evaluations_pixels(mo
     )
     with torch.no_grad():
         features = tiny_backbone()({"pixel_values": torch.from_numpy(pixels)})
-    expected = logits_of(features, model.bundle.rows(range(len(NAMES))))[:, [2, 0]]
+    expected = model.bundle.logits(features, range(len(NAMES)))[:, [2, 0]]
     logits = torch.tensor([[v.score for v in result.verdicts] for result in found.results])
     torch.testing.assert_close(logits, expected)
     for result, row in zip(found.results, expected, strict=True):

@@ -27,7 +27,7 @@ from tests.tiny_bundle import (
     write_of_format_2,
     write_of_texts,
 )
-from trainer.bundle import Bundle, logits_of
+from trainer.bundle import Bundle
 from trainer.bundle_spec import BundleSpec, ClassEntry
 from trainer.class_thresholds import ClassThresholds, Threshold, least_positives
 
@@ -48,8 +48,10 @@ def test_rows_come_back_exactly_and_logits_equal_a_linear_layer(tmp_path: Path, 
     wanted = [6, 0, 3, 3]
     features = torch.randn(5, DIM)
     with Bundle.open(write(tmp_path / "b", bias=bias)) as bundle:
-        assert torch.equal(bundle.rows(wanted), weight[wanted])
-        logits = logits_of(features, bundle.rows(wanted))
+        found = bundle.rows(wanted)
+        logits = bundle.logits(features, wanted)
+    assert torch.equal(found.rows, weight[wanted, :DIM])
+    assert torch.equal(found.bias, weight[wanted, DIM]) if bias else found.bias is None
     layer = torch.nn.Linear(DIM, len(NAMES), bias=bias)
     with torch.no_grad():
         layer.weight.copy_(weight[:, :DIM])

@@ -58,7 +58,7 @@ def naive(shards: Path, weights: str):
     features = task.features({"pixel_values": torch.from_numpy(np.stack(pictures))})
     logits = np.zeros((len(labels), task.head.num_classes), dtype=np.float32)
     for block in task.head.class_rows():
-        logits[:, block.class_ids.numpy()] = task.head.logits(features, block.rows).numpy()
+        logits[:, block.class_ids.numpy()] = task.head.logits(features, block).numpy()
     return logits, labels
 
 

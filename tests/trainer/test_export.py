@@ -16,7 +16,7 @@ from data.images.decode import decode, for_evaluation
 from tests.heads.cases import naive_logits
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
-from trainer.bundle import Bundle, logits_of
+from trainer.bundle import Bundle
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation, save_evaluation
 from trainer.evaluation.of_run import Wanted, evaluate_run
@@ -43,17 +43,18 @@ def held_out(shards: Path, recipe: Recipe) -> tuple[dict[str, Tensor], np.ndarra
 def bundle_logits(bundle: Bundle, inputs: dict[str, Tensor]) -> np.ndarray:
     with torch.no_grad():
         features = bundle.load_backbone()(inputs)
-        return logits_of(features, bundle.rows(range(len(bundle.names)))).numpy()
+        return bundle.logits(features, range(len(bundle.names))).numpy()
 
 
 def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
     """From the checkpoint's node vectors, added up one path at a time."""
     task = open_trained(run, rank_world()).task
-    nodes = task.head.weight.detach()
-    inner = nodes[task.head.tree.has_children.nonzero()[0]]
+    head = task.head
+    nodes = torch.cat([head.weight.detach(), head.bias.detach()[:, None]], dim=1)
+    inner = nodes[head.tree.has_children.nonzero()[0]]
     assert not len(inner) or inner.abs().max() > 1e-3  # inner nodes start at zero
     with torch.no_grad():
-        return naive_logits(task.head.tree, task.features(inputs), nodes).numpy()
+        return naive_logits(head.tree, task.features(inputs), nodes).numpy()
 
 
 def threshold(scores: np.ndarray, recall: float) -> float:

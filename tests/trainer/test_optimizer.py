@@ -67,7 +67,7 @@ def test_steps_multiply_the_rate_at_each_milestone():
 
 
 def model() -> nn.Module:
-    """A matrix, a convolution, biases, a norm, a head with a bias column, and a frozen matrix."""
+    """A matrix, a convolution, biases, a norm, a head with a bias, and a frozen matrix."""
     torch.manual_seed(0)
     network = nn.ModuleDict(
         {
@@ -79,6 +79,7 @@ def model() -> nn.Module:
         }
     )
     network["frozen"].requires_grad_(False)
+    network["head"].bias.data.fill_(1.0)
     return network
 
 
@@ -102,7 +103,7 @@ def test_matrices_and_the_head_decay_and_vectors_do_not(config):
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     step_all(config, network)
-    decayed = {"linear.weight", "conv.weight", "head.weight"}
+    decayed = {"linear.weight", "conv.weight", "head.weight", "head.bias"}
     for name, parameter in network.named_parameters():
         share = 0.95 if name in decayed else 1.0
         torch.testing.assert_close(parameter.detach(), share * before[name], msg=name)
@@ -117,8 +118,18 @@ def test_the_head_has_a_rate_and_a_decay_of_its_own(config):
         parameter.grad = torch.zeros_like(parameter)
     own = HeadOptions(lr=0.25, weight_decay=0.4)
     step_all(config.model_copy(update={"head": own}), network)
-    for name, share in {"linear.weight": 0.95, "head.weight": 0.9}.items():
+    for name, share in {"linear.weight": 0.95, "head.weight": 0.9, "head.bias": 0.9}.items():
         torch.testing.assert_close(network.get_parameter(name).detach(), share * before[name])
+
+
+def test_lamb_decays_the_bias_of_the_head_and_does_not_scale_its_step():
+    head = ClassHead(4, 6, CrossEntropy(), init_std=1.0)
+    head.bias.data.fill_(2.0)
+    optimizer = build_head_optimizer(LAMB(lr=0.5, weight_decay=0.1), head)
+    for parameter in head.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(head.bias.detach(), torch.full((6,), 0.95 * 2.0))
 
 
 def backbone_parameters(network: nn.Module) -> list[nn.Parameter]:

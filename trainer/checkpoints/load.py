@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
@@ -19,9 +20,14 @@ from trainer.checkpoints.find import Checkpoint
 from trainer.world import World
 
 
-def stored_names(checkpoint: Checkpoint) -> set[str]:
-    """The names of a checkpoint's tensors."""
-    return set(_metadata(checkpoint).state_dict_metadata)
+def stored_shapes(checkpoint: Checkpoint) -> dict[str, torch.Size]:
+    """The tensors of a checkpoint by name."""
+    stored = _metadata(checkpoint).state_dict_metadata
+    return {
+        name: entry.size
+        for name, entry in stored.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
 
 
 def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:

@@ -22,17 +22,14 @@ def build_optimizer(config: OptimizerKind, parameters: Iterable[nn.Parameter]) -
 
 
 def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | None:
-    """The head's optimizer, with its own rate and decay if the recipe sets them. The head's bias is
-    a column of its matrix and decays with it. None for a factored head, which takes its own
-    steps."""
+    """The head's optimizer, with its own rate and decay if the recipe sets them; they hold for its
+    bias, too. None for a factored head, which takes its own steps."""
     if isinstance(head, FactoredHead):
         return None
-    group: dict[str, Any] = {
-        "params": list(head.parameters()),
-        "lr": config.head_lr,
-        "weight_decay": config.head_weight_decay,
-    }
-    return config.build([group], norm_group=head.engine.class_group)
+    options = {"lr": config.head_lr, "weight_decay": config.head_weight_decay}
+    # LAMB takes the steps of groups of vectors unscaled.
+    groups = [{"params": [parameter], **options} for parameter in head.parameters()]
+    return config.build(groups, norm_group=head.engine.class_group)
 
 
 def tensors_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:

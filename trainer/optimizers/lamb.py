@@ -89,10 +89,10 @@ class LambOptimizer(Optimizer):
     def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         weights = [local(p) for p in parameters]
         steps = [self._adam_step(group, p) for p in parameters]
+        torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
         if not group["adapted"]:
             torch._foreach_add_(weights, steps, alpha=-group["lr"])
             return
-        torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
         for weight, step, ratio in zip(
             weights, steps, self._ratios(group, parameters, weights, steps), strict=True
         ):

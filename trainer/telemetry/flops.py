@@ -74,7 +74,7 @@ def head_flops(head: HeadConfig, *, dim: int, num_classes: int) -> float | None:
         return None
     sampled = head.loss.sampled(num_classes, num_labels=0)
     classes = num_classes if sampled is None else min(sampled, num_classes)
-    return 2.0 * _PASSES * (dim + head.bias) * classes
+    return 2.0 * _PASSES * dim * classes
 
 
 def _without_memory(config: BackboneConfig, image: ImageConfig | None) -> Backbone:

@@ -19,6 +19,7 @@ from benchmarks.papers.job import Job, Measures, Places
 from benchmarks.papers.section import Claim, Kind, Section, Table, paired
 from benchmarks.papers.turns import Median, ratio, timed
 from heads import ClassHead, FactoredHead
+from heads.logits import ClassRows
 from heads.losses import CrossEntropy, NoiseContrastiveEstimation, Quadratic
 from heads.slc import block_measures
 
@@ -58,7 +59,7 @@ def train_head(settings: Mapping[str, Any], _places: Places) -> Measures:
             return {"diverged": str(error)}
         if number % every == 0 or number == settings["steps"]:
             rows = _rows(head, wanted)
-            if not rows.isfinite().all():
+            if not rows.rows.isfinite().all():
                 return {"diverged": f"a class row is not finite after step {number}"}
             scores = head.loss.score(head.logits(features, rows))
             measures = _measured(scores, labels, wanted)
@@ -124,14 +125,17 @@ def _test(
     return wanted, (_around(centres, labels), labels)
 
 
-def _rows(head: ClassHead, wanted: Tensor) -> Tensor:
-    """Those of the classes `wanted`, which ascend."""
-    found = torch.empty(len(wanted), _DIM + head.bias)
+def _rows(head: ClassHead, wanted: Tensor) -> ClassRows:
+    """Those of the classes `wanted`, in ascending order."""
+    rows = torch.empty(len(wanted), _DIM)
+    bias = None if head.bias is None else torch.empty(len(wanted))
     for block in head.class_rows(1 << 18):
         places = torch.searchsorted(wanted, block.class_ids).clamp(max=len(wanted) - 1)
         here = wanted[places] == block.class_ids
-        found[places[here]] = block.rows[here].float()
-    return found
+        rows[places[here]] = block.rows[here].float()
+        if bias is not None and block.bias is not None:
+            bias[places[here]] = block.bias[here].float()
+    return ClassRows(wanted, rows, bias)
 
 
 def _measured(scores: Tensor, labels: Tensor, wanted: Tensor) -> dict[str, float]:
@@ -143,15 +147,16 @@ def time_logits(settings: Mapping[str, Any], places: Places) -> Measures:
     torch.manual_seed(0)
     num_classes, repeats = settings["classes"], 100
     head = ClassHead(_DIM, 1, CrossEntropy())  # its own row is not asked for
-    rows, features = torch.randn(num_classes, _DIM + 1), torch.randn(1, _DIM)
+    rows, features = torch.randn(num_classes, _DIM), torch.randn(1, _DIM)
+    classes = ClassRows(torch.arange(num_classes), rows, torch.randn(num_classes))
 
     def one() -> None:
         for place in range(repeats):
-            head.logits(features, rows[place : place + 1])
+            head.logits(features, classes[place : place + 1])
 
     with torch.inference_mode():
         found = timed(
-            {"one": one, "all": lambda: head.logits(features, rows)},
+            {"one": one, "all": lambda: head.logits(features, classes)},
             places,
             rounds=settings["rounds"],
             seconds=settings["seconds"],

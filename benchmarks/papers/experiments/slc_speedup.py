@@ -38,7 +38,7 @@ def time_network(settings: Mapping[str, Any], places: Places) -> Measures:
     import torch
 
     from data.images.config import ImageConfig
-    from heads import ClassHead, CrossEntropy
+    from heads import ClassHead, ClassRows, CrossEntropy
     from trainer.backbone import build_backbone
     from trainer.config import BackboneConfig
 
@@ -53,17 +53,18 @@ def time_network(settings: Mapping[str, Any], places: Places) -> Measures:
     # Its own rows are not asked for.
     head = ClassHead(backbone.dim, 1, CrossEntropy(), device=device)
     num_classes = {power: num_classes_of(power) for power in settings["powers"]}
-    rows = _noise_rows(max(num_classes.values()), backbone.dim + 1).to(device)
+    rows = _noise_rows(max(num_classes.values()), backbone.dim).to(device)
+    classes = ClassRows(torch.arange(len(rows)), rows, rows.new_zeros(len(rows)))
     with torch.inference_mode():
         features = backbone({"pixel_values": noise})
         heads = {
-            str(power): lambda number=number: head.logits(features, rows[:number])
+            str(power): lambda number=number: head.logits(features, classes[:number])
             for power, number in num_classes.items()
         }
         found = timed(
             {
                 "backbone": lambda: backbone({"pixel_values": noise}),
-                "one": lambda: head.logits(features, rows[:1]),
+                "one": lambda: head.logits(features, classes[:1]),
                 **heads,
             },
             places,
