@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
-from heads.logits import ClassRows
+from heads.logits import ClassRows, Dot
 from serving.galleries.matrix import map_matrix, matrix_header
 from serving.galleries.ranking import Ranking, class_scores
 from trainer.bundle_spec import LossSpec
@@ -29,12 +29,12 @@ def rows() -> Iterator[Row]:
         def first_page() -> None:
             place = next(turn) % len(weights)
             row = classes[place : place + 1]
-            Ranking(class_scores(features, row, _LOSS)).page(0, _PAGE)
+            Ranking(class_scores(features, row, Dot(), _LOSS)).page(0, _PAGE)
 
         def product() -> None:
             np.dot(features, weights[next(turn) % len(weights)].numpy())
 
-        known = Ranking(class_scores(features, classes[:1], _LOSS))
+        known = Ranking(class_scores(features, classes[:1], Dot(), _LOSS))
 
         def next_page() -> None:
             known.reaching(1.0)

@@ -4,22 +4,28 @@ from heads.build import build_head, build_tree
 from heads.factored import FactoredHead
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
-from heads.logits import ClassRows
+from heads.logits import ArcFace, ClassRows, CosFace, Cosine, Dot, NormFace, SphereFace
 from heads.losses import LOSSES, BatchCrossEntropy, BinaryCrossEntropy, CrossEntropy, Loss
 from heads.tree import CoverTree, LabelTree, build_cover_tree
 
 __all__ = [
     "LOSSES",
+    "ArcFace",
     "BatchCrossEntropy",
     "BinaryCrossEntropy",
     "ClassHead",
     "ClassRows",
+    "CosFace",
+    "Cosine",
     "CoverTree",
     "CrossEntropy",
+    "Dot",
     "FactoredHead",
     "HierarchicalSoftmaxHead",
     "LabelTree",
     "Loss",
+    "NormFace",
+    "SphereFace",
     "build_cover_tree",
     "build_head",
     "build_tree",

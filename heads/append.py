@@ -117,6 +117,10 @@ def _check_constants(head: ClassHead, num_classes: int, parents: Sequence[int]) 
     head.loss.check_classes(num_classes)
     if isinstance(head, FactoredHead) and any(parent != -1 for parent in parents):
         raise ValueError("classes of a factored head have no parents: append them under -1")
+    if head.engine.log_prior is not None:
+        raise ValueError(
+            f"the prior of the head is that of {head.num_classes} classes: make it without one"
+        )
     if head.engine.class_weights is not None:
         raise ValueError(
             f"the head weighs {head.num_classes} classes and none of those to append: make it "

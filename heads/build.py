@@ -66,6 +66,7 @@ def build_head(
         dim,
         tree,
         config.loss,
+        logits=config.logits,
         bias=config.bias,
         class_counts=_tensor(class_counts),
         label_vectors=_tensor(label_vectors),

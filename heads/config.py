@@ -1,10 +1,18 @@
 """The part of a recipe that describes the head: class weights, loss and options."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from heads.logits import Dot, LogitMapConfig
 from heads.losses import LOSSES, CrossEntropy, LossConfig
 
 _BASE = 1.3
@@ -81,15 +89,21 @@ WeightsConfig = Annotated[
 
 
 class HeadConfig(_Config):
-    """A head = class weights x a loss."""
+    """A head = class weights x a logit map x a loss."""
 
     weights: WeightsConfig = DenseConfig()
+    logits: LogitMapConfig = Dot()
     loss: LossConfig = CrossEntropy()
     num_classes: int | None = Field(None, gt=0, description="if given, the data must have as many")
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="balanced: rows weigh the inverse of their class's frequency"
     )
-    bias: bool = Field(True, description="one entry a node, summed along the path of a class")
+    bias: bool = Field(
+        default=None,
+        validate_default=True,
+        description="one entry a node, summed along the path of a class; by default for dot logits "
+        "of weights that are not factored",
+    )
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int = Field(256, gt=0, description="budget for the logits held at one time, a rank")
 
@@ -97,6 +111,27 @@ class HeadConfig(_Config):
     def needs_hierarchy(self) -> bool:
         """Whether the label tree is the hierarchy of the class list."""
         return isinstance(self.weights, VTreeConfig) and self.weights.tree.kind == "hierarchy"
+
+    @field_validator("bias", mode="before")
+    @classmethod
+    def _bias_where_it_is_possible(cls, bias: Any, info: ValidationInfo) -> Any:
+        weights, logits = info.data.get("weights"), info.data.get("logits")
+        if bias is not None or weights is None or logits is None:
+            return bias
+        return weights.kind != "factored" and not logits.normalizes
+
+    @model_validator(mode="after")
+    def _logits_fit(self) -> "HeadConfig":
+        logits = self.logits
+        special = self.loss.kind if self.loss.over_nodes else self.weights.kind
+        if not logits.is_plain and (self.loss.over_nodes or special == "factored"):
+            raise ValueError(
+                f"{special} has dot logits without scale, offset and prior: leave out head.logits, "
+                "or choose weights.kind=dense and a loss over classes"
+            )
+        if logits.normalizes and self.bias:
+            raise ValueError(f"{logits.kind} logits have no bias: leave out bias")
+        return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "HeadConfig":

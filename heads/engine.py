@@ -7,7 +7,7 @@ weights.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +21,10 @@ from heads.collectives import (
     reduce_scatter_rows,
 )
 from heads.labels import class_ids, is_integral
+from heads.logits import LogitMap
 from heads.losses import Loss, Rows, Stats
 from heads.not_finite import nan_loss
-from heads.step import Kept, Parts, Step
+from heads.step import Kept, Margins, Parts, Step, vjp
 from heads.totals import Others, gradient_of_parts
 from heads.weights import ClassBlock, ClassWeights, NodeValues
 
@@ -39,9 +40,9 @@ class Agreed:
     `sizes` are the rows of each rank of the class group, `group_sizes` those of each class group
     along `data`. Ranks may require different gradients, but all ranks that contribute to a gradient
     must compute it. `needs_features`: a rank of the class group requires the gradient of its
-    features. `needs_vectors`: any rank requires that of its node vectors or their bias.
-    `partly_frozen`: some ranks require that and some do not. `needs_backward`: any rank requires
-    either, so every rank runs a backward pass.
+    features. `needs_vectors`: any rank requires that of a parameter. `partly_frozen`: some ranks
+    require that and some do not. `needs_backward`: any rank requires either, so every rank runs a
+    backward pass.
     """
 
     sizes: list[int]
@@ -60,20 +61,48 @@ class Agreed:
         return torch.zeros((), device=device, requires_grad=self.needs_backward)
 
 
+class Parameters(NamedTuple):
+    """What a head learns, as far as this rank holds it: node vectors [n, d], the bias of the nodes
+    [n], and two scalars, the logarithm of the scale and the offset. None: not learned."""
+
+    vectors: Tensor
+    bias: Tensor | None = None
+    log_scale: Tensor | None = None
+    offset: Tensor | None = None
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(each.requires_grad for each in self if each is not None)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """How `Engine.__call__` was called."""
+
+    agreed: Agreed
+    grad_enabled: bool
+    training: bool
+    draw: int | None
+    over_data: bool
+
+
 @dataclass(frozen=True)
 class Engine:
     """How one head computes: its weights' plan, its loss and its process groups.
 
     `class_group` shares the classes, `data_group` holds the same classes on other rows; None is one
-    process. `memory_bytes` bounds what is held for logits at one time. A row weighs
-    `class_weights` [K] of its label (None: 1), and nothing where the label is `ignore_index`.
+    process. `memory_bytes` bounds what is held for logits at one time. `log_prior` [K] is added to
+    the logits in training. A row weighs `class_weights` [K] of its label (None: 1), and nothing
+    where the label is `ignore_index`.
     """
 
     weights: ClassWeights
     loss: Loss
     class_group: ProcessGroup | None
     data_group: ProcessGroup | None
+    logit_map: LogitMap
     memory_bytes: int
+    log_prior: Tensor | None = None
     class_weights: Tensor | None = None
     ignore_index: int | None = None
 
@@ -81,22 +110,22 @@ class Engine:
         self,
         features: Tensor,
         labels: Tensor,
-        held: Tensor,
-        bias: Tensor | None,
+        parameters: Parameters,
         *,
         row_weights: Tensor | None = None,
+        training: bool = False,
         draw: int | None = None,
         over_data: bool = True,
     ) -> Tensor:
         """The loss of the global batch, the same scalar on every rank.
 
-        `features` [b, d] and `labels` [b] are this rank's rows, b may differ and be 0; `held` are
-        this rank's node vectors [n, d] and `bias` its nodes' entries [n]. All gradients are those
-        of the global-mean loss: those of `held` and `bias` are complete, that of `features` is
-        complete for these rows. A gradient that no rank requires is not computed; ranks may require
-        different ones. `row_weights` [b], on every rank or on none, multiply the weights of the
-        rows. `draw` numbers the training steps (`Loss.choose`); None is an evaluation. Without
-        `over_data` the gradients of `held` and `bias` lack the sum over the data group.
+        `features` [b, d] and `labels` [b] are this rank's rows, b may differ and be 0. All
+        gradients are those of the global-mean loss: those of `parameters` are complete, that of
+        `features` is complete for these rows. A gradient that no rank requires is not computed;
+        ranks may require different ones. `row_weights` [b], on every rank or on none, multiply the
+        weights of the rows. In `training` logits have the margin and the prior of the logit map.
+        `draw` numbers the training steps (`Loss.choose`); None computes all classes. Without
+        `over_data` the gradients of `parameters` lack the sum over the data group.
 
         Raises, on every rank, ValueError if a label of any rank is outside the classes, features
         and labels of any rank do not fit, a training step of a batch loss has fewer than two rows,
@@ -106,38 +135,43 @@ class Engine:
         if row_weights is not None and row_weights.is_floating_point():
             # As they are computed with: what is zero or infinite then is refused.
             row_weights = row_weights.to(torch.promote_types(features.dtype, torch.float32))
-        agreed = self.agree(features, labels, held, row_weights, bias=bias)
+        agreed = self.agree(features, labels, parameters, row_weights)
         if agreed.partly_frozen and not over_data and group_size(self.data_group) > 1:
             raise ValueError(
                 "the head's weight requires a gradient on some ranks only, so that its copies "
                 "cannot accumulate one over micro-batches: call head.requires_grad_ with the same "
                 "value on every rank"
             )
+        call = _Call(
+            agreed=agreed,
+            grad_enabled=torch.is_grad_enabled(),  # always false inside the Function
+            training=training,
+            draw=draw,
+            over_data=over_data,
+        )
         loss: Tensor = _HeadLoss.apply(
             features,
-            held,
-            bias,
-            agreed.anchor(held.device),
+            *parameters,
+            agreed.anchor(features.device),
             class_ids(labels),
             row_weights,
             self,
-            agreed,
-            torch.is_grad_enabled(),  # always false inside the Function
-            draw,
-            over_data,
+            call,
         )
         if loss.isnan():
-            raise nan_loss(features, held, bias, self.class_group, self.data_group)
+            vectors, bias = parameters.vectors, parameters.bias
+            raise nan_loss(features, vectors, bias, self.class_group, self.data_group)
         return loss
 
     def to(self, device: torch.device) -> "Engine":
         """The same engine for vectors on another device."""
-        constants = self.class_weights
+        weights, prior = self.class_weights, self.log_prior
         return replace(
             self,
             weights=self.weights.again(self.weights.tree, device),
             loss=self.loss.to(device),
-            class_weights=None if constants is None else constants.to(device),
+            class_weights=None if weights is None else weights.to(device),
+            log_prior=None if prior is None else prior.to(device),
         )
 
     def counts(self, labels: Tensor) -> Tensor:
@@ -167,16 +201,14 @@ class Engine:
         self,
         features: Tensor,
         labels: Tensor,
-        held: Tensor,
+        parameters: Parameters,
         row_weights: Tensor | None = None,
-        *,
-        bias: Tensor | None = None,
     ) -> Agreed:
         """Exchange the sizes of a batch and which gradients are required (collective).
 
         Errors are exchanged, too: all ranks raise, so that none waits in a collective.
         """
-        num_classes = self.weights.tree.num_classes
+        num_classes, held = self.weights.tree.num_classes, parameters.vectors
         num_counting = outside = 0
         if fits := _fits(features, labels, held, row_weights):
             ids = class_ids(labels)
@@ -189,8 +221,7 @@ class Engine:
         tree = self.weights.tree_digest
         # Weights on some ranks only would leave the others in another collective.
         types = _code(features.dtype, weighted=row_weights is not None)
-        trains = held.requires_grad or (bias is not None and bias.requires_grad)
-        needs = features.requires_grad, trains
+        needs = features.requires_grad, parameters.requires_grad
         numbers = [num_rows, num_counting, outside, not fits, tree, types, *needs]
         mine = torch.tensor(numbers, dtype=torch.int64, device=held.device)
         group_ranks = torch.stack(all_gather_equal(mine, self.class_group))
@@ -238,35 +269,40 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         ctx: Any,
         features: Tensor,
-        held: Tensor,
+        vectors: Tensor,
         bias: Tensor | None,
+        log_scale: Tensor | None,
+        offset: Tensor | None,
         anchor: Tensor,
         labels: Tensor,
         row_weights: Tensor | None,
         engine: Engine,
-        agreed: Agreed,
-        grad_enabled: bool,
-        draw: int | None,
-        over_data: bool,
+        call: _Call,
     ) -> Tensor:
+        agreed = call.agreed
         sizes, world_rows = agreed.sizes, agreed.group_sizes
         labels_G = all_gather_rows(labels, sizes, engine.class_group)
-        labels = all_gather_rows(labels_G, world_rows, engine.data_group)
-        counts = engine.counts(labels)
-        labels = labels[counts]
-        if draw is not None:
-            engine.loss.check_batch(len(labels))
+        labels_m = all_gather_rows(labels_G, world_rows, engine.data_group)
+        counts = engine.counts(labels_m)
+        labels_m = labels_m[counts]
+        if call.draw is not None:
+            engine.loss.check_batch(len(labels_m))
         if row_weights is not None:
             row_weights = all_gather_rows(row_weights, sizes, engine.class_group)
             row_weights = all_gather_rows(row_weights, world_rows, engine.data_group)[counts]
-        step = _step(engine, features, held, bias, labels_G, sizes)
-        step = replace(step, choice=engine.loss.choose(engine.weights.held, labels, draw))
-        with_grad = grad_enabled and (agreed.needs_features or agreed.needs_vectors)
+        parameters = Parameters(vectors, bias, log_scale, offset)
+        inputs = _Inputs.of(engine, features, labels, log_scale)
+        step = _step(engine, inputs, parameters, labels_G, call)
+        step = replace(step, choice=engine.loss.choose(engine.weights.held, labels_m, call.draw))
+        with_grad = call.grad_enabled and (agreed.needs_features or agreed.needs_vectors)
         with torch.autocast(features.device.type, enabled=False):
             blocks = step.blocks()
             kept, parts = Kept(step, blocks, with_grad=with_grad), Parts(len(blocks))
             for index, block in enumerate(blocks):
-                logits = step.logits(block, step.class_rows(block), kept.place(index))
+                rows_Cd = step.class_rows(block)
+                logits = step.logits(block, rows_Cd, kept.place(index))
+                step.set_margins(block, rows_Cd)
+                del rows_Cd
                 work = step.work(block, logits, with_graph=kept.graphs)
                 parts.put(index, work.stats)
                 if kept.graphs:
@@ -276,18 +312,18 @@ class _HeadLoss(torch.autograd.Function):
             others = Others.gather(
                 engine.loss,
                 mine,
-                engine.rows(labels, step.stats_dtype, row_weights),
+                engine.rows(labels_m, step.stats_dtype, row_weights),
                 counts=None if engine.ignore_index is None else counts,
                 world_rows=world_rows,
                 class_group=engine.class_group,
                 data_group=engine.data_group,
             )
             loss = others.value(mine)
-        ctx.engine, ctx.step, ctx.blocks, ctx.kept = engine, step, blocks, kept
-        ctx.parts, ctx.others, ctx.over_data = parts, others, over_data
-        ctx.agreed, ctx.feature_dtype = agreed, features.dtype
+        ctx.engine, ctx.call, ctx.inputs = engine, call, inputs
+        ctx.step, ctx.blocks, ctx.kept = step, blocks, kept
+        ctx.parts, ctx.others, ctx.parameters = parts, others, parameters
         # Kept for their version counters: a weight changed in place before backward is an error.
-        ctx.save_for_backward(features, held, *(() if bias is None else (bias,)))
+        ctx.save_for_backward(features, *(each for each in parameters if each is not None))
         return loss
 
     @staticmethod
@@ -296,118 +332,212 @@ class _HeadLoss(torch.autograd.Function):
             raise RuntimeError("the head has no second derivative: leave create_graph out")
         # As in forward, whatever the caller's backward runs under: precisions are chosen here.
         with torch.autocast(grad_loss.device.type, enabled=False):
-            return *_gradients(ctx, grad_loss), *(None,) * 8
+            return *_gradients(ctx, grad_loss), *(None,) * 5
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """This rank's `features` [b, d], what an ignored row holds left out, and what the product is
+    taken of: `scale` times what the logit map makes of them."""
+
+    logit_map: LogitMap
+    features: Tensor
+    scale: Tensor | float
+
+    @classmethod
+    def of(
+        cls, engine: Engine, features: Tensor, labels: Tensor, log_scale: Tensor | None
+    ) -> "_Inputs":
+        if engine.ignore_index is not None:
+            # What an ignored row holds must not matter: 0 times NaN would be NaN.
+            features = features.where(engine.counts(labels).unsqueeze(1), 0)
+        scale = engine.logit_map.scale if log_scale is None else log_scale.exp()
+        return cls(engine.logit_map, features, scale)
+
+    @property
+    def is_scaled(self) -> bool:
+        return isinstance(self.scale, Tensor) or self.scale != 1
+
+    def mapped(self) -> Tensor:
+        features = self.logit_map.normalized(self.features)
+        return self.scale * features if self.is_scaled else features
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """That of the features, of that of what they are mapped to."""
+        if self.is_scaled:
+            grad = self.scale * grad
+        if self.logit_map.normalizes:
+            grad = vjp(self.logit_map.normalized, self.features, grad)
+        return grad.to(self.features.dtype)
 
 
 def _step(
-    engine: Engine,
-    features: Tensor,
-    held: Tensor,
-    bias: Tensor | None,
-    labels_G: Tensor,
-    sizes: list[int],
+    engine: Engine, inputs: _Inputs, parameters: Parameters, labels_G: Tensor, call: _Call
 ) -> Step:
     """Gathers what the class group shares (collective)."""
+    features, vectors, bias = inputs.features, parameters.vectors, parameters.bias
     device = features.device.type
     autocast = torch.is_autocast_enabled(device)
     compute_dtype = torch.get_autocast_dtype(device) if autocast else features.dtype
-    features_Gd = all_gather_rows(features.to(compute_dtype), sizes, engine.class_group)
-    counts_G = engine.counts(labels_G)
-    if engine.ignore_index is not None:
-        # What an ignored row holds must not matter: 0 times NaN would be NaN.
-        features_Gd = features_Gd.where(counts_G.unsqueeze(1), 0)
-    weights, group = engine.weights, engine.class_group
+    stats_dtype = torch.promote_types(compute_dtype, torch.float32)
+    with torch.autocast(device, enabled=False):
+        mapped = inputs.mapped().to(compute_dtype)
+    features_Gd = all_gather_rows(mapped, call.agreed.sizes, engine.class_group)
+    weights, group, logit_map = engine.weights, engine.class_group, engine.logit_map
+    offset, margins = parameters.offset, None
+    if offset is None and logit_map.offset:
+        offset = features.new_tensor(logit_map.offset, dtype=stats_dtype)
+    if call.training and logit_map.has_margin:
+        like = features.new_empty(len(features_Gd), dtype=stats_dtype)
+        eps = torch.finfo(compute_dtype).eps
+        margins = Margins(logit_map, inputs.scale, eps=eps, like=like)
     return Step(
         weights=weights,
         loss=engine.loss,
+        logit_map=logit_map,
         memory_bytes=engine.memory_bytes,
         features_Gd=features_Gd,
         # A row that does not count has any class: its gradient is zero.
-        labels_G=labels_G.where(counts_G, 0),
-        rows=weights.with_boundary(held, group),
+        labels_G=labels_G.where(engine.counts(labels_G), 0),
+        rows=weights.with_boundary(vectors, group),
         bias=None if bias is None else weights.with_boundary(bias.unsqueeze(1), group),
+        offset=offset,
+        log_prior=engine.log_prior if call.training else None,
+        margins=margins,
         choice=None,
         compute_dtype=compute_dtype,
-        stats_dtype=torch.promote_types(compute_dtype, torch.float32),
+        stats_dtype=stats_dtype,
     )
 
 
+@dataclass
+class _Gradients:
+    """What the blocks of this rank add up to; None: not wanted.
+
+    `features` [G, d] is that of what the logit map makes of the features, `bias` is [n, 1], and
+    `scalars` [2] are those of the logarithm of the scale and of the offset.
+    """
+
+    features: Tensor | None = None
+    rows: Tensor | None = None
+    bias: Tensor | None = None
+    scalars: Tensor | None = None
+
+    @classmethod
+    def like(cls, step: Step, agreed: Agreed, parameters: Parameters) -> "_Gradients":
+        wanted = cls()
+        learns_scale = parameters.log_scale is not None
+        if agreed.needs_features or (agreed.needs_vectors and learns_scale):
+            wanted.features = torch.zeros_like(step.features_Gd, dtype=step.stats_dtype)
+        if agreed.needs_vectors:
+            wanted.rows = step.gradient_like(step.rows)
+            wanted.bias = None if step.bias is None else step.gradient_like(step.bias)
+            if learns_scale or parameters.offset is not None:
+                wanted.scalars = step.features_Gd.new_zeros(2, dtype=step.stats_dtype)
+        return wanted
+
+
 def _gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of the rows' features, the held vectors and their bias, summed over ranks
-    (collective).
+    """Gradients of the rows' features and of the parameters, summed over ranks (collective).
 
     A gradient is None if none of the ranks that contribute to it requires it.
     """
     step: Step = ctx.step
     engine: Engine = ctx.engine
-    agreed: Agreed = ctx.agreed
+    agreed: Agreed = ctx.call.agreed
     ctx.saved_tensors  # noqa: B018  raises where a saved tensor was changed in place
     if not (agreed.needs_features or agreed.needs_vectors):
-        return None, None, None
+        return (None,) * 5
     grad_parts = gradient_of_parts(engine.loss, list(ctx.parts), ctx.others, grad_loss)
-    grad_features = grad_rows = grad_bias = None
-    if agreed.needs_features:
-        grad_features = torch.zeros_like(step.features_Gd, dtype=step.stats_dtype)
-    if agreed.needs_vectors:
-        grad_rows = step.gradient_like(step.rows)
-        grad_bias = None if step.bias is None else step.gradient_like(step.bias)
+    found = _Gradients.like(step, agreed, ctx.parameters)
     for index, (block, grad_stats) in enumerate(zip(ctx.blocks, grad_parts, strict=True)):
-        _add_block_gradients(ctx, index, block, grad_stats, grad_features, grad_rows, grad_bias)
-    if grad_features is not None:
-        grad_features = reduce_scatter_rows(grad_features, agreed.sizes, engine.class_group)
-        grad_features = grad_features.to(ctx.feature_dtype)
-    grad_held = _summed(ctx, step.rows, grad_rows)
-    by_bias = _summed(ctx, step.bias, grad_bias)
-    return grad_features, grad_held, None if by_bias is None else by_bias.squeeze(1)
+        _add_block_gradients(ctx, index, block, grad_stats, found)
+    by_features = _of_features(ctx, found)
+    by_vectors = _of_nodes(ctx, step.rows, found.rows)
+    by_bias = _of_nodes(ctx, step.bias, found.bias)
+    by_scalars = _of_scalars(ctx, found.scalars)
+    return by_features, by_vectors, None if by_bias is None else by_bias.squeeze(1), *by_scalars
 
 
-def _summed(ctx: Any, values: NodeValues | None, grad_rows: Tensor | None) -> Tensor | None:
-    """The gradient of the held `values`, of that of their path sums (collective)."""
+def _of_features(ctx: Any, found: _Gradients) -> Tensor | None:
+    """The gradient of this rank's features (collective); adds to that of the scale."""
+    if found.features is None:
+        return None
+    inputs: _Inputs = ctx.inputs
+    grad = reduce_scatter_rows(found.features, ctx.call.agreed.sizes, ctx.engine.class_group)
+    if found.scalars is not None:
+        # The mapped features have the scale as a factor.
+        found.scalars[0] += (grad * inputs.mapped()).sum()
+    return inputs.gradient(grad) if ctx.call.agreed.needs_features else None
+
+
+def _of_nodes(ctx: Any, values: NodeValues | None, grad_rows: Tensor | None) -> Tensor | None:
+    """The gradient of what the nodes hold, of that of its sums along paths (collective)."""
     if values is None or grad_rows is None:
         return None
     engine: Engine = ctx.engine
     engine.weights.sum_gradients(grad_rows, engine.class_group)
-    if ctx.over_data:
+    if ctx.call.over_data:
         all_reduce_sum(grad_rows, engine.data_group)
     return grad_rows.to(values.held.dtype)
 
 
+def _of_scalars(ctx: Any, grad_scalars: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the logarithm of the scale and of the offset (collective)."""
+    if grad_scalars is None:
+        return None, None
+    all_reduce_sum(grad_scalars, ctx.engine.class_group)
+    if ctx.call.over_data:
+        all_reduce_sum(grad_scalars, ctx.engine.data_group)
+    _, _, *learned = ctx.parameters
+    by_scale, by_offset = (
+        None if each is None else grad.to(each.dtype)
+        for each, grad in zip(learned, grad_scalars, strict=True)
+    )
+    return by_scale, by_offset
+
+
 def _add_block_gradients(
-    ctx: Any,
-    index: int,
-    block: ClassBlock,
-    grad_stats: Stats,
-    grad_features: Tensor | None,
-    grad_rows: Tensor | None,
-    grad_bias: Tensor | None,
+    ctx: Any, index: int, block: ClassBlock, grad_stats: Stats, found: _Gradients
 ) -> None:
-    """Add a block's part to `grad_features` and write the gradients of its rows and bias to
-    `grad_rows` and `grad_bias`; each may be None."""
+    """Add a block's part to what all blocks share, and write that of its rows and of its bias."""
     step: Step = ctx.step
     kept: Kept = ctx.kept
-    rows_Cd = step.class_rows(block)
     if kept.graphs:
         work = kept.works[index]
     else:
-        work = step.work(block, kept.logits(step, block, rows_Cd, index), with_graph=True)
+        work = step.work(block, kept.logits(step, block, index), with_graph=True)
     grad_GC = work.gradient_of_logits(grad_stats)
-    if grad_bias is not None:
-        step.weights.put_gradient(block, grad_GC.sum(0).unsqueeze(1), grad_bias)
+    if found.bias is not None or found.scalars is not None:
+        _add_shift_gradients(step, block, grad_GC.sum(0), found)
+    if step.margins is not None:
+        by_scale = step.margins.through(grad_GC, work.view.label_places)
+        if found.scalars is not None:
+            found.scalars[0] += by_scale
     grad_GC = grad_GC.to(step.compute_dtype)
-    if grad_features is not None:
-        _add_product(grad_features, grad_GC, rows_Cd)
-    if grad_rows is not None:
-        _put_product(step, block, grad_GC, grad_rows)
+    if found.features is not None:
+        _add_product(found.features, grad_GC, step.class_rows(block))
+    if found.rows is not None:
+        _put_product(step, block, grad_GC, found.rows)
+
+
+def _add_shift_gradients(step: Step, block: ClassBlock, grad_C: Tensor, found: _Gradients) -> None:
+    """Of what is added to the logits of the block's classes: their bias and the offset."""
+    if found.bias is not None:
+        step.weights.put_gradient(block, grad_C.unsqueeze(1), found.bias)
+    if found.scalars is not None:
+        found.scalars[1] += grad_C.sum()
 
 
 def _put_product(step: Step, block: ClassBlock, grad_logits: Tensor, grad_held: Tensor) -> None:
     """Write the gradient of a block's rows into `grad_held`."""
-    target = step.weights.place_of(block, grad_held)
+    target = None if step.logit_map.normalizes else step.weights.place_of(block, grad_held)
     if target is not None and target.dtype == grad_logits.dtype:
         # Written directly, without a second K x d tensor.
         torch.mm(grad_logits.T, step.features_Gd, out=target)
     else:
-        step.weights.put_gradient(block, grad_logits.T @ step.features_Gd, grad_held)
+        grad_rows = step.gradient_of_rows(block, grad_logits.T @ step.features_Gd)
+        step.weights.put_gradient(block, grad_rows, grad_held)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -22,7 +22,7 @@ from heads.collectives import (
     group_size,
     reduce_scatter_rows,
 )
-from heads.engine import Agreed
+from heads.engine import Agreed, Parameters
 from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
 from heads.labels import class_ids
@@ -318,7 +318,7 @@ class FactoredHead(ClassHead):
     ) -> _Batch:
         weight = self._parameters["weight"]
         assert weight is not None
-        agreed = self.engine.agree(features, labels, weight, row_weights)
+        agreed = self.engine.agree(features, labels, Parameters(weight), row_weights)
         if agreed.partly_frozen:
             raise ValueError(
                 "the factored head's weight requires a gradient on some ranks only: call "

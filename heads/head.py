@@ -4,6 +4,7 @@
 of the classifier for evaluation and export. Training loops, checkpoints and files are not here.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from heads.collectives import all_reduce_sum, group_rank, group_size
 from heads.dtensors import sharded_rows
-from heads.engine import Engine
+from heads.engine import Engine, Parameters
 from heads.init import normal_rows
 from heads.labels import class_ids
-from heads.logits import ClassRows, logits_of
+from heads.logits import ClassRows, Dot, LogitMap, log_prior
 from heads.losses import ClassFacts, Loss
 from heads.norms import squared_norm
 from heads.tree import LabelTree
@@ -35,13 +36,15 @@ class ClassScores:
 
 
 class ClassHead(nn.Module):
-    """Class weights x a loss over `num_classes` classes, sharded over a mesh's `class` axis.
+    """Class weights x a logit map x a loss, sharded over a mesh's `class` axis.
 
     `tree` is a number of classes (dense weights) or a `LabelTree`. `mesh` is a 2-D `DeviceMesh`
     with axes `data` and `class`; None is one process. Every rank holds `weight`, its contiguous
     rows [n, dim] of the node matrix, and `bias`, their entries [n] (None without a bias). Leaves
     start normal with `init_std`, keyed by (seed, class), inner nodes at zero. The bias starts with
-    the value that the loss asks for at the roots, so that every class has it once.
+    the value that the loss asks for at the roots, so that every class has it once. By default there
+    is one where the logit map allows it. A learned scale or offset of `logits` is a scalar of its
+    own, `log_scale` or `offset`, the same on every rank.
 
     Some losses need more about the classes: `class_counts` [K] are the numbers of training samples,
     `label_vectors` [K, D] the label vectors.
@@ -69,7 +72,8 @@ class ClassHead(nn.Module):
         tree: LabelTree | int,
         loss: Loss,
         *,
-        bias: bool = True,
+        logits: LogitMap | None = None,
+        bias: bool | None = None,
         mesh: DeviceMesh | None = None,
         seed: int = 0,
         init_std: float = 0.01,
@@ -88,6 +92,10 @@ class ClassHead(nn.Module):
         self.tree = LabelTree.dense(tree) if isinstance(tree, int) else tree
         facts = ClassFacts(self.tree.num_classes, class_counts, label_vectors)
         class_group, data_group = _group(mesh, "class"), _group(mesh, "data")
+        self.logit_map = logits = logits or Dot()
+        if bias and logits.normalizes:
+            raise ValueError(f"{logits.kind} logits have no bias: leave it out, or learn an offset")
+        self._fixed_map = logits.evaluated(scale=logits.scale, offset=logits.offset)
         weights = ClassWeights(
             self.tree,
             group_rank=group_rank(class_group),
@@ -100,14 +108,21 @@ class ClassHead(nn.Module):
             self._prepared(loss, facts).to(torch.device(device)),
             class_group,
             data_group,
+            logits,
             memory_bytes=memory_mib << 20,
+            log_prior=self._log_prior(class_counts, device, dtype),
             class_weights=_checked_weights(class_weights, self.tree.num_classes, device),
             ignore_index=ignore_index,
         )
         rows = self.initial_rows(weights, seed=seed, std=init_std)
         self.weight = nn.Parameter(torch.from_numpy(rows).to(device, dtype))
         entries = torch.from_numpy(self.initial_bias(weights)).to(device, dtype)
-        self.bias = nn.Parameter(entries) if bias else None
+        has_bias = not logits.normalizes if bias is None else bias
+        self.bias = nn.Parameter(entries) if has_bias else None
+        log_scale = torch.tensor(math.log(logits.scale), device=device, dtype=dtype)
+        self.log_scale = nn.Parameter(log_scale) if logits.learn_scale else None
+        offset = torch.tensor(logits.offset, device=device, dtype=dtype)
+        self.offset = nn.Parameter(offset) if logits.learn_offset else None
 
     @property
     def num_classes(self) -> int:
@@ -126,7 +141,8 @@ class ClassHead(nn.Module):
 
         `features` [b, dim] and `labels` [b] are this rank's rows; b may differ over ranks and be 0.
         `row_weights` [b], floats of 0 or more, multiply what each row weighs in the mean; give them
-        on every rank or on none.
+        on every rank or on none. In training mode logits have the margin and the prior of the logit
+        map.
 
         Raises, on every rank, ValueError for labels outside the classes or weights that do not fit,
         FloatingPointError where the loss is NaN.
@@ -138,9 +154,9 @@ class ClassHead(nn.Module):
         return self.engine(
             features,
             labels,
-            self.weight,
-            self.bias,
+            Parameters(self.weight, self.bias, self.log_scale, self.offset),
             row_weights=row_weights,
+            training=self.training,
             draw=draw,
             over_data=not self.accumulates,
         )
@@ -154,8 +170,9 @@ class ClassHead(nn.Module):
 
     def squared_gradient_norm(self) -> Tensor:
         """The squared norm of the gradient of all ranks' rows, a float64 scalar (collective)."""
-        squared = squared_norm(self._gradients(), self.weight.device)
-        return all_reduce_sum(squared, self.engine.class_group)
+        held = squared_norm(self._gradients(replicated=False), self.weight.device)
+        replicated = squared_norm(self._gradients(held=False), self.weight.device)
+        return all_reduce_sum(held, self.engine.class_group) + replicated
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply the gradients by a scalar, the same on every rank."""
@@ -171,14 +188,27 @@ class ClassHead(nn.Module):
         return self.engine.row_weights(class_ids(labels), factors)
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
-        """`features` [b, dim] -> the logits [b, C] of `classes`, in the rows' precision."""
-        return logits_of(features, classes)
+        """`features` [b, dim] -> the logits [b, C] of `classes`, in the rows' precision and without
+        the margin and the prior of training."""
+        return self.evaluated_map()(features, classes)
+
+    def evaluated_map(self) -> LogitMap:
+        """The logit map with the current scale and offset, as evaluation and serving apply it."""
+        if self.log_scale is None and self.offset is None:
+            return self._fixed_map
+        scale, offset = self.logit_map.scale, self.logit_map.offset
+        if self.log_scale is not None:
+            scale = self.log_scale.exp().item()
+        if self.offset is not None:
+            offset = self.offset.item()
+        return self.logit_map.evaluated(scale=scale, offset=offset)
 
     def score_blocks(self, features: Tensor, classes_at_once: int = 4096) -> Iterator[ClassScores]:
         """Scores [b, C] of `features` [b, dim] for this rank's classes, in blocks (collective when
         it starts); over the ranks of the `class` axis every class comes exactly once."""
+        logit_map = self.evaluated_map()
         for block in self.class_rows(classes_at_once):
-            scores = self.loss.score(self.logits(features, block))
+            scores = self.loss.score(logit_map(features, block))
             yield ClassScores(block.class_ids, scores)
 
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
@@ -211,9 +241,26 @@ class ClassHead(nn.Module):
             self.engine = self.engine.to(device)
         return self
 
-    def _gradients(self) -> list[Tensor]:
-        """Of this rank's parameters, as far as there are any."""
-        return [p.grad for p in self.parameters() if p.grad is not None]
+    def _gradients(self, *, held: bool = True, replicated: bool = True) -> list[Tensor]:
+        """Those that there are, of what this rank holds and of the scalars that every rank has."""
+        grads = [p.grad for p in self.parameters() if p.grad is not None]
+        return [grad for grad in grads if (held if grad.ndim else replicated)]
+
+    def _log_prior(
+        self,
+        class_counts: Tensor | None,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> Tensor | None:
+        tau = self.logit_map.prior
+        if not tau:
+            return None
+        if class_counts is None:
+            raise ValueError(
+                f"the prior of {self.logit_map.kind} logits needs the training samples of each "
+                "class: pass class_counts"
+            )
+        return log_prior(tau, _checked_counts(class_counts, self.num_classes)).to(device, dtype)
 
     def _prepared(self, loss: Loss, facts: ClassFacts) -> Loss:
         return loss.prepare(facts)
@@ -239,6 +286,15 @@ class ClassHead(nn.Module):
             roots &= tree.class_of_node[nodes] >= first_class
         start = self.loss.initial_bias(tree.num_classes)
         return np.where(roots, start, 0).astype(np.float32)
+
+
+def _checked_counts(counts: Tensor, num_classes: int) -> Tensor:
+    counts = torch.as_tensor(counts)
+    if counts.shape != (num_classes,) or not (counts >= 0).all():
+        raise ValueError(
+            f"class counts have shape {list(counts.shape)}: pass {num_classes} numbers of 0 or more"
+        )
+    return counts
 
 
 def _checked_weights(

@@ -1,15 +1,35 @@
-"""From features and rows of classes to logits, for evaluation, export and serving."""
+"""Logit maps: how features and the rows of classes become logits.
 
+    dot      z_j = s x·w_j + b_j + o
+    cosine   z_j = s cos(x, w_j) + o, in training with a margin on the logit of the true class
+
+A map is an entry `head.logits` of a recipe and its math. `LogitMap.__call__` is what evaluation,
+export and serving apply; the engine applies the same parts block by block, with the margin and the
+prior of training. Losses see the logits only.
+
+To add one: a subclass of `LogitMap` and its name in `AnyLogitMap`.
+"""
+
+import math
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import linear
+
+M1 = Annotated[float, Field(gt=0, le=8, description="factor of the angle to the true class")]
+M2 = Annotated[float, Field(ge=0, le=math.pi, description="added to that angle")]
+M3 = Annotated[float, Field(ge=0, le=2, description="subtracted from its cosine")]
+
+# Shape legend: b features, C classes, d numbers of each.
 
 
 @dataclass(frozen=True)
 class ClassRows:
-    """Rows of some classes: `class_ids` [C], `rows` [C, dim] and, where the head has one, their
+    """Rows of some classes: `class_ids` [C], `rows` [C, d] and, where the head has one, their
     `bias` [C]."""
 
     class_ids: Tensor
@@ -25,6 +45,173 @@ class ClassRows:
         return ClassRows(self.class_ids.to(device), self.rows.to(device), bias)
 
 
-def logits_of(features: Tensor, classes: ClassRows) -> Tensor:
-    """`features` [b, dim] -> the logits [b, C] of `classes`, in the rows' precision."""
-    return linear(features.to(classes.rows.dtype), classes.rows, classes.bias)
+class LogitMap(BaseModel):
+    """Options of a logit map; those that training alone uses are not part of `evaluated`.
+
+    `normalizes`: the product is taken of unit vectors, and there is no bias.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    normalizes: ClassVar[bool] = False
+
+    kind: str
+    scale: float = Field(1.0, gt=0, description="factor of the product of features and rows")
+    offset: float = Field(0.0, description="added to every logit")
+    learn_scale: bool = Field(False, description="train the scale, as its logarithm")
+    learn_offset: bool = False
+    prior: float = Field(
+        0.0,
+        ge=0,
+        description="tau of logit adjustment: training adds tau log((n_j + 1) / (N + K)) to the "
+        "logits of a class with n_j of N samples",
+    )
+
+    @property
+    def has_margin(self) -> bool:
+        """Whether training changes the logit of the true class by `with_margin`."""
+        return False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether logits are x·w + b, in training too."""
+        return self == Dot()
+
+    def normalized(self, vectors: Tensor) -> Tensor:
+        """What the product is taken of: features or rows, [n, d] -> [n, d]."""
+        return unit_vectors(vectors) if self.normalizes else vectors
+
+    def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
+        """The cosine of a feature and its true row [b] -> the one that replaces it in training."""
+        raise NotImplementedError(f"{self.kind} has no margin")
+
+    def evaluated(self, *, scale: float, offset: float) -> "LogitMap":
+        """The map with these values of the scale and the offset, and without margin and prior."""
+        if self.normalizes:
+            return Cosine(scale=scale, offset=offset)
+        return Dot(scale=scale, offset=offset)
+
+    def __call__(self, features: Tensor, classes: ClassRows) -> Tensor:
+        """`features` [b, d] -> the logits [b, C] of `classes` in the rows' precision, without
+        margin and prior."""
+        rows = self.normalized(classes.rows)
+        features = self.normalized(features.to(rows.dtype))
+        if self.scale != 1:
+            features = self.scale * features
+        return linear(features, rows, self._shift(classes))
+
+    def of_one_class(self, features: np.ndarray, row: ClassRows) -> np.ndarray:
+        """The same for features [n, d] in a file, which may be larger than memory, and one class:
+        logits float32 [n].
+
+        One product without a copy: blocks of it take up to twice as long, and so does torch's.
+        """
+        weight = self.scale * self.normalized(row.rows)[0]
+        found = np.empty(len(features), np.float32)
+        np.dot(features, weight.numpy(), out=found)
+        if self.normalizes:
+            norms = np.sqrt(np.einsum("nd,nd->n", features, features))
+            found *= np.divide(1, norms, out=np.zeros_like(norms), where=norms > _least(norms))
+        shift = self._shift(row)
+        if shift is not None:
+            found += shift.numpy()
+        return found
+
+    def _shift(self, classes: ClassRows) -> Tensor | None:
+        """What is added to the product [C]."""
+        if classes.bias is not None:
+            return classes.bias + self.offset
+        return classes.rows.new_full((len(classes.rows),), self.offset) if self.offset else None
+
+
+class Dot(LogitMap):
+    """s x·w + b + o: the product of features and rows."""
+
+    kind: Literal["dot"] = "dot"
+
+
+class CosineMap(LogitMap):
+    """s cos(x, w) + o. Training replaces the cosine of the true class, cos(theta), by
+    psi(m1 theta + m2) - m3 (ArcFace, Deng et al. 2019, eq 4, for all three margins).
+
+    psi is the cosine up to pi; beyond it is continued so that it keeps falling (SphereFace, Liu et
+    al. 2017, eq 7): psi(phi) = (-1)^k cos(phi) - 2k with k = floor(phi / pi).
+    """
+
+    normalizes: ClassVar[bool] = True
+
+    scale: float = Field(64.0, gt=0, description="factor of the cosines")
+    m1: M1 = 1.0
+    m2: M2 = 0.0
+    m3: M3 = 0.0
+
+    @property
+    def has_margin(self) -> bool:
+        return (self.m1, self.m2, self.m3) != (1.0, 0.0, 0.0)
+
+    def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
+        """The angle is that of the cosine clamped to [-1 + eps, 1 - eps], where the derivative of
+        arccos is finite. Outside, the gradient is that of the clamped value, not zero."""
+        if (self.m1, self.m2) != (1.0, 0.0):
+            clamped = cosine.clamp(-1 + eps, 1 - eps).detach()
+            angle = self.m1 * torch.acos(cosine + (clamped - cosine.detach())) + self.m2
+            half_turns = (angle.detach() / math.pi).floor()
+            cosine = torch.cos(angle - math.pi * half_turns) - 2 * half_turns
+        return cosine - self.m3
+
+
+class Cosine(CosineMap):
+    """Any margins; none by default."""
+
+    kind: Literal["cosine"] = "cosine"
+
+
+class NormFace(CosineMap):
+    """No margin (Wang et al. 2017)."""
+
+    kind: Literal["normface"] = "normface"
+
+
+class SphereFace(CosineMap):
+    """A factor of the angle (Liu et al. 2017), of unit features and rows; 1.35 is that of Deng et
+    al. 2019. The original has m1 = 4 and anneals it."""
+
+    kind: Literal["sphereface"] = "sphereface"
+    m1: M1 = 1.35
+
+
+class CosFace(CosineMap):
+    """A margin on the cosine (Wang et al. 2018)."""
+
+    kind: Literal["cosface"] = "cosface"
+    m3: M3 = 0.35
+
+
+class ArcFace(CosineMap):
+    """A margin on the angle (Deng et al. 2019)."""
+
+    kind: Literal["arcface"] = "arcface"
+    m2: M2 = 0.5
+
+
+AnyLogitMap = Dot | Cosine | NormFace | SphereFace | CosFace | ArcFace
+LogitMapConfig = Annotated[AnyLogitMap, Field(discriminator="kind")]
+
+
+def unit_vectors(vectors: Tensor) -> Tensor:
+    """[n, d] -> each over its Euclidean norm, in at least float32. A vector whose norm is 0 (or
+    squares to 0) stays zero and gets no gradient."""
+    wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    zero = norms <= torch.finfo(wide.dtype).tiny ** 0.5
+    return wide * norms.masked_fill(zero, 1).reciprocal().masked_fill(zero, 0)
+
+
+def log_prior(tau: float, class_counts: Tensor) -> Tensor:
+    """tau log((n_j + 1) / (N + K)) [K] (Menon et al. 2021, with one sample more of each class)."""
+    counts = class_counts.double() + 1
+    return tau * (counts / counts.sum()).log()
+
+
+def _least(norms: np.ndarray) -> Any:
+    return np.finfo(norms.dtype).tiny ** 0.5

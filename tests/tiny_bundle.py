@@ -97,6 +97,7 @@ def write_of_format_2(path: Path) -> Path:
     said = json.loads(file.read_text())
     for one in said["model"]["recalls"]:
         del one["pooled_samples"], one["pooled_precision"]
+    del said["model"]["logits"]
     file.write_text(json.dumps({**said, "format_version": 2}))
     return path
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_model
 from torch import Tensor
 
 from data.tokens.tokenizer import Tokenizer, open_tokenizer
-from heads.logits import ClassRows, logits_of
+from heads.logits import ClassRows
 from heads.scores import score
 from trainer.backbone import Backbone, build_backbone
 from trainer.bundle_files import (
@@ -138,7 +138,7 @@ class Bundle:
 
     def logits(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
         """Features [B, dim] -> logits [B, n] of the classes."""
-        return logits_of(features, self.rows(class_ids).to(features.device))
+        return self.spec.logits(features, self.rows(class_ids).to(features.device))
 
     def threshold(self, class_id: int, recall: float) -> Threshold:
         """The threshold of a class at `recall`: its own or the pooled one.

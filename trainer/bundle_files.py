@@ -12,8 +12,9 @@ from trainer.bundle_spec import BundleSpec, Spec
 from trainer.class_list import INDEX, LINES
 from trainer.class_thresholds import FILE as THRESHOLDS
 
-# Format 2 lacks the validation counts of thresholds, which are then unknown.
-FORMAT_VERSION, _OLDEST_VERSION = 3, 2
+# Format 2 lacks the validation counts of thresholds, which are then unknown. Formats before 4 lack the
+# logit map, which is then `dot`.
+FORMAT_VERSION, _OLDEST_VERSION = 4, 2
 SPEC, CARD = "bundle.json", "MODEL_CARD.md"
 BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
 TOKENIZER, ONNX = "tokenizer", "backbone.onnx"
@@ -39,7 +40,7 @@ class FileEntry(Spec):
 class Manifest(Spec):
     """`bundle.json` as it lies on disk."""
 
-    format_version: Literal[2, 3] = 3
+    format_version: Literal[2, 3, 4] = 4
     model: BundleSpec
     files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
 

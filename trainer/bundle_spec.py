@@ -1,4 +1,4 @@
-"""What a bundle says about itself in `bundle.json`: preprocessing, loss, recalls.
+"""What a bundle says about itself in `bundle.json`: preprocessing, logits, loss, recalls.
 
 What grows with the classes lies in files of its own: `trainer/class_list.py`,
 `trainer/class_thresholds.py`.
@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from data.images.config import ImageConfig
+from heads.logits import Dot, LogitMapConfig
 from heads.scores import ScoreKind
 
 Reads = Literal["pictures", "texts"]
@@ -71,6 +72,9 @@ class BundleSpec(Spec):
     text: TextSpec | None = Field(None, description="of a model of texts")
     num_classes: int = Field(gt=0)
     loss: LossSpec
+    logits: LogitMapConfig = Field(
+        Dot(), description="how features and rows become logits; formats before 4 have none"
+    )
     bias: bool
     dim: int = Field(gt=0)
     recalls: tuple[RecallSpec, ...] = Field((), description="there are thresholds for these")

@@ -223,6 +223,8 @@ class Recipe(Frozen):
         unknown = "data.stream knows no class counts: index the tars (kway shard index), or choose"
         if self.head.class_weights == "balanced":
             raise ValueError(f"head.class_weights is balanced and {unknown} none")
+        if self.head.logits.prior:
+            raise ValueError(f"head.logits.prior is {self.head.logits.prior:g} and {unknown} 0")
         if self.head.loss.needs_class_counts:
             raise ValueError(f"head.loss.noise is frequency and {unknown} uniform")
         return self

@@ -13,6 +13,7 @@ from torch import Tensor
 from data.config import DataConfig, TextConfig
 from data.tokens.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead, ClassRows
+from heads.config import HeadConfig
 from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
 from trainer.bundle_writing import write_bundle
 from trainer.class_thresholds import ClassThresholds, least_positives, takes_own
@@ -97,6 +98,7 @@ def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
             score=head.loss.score_kind,
             eps=head.loss.score_eps,
         ),
+        logits=head.evaluated_map(),
         bias=head.bias is not None,
         dim=head.dim,
         recalls=tuple(thresholds.recalls),
@@ -185,7 +187,7 @@ A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UT
 | | |
 |---|---|
 | backbone | {recipe.backbone.name or (recipe.backbone.config or {}).get("model_type")} |
-| head | {recipe.head.weights.kind} weights x {head.loss.kind}, {head.dim} features |
+| head | {_head_of(recipe.head)}, {head.dim} features |
 | loss | {alignment} |
 | data | {trained.manifest.source} |
 | reads | {_reads(recipe.data)} |
@@ -211,6 +213,10 @@ precision is the mean over the classes:
     kway query BUNDLE --class "{trained.manifest.classes[0].name}" {asked}
     kway serve BUNDLE
 """
+
+
+def _head_of(head: HeadConfig) -> str:
+    return f"{head.weights.kind} weights x {head.logits.kind} logits x {head.loss.kind}"
 
 
 def _reads(data: DataConfig) -> str:

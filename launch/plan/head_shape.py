@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from heads.config import HeadConfig
+from heads.logits import LogitMap
 from heads.step import Kept, Step
 from launch.plan.classes import Classes
 from launch.plan.cluster import Cluster
@@ -27,6 +28,7 @@ class HeadShape:
     a step computes of them, in `blocks` of `block_classes`. `graphs`: the blocks' graphs are all
     kept; otherwise
     `kept_numbers` logits are, which spare `kept_share` of the work of making them again.
+    `normalizes`: the rows of a block are divided by their norms.
     `itemsize` is that of products, `feature_itemsize` of the features.
     """
 
@@ -40,6 +42,7 @@ class HeadShape:
     nodes: int
     dim: int
     per_node: int
+    normalizes: bool
     computed: int
     blocks: int
     block_classes: int
@@ -79,6 +82,7 @@ def head_shape(
         network.dim,
         computed,
         plain=classes.plain,
+        logit_map=recipe.head.logits,
         memory_bytes=recipe.head.memory_mib << 20,
         half=half,
         cuda=cluster.machine.kind == "cuda",
@@ -94,6 +98,7 @@ def head_shape(
         nodes=classes.held(group),
         dim=network.dim,
         per_node=network.dim + recipe.head.bias,
+        normalizes=recipe.head.logits.normalizes,
         computed=computed,
         blocks=plan.num,
         block_classes=min(plan.classes, computed),
@@ -130,6 +135,7 @@ class _Blocks:
         computed: int,
         *,
         plain: bool,
+        logit_map: LogitMap,
         memory_bytes: int,
         half: bool,
         cuda: bool,
@@ -138,7 +144,7 @@ class _Blocks:
         compute = torch.bfloat16 if half else torch.float32
         with FakeTensorMode():
             features = torch.empty(rows, dim, dtype=compute, device="meta" if cuda else "cpu")
-            step = _step(features, _Weights(plain), memory_bytes)
+            step = _step(features, _Weights(plain), logit_map, memory_bytes)
             size = step.classes_at_once()
             blocks: list[Any] = [
                 _Sized(range(start, min(start + size, computed)))
@@ -163,16 +169,20 @@ class _Sized:
     class_ids: range
 
 
-def _step(features: torch.Tensor, weights: Any, memory_bytes: int) -> Step:
+def _step(features: torch.Tensor, weights: Any, logit_map: LogitMap, memory_bytes: int) -> Step:
     nothing: Any = None
     return Step(
         weights=weights,
         loss=nothing,
+        logit_map=logit_map,
         memory_bytes=memory_bytes,
         features_Gd=features,
         labels_G=nothing,
         rows=nothing,
         bias=nothing,
+        offset=nothing,
+        log_prior=nothing,
+        margins=nothing,
         choice=None,
         compute_dtype=features.dtype,
         stats_dtype=torch.promote_types(features.dtype, torch.float32),

@@ -150,6 +150,9 @@ def _blocks(head: HeadShape) -> int:
     work += int(block * loss.peak) + block * head.itemsize * half
     if not head.classes.plain:
         work += head.block_classes * head.dim * FLOAT32
+    if head.normalizes:
+        # Of the rows: their copy over their norms, its gradient and two products of it.
+        work += 4 * head.block_classes * head.dim * FLOAT32
     if half:
         work += head.block_classes * head.dim * 2 * head.itemsize
     if head.graphs:

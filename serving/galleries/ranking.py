@@ -3,25 +3,20 @@
 import numpy as np
 import torch
 
-from heads.logits import ClassRows
+from heads.logits import ClassRows, LogitMap
 from heads.scores import score
 from trainer.bundle_spec import LossSpec
 
 _FIRST_PAGE = 1024
 
 
-def class_scores(features: np.ndarray, row: ClassRows, loss: LossSpec) -> np.ndarray:
-    """Features [N, dim] and the row of one class -> scores float32 [N].
-
-    The features may be mapped and larger than memory: the product copies nothing. It is one, for
-    blocks of it cost up to twice as much, and numpy's, for torch's takes twice as long.
-    """
-    scores = np.empty(len(features), np.float32)
-    np.dot(features, row.rows[0].numpy(), out=scores)
-    logits = torch.from_numpy(scores)
-    if row.bias is not None:
-        logits += row.bias
-    return score(loss.score, logits, eps=loss.eps).numpy()
+def class_scores(
+    features: np.ndarray, row: ClassRows, logits: LogitMap, loss: LossSpec
+) -> np.ndarray:
+    """Features [N, dim], which may be mapped and larger than memory, and the row of one class ->
+    scores float32 [N]."""
+    found = torch.from_numpy(logits.of_one_class(features, row))
+    return score(loss.score, found, eps=loss.eps).numpy()
 
 
 class Ranking:

@@ -68,8 +68,8 @@ class Galleries:
     def _ranking(self, name: str, class_id: int) -> Ranking:
         ranking = self._rankings.get((name, class_id))
         if ranking is None:
-            row = self._bundle.rows([class_id])
-            scores = class_scores(self[name].features, row, self._bundle.spec.loss)
+            row, spec = self._bundle.rows([class_id]), self._bundle.spec
+            scores = class_scores(self[name].features, row, spec.logits, spec.loss)
             ranking = Ranking(scores)
             self._rankings.put((name, class_id), ranking)
         return ranking

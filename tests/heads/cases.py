@@ -8,11 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heads import ClassHead
+from heads import ArcFace, ClassHead, CosFace, Cosine, Dot, NormFace, SphereFace
+from heads.logits import LogitMap
 from heads.losses import LOSSES, ClassFacts, Loss
 from heads.tree import LabelTree, build_cover_tree
 
 WEIGHTINGS = ("dense", "utree", "vtree")
+_LEARNED = {"learn_scale": True, "learn_offset": True}
+LOGIT_MAPS: dict[str, LogitMap] = {
+    "dot": Dot(scale=1.7, offset=-0.4, prior=0.7, **_LEARNED),
+    "normface": NormFace(scale=3),
+    "sphereface": SphereFace(scale=2, m1=4),  # angles up to 4 pi
+    "cosface": CosFace(scale=3, prior=1.3),
+    "arcface": ArcFace(scale=3),
+    "cosine": Cosine(scale=2, offset=0.3, m1=1.2, m2=0.9, m3=0.2, prior=0.5, **_LEARNED),
+}
 
 
 def label_tree(weighting: str, num_classes: int) -> LabelTree:
@@ -55,9 +65,9 @@ def gradient_of_nodes(head: ClassHead) -> Tensor:
     return torch.cat([head.weight.grad, head.bias.grad[:, None]], dim=1)
 
 
-def naive_logits(tree: LabelTree, features: Tensor, nodes: Tensor) -> Tensor:
-    """z_ij = x_i . (sum of the node vectors on class j's path), one path at a time (000, eq 3)."""
-    x = torch.cat([features, torch.ones(len(features), 1, dtype=features.dtype)], 1)
+def naive_rows(tree: LabelTree, nodes: Tensor) -> Tensor:
+    """Rows of classes [K, ...]: the sum of the nodes on each class's path, one path at a time (000,
+    eq 3)."""
     rows = []
     for class_id in range(tree.num_classes):
         node = int(np.flatnonzero(tree.class_of_node == class_id)[0])
@@ -66,7 +76,13 @@ def naive_logits(tree: LabelTree, features: Tensor, nodes: Tensor) -> Tensor:
             row = row + nodes[node]
             node = int(tree.parent[node])
         rows.append(row)
-    return x @ torch.stack(rows).T
+    return torch.stack(rows)
+
+
+def naive_logits(tree: LabelTree, features: Tensor, nodes: Tensor) -> Tensor:
+    """z_ij = x_i . w_j + b_j, of nodes [N, dim + 1] with their bias in the last column."""
+    rows = naive_rows(tree, nodes)
+    return features @ rows[:, :-1].T + rows[:, -1]
 
 
 def label_vectors(num_classes: int) -> Tensor:

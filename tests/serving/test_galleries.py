@@ -548,7 +548,7 @@ def test_read_only_features_score_as_the_bundle_does(tmp_path: Path, kind: str, 
     mapped = features.numpy()
     mapped.flags.writeable = False
     for class_id in range(len(NAMES)):
-        found = class_scores(mapped, opened.rows([class_id]), loss)
+        found = class_scores(mapped, opened.rows([class_id]), opened.spec.logits, loss)
         expected = opened.scores(features, [class_id])[:, 0]
         torch.testing.assert_close(torch.from_numpy(found), expected)
 

@@ -12,6 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from heads import ClassHead
+from heads.losses import SphericalSoftmax
+from serving.galleries.ranking import class_scores
+from tests.heads.cases import LOGIT_MAPS
 from tests.tiny_bundle import (
     DIM,
     MAX_LENGTH,
@@ -28,7 +32,7 @@ from tests.tiny_bundle import (
     write_of_texts,
 )
 from trainer.bundle import Bundle
-from trainer.bundle_spec import BundleSpec, ClassEntry
+from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec
 from trainer.class_thresholds import ClassThresholds, Threshold, least_positives
 
 
@@ -58,6 +62,29 @@ def test_rows_come_back_exactly_and_logits_equal_a_linear_layer(tmp_path: Path, 
         if bias:
             layer.bias.copy_(weight[:, DIM])
         torch.testing.assert_close(logits, layer(features)[:, wanted])
+
+
+@pytest.mark.parametrize("name", LOGIT_MAPS)
+def test_served_scores_are_the_evaluated_ones(tmp_path: Path, name: str) -> None:
+    """Of a query, and of a gallery; the head's own map has margin and prior."""
+    counts = torch.arange(len(NAMES))
+    head = ClassHead(
+        DIM, len(NAMES), SphericalSoftmax(), logits=LOGIT_MAPS[name], class_counts=counts
+    )
+    for parameter in head.parameters():
+        parameter.data.normal_()
+    (block,) = head.class_rows()
+    bias = [] if block.bias is None else [block.bias[:, None]]
+    loss = LossSpec(kind="x", aligned=False, score="spherical", eps=head.loss.score_eps)
+    changes = {"logits": head.evaluated_map().model_dump(), "loss": loss.model_dump()}
+    stored = torch.cat([block.rows, *bias], dim=1)
+    features = torch.randn(5, DIM)
+    (evaluated,) = head.score_blocks(features)
+    written = write(tmp_path / "b", bias=bool(bias), blocks=[stored], changes=changes)
+    with Bundle.open(written) as bundle:
+        assert torch.equal(bundle.scores(features, range(len(NAMES))), evaluated.scores)
+        found = class_scores(features.numpy(), bundle.rows([2]), bundle.spec.logits, loss)
+    torch.testing.assert_close(torch.from_numpy(found), evaluated.scores[:, 2])
 
 
 def test_any_safetensors_reader_opens_the_class_weights(written: Path) -> None:
@@ -304,10 +331,10 @@ def flip_last_bit(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(1, "export the run again"), (4, "update kway")])
+@pytest.mark.parametrize(("version", "remedy"), [(1, "export the run again"), (5, "update kway")])
 def test_another_format_is_refused_with_its_remedy(copy: Path, version: int, remedy: str) -> None:
     edit(copy, format_version=version, surprise=True)
-    with pytest.raises(ValueError, match=rf"of format {version} .* reads 2 to 3: {remedy}"):
+    with pytest.raises(ValueError, match=rf"of format {version} .* reads 2 to 4: {remedy}"):
         Bundle.open(copy)
 
 

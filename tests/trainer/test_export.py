@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data import open_split
 from data.images.decode import decode, for_evaluation
-from tests.heads.cases import naive_logits
+from tests.heads.cases import naive_logits, naive_rows
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from trainer.bundle import Bundle
@@ -24,6 +24,8 @@ from trainer.export import export_run
 from trainer.run import RunFolder
 from trainer.train import train
 from trainer.trained import open_trained
+
+LEARNED = {"kind": "cosine", "scale": 5.0, "learn_scale": True, "learn_offset": True, "prior": 1.0}
 
 
 def train_here(recipe: Recipe) -> None:
@@ -50,11 +52,18 @@ def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
     """From the checkpoint's node vectors, added up one path at a time."""
     task = open_trained(run, rank_world()).task
     head = task.head
-    nodes = torch.cat([head.weight.detach(), head.bias.detach()[:, None]], dim=1)
+    nodes = head.weight.detach()
+    if head.bias is not None:
+        nodes = torch.cat([nodes, head.bias.detach()[:, None]], dim=1)
     inner = nodes[head.tree.has_children.nonzero()[0]]
     assert not len(inner) or inner.abs().max() > 1e-3  # inner nodes start at zero
     with torch.no_grad():
-        return naive_logits(head.tree, task.features(inputs), nodes).numpy()
+        features = task.features(inputs)
+        if head.bias is not None:
+            return naive_logits(head.tree, features, nodes).numpy()
+        rows, logits = naive_rows(head.tree, nodes), head.evaluated_map()
+        cosines = features @ rows.T / rows.norm(dim=1) / features.norm(dim=1)[:, None]
+        return (logits.scale * cosines + logits.offset).numpy()
 
 
 def threshold(scores: np.ndarray, recall: float) -> float:
@@ -70,21 +79,21 @@ def room_for_rounding(run: Path) -> float:
 
 
 @pytest.mark.parametrize(
-    ("weights", "loss", "world_size"),
+    ("weights", "loss", "logits", "world_size"),
     [
-        ("dense", "ce", 1),
-        ("dense", "bce", 2),
-        ("utree", "batch_ce", 1),
-        ("utree", "ce", 2),
-        ("vtree", "bce", 1),
-        ("vtree", "batch_ce", 2),
+        ("dense", "ce", {}, 1),
+        ("dense", "bce", LEARNED, 2),
+        ("utree", "batch_ce", {}, 1),
+        ("utree", "ce", {}, 2),
+        ("vtree", "bce", {}, 1),
+        ("vtree", "batch_ce", {"kind": "arcface", "scale": 8.0}, 2),
     ],
 )
 def test_a_bundle_has_the_logits_of_the_task_and_the_thresholds_of_its_evaluation(
-    weights, loss, world_size, glyphs, tmp_path
+    weights, loss, logits, world_size, glyphs, tmp_path
 ):
     """The thresholds were measured by the ranks that trained, the logits by the bundle alone."""
-    changes = {"head__weights__kind": weights, "head__loss__kind": loss}
+    changes = {"head__weights__kind": weights, "head__loss__kind": loss, "head__logits": logits}
     recipe = glyph_recipe(glyphs, tmp_path / "run", **changes)
     run_on_ranks(world_size, train_here, recipe)
     export_run(recipe.run, tmp_path / "bundle", rank_world())

@@ -22,13 +22,20 @@ def build_optimizer(config: OptimizerKind, parameters: Iterable[nn.Parameter]) -
 
 
 def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | None:
-    """The head's optimizer, with its own rate and decay if the recipe sets them; they hold for its
-    bias, too. None for a factored head, which takes its own steps."""
+    """The head's optimizer, with its own rate and decay if the recipe sets them. Its bias has the
+    same, a learned scale or offset does not decay. None for a factored head, which takes its own
+    steps."""
     if isinstance(head, FactoredHead):
         return None
-    options = {"lr": config.head_lr, "weight_decay": config.head_weight_decay}
-    # LAMB takes the steps of groups of vectors unscaled.
-    groups = [{"params": [parameter], **options} for parameter in head.parameters()]
+    # A group for each: LAMB does not scale the steps of groups of vectors.
+    groups = [
+        {
+            "params": [parameter],
+            "lr": config.head_lr,
+            "weight_decay": config.head_weight_decay if parameter.ndim else 0.0,
+        }
+        for parameter in head.parameters()
+    ]
     return config.build(groups, norm_group=head.engine.class_group)
 
 

@@ -1,0 +1,355 @@
+"""Every logit map x loss x weighting equals its definition in float64, on any number of ranks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from heads import ArcFace, ClassHead, Cosine, Dot, FactoredHead, LabelTree
+from heads.append import append_classes
+from heads.config import HeadConfig
+from heads.logits import AnyLogitMap, ClassRows, LogitMap, log_prior, unit_vectors
+from heads.losses import CrossEntropy
+from tests.heads.cases import (
+    LOGIT_MAPS,
+    LOSS_KINDS,
+    NAIVE,
+    WEIGHTINGS,
+    facts,
+    gradient_of_nodes,
+    label_tree,
+    make_loss,
+    naive_rows,
+    problem,
+    set_nodes,
+)
+from tests.ranks import run_on_ranks
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+DIM, ROWS = 5, 11
+
+
+def psi(phi: Tensor) -> Tensor:
+    """SphereFace, eq 7, for each interval of length pi."""
+    k = torch.floor(phi / math.pi).detach()
+    return (-1.0) ** k * torch.cos(phi) - 2 * k
+
+
+def definition(
+    logits: LogitMap, x: Tensor, rows: Tensor, bias: Tensor, labels: Tensor, s: Tensor, o: Tensor
+) -> Tensor:
+    """The training logits [B, K], one formula after the other."""
+    if logits.kind == "dot":
+        z = s * x @ rows.T + bias
+    else:
+        cosine = (x / x.norm(dim=1)[:, None]) @ (rows / rows.norm(dim=1)[:, None]).T
+        true = torch.nn.functional.one_hot(labels, len(rows)).bool()
+        theta = torch.acos(torch.where(true, cosine, 0))
+        with_margin = psi(logits.m1 * theta + logits.m2) - logits.m3
+        z = s * torch.where(true, with_margin, cosine)
+    counts = counts_of(len(rows))
+    return z + o + logits.prior * torch.log((counts + 1) / (counts.sum() + len(rows)))
+
+
+def counts_of(num_classes: int) -> Tensor:
+    return facts(num_classes).counts
+
+
+def expected(name: str, kind: str, tree: LabelTree) -> list[np.ndarray]:
+    """The loss, and its gradients by features, nodes, logarithm of the scale, and offset."""
+    logits = LOGIT_MAPS[name]
+    features, labels, nodes = problem(tree, ROWS, DIM)
+    features, nodes = features.requires_grad_(), nodes.requires_grad_()
+    log_scale = torch.tensor(math.log(logits.scale), dtype=torch.float64, requires_grad=True)
+    offset = torch.tensor(logits.offset, dtype=torch.float64, requires_grad=True)
+    rows = naive_rows(tree, nodes)
+    z = definition(logits, features, rows[:, :DIM], rows[:, DIM], labels, log_scale.exp(), offset)
+    loss = NAIVE[kind](z, labels)
+    leaves = [features, nodes, log_scale, offset]
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+    by_nodes = grads[1] if logits.kind == "dot" else grads[1][:, :DIM]
+    found = [loss.detach(), grads[0], by_nodes]
+    return [each.numpy() for each in [*found, *(grads[2:] if logits.learn_scale else ())]]
+
+
+def make_head(name: str, kind: str, weighting: str, num_classes: int, mesh=None) -> ClassHead:
+    return ClassHead(
+        DIM,
+        label_tree(weighting, num_classes),
+        make_loss(kind, num_classes),
+        logits=LOGIT_MAPS[name],
+        class_counts=counts_of(num_classes),
+        mesh=mesh,
+        dtype=torch.float64,
+    )
+
+
+def step(head: ClassHead, features: Tensor, labels: Tensor) -> list[np.ndarray]:
+    mine = features.clone().requires_grad_()
+    loss = head(mine, labels)
+    loss.backward()
+    found = [loss.detach(), mine.grad, gradient_of_nodes(head)]
+    if head.log_scale is not None:
+        found += [head.log_scale.grad, head.offset.grad]
+    return [each.numpy() for each in found]
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+@pytest.mark.parametrize("name", LOGIT_MAPS)
+def test_loss_and_gradients_equal_the_definition(name, kind, weighting):
+    head = make_head(name, kind, weighting, 13)
+    features, labels, nodes = problem(head.tree, ROWS, DIM)
+    set_nodes(head, nodes)
+    for got, want in zip(
+        step(head, features, labels), expected(name, kind, head.tree), strict=True
+    ):
+        np.testing.assert_allclose(got, want, **EXACT)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("name", LOGIT_MAPS)
+def test_blocks_kept_and_computed_twice_equal_the_definition(name, weighting):
+    head = make_head(name, "ce", weighting, 150)
+    # The logits of the first 64 classes are kept until backward.
+    object.__setattr__(head.engine, "memory_bytes", 30_000)
+    features, labels, nodes = problem(head.tree, ROWS, DIM)
+    set_nodes(head, nodes)
+    for got, want in zip(
+        step(head, features, labels), expected(name, "ce", head.tree), strict=True
+    ):
+        np.testing.assert_allclose(got, want, **EXACT)
+
+
+SHARDED_LOSSES = ("ce", "batch_ce", "bce")
+
+
+def steps_on_a_rank(num_classes: int, data_axis: int):
+    world = torch.distributed.get_world_size()
+    shape = data_axis, world // data_axis
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "class"))
+    rank = torch.distributed.get_rank()
+    mine = slice(ROWS * rank // world, ROWS * (rank + 1) // world)
+    found = {}
+    for name in LOGIT_MAPS:
+        for kind in SHARDED_LOSSES:
+            for weighting in WEIGHTINGS:
+                head = make_head(name, kind, weighting, num_classes, mesh)
+                features, labels, nodes = problem(head.tree, ROWS, DIM)
+                set_nodes(head, nodes)
+                held = slice(head.engine.weights.start, head.engine.weights.stop)
+                found[name, kind, weighting] = (
+                    step(head, features[mine], labels[mine]),
+                    (mine, held),
+                    float(head.squared_gradient_norm()),
+                )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_classes", "data_axis"),
+    [(2, 13, 1), (3, 13, 1), (4, 13, 2), (4, 5, 1)],  # of the last, one rank holds no class
+)
+def test_sharded_equals_the_definition(world_size, num_classes, data_axis):
+    ranks = run_on_ranks(world_size, steps_on_a_rank, num_classes, data_axis)
+    for name, kind, weighting in ranks[0]:
+        loss, by_features, by_nodes, *by_scalars = expected(
+            name, kind, label_tree(weighting, num_classes)
+        )
+        norm = sum(np.square(each).sum() for each in (by_nodes, *by_scalars))
+        for answers in ranks:
+            got, (mine, held), squared = answers[name, kind, weighting]
+            wanted = loss, by_features[mine], by_nodes[held], *by_scalars
+            for ours, want in zip(got, wanted, strict=True):
+                np.testing.assert_allclose(ours, want, **EXACT)
+            np.testing.assert_allclose(squared, norm, **EXACT)
+
+
+def test_gradients_of_several_calls_are_summed_over_data_once():
+    """Of the scalars, too."""
+    ranks = run_on_ranks(2, accumulated)
+    for got, want in ranks:
+        np.testing.assert_allclose(got, want, **EXACT)
+
+
+def accumulated() -> tuple[np.ndarray, np.ndarray]:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "class"))
+    found = []
+    for accumulates in (False, True):
+        head = make_head("cosine", "ce", "dense", 13, mesh)
+        features, labels, nodes = problem(head.tree, ROWS, DIM)
+        set_nodes(head, nodes)
+        head.accumulates = accumulates
+        head(features, labels).backward()
+        head.reduce_gradients()
+        scalars = [head.log_scale.grad.item(), head.offset.grad.item()]
+        found.append(np.append(head.weight.grad.numpy(), scalars))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", LOGIT_MAPS)
+def test_evaluation_and_the_stored_map_have_neither_margin_nor_prior(name):
+    head = make_head(name, "ce", "vtree", 13).eval()
+    features, labels, nodes = problem(head.tree, ROWS, DIM)
+    set_nodes(head, nodes)
+    if head.log_scale is not None:
+        head.log_scale.data.fill_(0.4)
+        head.offset.data.fill_(-0.1)
+    found = head.evaluated_map()
+    stored = TypeAdapter(AnyLogitMap).validate_json(found.model_dump_json())
+    rows = naive_rows(head.tree, nodes)
+    plain = Dot() if name == "dot" else Cosine()
+    scalars = [torch.tensor(each, dtype=torch.float64) for each in (found.scale, found.offset)]
+    z = definition(plain, features, rows[:, :DIM], rows[:, DIM], labels, *scalars)
+    np.testing.assert_allclose(head(features, labels).detach(), NAIVE["ce"](z, labels), **EXACT)
+    for block, scored in zip(head.class_rows(4), head.score_blocks(features, 4), strict=True):
+        np.testing.assert_allclose(scored.scores, z[:, block.class_ids], **EXACT)
+        np.testing.assert_allclose(stored(features, block), scored.scores, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["dot", "cosine"])
+def test_a_gallery_has_the_logits_of_the_map(name):
+    logits = LOGIT_MAPS[name].evaluated(scale=3.0, offset=0.2)
+    features = torch.randn(50, DIM)
+    features[7] = 0
+    bias = None if logits.normalizes else torch.randn(1)
+    row = ClassRows(torch.zeros(1), torch.randn(1, DIM), bias)
+    found = logits.of_one_class(features.numpy(), row)
+    torch.testing.assert_close(torch.from_numpy(found), logits(features, row)[:, 0])
+
+
+ANGLES = torch.linspace(0, math.pi, 1000, dtype=torch.float64)
+EPS = torch.finfo(torch.float64).eps
+
+
+@pytest.mark.parametrize("name", ["sphereface", "arcface", "cosine"])
+def test_the_true_logit_falls_with_the_angle_beyond_pi_and_its_gradient_is_finite(name):
+    cosines = torch.cos(ANGLES).requires_grad_()
+    found = LOGIT_MAPS[name].with_margin(cosines, EPS)
+    assert (found.diff() < 1e-12).all()
+    assert found[-1] < -1.1  # lower than any cosine
+    found.sum().backward()
+    assert cosines.grad.isfinite().all()
+    assert (cosines.grad >= 0).all()
+
+
+def test_a_cosine_outside_the_clamp_has_the_value_and_the_slope_of_the_clamp():
+    cosines = torch.tensor([1 + 1e-6, 1.0, 1 - 1e-4, -1 - 1e-6], requires_grad=True)
+    values = ArcFace().with_margin(cosines, 1e-4)
+    values.sum().backward()
+    assert values[0] == values[1] == values[2]
+    assert cosines.grad[0] == cosines.grad[1] == cosines.grad[2] > 0
+    assert cosines.grad[3].isfinite()
+
+
+def test_a_zero_vector_has_cosine_zero_and_no_gradient():
+    vectors = torch.tensor([[0.0, 0.0], [3.0, 4.0], [1e-30, 0.0]], requires_grad=True)
+    units = unit_vectors(vectors)
+    units.sum().backward()
+    torch.testing.assert_close(units.detach(), torch.tensor([[0.0, 0.0], [0.6, 0.8], [0.0, 0.0]]))
+    assert (vectors.grad[[0, 2]] == 0).all()
+    assert (vectors.grad[1] != 0).all()
+
+
+@pytest.mark.parametrize("name", LOGIT_MAPS)
+def test_bf16_products_are_near_those_of_float32(name):
+    tree = label_tree("vtree", 90)
+    features, labels, nodes = problem(tree, 32, 64)
+    found = {}
+    for enabled in (False, True):
+        options = {"logits": LOGIT_MAPS[name], "class_counts": counts_of(90)}
+        head = ClassHead(64, tree, CrossEntropy(), **options)
+        set_nodes(head, nodes)
+        mine = features.float().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = head(mine, labels)
+        loss.backward()
+        found[enabled] = loss.detach(), mine.grad, gradient_of_nodes(head)
+        assert {each.dtype for each in found[enabled]} == {torch.float32}
+    for exact, rounded in zip(found[False], found[True], strict=True):
+        assert not torch.equal(rounded, exact)
+        assert (rounded - exact).norm() < 3e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("name", ["dot", "cosine"])
+def test_what_an_ignored_row_holds_does_not_matter(name):
+    options = {"logits": LOGIT_MAPS[name], "class_counts": counts_of(13), "init_std": 0.5}
+    head = ClassHead(DIM, 13, CrossEntropy(), ignore_index=-1, **options)
+    features = torch.randn(3, DIM)
+    features[1] = torch.nan
+    features.requires_grad_()
+    loss = head(features, torch.tensor([0, -1, 2]))
+    loss.backward()
+    torch.testing.assert_close(loss, head(features[[0, 2]], torch.tensor([0, 2])))
+    assert (features.grad[1] == 0).all()
+    assert all(p.grad.isfinite().all() for p in head.parameters())
+
+
+def test_a_learned_scale_is_trained_while_the_features_are_frozen():
+    head = make_head("cosine", "ce", "dense", 13)
+    features, labels, nodes = problem(head.tree, ROWS, DIM)
+    set_nodes(head, nodes)
+    head(features, labels).backward()
+    wanted = expected("cosine", "ce", head.tree)
+    np.testing.assert_allclose(head.log_scale.grad, wanted[3], **EXACT)
+    np.testing.assert_allclose(head.weight.grad, wanted[2], **EXACT)
+
+
+def test_the_prior_is_the_logarithm_of_smoothed_frequencies():
+    torch.testing.assert_close(
+        log_prior(2.0, torch.tensor([0, 3, 7])).exp(),
+        (torch.tensor([1, 4, 8], dtype=torch.float64) / 13) ** 2,
+    )
+
+
+def test_a_prior_needs_counts_of_every_class_and_cannot_be_appended_to():
+    with pytest.raises(ValueError, match="needs the training samples of each class"):
+        ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0))
+    with pytest.raises(ValueError, match=r"class counts have shape \[12\]"):
+        ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0), class_counts=torch.ones(12))
+    head = ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0), class_counts=torch.ones(13))
+    with pytest.raises(ValueError, match="prior of the head is that of 13 classes"):
+        append_classes(head, [-1])
+
+
+def test_classes_are_appended_to_a_cosine_head():
+    head = ClassHead(DIM, 13, CrossEntropy(), logits=ArcFace(learn_scale=True))
+    append_classes(head, [-1])
+    head(torch.randn(2, DIM), torch.tensor([0, 13])).backward()
+    assert head.bias is None
+    assert head.log_scale.grad is not None
+
+
+def test_presets_are_kinds_with_margins_of_their_own():
+    config = HeadConfig.model_validate({"logits": {"kind": "arcface", "m3": 0.1}})
+    assert (config.logits.m1, config.logits.m2, config.logits.m3) == (1.0, 0.5, 0.1)
+    assert not config.bias
+    assert HeadConfig().bias
+    assert HeadConfig.model_validate(config.model_dump()) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}}, "factored has dot"),
+        (
+            {"weights": {"kind": "vtree"}, "loss": {"kind": "hierarchical_softmax"}},
+            "hierarchical_softmax has dot",
+        ),
+        ({"bias": True}, "arcface logits have no bias"),
+    ],
+)
+def test_heads_without_logit_maps_are_an_error_in_one_line(changes, message):
+    with pytest.raises(ValidationError, match=message):
+        HeadConfig.model_validate({"logits": {"kind": "arcface"}, **changes})
+
+
+def test_a_factored_head_is_without_bias_by_default():
+    options = {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}}
+    assert not HeadConfig.model_validate(options).bias
+    head = FactoredHead(DIM, 13, make_loss("quadratic", 13))
+    assert head.bias is None
