@@ -12,8 +12,8 @@ from trainer.bundle_spec import BundleSpec, Spec
 from trainer.class_list import INDEX, LINES
 from trainer.class_thresholds import FILE as THRESHOLDS
 
-# Format 2 lacks the validation counts of thresholds, which are then unknown. Formats before 4 lack the
-# logit map, which is then `dot`.
+# Format 2 lacks the validation counts of thresholds, which are then unknown. Formats 2 and 3 lack
+# the logit map, which is then `dot`.
 FORMAT_VERSION, _OLDEST_VERSION = 4, 2
 SPEC, CARD = "bundle.json", "MODEL_CARD.md"
 BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
