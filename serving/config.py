@@ -96,6 +96,9 @@ class ServingConfig(BaseModel):
     target_requests: int = Field(
         16, gt=0, description="in progress a replica, that the number of replicas is scaled for"
     )
+    allow_imports: tuple[str, ...] = Field(
+        (), description="module:Class of backbones whose code is not in the bundle"
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="cuda: a GPU for each replica")
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ It knows nothing of HTTP or of Ray, so `kway query` uses it in its own process.
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,10 +38,12 @@ class Model:
         max_pixels: int = MAX_PIXELS,
         device: Device = "cpu",
         engine: Engine | None = None,
+        allow_imports: Collection[str] = (),
     ) -> None:
         """`engine` None: the best there is. onnxruntime takes as many threads as torch has now.
 
-        Raises ValueError where there is no such device, or no such engine for it.
+        Raises ValueError where there is no such device, or no such engine for it, and where torch
+        would need a backbone that is not in `allow_imports`.
         """
         if device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device is cuda and torch finds no GPU here: give cpu")
@@ -52,12 +54,21 @@ class Model:
         self.crops: int = bundle.spec.image.crops if bundle.spec.image is not None else 1
         self._reader = open_reader(bundle, max_pixels=max_pixels)
         self.engine: Engine = engine or _best_engine(bundle, device)
-        self._backbone = _backbone(bundle, self.engine, device)
+        self._backbone = _backbone(bundle, self.engine, device, allow_imports)
 
     @classmethod
-    def open(cls, path: Path, *, max_pixels: int = MAX_PIXELS, device: Device = "cpu") -> "Model":
+    def open(
+        cls,
+        path: Path,
+        *,
+        max_pixels: int = MAX_PIXELS,
+        device: Device = "cpu",
+        allow_imports: Collection[str] = (),
+    ) -> "Model":
         """Open the bundle folder `path`; errors are those of `Bundle.open` and its `load_…`."""
-        return cls(Bundle.open(path), max_pixels=max_pixels, device=device)
+        return cls(
+            Bundle.open(path), max_pixels=max_pixels, device=device, allow_imports=allow_imports
+        )
 
     def prepare(self, raw: bytes | str) -> Any:
         """A picture file's bytes, or a text, as this model reads it -> what `features` takes.
@@ -113,8 +124,15 @@ def _best_engine(bundle: Bundle, device: Device) -> Engine:
     return "onnxruntime"
 
 
+def check_imports(bundle: Bundle, device: Device, allow_imports: Collection[str]) -> None:
+    """Raise ValueError where a `Model` would import what is not in `allow_imports`: onnxruntime
+    needs no code of a backbone, torch does."""
+    if device != "cpu" or not bundle.has_onnx or not onnx_is_installed():
+        bundle.check_imports(allow_imports)
+
+
 def _backbone(
-    bundle: Bundle, engine: Engine, device: Device
+    bundle: Bundle, engine: Engine, device: Device, allow_imports: Collection[str]
 ) -> Callable[[dict[str, Tensor]], Tensor]:
     if engine == "onnxruntime":
         if device != "cpu" or not bundle.has_onnx:
@@ -122,4 +140,4 @@ def _backbone(
                 "engine onnxruntime needs the CPU, and a bundle of kway export --onnx: give torch"
             )
         return bundle.load_onnx_backbone(threads=torch.get_num_threads())
-    return bundle.load_backbone().to(device)
+    return bundle.load_backbone(allow_imports=allow_imports).to(device)

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     recipe = world = None
     try:
         _check_world_size(options.world_size)
-        recipe = load_recipe(options.recipe, options.overrides)
+        recipe = load_recipe(options.recipe, options.overrides, allow_imports=options.allow_import)
         # Slow to import: a bad recipe is reported before that.
         from trainer.train import train
         from trainer.world import open_world
@@ -73,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="stop before the first step and write nothing"
+    )
+    parser.add_argument(
+        "--allow-import",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="import this for a RECIPE that a run stored; may be repeated",
     )
     # From `kway train`: the process id of what started this rank.
     parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)

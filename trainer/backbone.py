@@ -1,4 +1,4 @@
-"""The part below the head: a transformers encoder that turns a batch's inputs into features."""
+"""The part below the head: an encoder that turns a batch's inputs into features."""
 
 import difflib
 import inspect
@@ -9,10 +9,18 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoConfig, AutoModel, PretrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModel,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from data.images.config import ImageConfig
-from trainer.config import BackboneConfig
+from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
+from trainer.imports import import_component
 
 # What transformers raises for fields that do not fit a model, or each other.
 _CONFIGURATION_ERRORS = (
@@ -46,10 +54,7 @@ class Backbone(nn.Module):
         self.encoder = encoder
         self.pooling = pooling
         self.modality = "text" if image is None else "image"
-        config = self.settings
-        self.dim: int = (
-            config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
-        )
+        self.dim = _num_features(encoder)
         # Batch norm must not see a row that is none; its networks, convolutions, take no rows.
         self._takes_no_rows = any(isinstance(part, _BatchNorm) for part in encoder.modules())
         if image is not None:
@@ -58,11 +63,19 @@ class Backbone(nn.Module):
                 self.register_buffer(name, row.view(1, -1, 1, 1), persistent=False)
 
     @property
-    def settings(self) -> PretrainedConfig:
-        """The encoder's transformers configuration."""
-        settings = self.encoder.config
-        assert isinstance(settings, PretrainedConfig)
-        return settings
+    def settings(self) -> Any:
+        """What has the encoder's `vocab_size` and the like as attributes: its transformers
+        configuration, or an imported module itself."""
+        return self.encoder.config if self._is_transformers else self.encoder
+
+    @property
+    def architecture(self) -> str:
+        """The name of the encoder's architecture, for messages."""
+        return self.settings.model_type if self._is_transformers else type(self.encoder).__name__
+
+    @property
+    def _is_transformers(self) -> bool:
+        return isinstance(self.encoder, PreTrainedModel)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         if self.precision is None:
@@ -92,9 +105,18 @@ class Backbone(nn.Module):
         normalised = (pixels.to(self.mean.dtype) / 255 - self.mean) / self.std
         if self.channels_last:
             normalised = normalised.contiguous(memory_format=torch.channels_last)
-        return self._pooled(self.encoder(pixel_values=normalised), None)
+        if self._is_transformers:
+            return self._pooled(self.encoder(pixel_values=normalised), None)
+        return self._pooled(self.encoder(normalised), None)
 
     def _pooled(self, output: Any, mask: Tensor | None) -> Tensor:
+        if isinstance(output, Tensor):
+            if output.shape[1:] != (self.dim,):
+                raise ValueError(
+                    f"backbone {self.architecture} returns features of shape "
+                    f"{tuple(output.shape)}: return [batch, {self.dim}], which its dim states"
+                )
+            return output.clone()  # no view, as below
         hidden: Tensor = output.last_hidden_state
         if hidden.ndim == 4:  # a feature map [B, dim, h, w]
             if self.pooling == "cls":
@@ -113,13 +135,53 @@ class Backbone(nn.Module):
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
-def build_backbone(config: BackboneConfig, *, image: ImageConfig | None) -> Backbone:
-    """Make the encoder that `config` names, without a pooler that nothing would train.
+def build_backbone(config: BackboneOptions, *, image: ImageConfig | None) -> Backbone:
+    """Make the encoder that `config` names.
 
-    Weights come from a local folder or the hub as safetensors only; code from the hub is never run.
     Random weights follow torch's global generator: seed it first. Raises ValueError naming what the
     encoder's configuration does not take.
     """
+    if isinstance(config, ImportedBackbone):
+        return _imported(config, image)
+    assert isinstance(config, BackboneConfig)
+    return _of_transformers(config, image)
+
+
+def _imported(config: ImportedBackbone, image: ImageConfig | None) -> Backbone:
+    encoder = import_component(config.kind, key="backbone")(**config.arguments)
+    if not isinstance(encoder, nn.Module):
+        raise ValueError(
+            f"backbone.kind is {config.kind}, which returns {type(encoder).__name__}: return an "
+            "nn.Module"
+        )
+    return _wrapped(encoder, config, image)
+
+
+def _wrapped(encoder: nn.Module, config: BackboneOptions, image: ImageConfig | None) -> Backbone:
+    settings = encoder.config if isinstance(encoder, PreTrainedModel) else encoder
+    is_text = hasattr(settings, "vocab_size")
+    return Backbone(encoder, pooling=config.pooling, image=None if is_text else image)
+
+
+def _num_features(encoder: nn.Module) -> int:
+    """The columns of an encoder's features, as transformers, timm or a module of a user states
+    them."""
+    if isinstance(encoder, PreTrainedModel):
+        config = encoder.config
+        dim = config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
+    else:
+        dim = getattr(encoder, "dim", getattr(encoder, "num_features", None))
+    if not isinstance(dim, int):
+        raise ValueError(
+            f"backbone {type(encoder).__name__} does not state its number of features: set "
+            "self.dim to an int"
+        )
+    return dim
+
+
+def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backbone:
+    """An encoder without a pooler that nothing would train. Weights come from a local folder or the
+    hub as safetensors only; code from the hub is never run."""
     # In here: they take seconds to import, and processes that make no encoder import this file.
     from trainer.networks import FixedSizeConfig, register_networks
 
@@ -147,7 +209,7 @@ def build_backbone(config: BackboneConfig, *, image: ImageConfig | None) -> Back
             )
         else:
             encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
-        return Backbone(encoder, pooling=config.pooling, image=None if is_text else image)
+        return _wrapped(encoder, config, image)
     except _CONFIGURATION_ERRORS as error:
         raise ValueError(f"backbone.config does not make a model: {_one_line(error)}") from error
 

@@ -11,7 +11,8 @@ tokenizer/                  where the model reads texts: files that AutoTokenize
 MODEL_CARD.md
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -36,12 +37,16 @@ from trainer.bundle_files import (
 )
 from trainer.class_list import ClassList
 from trainer.class_thresholds import ClassThresholds, Threshold
-from trainer.config import BackboneConfig
+from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
+from trainer.imports import check_allowed, source_version
 from trainer.onnx_backbone import OnnxBackbone
 from trainer.onnx_backbone import is_installed as onnx_is_installed
+from trainer.recipe import make_component
 from trainer.row_file import RowFile
 
 __all__ = ["Bundle", "onnx_is_installed"]
+
+_log = logging.getLogger("kway.bundle")
 
 _HOT_ROWS_BYTES = 64 * 2**20
 
@@ -165,9 +170,20 @@ class Bundle:
         assert self.has_onnx, "the bundle has no ONNX backbone"
         return OnnxBackbone(self.path / ONNX, threads=threads)
 
-    def load_backbone(self) -> Backbone:
-        """The backbone with its trained weights, in evaluation mode, on the CPU."""
-        config = BackboneConfig(name=str(self.path / ENCODER), pooling=self.spec.pooling)
+    def check_imports(self, allow_imports: Collection[str]) -> None:
+        """Raise ValueError where `load_backbone` would import what is not in `allow_imports`."""
+        if self.spec.backbone is not None:
+            paths = {"backbone": self.spec.backbone.kind}
+            check_allowed(paths, allow_imports, f"bundle {self.path}")
+
+    def load_backbone(self, *, allow_imports: Collection[str] = ()) -> Backbone:
+        """The backbone with its trained weights, in evaluation mode, on the CPU.
+
+        A bundle contains no code: a backbone of the user's is imported, and must be in
+        `allow_imports`.
+        """
+        self.check_imports(allow_imports)
+        config = self._backbone_config()
         with torch.random.fork_rng(devices=[]):  # the random weights are replaced at once
             backbone = build_backbone(config, image=self.spec.image)
         file = self.path / BACKBONE
@@ -175,8 +191,29 @@ class Bundle:
             load_model(backbone, str(file), strict=True)
         except (RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"{file} does not fit encoder/config.json: {reason}") from error
+            described = (
+                "encoder/config.json" if self.spec.backbone is None else self.spec.backbone.kind
+            )
+            raise ValueError(f"{file} does not fit {described}: {reason}") from error
         return backbone.eval().requires_grad_(False)
+
+    def _backbone_config(self) -> BackboneOptions:
+        of_user = self.spec.backbone
+        if of_user is None:
+            return BackboneConfig(name=str(self.path / ENCODER), pooling=self.spec.pooling)
+        options = {"kind": of_user.kind, "pooling": self.spec.pooling, **of_user.options}
+        config = make_component(options, key="backbone", origin=f"bundle {self.path}")
+        assert isinstance(config, ImportedBackbone)
+        found = source_version(of_user.kind)
+        if found != of_user.source:
+            _log.warning(
+                "%s was exported with %s %s and runs with %s",
+                self.path,
+                of_user.kind,
+                of_user.source,
+                found,
+            )
+        return config
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer of a model of texts, which cuts them where training did."""

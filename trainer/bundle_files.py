@@ -19,7 +19,8 @@ SPEC, CARD = "bundle.json", "MODEL_CARD.md"
 BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
 TOKENIZER, ONNX = "tokenizer", "backbone.onnx"
 TENSOR = "weight"  # the name of the one in WEIGHTS
-_REQUIRED = (BACKBONE, WEIGHTS, f"{ENCODER}/config.json", CARD, LINES, INDEX)
+_REQUIRED = (BACKBONE, WEIGHTS, CARD, LINES, INDEX)
+_ENCODER_CONFIG = f"{ENCODER}/config.json"
 _OF_TEXTS = (f"{TOKENIZER}/{TOKENIZER_FILE}", f"{TOKENIZER}/{CONFIG_FILE}")
 
 
@@ -48,7 +49,8 @@ class Manifest(Spec):
     def _complete(self) -> "Manifest":
         of_texts = () if self.model.text is None else _OF_TEXTS
         of_recalls = (THRESHOLDS,) if self.model.recalls else ()
-        needed = (*_REQUIRED, *of_texts, *of_recalls)
+        of_encoder = (_ENCODER_CONFIG,) if self.model.backbone is None else ()
+        needed = (*_REQUIRED, *of_encoder, *of_texts, *of_recalls)
         missing = [name for name in needed if name not in self.files]
         if missing:
             raise ValueError(f"files does not name {missing[0]}")

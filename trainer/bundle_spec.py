@@ -4,7 +4,7 @@ What grows with the classes lies in files of its own: `trainer/class_list.py`,
 `trainer/class_thresholds.py`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -64,10 +64,22 @@ class TextSpec(Spec):
     max_length: int = Field(gt=0, description="tokens a text keeps, the special ones among them")
 
 
+class BackboneSpec(Spec):
+    """A backbone whose code is not in the bundle: its import path, its options and the version of
+    its source at the export."""
+
+    kind: str
+    options: dict[str, Any]
+    source: str
+
+
 class BundleSpec(Spec):
     """All of it but the checksums; a model reads pictures or texts."""
 
     pooling: Literal["auto", "cls", "mean"] = "auto"
+    backbone: BackboneSpec | None = Field(
+        None, description="of an imported one; others are described in encoder/config.json"
+    )
     image: ImageConfig | None = Field(None, description="of a model of pictures")
     text: TextSpec | None = Field(None, description="of a model of texts")
     num_classes: int = Field(gt=0)

@@ -69,14 +69,15 @@ def write_bundle(
             width=spec.width,
         )
         save_model(backbone, str(aside / BACKBONE))
-        backbone.settings.save_pretrained(aside / ENCODER)
+        if spec.backbone is None:
+            backbone.settings.save_pretrained(aside / ENCODER)
         if tokenizer is not None:
             tokenizer.save(aside / TOKENIZER)
         if write_onnx is not None:
             write_onnx(aside / ONNX)
         (aside / CARD).write_text(model_card, encoding="utf-8")
         manifest = Manifest(model=spec, files=_describe_files(aside))
-        (aside / SPEC).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (aside / SPEC).write_text(_json_of(manifest) + "\n", encoding="utf-8")
         _make_lasting(aside)
         _put_in_place(aside, path, force=force)
     except BaseException:
@@ -95,6 +96,12 @@ def _write_classes(
         raise ValueError(f"{written} classes came for {spec.num_classes}")
     if thresholds is not None:
         thresholds.write(folder, written)
+
+
+def _json_of(manifest: Manifest) -> str:
+    """Without `backbone` where there is none: versions before it would refuse the key."""
+    unused = {"model": {"backbone"}} if manifest.model.backbone is None else None
+    return manifest.model_dump_json(indent=1, exclude=unused)
 
 
 def _describe_files(folder: Path) -> dict[str, FileEntry]:

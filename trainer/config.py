@@ -3,34 +3,71 @@
 Loading YAML and overrides is `trainer/recipe.py`.
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
 from data.config import DataConfig
 from data.duration import Duration, Interval
 from heads.config import HeadConfig
-from trainer.frozen import Frozen
+from trainer.frozen import Frozen, or_instance
 from trainer.optimizers import SGD, Optimizer
 from trainer.schedules import Cosine, Schedule
 from trainer.strategies import DDP, StrategyConfig
 
 
-class BackboneConfig(Frozen):
+class BackboneOptions(Frozen, ABC):
+    """Options of every backbone."""
+
+    pooling: Literal["auto", "cls", "mean"] = Field(
+        "auto", description="auto: the first token, or the mean of a feature map"
+    )
+    batch_norm: Literal["sync", "local", "frozen"] = "sync"
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """For tables and model cards."""
+
+    @abstractmethod
+    def without_weights(self) -> Self:
+        """The same for a caller that needs shapes only, and so no pretrained weights."""
+
+
+class ImportedBackbone(BackboneOptions):
+    """A backbone made by a class or function of the user's: `kind` is its import path, the other
+    keys are its arguments. `trainer/imports.py` makes these, and has imported and checked them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str
+
+    @property
+    def label(self) -> str:
+        return self.kind
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the class or function is called with."""
+        return dict(self.model_extra or {})
+
+    def without_weights(self) -> Self:
+        return self
+
+
+class BackboneConfig(BackboneOptions):
     """A transformers encoder: `name` (hub id or local folder) or `config` (its fields).
 
     `config` takes `model_type` and any field of that type's transformers configuration:
     `{model_type: resnet}` is ResNet-50, `{model_type: bert, vocab_size: 119547}` multilingual BERT.
     """
 
+    kind: Literal["transformers"] = "transformers"
     name: str | None = None
     config: dict[str, Any] | None = None
     weights: Literal["random", "pretrained"] = "random"
-    pooling: Literal["auto", "cls", "mean"] = Field(
-        "auto", description="auto: the first token, or the mean of a feature map"
-    )
-    batch_norm: Literal["sync", "local", "frozen"] = "sync"
 
     @model_validator(mode="after")
     def _one_source(self) -> "BackboneConfig":
@@ -41,6 +78,13 @@ class BackboneConfig(Frozen):
         if self.weights == "pretrained" and self.name is None:
             raise ValueError("pretrained weights need name")
         return self
+
+    @property
+    def label(self) -> str:
+        return self.name or (self.config or {})["model_type"]
+
+    def without_weights(self) -> Self:
+        return self.model_copy(update={"weights": "random"})
 
 
 class EmaConfig(Frozen):
@@ -142,7 +186,7 @@ class Recipe(Frozen):
     seed: int = Field(0, ge=0, lt=2**63)
     resume: Literal["auto", "never"] = "auto"
     data: DataConfig
-    backbone: BackboneConfig
+    backbone: Annotated[SerializeAsAny[BackboneConfig], or_instance(ImportedBackbone)]
     head: HeadConfig = HeadConfig()
     optimizer: Optimizer = SGD()
     schedule: Schedule = Cosine()

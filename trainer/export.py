@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from data.config import DataConfig, TextConfig
 from data.tokens.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead, ClassRows
 from heads.config import HeadConfig
-from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
+from trainer.bundle_spec import BackboneSpec, BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
 from trainer.bundle_writing import write_bundle
 from trainer.class_thresholds import ClassThresholds, least_positives, takes_own
+from trainer.config import BackboneOptions, ImportedBackbone
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.of_run import Wanted
+from trainer.imports import source_version
 from trainer.onnx_backbone import write_onnx
 from trainer.trained import TrainedRun, open_trained
 from trainer.world import World
@@ -36,6 +38,7 @@ def export_run(
     min_positives: int | None = None,
     onnx: bool = False,
     force: bool = False,
+    allow_imports: Collection[str] = (),
 ) -> None:
     """Write the newest model of a run as the bundle `out`; one process.
 
@@ -47,8 +50,8 @@ def export_run(
     off.
     """
     assert world.size == 1, "a bundle is written by one process"
-    trained = open_trained(run, world)
-    evaluation = _evaluation(run, trained, recalls)
+    trained = open_trained(run, world, allow_imports=allow_imports)
+    evaluation = _evaluation(run, trained, recalls, allow_imports)
     thresholds = _thresholds(evaluation, min_positives)
     backbone, image = trained.task.backbone, trained.recipe.data.image
     write_bundle(
@@ -68,7 +71,9 @@ def export_run(
     )
 
 
-def _evaluation(run: Path, trained: TrainedRun, recalls: Sequence[float]) -> Evaluation:
+def _evaluation(
+    run: Path, trained: TrainedRun, recalls: Sequence[float], allow_imports: Collection[str]
+) -> Evaluation:
     """The saved one that has all recalls. It may have taken many ranks, so it is not made here."""
     own = trained.recipe.evaluation.recalls
     wanted = sorted({*own, *recalls})
@@ -76,10 +81,12 @@ def _evaluation(run: Path, trained: TrainedRun, recalls: Sequence[float]) -> Eva
         return load_evaluation(trained.folder.evaluations, step=trained.step)
     setting = f"evaluation.recalls={json.dumps(wanted)}"
     try:
-        folder = Wanted(run, settings=(setting,)).folder()
+        folder = Wanted(run, settings=(setting,), allow_imports=tuple(allow_imports)).folder()
         return load_evaluation(folder, step=trained.step)
     except FileNotFoundError as error:
+        allowed = [f"--allow-import={path}" for path in allow_imports]
         command = ["kway", "eval", str(run), "--checkpoint", str(trained.step), "--set", setting]
+        command += allowed
         raise FileNotFoundError(
             f"{run} was not evaluated at these recalls: run `{shlex.join(command)}`, then export"
         ) from error
@@ -89,6 +96,7 @@ def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
     head, data = trained.task.head, trained.recipe.data
     return BundleSpec(
         pooling=trained.recipe.backbone.pooling,
+        backbone=_backbone_spec(trained.recipe.backbone),
         image=data.image if data.text is None else None,
         text=None if data.text is None else TextSpec(max_length=data.text.max_length),
         num_classes=head.num_classes,
@@ -103,6 +111,13 @@ def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
         dim=head.dim,
         recalls=tuple(thresholds.recalls),
     )
+
+
+def _backbone_spec(config: BackboneOptions) -> BackboneSpec | None:
+    if not isinstance(config, ImportedBackbone):
+        return None
+    options = config.model_dump(mode="json", exclude=set(BackboneOptions.model_fields) | {"kind"})
+    return BackboneSpec(kind=config.kind, options=options, source=source_version(config.kind))
 
 
 def _tokenizer(text: TextConfig | None) -> Tokenizer | None:
@@ -186,7 +201,7 @@ A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UT
 
 | | |
 |---|---|
-| backbone | {recipe.backbone.name or (recipe.backbone.config or {}).get("model_type")} |
+| backbone | {recipe.backbone.label} |
 | head | {_head_of(recipe.head)}, {head.dim} features |
 | loss | {alignment} |
 | data | {trained.manifest.source} |

@@ -67,8 +67,8 @@ def _check_tokens(
         )
     if padding_row is not None and padding_row != pad_id:  # MPNet's stands in its code
         raise ValueError(
-            f"tokenizer {name} pads with token {pad_id} and the backbone {config.model_type} with "
-            f"{padding_row}, whatever its configuration: choose another of the two"
+            f"tokenizer {name} pads with token {pad_id} and the backbone {backbone.architecture} "
+            f"with {padding_row}, whatever its configuration: choose another of the two"
         )
 
 

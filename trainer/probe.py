@@ -24,7 +24,7 @@ def check_reading(backbone: Backbone, *, pad_id: int, places: int | None) -> Non
     width = min(_WIDTH, places or _WIDTH)
     if width < 4:  # no room for two tokens and two of padding
         return
-    kind = backbone.settings.model_type
+    kind = backbone.architecture
     try:
         text, padded_otherwise, other = _features(backbone, pad_id, width)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:

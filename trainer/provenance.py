@@ -1,5 +1,6 @@
 """The provenance of a checkpoint: the resolved recipe, and the versions of the libraries that
-compute a step. A run that resumes from it reports and records the differences."""
+compute a step, imported components among them. A run that resumes from it reports and records the
+differences."""
 
 import json
 import platform
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from trainer.config import Recipe
+from trainer.imports import imported_components, source_version
 from trainer.run import flat_settings
 
 _LIBRARIES = (
@@ -38,7 +40,9 @@ class Change:
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
     """The keys `recipe` and `versions` of a checkpoint's JSON state."""
-    return {"recipe": recipe.model_dump(mode="json"), "versions": _versions()}
+    paths = imported_components(recipe).values()
+    sources = {path: source_version(path) for path in paths}
+    return {"recipe": recipe.model_dump(mode="json"), "versions": _versions() | sources}
 
 
 def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Change]:

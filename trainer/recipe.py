@@ -6,18 +6,32 @@ environment.
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from trainer.config import Duration, Recipe
+from trainer.imports import (
+    COMPONENTS,
+    at_key,
+    check_allowed,
+    import_component,
+    import_paths,
+    imported_backbone,
+    is_import_path,
+    options_of,
+    with_component,
+)
 
 _MAX_ERRORS_SHOWN = 3
+
+# The name of the resolved recipe in a run's folder.
+STORED_NAME = "recipe.yaml"
 
 
 class _Loader(yaml.SafeLoader):
@@ -40,17 +54,48 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(
+    path: Path, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
+) -> Recipe:
     """The recipe in a YAML file with `key=value` overrides applied in order.
 
-    Its key `base` names another file, relative to it, over which it is laid. Raises
-    FileNotFoundError for a missing file and ValueError, with the path of the key and the nearest
-    known name, for anything that the recipe's models refuse.
+    Its key `base` names another file, relative to it, over which it is laid. Components that the
+    file and the overrides name by import path are imported; for a recipe that a run stored, those
+    of `allow_imports`. Raises FileNotFoundError for a missing file and ValueError, with the path of
+    the key and the nearest known name, for anything that the recipe's models reject.
     """
-    tree = _tree(path)
+    tree = read_recipe(path)
+    given = {} if _is_of_run(path) else import_paths(tree)
+    return _built(tree, path, overrides, {*allow_imports, *given.values()})
+
+
+def load_stored_recipe(
+    path: Path, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
+) -> Recipe:
+    """`load_recipe` of a file that the user did not name: it imports only what `allow_imports` and
+    the overrides name."""
+    return _built(read_recipe(path), path, overrides, allow_imports)
+
+
+def _built(
+    tree: dict[str, Any], path: Path, overrides: Sequence[str], allowed: Collection[str]
+) -> Recipe:
+    commanded: dict[str, Any] = {}
     for override in overrides:
         _apply(tree, override)
-    return build_recipe(tree, origin=f"recipe {path}")
+        _apply(commanded, override)
+    allowed = {*allowed, *import_paths(commanded).values()}
+    return build_recipe(tree, origin=f"recipe {path}", allow_imports=allowed)
+
+
+def _is_of_run(path: Path) -> bool:
+    """Whether a file is the recipe that a run stored, which may have come from elsewhere."""
+    return path.name == STORED_NAME and (path.parent / "checkpoints").is_dir()
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The mappings of a YAML file over those of its base, neither checked nor imported."""
+    return _tree(path)
 
 
 def _tree(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -78,15 +123,45 @@ def _tree(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     return merged
 
 
-def build_recipe(tree: dict[str, Any], *, origin: str) -> Recipe:
-    """A recipe from plain mappings; `origin` opens the message of an error."""
+def build_recipe(
+    tree: dict[str, Any], *, origin: str, allow_imports: Collection[str] = ()
+) -> Recipe:
+    """A recipe from plain mappings; `origin` opens the message of an error. Only components of
+    `allow_imports` are imported."""
+    paths = import_paths(tree)
+    check_allowed(paths, allow_imports, origin)
+    for key in paths:
+        options = at_key(tree, key)
+        tree = with_component(tree, key, make_component(options, key=key, origin=origin))
     try:
         return Recipe.model_validate(_with_default_kinds(tree, Recipe))
     except ValidationError as error:
-        messages = [_describe(item) for item in error.errors(include_url=False)]
-        more = len(messages) - _MAX_ERRORS_SHOWN
-        shown = "; ".join(messages[:_MAX_ERRORS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-        raise ValueError(f"{origin}: {shown}") from None
+        raise _explained(error, origin, Recipe) from None
+
+
+def make_component(options: dict[str, Any], *, key: str, origin: str) -> Any:
+    """Import what `options["kind"]` names and validate the other options for it.
+
+    The caller has made sure that the path may be imported. `key` is the component's in a recipe.
+    """
+    try:
+        component = import_component(options["kind"], key=key)
+        model = options_of(component, key=key)
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from error
+    try:
+        made: Any = TypeAdapter(model).validate_python(options)
+    except ValidationError as error:
+        raise _explained(error, origin, model, key) from None
+    return imported_backbone(made, options) if key == "backbone" else made
+
+
+def _explained(error: ValidationError, origin: str, root: type, key: str = "") -> ValueError:
+    """One line for the mistakes in mappings at `key` that `root` does not accept."""
+    messages = [_describe(item, root, key) for item in error.errors(include_url=False)]
+    more = len(messages) - _MAX_ERRORS_SHOWN
+    shown = "; ".join(messages[:_MAX_ERRORS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    return ValueError(f"{origin}: {shown}")
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -117,7 +192,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             tree[key] = {}
         tree = tree[key]
     last = keys[-1]
-    another_kind = last in ("kind", "model_type") and tree.get(last, value) != value
+    # Without a kind, a mapping is of the default one, which no import path is.
+    default = None if is_import_path(value) else value
+    another_kind = last in ("kind", "model_type") and tree.get(last, default) != value
     another_unit = last in Duration.model_fields and tree.keys() <= Duration.model_fields.keys()
     if another_kind or another_unit:
         tree.clear()
@@ -151,12 +228,13 @@ def _with_default_kinds(tree: Any, model: type[BaseModel]) -> Any:
     return filled
 
 
-def _describe(error: Any) -> str:
+def _describe(error: Any, root: type, key: str) -> str:
     location = error["loc"]
-    path = ".".join(str(part) for part in _without_tags(location))
+    parts = [*([key] if key else []), *_without_tags(location, root)]
+    path = ".".join(str(part) for part in parts)
     match error["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
-            known = _known_names(location)
+            known = _known_names(location, root)
             near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
             return f"{path} is not a known key: {hint}"
@@ -167,7 +245,8 @@ def _describe(error: Any) -> str:
             near = difflib.get_close_matches(error["ctx"]["tag"].lower(), kinds, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             kind = f"{path}.kind is {error['ctx']['tag']!r}"
-            return f"{kind}: {hint}choose one of {', '.join(kinds)}"
+            own = ", or your own by module:Class" if path in COMPONENTS else ""
+            return f"{kind}: {hint}choose one of {', '.join(kinds)}{own}"
         case "union_tag_not_found":
             return f"{path} needs a kind"
     message = error["msg"].removeprefix("Value error, ")
@@ -178,24 +257,24 @@ def _describe(error: Any) -> str:
     )
 
 
-def _known_names(location: Sequence[str | int]) -> list[str]:
-    models = _models_at(location[:-1])
+def _known_names(location: Sequence[str | int], root: type) -> list[str]:
+    models = _models_at(location[:-1], root)
     return sorted({name for model in models for name in _fields(model)})
 
 
-def _without_tags(location: Sequence[str | int]) -> list[str | int]:
+def _without_tags(location: Sequence[str | int], root: type) -> list[str | int]:
     """The path as a user writes it: pydantic puts the chosen `kind` between a union's keys."""
-    return [part for i, part in enumerate(location) if not _is_tag(location[:i], part)]
+    return [part for i, part in enumerate(location) if not _is_tag(location[:i], part, root)]
 
 
-def _is_tag(before: Sequence[str | int], part: str | int) -> bool:
-    models = _models_at(before)
+def _is_tag(before: Sequence[str | int], part: str | int, root: type) -> bool:
+    models = _models_at(before, root)
     return len(models) > 1 and any(_kind(model) == part for model in models)
 
 
-def _models_at(location: Sequence[str | int]) -> list[type]:
-    """The pydantic models and dataclasses that a path of pydantic may lead to."""
-    models: list[type] = [Recipe]
+def _models_at(location: Sequence[str | int], root: type) -> list[type]:
+    """The pydantic models and dataclasses that a path of pydantic may lead to from `root`."""
+    models = [root]
     for part in location:
         chosen = [model for model in models if len(models) > 1 and _kind(model) == part]
         fields = [_fields(model)[part] for model in models if part in _fields(model)]

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import IO, Any
 from data.aside import commit
 from trainer.checkpoints import committed_folders
 from trainer.config import Recipe
-from trainer.recipe import dump_recipe, load_recipe
+from trainer.imports import component_at, import_paths, imported_components, with_component
+from trainer.recipe import STORED_NAME, build_recipe, dump_recipe, load_stored_recipe, read_recipe
 
 # What may not change inside a run: with another value the steps before would mean something else.
 _FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
@@ -27,7 +28,7 @@ class RunFolder:
 
     @property
     def recipe(self) -> Path:
-        return self.path / "recipe.yaml"
+        return self.path / STORED_NAME
 
     @property
     def checkpoints(self) -> Path:
@@ -85,14 +86,19 @@ class RunFolder:
                 "or choose another run folder"
             ) from None
 
-    def load_recipe(self) -> Recipe:
-        """The resolved recipe of a run; FileNotFoundError where the folder is no run."""
+    def load_recipe(
+        self, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
+    ) -> Recipe:
+        """The resolved recipe of a run; only components of `allow_imports` are imported.
+
+        Raises FileNotFoundError where the folder is not a run.
+        """
         if not self.recipe.is_file():
             raise FileNotFoundError(
                 f"{self.path} is not a run (no {self.recipe.name} in it): give the folder that "
                 "a recipe's `run` names"
             )
-        return load_recipe(self.recipe)
+        return load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe that is not this run's: a folder holds one.
@@ -106,12 +112,23 @@ class RunFolder:
                     f"run {self.path} has checkpoints and resume is never: choose another run "
                     "folder, or resume=auto to go on"
                 )
-            changed = _differences(self.load_recipe(), recipe)
+            changed = _differences(self._stored_settings(recipe), settings_of(recipe))
             if changed:
                 raise ValueError(
                     f"run {self.path} was started with another {', '.join(changed)}: undo that, "
                     "or choose another run folder"
                 )
+
+    def _stored_settings(self, recipe: Recipe) -> dict[str, Any]:
+        """The settings of the stored recipe. For a component that `recipe` does not name, that is
+        the kind alone: checking its options would import it."""
+        tree, named = read_recipe(self.recipe), imported_components(recipe)
+        others = {key: path for key, path in import_paths(tree).items() if named.get(key) != path}
+        for key in others:
+            tree = with_component(tree, key, component_at(recipe, key))
+        stored = build_recipe(tree, origin=f"recipe {self.recipe}", allow_imports=named.values())
+        known = {k: value for k, value in settings_of(stored).items() if not _under(k, others)}
+        return known | {f"{key}.kind": path for key, path in others.items()}
 
     def write(self, recipe: Recipe) -> None:
         """Keep the resolved recipe, for all that opens the run later."""
@@ -124,8 +141,7 @@ def _nearest_existing(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if os.path.lexists(place))
 
 
-def _differences(old: Recipe, new: Recipe) -> list[str]:
-    before, after = (settings_of(recipe) for recipe in (old, new))
+def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     changed = {
         key
         for key in before.keys() | after.keys()
@@ -133,9 +149,7 @@ def _differences(old: Recipe, new: Recipe) -> list[str]:
     }
     # Of another kind all settings differ: its name says it.
     kinds = {key.removesuffix(".kind") for key in changed if key.endswith(".kind")}
-    return sorted(
-        key for key in changed if key.endswith(".kind") or key.rpartition(".")[0] not in kinds
-    )
+    return sorted(key for key in changed if key.endswith(".kind") or not _under(key, kinds))
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
@@ -143,7 +157,7 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
     return flat_settings(recipe.model_dump(mode="json"))
 
 
-def _under(key: str, prefixes: tuple[str, ...]) -> bool:
+def _under(key: str, prefixes: Iterable[str]) -> bool:
     return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
 
 

@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, SerializeAsAny
 
 from data.duration import Duration
-from trainer.frozen import Frozen
+from trainer.frozen import Frozen, or_instance
 
 
 @dataclass(frozen=True)
@@ -76,4 +76,6 @@ class Step(ScheduleKind):
         return self.factor ** sum(step >= length.in_steps(m) for m in self.milestones)
 
 
-Schedule = Annotated[Cosine | Linear | Step, Field(discriminator="kind")]
+Schedule = Annotated[
+    SerializeAsAny[Cosine | Linear | Step], Discriminator("kind"), or_instance(ScheduleKind)
+]

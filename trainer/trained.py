@@ -1,5 +1,6 @@
 """Opens a finished (or interrupted) run: its recipe, its shards and its newest model."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,15 +30,22 @@ class TrainedRun:
     step: int
 
 
-def open_trained(path: Path, world: World, *, step: int | None = None) -> TrainedRun:
+def open_trained(
+    path: Path,
+    world: World,
+    *,
+    step: int | None = None,
+    allow_imports: Collection[str] = (),
+) -> TrainedRun:
     """Load the newest sound checkpoint of the run in `path`, or that of `step`, at any world size;
-    of a run with `train.ema` the averages (collective).
+    of a run with `train.ema` the averages (collective). Only components of `allow_imports` are
+    imported.
 
     Raises FileNotFoundError where there is no run or no checkpoint, ValueError where every
     checkpoint is damaged or the shards have changed since.
     """
     folder = RunFolder(path)
-    recipe = folder.load_recipe()
+    recipe = folder.load_recipe(allow_imports=allow_imports)
     data = recipe.data
     manifest = Manifest.load(data.shards, data.cache)
     label_vectors = label_vectors_of(recipe, manifest)

@@ -1,6 +1,17 @@
 """The losses, by the `kind` that recipes use."""
 
-from heads.losses.base import Block, Choice, ClassFacts, HeldClasses, Loss, Reduction, Rows, Stats
+from heads.losses.base import (
+    STRICT,
+    Block,
+    Choice,
+    ClassFacts,
+    HeldClasses,
+    Loss,
+    Reduction,
+    Rows,
+    Stats,
+    logsumexp,
+)
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
 from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalisation
 from heads.losses.divergences import (
@@ -19,6 +30,7 @@ from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftm
 
 __all__ = [
     "LOSSES",
+    "STRICT",
     "BatchCrossEntropy",
     "BatchMaxMargin",
     "BinaryCrossEntropy",
@@ -48,5 +60,6 @@ __all__ = [
     "Stats",
     "TaylorSoftmax",
     "TopKHinge",
+    "logsumexp",
     "topk_marginals",
 ]

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Self
 
+import pydantic
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
@@ -136,12 +137,13 @@ class Reduction(Enum):
     LOGSUMEXP = "logsumexp"
 
 
+@pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class Loss(ABC):
     """A loss over the logits of all classes, computed from statistics of blocks of them.
 
-    A subclass is a frozen pydantic dataclass whose fields are the options in a recipe, including
-    `kind`; losses with the same options are equal. The head calls `prepare` to pass it facts about
-    the classes.
+    A subclass is a frozen pydantic dataclass whose fields are the options in a recipe; losses with
+    the same options are equal. `kind` is the name in a recipe: a literal for a built-in loss, the
+    import path for any other. The head calls `prepare` to pass it facts about the classes.
 
     `aligned_if` is the condition under which `aligned` is true, if that depends on the options.
     `couples_rows`: `value` is not a mean of terms of one row each. `reductions` has one entry per
@@ -151,7 +153,8 @@ class Loss(ABC):
     `accepts_mixed_labels`: a row may occur twice, with two labels.
     """
 
-    kind: str
+    kind: str = Field(default="", kw_only=True, repr=False)
+
     paper: ClassVar[str]
     statistic: ClassVar[str]
     aligned_if: ClassVar[str] = ""
@@ -162,6 +165,11 @@ class Loss(ABC):
     over_nodes: ClassVar[bool] = False
     accepts_mixed_labels: ClassVar[bool] = True
     reductions: ClassVar[tuple[Reduction, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            path = f"{type(self).__module__}:{type(self).__qualname__}"
+            object.__setattr__(self, "kind", path)  # the dataclass is frozen
 
     @property
     @abstractmethod

@@ -1,8 +1,13 @@
 """The registry of losses: the classes that a recipe's `head.loss.kind` chooses from."""
 
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import Field
+from pydantic import (
+    Discriminator,
+    SerializeAsAny,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from heads.losses.base import Loss
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
@@ -43,6 +48,12 @@ AnyLoss = (
     | HierarchicalSoftmax
 )
 
-LossConfig = Annotated[AnyLoss, Field(discriminator="kind")]
+
+def _or_instance(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """A loss that was made already, of a class that is not in this registry, is valid as it is."""
+    return value if isinstance(value, Loss) else validate(value)
+
+
+LossConfig = Annotated[SerializeAsAny[AnyLoss], Discriminator("kind"), WrapValidator(_or_instance)]
 
 LOSSES: dict[str, type[Loss]] = {loss.kind: loss for loss in get_args(AnyLoss)}

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from launch.commands.allow_import import AllowImport
 from launch.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ def doctor(
         list[str] | None, typer.Option(help="HOST:PORT of another machine; may be repeated")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    allow_import: AllowImport = None,
 ) -> None:
     """Say what this machine can run: exit code 1 where training would fail."""
     from launch.doctor import examine
 
-    plans = _plans(recipe, overrides or [], run, nproc, port, tuple(peer or ()))
+    plans = _plans(recipe, overrides or [], allow_import or [], run, nproc, port, tuple(peer or ()))
     console = Console(stderr=as_json)
     found = []
     with _shown_progress(console) as starting:
@@ -66,6 +68,7 @@ def doctor(
 def _plans(
     path: Path | None,
     overrides: list[str],
+    allow_imports: list[str],
     run: Path | None,
     nproc: int | None,
     port: int | None,
@@ -87,7 +90,8 @@ def _plans(
         raise ValueError(
             f"{path} cannot be read without torch ({error}): run kway doctor without a recipe first"
         ) from error
-    plans = plans_of(load_recipe(path, overrides), ranks=ranks, port=port, peers=peers)
+    resolved = load_recipe(path, overrides, allow_imports=allow_imports)
+    plans = plans_of(resolved, ranks=ranks, port=port, peers=peers)
     return replace(plans, run=run) if run else plans
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from launch.commands.allow_import import AllowImport
 from launch.commands.place import check_writable, written_to
 from launch.wording import plain, printable
 
@@ -42,6 +43,7 @@ def evaluate(
     confusions: Annotated[
         int, typer.Option(min=0, help="show the most frequent wrong predictions")
     ] = 0,
+    allow_import: AllowImport = None,
 ) -> None:
     """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
     from data import Manifest
@@ -49,7 +51,7 @@ def evaluate(
     from trainer.evaluation.class_table import ClassTable, write_csv
     from trainer.evaluation.of_run import Wanted
 
-    wanted = Wanted(run, checkpoint, split, tuple(settings or ()))
+    wanted = Wanted(run, checkpoint, split, tuple(settings or ()), tuple(allow_import or ()))
     recipe = wanted.recipe()
     if classes:
         check_writable(classes, "--classes")
@@ -112,6 +114,7 @@ def _on_ranks(wanted: "Wanted", num_processes: int) -> int:
             arguments.append(f"--checkpoint={wanted.checkpoint}")
         if wanted.split is not None:
             arguments.append(f"--split={wanted.split}")
+        arguments += [f"--allow-import={path}" for path in wanted.allow_imports]
         arguments += [*(f"--set={setting}" for setting in wanted.settings), "--", str(wanted.run)]
         code = run_ranks("trainer.evaluation", arguments, Placement(num_processes=num_processes))
         if code:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from launch.commands.allow_import import AllowImport
 from launch.commands.place import written_to
 from launch.wording import printable
 
@@ -28,6 +29,7 @@ def export(
         bool, typer.Option("--onnx", help="also write the backbone for onnxruntime")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
+    allow_import: AllowImport = None,
 ) -> None:
     """Write a run's newest model as a bundle."""
     for one in recall or ():
@@ -49,5 +51,6 @@ def export(
             min_positives=min_positives,
             onnx=onnx,
             force=force,
+            allow_imports=allow_import or (),
         )
     print(printable(f"{out} is ready: kway serve {out}"))

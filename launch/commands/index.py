@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from launch.commands.allow_import import AllowImport
 from launch.commands.place import written_to
 from launch.progress import progress
 from launch.wording import counted, printable, seconds_since
@@ -37,6 +38,7 @@ def index(
     force: Annotated[
         bool, typer.Option("--force", help="also where the gallery was made of another folder")
     ] = False,
+    allow_import: AllowImport = None,
 ) -> None:
     """Make a gallery, or bring it up to date: only what is new or changed is computed."""
     # Heavy imports wait for the command that needs them.
@@ -52,7 +54,7 @@ def index(
     with Bundle.open(bundle) as opened:
         listed = open_collection(collection, opened.spec.reads)
         opened.verify(class_weights=False)
-        model = Model(opened, device=device)
+        model = Model(opened, device=device, allow_imports=allow_import or ())
         model.self_check()
         with (
             written_to(out, "--out"),

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from launch.commands.allow_import import AllowImport
+
 app = typer.Typer(help="Manifests for a Kubernetes cluster.", no_args_is_help=True)
 
 
@@ -35,6 +37,7 @@ def render(
     claims: Annotated[
         bool, typer.Option("--claims/--no-claims", help="whether claims are printed, too")
     ] = True,
+    allow_import: AllowImport = None,
 ) -> None:
     """Print the manifests of a training run, for `kubectl apply -f -`.
 
@@ -47,7 +50,7 @@ def render(
     from launch.kubernetes.render import render as rendered
     from trainer.recipe import load_recipe
 
-    resolved = load_recipe(recipe, overrides or [])
+    resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())
     program()
     size = Size(nodes, gpus)
     check_fit(resolved, nodes=nodes, ranks=size.ranks)

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from launch.commands.allow_import import AllowImport
+
 _WIDTH_OF_FILES = 100
 
 
@@ -37,6 +39,7 @@ def plan(
     as_json: Annotated[
         bool, typer.Option("--json", help="bytes and seconds, for programs")
     ] = False,
+    allow_import: AllowImport = None,
 ) -> None:
     """Say what a recipe needs on a cluster: memory a GPU, bytes on the wire, time a step."""
     if link_gbps is not None and not math.isfinite(link_gbps):
@@ -45,7 +48,7 @@ def plan(
         raise ValueError(f"--host-memory is {host_memory}: pass a number of GiB, such as 2048")
     from trainer.recipe import load_recipe
 
-    resolved = load_recipe(recipe, overrides or [])
+    resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())
     from launch.plan import advice, table
     from launch.plan import dry_run as shapes
     from launch.plan.machines import machine_named

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launch.commands.allow_import import AllowImport
 from launch.wording import plain, printable
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def query(
         Path | None, typer.Option(help="file with the token that the server asks for")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the answer as JSON")] = False,
+    allow_import: AllowImport = None,
 ) -> None:
     """Ask whether pictures, or texts, are of a class.
 
@@ -64,7 +66,7 @@ def query(
         )
     else:
         _check_source(source)
-        found = _ask_bundle(Path(source), classes, inputs, recall, threshold)
+        found = _ask_bundle(Path(source), classes, inputs, recall, threshold, allow_import or [])
     if as_json:
         typer.echo(json.dumps(found.model_dump(), ensure_ascii=False, indent=1))
     else:
@@ -124,6 +126,7 @@ def _ask_bundle(
     inputs: Inputs,
     recall: float | None,
     threshold: float | None,
+    allow_imports: list[str],
 ) -> "Answer":
     from serving.answer import ask
     from serving.client import joined
@@ -133,7 +136,7 @@ def _ask_bundle(
     opened = Bundle.open(bundle)
     _check_kind(str(bundle), opened.spec.reads, inputs)
     opened.verify(class_weights=False)  # a question reads few of those, however many there are
-    model = Model(opened)
+    model = Model(opened, allow_imports=allow_imports)
     question = ask(model.bundle, classes, recall=recall, threshold=threshold)
     size = max(1, _BATCH // model.crops)
     parts = [inputs[start : start + size] for start in range(0, len(inputs), size)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from pydantic import ValidationError
 
+from launch.commands.allow_import import AllowImport
 from launch.wording import printable
 from serving.config import GALLERY_NAME, ServingConfig
 from serving.tokens import Tokens
@@ -124,6 +125,7 @@ def serve(
             help="start nothing: print a config file for a Ray cluster (docs/cluster.md)",
         ),
     ] = False,
+    allow_import: AllowImport = None,
 ) -> None:
     """Serve a bundle over HTTP on this machine: a page at /, the API and its description at /docs.
 
@@ -134,6 +136,7 @@ def serve(
     from serving.deploy.server import running
     from serving.deploy.stop_signal import StopSignal
     from serving.galleries.gallery import Gallery
+    from serving.model import check_imports
     from trainer.bundle import Bundle
 
     least, most = _replicas(replicas)
@@ -158,8 +161,10 @@ def serve(
         request_timeout_seconds=timeout,
         token_file=token_file.absolute() if token_file is not None else None,
         galleries=_galleries(gallery or []),
+        allow_imports=tuple(allow_import or ()),
     )
     with Bundle.open(bundle) as opened:  # a bad bundle is an error now, not after Ray's start
+        check_imports(opened, device, config.allow_imports)
         line = _curl_line(opened, has_tokens=token_file is not None)
         opened.verify(class_weights=verify)
         for folder in config.galleries.values():

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from launch.commands.allow_import import AllowImport
 from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
 from trainer.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from trainer.signals import ASKS_TO_STOP
@@ -69,6 +70,7 @@ def train(
             "--dry-run", help="start the ranks, stop before the first step and write nothing"
         ),
     ] = False,
+    allow_import: AllowImport = None,
 ) -> None:
     """Train a recipe, from its newest checkpoint if there is one.
 
@@ -79,7 +81,7 @@ def train(
     with _nothing_to_save():  # loading a recipe imports torch, which takes seconds
         from trainer.recipe import dump_recipe, load_recipe
 
-        resolved = load_recipe(recipe, overrides or [])
+        resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())
         if print_config:
             print(dump_recipe(resolved), end="")
             return
@@ -102,6 +104,7 @@ def train(
         from launch.ranks.run import run_ranks
 
         options = [*placement.trainer_options, *(["--dry-run"] if dry_run else [])]
+        options += [f"--allow-import={path}" for path in allow_import or ()]
         arguments = [*options, "--", str(recipe), *(overrides or [])]
         code = run_ranks("trainer", arguments, placement)
         if code in (FAILED, PREEMPTED, INTERRUPTED):

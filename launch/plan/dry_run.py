@@ -72,7 +72,7 @@ def dry_run(recipe: Recipe, asked: Asked) -> Ranks:
     _check_sums(recipe, classes, shape[1], size)
     chosen = sorted({0, size // 2, _fewest(classes, shape[1]), size - 1})
     with torch.device("meta"):
-        whole = build_backbone(_random(recipe), image=recipe.data.image)
+        whole = build_backbone(recipe.backbone.without_weights(), image=recipe.data.image)
     return Ranks(
         size=size,
         mesh=shape,
@@ -122,7 +122,7 @@ def _build(
 ) -> RankShape:
     with _world(rank, asked, shape) as world:
         with torch.device("meta"):
-            backbone = build_backbone(_random(recipe), image=recipe.data.image)
+            backbone = build_backbone(recipe.backbone.without_weights(), image=recipe.data.image)
         pieces = _strategy(recipe, backbone, world).live()
         data, place = (0, 0) if world.mesh is None else _coordinate(world)
         start, stop = shard_range(classes.nodes, place, shape[1])
@@ -196,8 +196,3 @@ def _fewest(classes: Classes, class_ranks: int) -> int:
         )
     ]
     return sizes.index(min(sizes))
-
-
-def _random(recipe: Recipe) -> Any:
-    """Without weights to load: shapes are all that counts."""
-    return recipe.backbone.model_copy(update={"weights": "random"})

@@ -70,7 +70,8 @@ def measure_network(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Net
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[train.precision]
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        backbone = build_backbone(_random(recipe).backbone, image=recipe.data.image).train()
+        config = recipe.backbone.without_weights()
+        backbone = build_backbone(config, image=recipe.data.image).train()
         units = tuple(_units(backbone))
         mode = recipe.backbone.batch_norm
         apply_batch_norm_mode(backbone, mode, None, torch.device("cpu"))
@@ -105,12 +106,6 @@ def measure_network(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Net
         forward=forward,
         backward=tuple(ledger.work),
     )
-
-
-def _random(recipe: Recipe) -> Recipe:
-    """The same without weights to load: shapes are all that counts."""
-    backbone = recipe.backbone.model_copy(update={"weights": "random"})
-    return recipe.model_copy(update={"backbone": backbone})
 
 
 def _units(backbone: Backbone) -> Iterator[Shapes]:

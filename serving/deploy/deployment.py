@@ -54,7 +54,12 @@ class Kway:
         set_server_options(most_json_bytes(checked))
         # Before the model, which may start threads of its own.
         torch.set_num_threads(checked.threads_each)
-        model = Model.open(Path(bundle), max_pixels=checked.max_pixels, device=checked.device)
+        model = Model.open(
+            Path(bundle),
+            max_pixels=checked.max_pixels,
+            device=checked.device,
+            allow_imports=checked.allow_imports,
+        )
         self._service = Service(model, checked, QueryMetrics())
         ReplicaMetrics(model.bundle.spec.loss, self._service.load).start()
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()

@@ -11,7 +11,7 @@ unreadable.jsonl       what could not be read, with the reason
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -101,15 +101,13 @@ def features_identity(bundle: Bundle) -> str:
     Class weights, thresholds and names are not among it: a gallery outlives a new head.
     """
     checksums = {name: file.sha256 for name, file in read_manifest(bundle.path).files.items()}
-    encoder = json.loads((bundle.path / ENCODER / "config.json").read_bytes())
-    encoder.pop("transformers_version", None)  # of the export, and decides nothing
     tokenizer = {
         name: digest for name, digest in checksums.items() if name.startswith(f"{TOKENIZER}/")
     }
     spec = bundle.spec
     said = {
         "weights": checksums[BACKBONE],
-        "encoder": encoder,
+        "encoder": _encoder(bundle),
         "tokenizer": tokenizer,
         "pooling": spec.pooling,
         # Without defaults: a setting that a later kway adds leaves the identity as it was.
@@ -126,3 +124,14 @@ def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
             f"{path} holds features of another backbone, or of other preprocessing, than "
             f"{bundle.path}: make another gallery with kway index {bundle.path} {info.source} -o …"
         )
+
+
+def _encoder(bundle: Bundle) -> dict[str, Any]:
+    """The architecture of the backbone: its configuration, or of an imported one its options and
+    source."""
+    imported = bundle.spec.backbone
+    if imported is not None:
+        return imported.model_dump(mode="json")
+    encoder: dict[str, Any] = json.loads((bundle.path / ENCODER / "config.json").read_bytes())
+    encoder.pop("transformers_version", None)  # of the export, and decides nothing
+    return encoder

@@ -21,7 +21,13 @@ def main(arguments: list[str] | None = None) -> int:
     from trainer.evaluation.of_run import Wanted, evaluate_run
     from trainer.world import open_world
 
-    wanted = Wanted(options.run, options.checkpoint, options.split, tuple(options.set))
+    wanted = Wanted(
+        options.run,
+        options.checkpoint,
+        options.split,
+        tuple(options.set),
+        tuple(options.allow_import),
+    )
     recipe = world = None
     try:
         recipe = wanted.recipe()
@@ -45,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", type=int, metavar="STEP")
     parser.add_argument("--split")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--allow-import", action="append", default=[], metavar="MODULE:CLASS")
     # From `kway eval`: the file that hears which step was evaluated.
     parser.add_argument("--step-to", type=Path, help=argparse.SUPPRESS)
     return parser

@@ -9,7 +9,6 @@ from data import Split, open_split
 from trainer.config import Recipe
 from trainer.evaluation.measure import evaluate_split
 from trainer.evaluation.saved import save_evaluation
-from trainer.recipe import load_recipe
 from trainer.run import RunFolder, settings_of
 from trainer.trained import open_trained
 from trainer.world import World
@@ -22,12 +21,14 @@ _NO_MATTER = ("evaluation.batch", "data.workers", "data.eval_split")
 @dataclass(frozen=True)
 class Wanted:
     """What to evaluate: the newest checkpoint or that of a step, on the recipe's evaluation split
-    or another, with `settings` (key=value) over the recipe's."""
+    or another, with `settings` (key=value) over the recipe's. Only components of `allow_imports`
+    are imported."""
 
     run: Path
     checkpoint: int | None = None
     split: str | None = None
     settings: tuple[str, ...] = ()
+    allow_imports: tuple[str, ...] = ()
 
     def recipe(self) -> Recipe:
         """The run's recipe with the settings; ValueError for one that is not evaluation's."""
@@ -38,16 +39,16 @@ class Wanted:
                     f"--set {setting} does not concern an evaluation: give evaluation.… or "
                     f"{', '.join(_SETTINGS)}"
                 )
-        folder = RunFolder(self.run)
-        folder.load_recipe()  # says what is wrong with a folder that is no run
         split = [] if self.split is None else [f"data.eval_split={self.split}"]
-        return load_recipe(folder.recipe, [*split, *self.settings])
+        return RunFolder(self.run).load_recipe(
+            [*split, *self.settings], allow_imports=self.allow_imports
+        )
 
     def folder(self) -> Path:
         """Where the measures go. Those of another split or by other settings do not replace the
         recipe's own, whose thresholds are exported."""
         place, recipe = RunFolder(self.run), self.recipe()
-        own = place.load_recipe()
+        own = place.load_recipe(allow_imports=self.allow_imports)
         others = _others(own, recipe)
         if recipe.data.eval_split == own.data.eval_split and not others:
             return place.evaluations
@@ -76,7 +77,7 @@ def evaluate_run(
     """Evaluate and save to `wanted.folder()`; the checkpoint's step (collective)."""
     recipe = wanted.recipe()
     step = {} if wanted.checkpoint is None else {"step": wanted.checkpoint}
-    trained = open_trained(wanted.run, world, **step)
+    trained = open_trained(wanted.run, world, allow_imports=wanted.allow_imports, **step)
     result = evaluate_split(
         trained.task,
         recipe,

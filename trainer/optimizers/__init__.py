@@ -5,10 +5,11 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Discriminator, SerializeAsAny
 
+from trainer.frozen import or_instance
 from trainer.optimizers.adamw import AdamW
-from trainer.optimizers.base import HeadOptions
+from trainer.optimizers.base import HeadOptions, OptimizerKind
 from trainer.optimizers.build import (
     build_head_optimizer,
     build_optimizer,
@@ -19,7 +20,9 @@ from trainer.optimizers.build import (
 from trainer.optimizers.lamb import LAMB
 from trainer.optimizers.sgd import SGD
 
-Optimizer = Annotated[SGD | AdamW | LAMB, Field(discriminator="kind")]
+Optimizer = Annotated[
+    SerializeAsAny[SGD | AdamW | LAMB], Discriminator("kind"), or_instance(OptimizerKind)
+]
 
 __all__ = [
     "LAMB",
@@ -27,6 +30,7 @@ __all__ = [
     "AdamW",
     "HeadOptions",
     "Optimizer",
+    "OptimizerKind",
     "build_head_optimizer",
     "build_optimizer",
     "create_moments_of",

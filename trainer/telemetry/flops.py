@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from data.images.config import ImageConfig
 from heads.config import HeadConfig
 from trainer.backbone import Backbone, build_backbone
-from trainer.config import BackboneConfig, Recipe
+from trainer.config import BackboneOptions, Recipe
 from trainer.telemetry.devices import Precision
 
 # A multiplication and an addition forward, two of each backward: of the weights, of the inputs.
@@ -77,6 +77,6 @@ def head_flops(head: HeadConfig, *, dim: int, num_classes: int) -> float | None:
     return 2.0 * _PASSES * dim * classes
 
 
-def _without_memory(config: BackboneConfig, image: ImageConfig | None) -> Backbone:
+def _without_memory(config: BackboneOptions, image: ImageConfig | None) -> Backbone:
     with torch.device("meta"):
-        return build_backbone(config.model_copy(update={"weights": "random"}), image=image)
+        return build_backbone(config.without_weights(), image=image)

@@ -1,0 +1,313 @@
+"""Components of users: the files and commands of docs/extending.md, and what is imported when."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from data.config import ImageConfig
+from serving.config import ServingConfig
+from tests.ranks import rank_world
+from tests.shards import NO_DROPOUT, TINY_BERT, TINY_RESNET, text_recipe
+from trainer.backbone import build_backbone
+from trainer.bundle import Bundle
+from trainer.checkpoints import open_checkpoint
+from trainer.recipe import build_recipe, load_recipe, make_component
+from trainer.run import RunFolder
+from trainer.train import train
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+COMPONENTS = (
+    "my_package.backbones:ConvNet",
+    "my_package.losses:ScaledCrossEntropy",
+    "my_package.optimizers:Adagrad",
+    "my_package.schedules:InverseSqrt",
+)
+ALLOWED = [f"--allow-import={path}" for path in COMPONENTS]
+
+
+def blocks(language: str) -> list[str]:
+    text = PAGE.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder with the files of the page, from which ranks import, too."""
+    for block in blocks("python") + blocks("yaml"):
+        if not block.startswith(("# my_package/", "# mine.yaml")):
+            continue  # a training loop, of tests/heads/test_other_loops.py
+        file = tmp_path / block.partition("\n")[0].removeprefix("# ")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(block, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    forget()
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    """Unload the package, so that the next import of it is seen."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
+def is_loaded() -> bool:
+    return any(name.partition(".")[0] == "my_package" for name in sys.modules)
+
+
+def trained(glyphs: Path, *overrides: str) -> Path:
+    """The run of the page's recipe on the tests' shards, in this process; then unloaded."""
+    recipe = load_recipe(Path("mine.yaml"), [f"data.shards={glyphs}", *overrides])
+    train(recipe, rank_world())
+    forget()
+    return recipe.run
+
+
+@pytest.fixture
+def run(here: Path, glyphs: Path) -> Path:
+    return trained(glyphs, "train.duration.steps=2")
+
+
+def test_the_commands_of_the_page_train_evaluate_export_and_answer(here, kway, capsys):
+    image = np.zeros((16, 16), np.uint8)
+    assert cv2.imwrite(str(here / "picture.png"), image)
+    (block,) = blocks("sh")
+    lines = block.replace("\\\n", "").splitlines()
+    commands = [shlex.split(line) for line in lines if line.startswith("kway ")]
+    assert [command[1] for command in commands] == [
+        "shard", "plan", "train", "eval", "export", "query",
+    ]  # fmt: skip
+    for command in commands:
+        assert kway(*command[1:]) == 0, capsys.readouterr().err
+    spec = json.loads((here / "bundle" / "bundle.json").read_text())["model"]
+    assert spec["loss"]["kind"] == COMPONENTS[1]
+    assert spec["backbone"]["kind"] == COMPONENTS[0]
+    assert spec["backbone"]["options"] == {"width": 32, "channels": 1}
+
+
+def test_without_allow_import_no_command_imports_what_a_run_names(run, kway, capsys):
+    for command in (
+        ["eval", run],
+        ["eval", run, *ALLOWED[:-1]],
+        ["export", run, "-o", "bundle"],
+        ["train", run / "recipe.yaml"],
+        ["plan", run / "recipe.yaml"],
+        ["doctor", run / "recipe.yaml"],
+    ):
+        assert kway(*command) == 2
+        error = capsys.readouterr().err
+        assert "schedule.kind would import code: add" in error or "backbone.kind, head" in error
+        assert f"--allow-import {COMPONENTS[-1]} if you trust it" in error
+        assert not is_loaded()
+    assert kway("train", run / "recipe.yaml", "--print-config", *ALLOWED) == 0
+
+
+def test_without_allow_import_no_command_imports_the_backbone_of_a_bundle(run, kway, capsys):
+    assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
+    forget()
+    assert cv2.imwrite("picture.png", np.zeros((16, 16), np.uint8))
+    capsys.readouterr()
+    for command in (
+        ["query", "bundle", "--class", "#3", "picture.png"],
+        ["index", "bundle", ".", "-o", "gallery"],
+    ):
+        assert kway(*command) == 2
+        assert f"add --allow-import {COMPONENTS[0]}" in capsys.readouterr().err
+        assert not is_loaded()
+    assert kway("index", "bundle", ".", "-o", "gallery", f"--allow-import={COMPONENTS[0]}") == 0
+
+
+def test_serve_passes_to_replicas_what_they_may_import(run, kway):
+    assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
+    command = [sys.executable, "-P", "-m", "launch", "serve", "bundle", "--print-config"]
+    rejected = subprocess.run(command, capture_output=True, text=True)
+    assert rejected.returncode == 2
+    assert f"add --allow-import {COMPONENTS[0]}" in rejected.stderr
+    printed = subprocess.check_output([*command, f"--allow-import={COMPONENTS[0]}"], text=True)
+    (application,) = yaml.safe_load(printed)["applications"]
+    config = ServingConfig.model_validate(application["args"]["config"])
+    assert config.allow_imports == (COMPONENTS[0],)
+
+
+def test_a_loss_of_the_users_is_served_without_its_code(here, glyphs, kway, capsys):
+    network = json.dumps({"kind": "transformers", "config": {**TINY_RESNET, "num_channels": 1}})
+    run = trained(glyphs, "train.duration.steps=2", f"backbone={network}")
+    assert kway("export", run, "-o", "bundle", *ALLOWED[1:]) == 0
+    shutil.rmtree("my_package")
+    forget()
+    assert cv2.imwrite("picture.png", np.zeros((16, 16), np.uint8))
+    assert kway("query", "bundle", "--class", "#3", "picture.png") == 0
+    assert not is_loaded()
+
+
+def test_resuming_reports_a_changed_source_and_rejects_another_class(run, glyphs, capsys):
+    source = Path("my_package/losses.py")
+    source.write_text(source.read_text() + "\n# changed\n")
+    trained(glyphs, "train.duration.steps=3")
+    assert f"changed on resume: version.{COMPONENTS[1]}: sha256:" in capsys.readouterr().out
+    stored = open_checkpoint(run / "checkpoints" / "step-00000003").state
+    assert stored["versions"][COMPONENTS[1]].startswith("sha256:")
+    with pytest.raises(ValueError, match=r"was started with another head\.loss\.kind: undo that"):
+        trained(glyphs, "head.loss.kind=ce")
+    assert "my_package.losses" not in sys.modules
+    # The schedule may change on resume.
+    trained(glyphs, "train.duration.steps=4", "schedule.kind=cosine")
+    assert "my_package.schedules" not in sys.modules
+
+
+def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
+    text = "run: x\ndata: {shards: x}\nbackbone: {config: {model_type: resnet}}\n"
+    Path("plain.yaml").write_text(text + "head: {loss: {label_smoothing: 0.1}}\n")
+    overrides = [f"backbone.kind={COMPONENTS[0]}", f"head.loss.kind={COMPONENTS[1]}"]
+    recipe = load_recipe(Path("plain.yaml"), [*overrides, "backbone.width=8"])
+    assert recipe.backbone.arguments == {"width": 8, "channels": 1}
+    assert recipe.head.loss.scale == 1.0
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("backbone.widht=3", r"backbone\.widht is not a known key: did you mean width\?"),
+        ("backbone.width=0", r"backbone\.width: .*greater than 0, got 0"),
+        ("backbone.batch_norm=x", r"backbone\.batch_norm: .*'sync'"),
+        ("head.loss.scale=-1", r"head\.loss\.scale: .*greater than 0, got -1"),
+        ("optimizer.head.rl=1", r"optimizer\.head\.rl is not a known key: did you mean lr\?"),
+        ("schedule.decay.stps=1", r"schedule\.decay\.stps is not a known key"),
+        ("optimizer.kind=my_pakage.x:Y", r"no module named my_pakage: install it"),
+        ("optimizer.kind=my_package.optimizers:Adagrd", r"has no Adagrd: did you mean Adagrad\?"),
+        ("optimizer.kind=my_package.losses:1", r"optimizer\.kind is '.*': write module:Class"),
+        ("optimizer.kind=torch.optim:SGD", r"not a subclass of trainer\.optimizers\.base\.Opt"),
+        ("head.loss.kind=heads:Loss", r"does not define aligned, statistics, value"),
+        ("head.loss.kind=my_package.broken:X", r"my_package\.broken cannot be imported: "),
+        ("train.strategy.kind=my_package.x:Y", r"train\.strategy\.kind is 'my_package\.x:Y': choo"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_key_and_the_fix(override, message, here):
+    Path("my_package/broken.py").write_text("import (\n")
+    with pytest.raises(ValueError, match=message) as caught:
+        load_recipe(Path("mine.yaml"), [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_mappings_made_in_code_import_nothing_by_themselves(here):
+    tree = {"run": "x", "data": {"shards": "x"}, "backbone": {"kind": COMPONENTS[0]}}
+    with pytest.raises(ValueError, match=r"backbone\.kind would import code"):
+        build_recipe(tree, origin="test")
+    assert not is_loaded()
+
+
+def test_a_bundle_written_with_other_source_is_loaded_with_a_warning(run, kway, caplog):
+    assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
+    source = Path("my_package/backbones.py")
+    source.write_text(source.read_text() + "\n# changed\n")
+    forget()
+    with Bundle.open(Path("bundle")) as bundle:
+        bundle.load_backbone(allow_imports=[COMPONENTS[0]])
+    assert f"was exported with {COMPONENTS[0]} sha256:" in caplog.text
+
+
+def test_the_recipe_of_a_run_survives_a_round_trip(run):
+    recipe = RunFolder(run).load_recipe(allow_imports=COMPONENTS)
+    assert recipe.schedule.decay.steps == 50
+    assert recipe.optimizer.lr == 0.02
+
+
+TEXT_BACKBONE = """
+from torch import nn
+from transformers import BertConfig, BertModel
+
+
+class MeanOfWords(nn.Module):
+    def __init__(self, vocab_size: int, width: int = 8) -> None:
+        super().__init__()
+        self.vocab_size, self.dim = vocab_size, width
+        self.words = nn.Embedding(vocab_size, width)
+
+    def forward(self, input_ids, attention_mask):
+        weights = attention_mask.unsqueeze(-1).float()
+        return (self.words(input_ids) * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def bert(vocab_size: int, **fields) -> nn.Module:
+    return BertModel(BertConfig(vocab_size=vocab_size, **fields), add_pooling_layer=False)
+"""
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        {"kind": "my_package.texts:MeanOfWords", "vocab_size": 120},
+        {
+            "kind": "my_package.texts:bert",
+            "pooling": "mean",
+            **{key: value for key, value in TINY_BERT.items() if key != "model_type"},
+            **NO_DROPOUT,
+            "vocab_size": 120,
+        },
+    ],
+    ids=["module", "transformers"],
+)
+def test_a_backbone_of_texts_trains_and_is_exported(backbone, here, texts, kway):
+    Path("my_package/texts.py").write_text(TEXT_BACKBONE)
+    made = make_component(backbone, key="backbone", origin="test")
+    recipe = text_recipe(texts, here / "run").model_copy(update={"backbone": made})
+    train(recipe, rank_world())
+    allowed = f"--allow-import={backbone['kind']}"
+    assert kway("export", here / "run", "-o", "bundle", allowed) == 0
+    assert kway("query", "bundle", "--class", "red", "--text", "red", allowed) == 0
+
+
+def test_a_text_backbone_with_too_few_embeddings_is_an_error(here, texts):
+    Path("my_package/texts.py").write_text(TEXT_BACKBONE)
+    backbone = {"kind": "my_package.texts:MeanOfWords", "vocab_size": 50}
+    made = make_component(backbone, key="backbone", origin="test")
+    recipe = text_recipe(texts, here / "run").model_copy(update={"backbone": made})
+    with pytest.raises(ValueError, match="embeddings for 50"):
+        train(recipe, rank_world())
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def make(): return 3", "returns int: return an nn.Module"),
+        ("def make(): return nn.Linear(2, 2)", "does not state its number of features"),
+        ("def make(pooling: str): pass", "parameter pooling, which is an option of every backbone"),
+    ],
+)
+def test_what_does_not_keep_the_contract_of_a_backbone_is_one_line(code, message, here):
+    Path("my_package/made.py").write_text(f"from torch import nn\n{code}\n")
+    options = {"kind": "my_package.made:make"}
+    with pytest.raises(ValueError, match=message) as caught:
+        build_backbone(make_component(options, key="backbone", origin="test"), image=ImageConfig())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_factory_of_timm_makes_a_backbone():
+    pytest.importorskip("timm", reason="timm needs torchvision, which has no build for CPU torch")
+    options = {"kind": "timm:create_model", "model_name": "resnet10t", "num_classes": 0}
+    config = make_component(options, key="backbone", origin="test")
+    backbone = build_backbone(config, image=ImageConfig())
+    pixels = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
+    assert backbone({"pixel_values": pixels}).shape == (2, backbone.dim)
+
+
+@pytest.mark.slow
+def test_an_onnx_backbone_is_served_without_its_code(run, kway):
+    assert kway("export", run, "-o", "bundle", "--onnx", *ALLOWED) == 0
+    shutil.rmtree("my_package")
+    forget()
+    assert cv2.imwrite("picture.png", np.zeros((16, 16), np.uint8))
+    assert kway("query", "bundle", "--class", "#3", "picture.png") == 0
+    assert not is_loaded()

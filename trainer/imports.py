@@ -1,0 +1,203 @@
+"""Components of users, which a recipe names by import path: `kind: my_package.losses:MyLoss`.
+
+Importing a module runs its code, so a path is imported only if the user gave it: on the command
+line, in the recipe file that the command names, or by `--allow-import`.
+"""
+
+import difflib
+import hashlib
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, field, make_dataclass
+from functools import reduce
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any, TypeGuard
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from heads.losses import Loss
+from trainer.config import ImportedBackbone, Recipe
+from trainer.optimizers import OptimizerKind
+from trainer.schedules import ScheduleKind
+
+# Where a recipe accepts import paths, and the base class of the components there. None: a class or
+# function that returns an nn.Module.
+COMPONENTS: dict[str, type | None] = {
+    "backbone": None,
+    "head.loss": Loss,
+    "optimizer": OptimizerKind,
+    "schedule": ScheduleKind,
+}
+
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+# Defaults that a recipe can store. Others stay out of it: the source's digest covers them.
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def is_import_path(kind: object) -> TypeGuard[str]:
+    """Whether a `kind` names a class of the user's; names of built-in kinds have no colon."""
+    return isinstance(kind, str) and ":" in kind
+
+
+def import_paths(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The import paths in a recipe's mappings, by the key of their component; imports nothing."""
+    kinds = {key: at_key(tree, f"{key}.kind") for key in COMPONENTS}
+    return {key: kind for key, kind in kinds.items() if is_import_path(kind)}
+
+
+def imported_components(recipe: Recipe) -> dict[str, str]:
+    """The import paths of a recipe, by the key of their component."""
+    kinds = {key: getattr(component_at(recipe, key), "kind", None) for key in COMPONENTS}
+    return {key: kind for key, kind in kinds.items() if is_import_path(kind)}
+
+
+def component_at(recipe: Recipe, key: str) -> Any:
+    """The component of a recipe at a key such as `head.loss`."""
+    return reduce(getattr, key.split("."), recipe)
+
+
+def at_key(tree: Any, key: str) -> Any:
+    """What a recipe's mappings contain at a dotted key; None for nothing."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+def with_component(tree: Mapping[str, Any], key: str, component: Any) -> dict[str, Any]:
+    """A recipe's mappings with `component` in place of the mapping at `key`."""
+    first, _, rest = key.partition(".")
+    return {**tree, first: with_component(tree[first], rest, component) if rest else component}
+
+
+def check_allowed(paths: Mapping[str, str], allowed: Collection[str], origin: str) -> None:
+    """Raise ValueError with the options to add where `paths` contains one that is not allowed."""
+    missing = {key: path for key, path in paths.items() if path not in allowed}
+    if missing:
+        keys = ", ".join(f"{key}.kind" for key in missing)
+        options = " ".join(f"--allow-import {path}" for path in dict.fromkeys(missing.values()))
+        raise ValueError(f"{origin}: {keys} would import code: add {options} if you trust it")
+
+
+def import_component(path: str, *, key: str) -> Any:
+    """The class or function at an import path `module:Class`.
+
+    Raises ValueError, which starts with `key` and the path, where there is none or where it does
+    not implement what its place in the recipe needs.
+    """
+    if not _PATH.fullmatch(path):
+        raise ValueError(
+            f"{key}.kind is {path!r}: write module:Class, as in my_package.losses:MyLoss"
+        )
+    component = _attribute(_module(path, key), path, key)
+    base = COMPONENTS[key]
+    if base is None:
+        if not (inspect.isclass(component) or inspect.isfunction(component)):
+            raise ValueError(f"{key}.kind is {path}, which is not a class or a function")
+        return component
+    if not (isinstance(component, type) and issubclass(component, base)):
+        raise ValueError(
+            f"{key}.kind is {path}, which is not a subclass of {base.__module__}.{base.__name__}"
+        )
+    missing: frozenset[str] = getattr(component, "__abstractmethods__", frozenset())
+    if missing:
+        raise ValueError(
+            f"{key}.kind is {path}, which does not define {', '.join(sorted(missing))}"
+        )
+    if issubclass(component, Loss) and component.score is not Loss.score:
+        raise ValueError(
+            f"{key}.kind is {path}, which overrides score: set score_kind, which bundles record"
+        )
+    return component
+
+
+def options_of(component: Any, *, key: str) -> type:
+    """The pydantic model or dataclass that validates a component's options.
+
+    For the class or function of a backbone it is made of its signature: annotations are the types,
+    `Annotated[int, Field(gt=0)]` adds bounds, and **kwargs accept any option.
+    """
+    if COMPONENTS[key] is not None:
+        assert isinstance(component, type)
+        return component
+    parameters = inspect.signature(component, eval_str=True).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    own = ImportedBackbone.model_fields
+    for parameter in named:
+        if parameter.name in own:
+            raise ValueError(
+                f"{key}.kind names a class or function with a parameter {parameter.name}, which is "
+                "an option of every backbone: rename the parameter"
+            )
+    fields = [
+        (name, info.annotation, field(default=info.get_default())) for name, info in own.items()
+    ]
+    fields += [
+        (p.name, Any if p.annotation is p.empty else p.annotation, _default(p)) for p in named
+    ]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    config = ConfigDict(
+        extra="allow" if takes_any else "forbid", allow_inf_nan=False, arbitrary_types_allowed=True
+    )
+    return dataclass(config=config)(make_dataclass("Options", fields, kw_only=True))
+
+
+def imported_backbone(options: Any, given: Collection[str]) -> ImportedBackbone:
+    """The backbone of validated options: those `given`, and defaults that a recipe can store."""
+    return ImportedBackbone(
+        **{
+            name: value
+            for name, value in vars(options).items()
+            if name in given or isinstance(value, _PLAIN)
+        }
+    )
+
+
+def source_version(path: str) -> str:
+    """The digest of the file that defines an imported component, after the version of its package
+    where that is installed. Other files that the component uses are not covered."""
+    module = importlib.import_module(path.partition(":")[0])
+    defined_in = sys.modules[_attribute(module, path, "kind").__module__].__file__
+    assert defined_in is not None, "only built-in modules have no file"
+    with open(defined_in, "rb") as source:
+        digest = hashlib.file_digest(source, "sha256").hexdigest()[:16]
+    try:
+        return f"{version(module.__name__.partition('.')[0])} sha256:{digest}"
+    except PackageNotFoundError:  # a module on PYTHONPATH
+        return f"sha256:{digest}"
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    default = parameter.default
+    if default is parameter.empty:
+        return field()
+    return field(default_factory=lambda: default)  # dataclasses reject mutable defaults
+
+
+def _module(path: str, key: str) -> ModuleType:
+    name = path.partition(":")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{key}.kind is {path}: no module named {error.name}: install it, or add its folder to "
+            "PYTHONPATH"
+        ) from error
+    except (ImportError, SyntaxError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{key}.kind is {path}: {name} cannot be imported: {reason}") from error
+
+
+def _attribute(module: ModuleType, path: str, key: str) -> Any:
+    found: Any = module
+    for name in path.partition(":")[2].split("."):
+        near = difflib.get_close_matches(name, dir(found), n=1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        found = getattr(found, name, MISSING)
+        if found is MISSING:
+            raise ValueError(f"{key}.kind is {path}: {module.__name__} has no {name}{hint}")
+    return found
