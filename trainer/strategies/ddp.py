@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from heads import sum_gradients
 from trainer.buffers import kept_buffers, restore_buffers
 from trainer.parts import random_state, set_random_state
 from trainer.strategies.base import Strategy, StrategyKind
@@ -52,7 +52,7 @@ class DDPStrategy(Strategy):
     def __init__(self, backbone: "Backbone") -> None:
         super().__init__(backbone)
         self._wrapper = DistributedDataParallel(backbone, forward_sync_buffers=False)
-        self._wrapper.register_comm_hook(None, _sum_gradients)
+        self._wrapper.register_comm_hook(None, sum_gradients)
         self._rehearsed = False
 
     def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:
@@ -81,9 +81,3 @@ class DDPStrategy(Strategy):
         for parameter in self.parameters:
             parameter.grad = None
         restore_buffers(self.backbone, buffers)
-
-
-def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda future: future.value()[0])

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from heads import sum_sharded_gradients
 from heads.collectives import all_reduce_sum
 from heads.dtensors import local, sharded_rows
 from trainer.blocks import large_tables, repeated_blocks
@@ -69,10 +70,7 @@ class FSDPStrategy(Strategy):
                 shard(block)
         shard(backbone)
         self.parameters = trained_parameters(backbone)  # others than before
-        for module in self._modules():
-            # It would average.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+        sum_sharded_gradients(backbone)
 
     def gradients(self) -> list[Tensor]:
         return [local(grad) for grad in super().gradients()]
