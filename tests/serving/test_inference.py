@@ -116,7 +116,7 @@ def test_server_and_model_say_what_they_are(pets: FastAPI) -> None:
         ([tensor("images", "BYTES", PICTURES[:1] * 5), CLASS_IDS], {}, 413, "at most 4"),
         ([tensor("images", "BYTES", ["?"]), CLASS_IDS], {}, 400, "not base64"),
         ([tensor("images", "BYTES", ["aGVsbG8="]), CLASS_IDS], {}, 400, "images[0]"),
-        ([tensor("images", "BYTES", [7]), CLASS_IDS], {}, 400, "no text"),
+        ([tensor("images", "BYTES", [7]), CLASS_IDS], {}, 400, "not strings"),
         ([tensor("pictures", "BYTES", PICTURES), CLASS_IDS], {}, 400, "is unknown"),
         ([IMAGES, CLASS_IDS], {"outputs": [{"name": "matches"}]}, 400, "without recall"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": "high"}}, 400, "a finite number"),
