@@ -161,8 +161,8 @@ def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:
 
 def session_of(server: Server) -> Path:
     lines = of_each(server, psutil.Process.cmdline)
-    (guard,) = [line for line in lines if "guard.py" in " ".join(line)]
-    return Path(guard[-1])
+    (cleaner,) = [line for line in lines if "deploy/session.py" in " ".join(line)]
+    return Path(cleaner[-1])
 
 
 def replicas_of(server: Server) -> dict[int, psutil.Process]:
