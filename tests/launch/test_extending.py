@@ -129,6 +129,7 @@ def test_without_allow_import_no_command_imports_the_backbone_of_a_bundle(run, k
     assert kway("index", "bundle", ".", "-o", "gallery", f"--allow-import={COMPONENTS[0]}") == 0
 
 
+@pytest.mark.slow
 def test_serve_passes_to_replicas_what_they_may_import(run, kway):
     assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
     command = [sys.executable, "-P", "-m", "launch", "serve", "bundle", "--print-config"]
