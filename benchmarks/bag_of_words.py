@@ -23,7 +23,7 @@ from sklearn.svm import LinearSVC
 
 from benchmarks.timing import CONSOLE
 from data import EvalLoader, open_split
-from trainer.trained import open_trained
+from trainer.run.finished import open_trained
 from trainer.world import open_world
 
 MODELS: dict[str, tuple[Callable[..., LogisticRegression | LinearSVC], tuple[float, ...]]] = {

@@ -12,7 +12,7 @@ from benchmarks.timing import Row, ratio_row, take_turns
 from heads.logits import ClassRows, Dot
 from serving.galleries.matrix import map_matrix, matrix_header
 from serving.galleries.ranking import Ranking, class_scores
-from trainer.bundle_spec import LossSpec
+from trainer.bundle.spec import LossSpec
 
 _ITEMS, _DIM, _PAGE = 1_000_000, 256, 20
 _LOSS = LossSpec(kind="batch_ce", aligned=True)

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from data.images.config import ImageConfig
-from trainer.backbone import Backbone, build_backbone
-from trainer.bundle_files import SPEC, TENSOR, WEIGHTS, sha256_of
-from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec, RecallSpec
-from trainer.bundle_writing import write_bundle
-from trainer.class_list import write_classes
-from trainer.class_thresholds import ClassThresholds
+from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.onnx_backbone import write_onnx
+from trainer.bundle.class_list import write_classes
+from trainer.bundle.files import SPEC, TENSOR, WEIGHTS, sha256_of
+from trainer.bundle.row_file import header_of
+from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, RecallSpec
+from trainer.bundle.thresholds import ClassThresholds
+from trainer.bundle.writing import write_bundle
 from trainer.config import BackboneConfig
-from trainer.onnx_backbone import write_onnx
-from trainer.row_file import header_of
 
 RESNET_50: dict[str, Any] = {"model_type": "resnet"}  # transformers' default
 _RECALLS = (

@@ -16,8 +16,8 @@ from benchmarks.serving_bundles import RESNET_50, name_of, stretch, write_random
 from benchmarks.timing import CONSOLE, Row, rate_row, take_turns
 from serving.answer import answer, ask
 from serving.model import Engine, Model
-from trainer.bundle import Bundle
-from trainer.bundle_files import WEIGHTS
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.files import WEIGHTS
 
 _HEADS = tuple(1 << power for power in (10, 14, 18, 21, 24))
 # Short turns, and many of them: what else the machine does must not hit one of them alone.

@@ -12,18 +12,18 @@ import torch
 from benchmarks.timing import Row, ratio_row, take_turns
 from data import Batch, Cursor
 from heads.collectives import listening
-from trainer.busy import BusyClock
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Recipe
 from trainer.faults import Watchdog
-from trainer.nonfinite import NonFiniteSteps
-from trainer.provenance import provenance
+from trainer.process.signals import StopSignals
 from trainer.recipe import build_recipe
-from trainer.run import RunFolder
-from trainer.running import Running
-from trainer.signals import StopSignals
-from trainer.state import TrainState
-from trainer.step_log import SampleLog
+from trainer.run.folder import RunFolder
+from trainer.run.provenance import provenance
+from trainer.run.running import Running
+from trainer.run.state import TrainState
+from trainer.run.step_log import SampleLog
+from trainer.steps.busy import BusyClock
+from trainer.steps.nonfinite import NonFiniteSteps
 from trainer.task import Task, build_task
 from trainer.telemetry import ModelFlops, Phases, Telemetry
 from trainer.train import take_steps

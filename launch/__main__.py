@@ -1,6 +1,6 @@
 """The `kway` command, also as `python -m launch`."""
 
-from trainer.shadowed import check_packages
+from trainer.process.shadowed import check_packages
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ from launch.commands import (
     tree,
 )
 from launch.wording import printable
-from trainer.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, KILLED, code_of
-from trainer.standard_output import hide_native_warnings
+from trainer.process.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, KILLED, code_of
+from trainer.process.standard_output import hide_native_warnings
 
 app = typer.Typer(
     name="kway",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from serving.schemas import Answer, ClassThreshold, InputVerdicts, Verdict
-from trainer.bundle import Bundle
+from trainer.bundle.bundle import Bundle
 
 NOT_ALIGNED = (
     "this model was trained with {kind}, which is not aligned with the Principle of Logit "

@@ -16,7 +16,7 @@ from data.images.decode import MAX_PIXELS
 from serving.answer import Question, answer
 from serving.preprocessing import open_reader
 from serving.schemas import Answer
-from trainer.bundle import Bundle, onnx_is_installed
+from trainer.bundle.bundle import Bundle, onnx_is_installed
 
 Device = Literal["cpu", "cuda"]
 Engine = Literal["torch", "onnxruntime"]

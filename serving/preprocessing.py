@@ -14,7 +14,7 @@ from data.images.config import ImageConfig
 from data.images.decode import MAX_PIXELS, crops_for_evaluation, decode
 from data.loading.padding import pad_tokens
 from data.tokens.tokenizer import Tokenizer
-from trainer.bundle import Bundle
+from trainer.bundle.bundle import Bundle
 
 _ANY_TEXT = "Is this a text? "
 

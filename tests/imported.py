@@ -14,7 +14,7 @@ import transformers.models.resnet.modeling_resnet
 
 import heads.head
 import tests.shards
-import trainer.export
+import trainer.bundle.export
 import trainer.train
 
 # DeepSpeed looks for its accelerator while it is imported, which no fork may outlive.

@@ -11,10 +11,10 @@ from torch import Tensor
 from data.images.config import ImageConfig
 from data.tokens.tokenizer import Tokenizer
 from data.tokens.vocabulary import ROLES, train_wordpiece
-from trainer.backbone import Backbone, build_backbone
-from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
-from trainer.bundle_writing import write_bundle
-from trainer.class_thresholds import ClassThresholds
+from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
+from trainer.bundle.thresholds import ClassThresholds
+from trainer.bundle.writing import write_bundle
 from trainer.config import BackboneConfig
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))

@@ -3,13 +3,13 @@
 Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted, 130 interrupted.
 """
 
-from trainer.shadowed import check_packages
+from trainer.process.shadowed import check_packages
 
 if __name__ == "__main__":
     check_packages("data", "heads")
 
 from data.parent import die_with_parent
-from trainer.standard_output import hide_native_warnings, outlive_listeners
+from trainer.process.standard_output import hide_native_warnings, outlive_listeners
 
 if __name__ == "__main__":
     # Before all that is slow to import: a launcher killed meanwhile would leave this rank training.
@@ -21,10 +21,10 @@ import os
 import sys
 from pathlib import Path
 
-from trainer.exit_codes import DONE, INTERRUPTED
-from trainer.last_words import EXPLAINED, last_words
+from trainer.process.errors import EXPLAINED, last_words
+from trainer.process.exit_codes import DONE, INTERRUPTED
+from trainer.process.signals import Preempted
 from trainer.recipe import load_recipe
-from trainer.signals import Preempted
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,19 +14,19 @@ from data import Batch
 from heads import ClassHead, FactoredHead, build_head
 from heads.collectives import all_reduce_sum
 from heads.engine import NOTHING_COUNTS
-from trainer.backbone import Backbone, build_backbone
-from trainer.batch_norm import apply_batch_norm_mode, follow_first_rank
-from trainer.blocks import checkpoint_blocks, compile_blocks
-from trainer.buffers import kept_buffers, persistent_buffers, restore_buffers
+from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.batch_norm import apply_batch_norm_mode, follow_first_rank
+from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
+from trainer.backbone.buffers import kept_buffers, persistent_buffers, restore_buffers
 from trainer.config import Recipe
-from trainer.ema import MovingAverage
-from trainer.loss_scale import LossScale
 from trainer.optimizers import (
     build_head_optimizer,
     build_optimizer,
     set_rate,
 )
-from trainer.parts import random_state, set_random_state, split_batch, targets
+from trainer.steps.ema import MovingAverage
+from trainer.steps.loss_scale import LossScale
+from trainer.steps.micro_batches import random_state, set_random_state, split_batch, targets
 from trainer.strategies import Strategy
 from trainer.telemetry.phases import Phases
 from trainer.world import World

@@ -12,26 +12,26 @@ import torch
 from data import Batch, Cursor, Manifest, Split
 from data.loading.stream import Stream
 from heads.collectives import listening
-from trainer.agreement import agree
-from trainer.buffers import kept_buffers, restore_buffers
-from trainer.busy import BusyClock
+from trainer.backbone.buffers import kept_buffers, restore_buffers
+from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Duration, Recipe
 from trainer.faults import Watchdog
-from trainer.modality import check_modality, tokenizer_digest
-from trainer.nonfinite import NonFiniteSteps
-from trainer.provenance import provenance
-from trainer.resume import resume
-from trainer.run import RunFolder
-from trainer.running import Running
+from trainer.process.signals import StopSignals
+from trainer.run.finished import class_counts_of, class_paths_of, label_vectors_of
+from trainer.run.folder import RunFolder
+from trainer.run.provenance import provenance
+from trainer.run.resume import resume
+from trainer.run.running import Running
+from trainer.run.state import TrainState
+from trainer.run.step_log import SampleLog
 from trainer.schedules import RunLength
-from trainer.signals import StopSignals
-from trainer.state import TrainState
-from trainer.step_log import SampleLog
+from trainer.steps.agreement import agree
+from trainer.steps.busy import BusyClock
+from trainer.steps.nonfinite import NonFiniteSteps
+from trainer.steps.training_data import open_loader, open_training
 from trainer.task import Task, build_task
 from trainer.telemetry import ModelFlops, Phases, Telemetry, check_telemetry
-from trainer.trained import class_counts_of, class_paths_of, label_vectors_of
-from trainer.training_data import open_loader, open_training
 from trainer.world import World
 
 

@@ -47,8 +47,8 @@ def training(
 
 def run_recipe(settings: Mapping[str, Any], places: Places) -> Measures:
     """The job of `training`. A run that was cut off goes on from its last checkpoint."""
+    from trainer.process.signals import Preempted
     from trainer.recipe import build_recipe
-    from trainer.signals import Preempted
     from trainer.train import train
     from trainer.world import open_world
 
@@ -73,7 +73,7 @@ def run_recipe(settings: Mapping[str, Any], places: Places) -> Measures:
 
 
 def _measures(recipe: "Recipe", settings: Mapping[str, Any], world: Any) -> Measures:
-    from trainer.run import RunFolder
+    from trainer.run.folder import RunFolder
 
     run, also = recipe.run, settings["also"]
     evaluations = RunFolder(run).evaluations
@@ -123,7 +123,7 @@ def _curve(log: Path) -> Measures:
 def _slc_of_probabilities(run: Path, world: Any) -> Measures:
     """Measures of log p_j instead of z_j, as paper 002 has them in Table 2."""
     from heads.slc import block_measures
-    from trainer.trained import open_trained
+    from trainer.run.finished import open_trained
 
     trained = open_trained(run, world)
     logits, labels, ids = evaluated_logits(trained.recipe, trained.task, world)

@@ -22,7 +22,7 @@ def demo(
     from data.sources import Glyphs
     from launch.commands.shard_writing import write
     from launch.demo import picture, questions, runs
-    from trainer.export import export_run
+    from trainer.bundle.export import export_run
     from trainer.world import open_world
 
     console, started = Console(highlight=False), time.monotonic()

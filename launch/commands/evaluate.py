@@ -78,7 +78,7 @@ def evaluate(
 def _here(wanted: "Wanted") -> int:
     from trainer.evaluation.of_run import evaluate_run, open_evaluation_split
     from trainer.faults import is_out_of_memory
-    from trainer.last_words import last_words
+    from trainer.process.errors import last_words
     from trainer.world import open_world
 
     console = Console(stderr=True)

@@ -39,7 +39,7 @@ def export(
         raise ValueError(
             f"{out} exists already: remove it, name another with --out, or replace it with --force"
         )
-    from trainer.export import export_run
+    from trainer.bundle.export import export_run
     from trainer.world import open_world
 
     with open_world("cpu") as world, written_to(out, "--out"):

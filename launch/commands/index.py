@@ -45,7 +45,7 @@ def index(
     from serving.galleries.building import Indexing, index_collection
     from serving.galleries.collection import open_collection
     from serving.model import Model
-    from trainer.bundle import Bundle
+    from trainer.bundle.bundle import Bundle
 
     started = time.monotonic()
     how = Indexing(batch_size=batch_size, thumbnails=thumbnails, strict=strict, force=force)

@@ -131,7 +131,7 @@ def _ask_bundle(
     from serving.answer import ask
     from serving.client import joined
     from serving.model import Model
-    from trainer.bundle import Bundle
+    from trainer.bundle.bundle import Bundle
 
     opened = Bundle.open(bundle)
     _check_kind(str(bundle), opened.spec.reads, inputs)

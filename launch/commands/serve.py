@@ -15,7 +15,7 @@ from serving.config import GALLERY_NAME, ServingConfig
 from serving.tokens import Tokens
 
 if TYPE_CHECKING:
-    from trainer.bundle import Bundle
+    from trainer.bundle.bundle import Bundle
 
 _DEFAULTS = ServingConfig()
 _MAX_BODY_MIB = 4096
@@ -137,7 +137,7 @@ def serve(
     from serving.deploy.stop_signal import StopSignal
     from serving.galleries.gallery import Gallery
     from serving.model import check_imports
-    from trainer.bundle import Bundle
+    from trainer.bundle.bundle import Bundle
 
     least, most = _replicas(replicas)
     _check_access(host, token_file, no_tokens=no_tokens)

@@ -11,8 +11,8 @@ import typer
 
 from launch.commands.allow_import import AllowImport
 from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
-from trainer.exit_codes import FAILED, INTERRUPTED, PREEMPTED
-from trainer.signals import ASKS_TO_STOP
+from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
+from trainer.process.signals import ASKS_TO_STOP
 
 _MACHINES = "Several machines (as torchrun)"
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from data import EvalLoader, open_split
 from heads.slc import block_measures, pooled_thresholds
 from launch.demo.runs import DENSE_BATCH_CE, DENSE_CE, VTREE_CE, DemoRun
-from trainer.trained import open_trained
+from trainer.run.finished import open_trained
 from trainer.world import World
 
 _FALSE, _TRUE, _LINE = "#9aa5b1", "#d1495b", "#1f2933"

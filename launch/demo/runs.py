@@ -9,7 +9,7 @@ from rich.table import Table
 from launch.ranks import Placement
 from launch.ranks.run import run_ranks
 from trainer.checkpoints import committed_folders
-from trainer.run import RunFolder
+from trainer.run.folder import RunFolder
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "glyphs.yaml"
 NUM_PROCESSES = 2

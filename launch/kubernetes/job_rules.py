@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from launch.kubernetes.objects import GPU, Job, Manifest, at, option, words
-from trainer.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
+from trainer.process.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
 
 # Kubernetes' own.
 _GRACE_SECONDS = 30

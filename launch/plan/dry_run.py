@@ -25,7 +25,7 @@ from heads.dtensors import sharded_rows
 from heads.weights import shard_range
 from launch.plan.classes import Classes, classes_of, shards_of
 from launch.plan.plan import Asked
-from trainer.backbone import Backbone, build_backbone
+from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.config import Recipe
 from trainer.strategies.base import Strategy
 from trainer.world import World, mesh_shape

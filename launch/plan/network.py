@@ -14,13 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launch.plan.cuda_rules import CudaRules
 from launch.plan.ledger import Ledger, Work
-from trainer.backbone import Backbone, build_backbone
-from trainer.batch_norm import apply_batch_norm_mode
-from trainer.blocks import checkpoint_blocks, large_tables, repeated_blocks
+from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.batch_norm import apply_batch_norm_mode
+from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_blocks
 from trainer.config import Recipe
 from trainer.strategies.cost import Shapes, numel
 
-# What `trainer/batch_norm.py` holds beside what torch's own kernel does, in backward.
+# What `trainer/backbone/batch_norm.py` holds beside what torch's own kernel does, in backward.
 _OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
 
 

@@ -7,7 +7,7 @@ from launch.plan.network import Network
 from trainer.config import Recipe
 from trainer.strategies.cost import FLOAT32, Collective, Operation, Phase
 
-_AGREED = 3 * 8  # of a rank, `trainer/agreement.py`
+_AGREED = 3 * 8  # of a rank, `trainer/steps/agreement.py`
 _FLOAT64 = 8
 
 
@@ -15,7 +15,8 @@ def batch_norm_traffic(
     network: Network, cluster: Cluster, *, passes: int, parts: int
 ) -> list[Collective]:
     """Synchronised statistics of each layer, over all ranks: mean, variance and count forward, two
-    sums backward (`trainer/batch_norm.py`; on CUDA torch's SyncBatchNorm, one count a rank)."""
+    sums backward (`trainer/backbone/batch_norm.py`; on CUDA torch's SyncBatchNorm, with one count a
+    rank)."""
     cuda = cluster.machine.kind == "cuda"
 
     def statistics(channels: Iterable[int]) -> int:

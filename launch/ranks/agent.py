@@ -22,7 +22,7 @@ from launch.ranks.interruptible import interruptible
 from launch.ranks.meeting import longest_rendezvous, waiting
 from launch.ranks.placement import Placement
 from launch.ranks.stop import StopRequest
-from trainer.exit_codes import INTERRUPTED, KILLED, PREEMPTED
+from trainer.process.exit_codes import INTERRUPTED, KILLED, PREEMPTED
 
 # After a failure there is nothing left to save, only lines to say.
 _LAST_WORDS_SECONDS = 10

@@ -6,7 +6,7 @@ Codes are as subprocess gives them: a rank that a signal ended is minus the sign
 import signal
 from collections.abc import Iterable
 
-from trainer.exit_codes import BAD_INPUT, DONE, INTERRUPTED, KILLED, PREEMPTED
+from trainer.process.exit_codes import BAD_INPUT, DONE, INTERRUPTED, KILLED, PREEMPTED
 
 # Before a rank can note them these end it: nothing is trained yet, so it is preempted all the same.
 _PREEMPTING = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGHUP)

@@ -22,8 +22,8 @@ from launch.ranks.agent import Agent
 from launch.ranks.meeting import meet, why_it_failed
 from launch.ranks.placement import Placement
 from launch.ranks.stop import StopRequest
-from trainer.exit_codes import FAILED, INTERRUPTED, PREEMPTED
-from trainer.standard_output import outlive_listeners
+from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
+from trainer.process.standard_output import outlive_listeners
 
 _MONITOR_SECONDS = 0.2
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from trainer.signals import ASKS_TO_STOP
+from trainer.process.signals import ASKS_TO_STOP
 
 
 class StopRequest:

@@ -11,7 +11,7 @@ from launch.report.evaluations import Evaluations, read_evaluations
 from launch.report.recipes import read_recipe
 from launch.report.steps import Steps, read_steps
 from launch.wording import counted
-from trainer.run import RunFolder
+from trainer.run.folder import RunFolder
 
 _MOST_RUNS = len(ascii_uppercase)
 

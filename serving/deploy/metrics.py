@@ -12,7 +12,7 @@ import ray
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from serving.deploy.metrics_page import EXACT_SECONDS
-from trainer.bundle_spec import LossSpec
+from trainer.bundle.spec import LossSpec
 
 _REPORT_SECONDS = 5.0
 _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]

@@ -16,7 +16,7 @@ from serving.galleries.manifest import (
     read_info,
 )
 from serving.galleries.matrix import map_matrix
-from trainer.bundle import Bundle
+from trainer.bundle.bundle import Bundle
 
 
 class Gallery:

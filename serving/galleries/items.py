@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.bundle_spec import Reads
+from trainer.bundle.spec import Reads
 
 
 class Item(NamedTuple):

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from trainer.bundle import Bundle
-from trainer.bundle_files import BACKBONE, ENCODER, TOKENIZER, read_manifest
-from trainer.bundle_spec import Reads, Spec
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.files import BACKBONE, ENCODER, TOKENIZER, read_manifest
+from trainer.bundle.spec import Reads, Spec
 
 FORMAT_VERSION = 1
 GALLERY = "gallery.json"

@@ -5,7 +5,7 @@ import torch
 
 from heads.logits import ClassRows, LogitMap
 from heads.scores import score
-from trainer.bundle_spec import LossSpec
+from trainer.bundle.spec import LossSpec
 
 _FIRST_PAGE = 1024
 

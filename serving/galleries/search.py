@@ -13,7 +13,7 @@ from serving.galleries.gallery import Gallery
 from serving.galleries.items import shown_name
 from serving.galleries.ranking import Ranking, class_scores
 from serving.galleries.schemas import ClassHits, Hit, Hits
-from trainer.bundle import Bundle
+from trainer.bundle.bundle import Bundle
 
 _CACHE_BYTES = 256 * 2**20
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from data.aside import commit, explained
 from serving.galleries.manifest import GALLERY, GalleryInfo, Sha256, read_info
 from serving.galleries.rows import COMMITTED
-from trainer.bundle_spec import Reads, Spec
+from trainer.bundle.spec import Reads, Spec
 
 _SUFFIX = ".partial"
 _ABOUT, _LOCK = "about.json", "lock"

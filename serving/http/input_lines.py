@@ -11,7 +11,7 @@ from serving.http.query_body import one_input
 from serving.schemas import Answer, Id, Verdict
 from serving.watches.feed import Frame
 from serving.watches.schemas import FrameId, FrameTime
-from trainer.bundle_spec import Reads
+from trainer.bundle.spec import Reads
 
 
 class _Said(BaseModel):

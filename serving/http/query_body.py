@@ -18,7 +18,7 @@ from serving.http.forms import known_charset, parse_form, pictures, text_fields
 from serving.http.json_body import MOST_VALUES, parse_json, picture_bytes
 from serving.http.request_body import bounded, content_type, whole_body
 from serving.service import InProgress, Service
-from trainer.bundle_spec import Reads
+from trainer.bundle.spec import Reads
 
 RECALL_MEANING = (
     "decide by the threshold for this recall: the class's own or, if validation had too few "

@@ -19,7 +19,7 @@ import numpy as np
 from serving.api_error import ApiError
 from serving.config import ServingConfig
 from serving.schemas import Answer
-from trainer.bundle_spec import Reads
+from trainer.bundle.spec import Reads
 
 INPUTS: dict[Reads, str] = {"pictures": "images", "texts": "texts"}
 OUTPUTS = ("scores", "thresholds", "matches")

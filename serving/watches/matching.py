@@ -9,7 +9,7 @@ from torch import Tensor
 
 from serving.answer import Question, threshold_of
 from serving.watches.watch import Held, Terms
-from trainer.bundle import Bundle
+from trainer.bundle.bundle import Bundle
 
 _log = logging.getLogger("kway.serving")
 

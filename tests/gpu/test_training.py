@@ -25,12 +25,12 @@ from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
 from tests.trainer.training import pictures, take_steps, whole_entries
 from trainer.checkpoints import find_checkpoint, restore_random_state, save_checkpoint
-from trainer.entries import training_entries
+from trainer.checkpoints.entries import training_entries
 from trainer.evaluation import evaluate
 from trainer.optimizers import build_optimizer
+from trainer.run.finished import label_vectors_of
 from trainer.strategies.ddp import DDPStrategy
 from trainer.task import Task, build_task
-from trainer.trained import label_vectors_of
 from trainer.world import World, open_world
 
 WORLD_SIZE = 2

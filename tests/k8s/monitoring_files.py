@@ -93,7 +93,7 @@ _OF_SERVING = """
 from ray.serve.metrics import Histogram
 from ray.util.metrics import Metric
 from serving.deploy.metrics import HttpErrorMetrics, QueryMetrics, ReplicaMetrics, WatchMetrics
-from trainer.bundle_spec import LossSpec
+from trainer.bundle.spec import LossSpec
 replica = ReplicaMetrics(LossSpec(kind="ce", aligned=False), lambda: (0, 0))
 for told in QueryMetrics(), replica, WatchMetrics(), HttpErrorMetrics():
     for metric in filter(lambda one: isinstance(one, Metric), vars(told).values()):

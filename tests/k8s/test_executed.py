@@ -26,7 +26,7 @@ from tests.k8s.ray_service import RayService
 from tests.serving.started import ask
 from tests.system.processes import KWAY
 from tests.system.runs import losses, samples_by_step
-from trainer.bundle import Bundle
+from trainer.bundle.bundle import Bundle
 
 pytestmark = [needs_kustomize, pytest.mark.slow]
 

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from data import Batch
 from data.loading.batch import Mixed
 from tests.ranks import rank_world
-from trainer.agreement import agree
 from trainer.config import Recipe
+from trainer.steps.agreement import agree
 from trainer.task import Task, build_task
 
 _KINDS = {

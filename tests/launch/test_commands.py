@@ -23,9 +23,9 @@ from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, environment, write_recipe
 from tests.tiny_bundle import write as write_bundle
-from trainer.bundle import Bundle
+from trainer.bundle.bundle import Bundle
 from trainer.recipe import load_recipe
-from trainer.run import RunFolder
+from trainer.run.folder import RunFolder
 from trainer.train import train
 
 Kway = Callable[..., int]

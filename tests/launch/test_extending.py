@@ -18,11 +18,11 @@ from data.config import ImageConfig
 from serving.config import ServingConfig
 from tests.ranks import rank_world
 from tests.shards import NO_DROPOUT, TINY_BERT, TINY_RESNET, text_recipe
-from trainer.backbone import build_backbone
-from trainer.bundle import Bundle
+from trainer.backbone.backbone import build_backbone
+from trainer.bundle.bundle import Bundle
 from trainer.checkpoints import open_checkpoint
 from trainer.recipe import build_recipe, load_recipe, make_component
-from trainer.run import RunFolder
+from trainer.run.folder import RunFolder
 from trainer.train import train
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"

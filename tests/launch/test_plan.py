@@ -33,10 +33,10 @@ from launch.plan.table import duration, show, size
 from tests.ranks import run_on_ranks
 from tests.shards import TINY_RESNET, glyph_recipe, text_recipe
 from tests.trainer.training import started, take_steps
-from trainer.backbone import build_backbone
+from trainer.backbone.backbone import build_backbone
+from trainer.checkpoints.entries import training_entries
 from trainer.checkpoints.pieces import Ownership
 from trainer.config import Recipe
-from trainer.entries import training_entries
 from trainer.strategies.cost import Collective
 
 GPU = Machine("gpu", "cuda", 1 << 36, 1e12, {"fp32": 1e13, "bf16": 1e14}, 1e11, 1e10)

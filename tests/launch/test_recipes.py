@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tests.ranks import rank_world
-from trainer.bundle import Bundle
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation
-from trainer.export import export_run
 from trainer.recipe import dump_recipe, load_recipe
 from trainer.train import train
 

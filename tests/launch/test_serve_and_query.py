@@ -10,7 +10,7 @@ import pytest
 from launch.commands.serve import _curl_line
 from launch.main import main
 from tests.tiny_bundle import write, write_of_texts
-from trainer.bundle import Bundle
+from trainer.bundle.bundle import Bundle
 
 Refused = Callable[..., str]
 

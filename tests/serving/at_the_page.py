@@ -21,7 +21,7 @@ from launch.commands import index
 from tests.serving.browsing import chromium, visit
 from tests.serving.in_process import application, listening
 from tests.tiny_bundle import write
-from trainer.bundle_spec import ClassEntry
+from trainer.bundle.spec import ClassEntry
 
 NAMES = (
     "Käsekuchen, groß",

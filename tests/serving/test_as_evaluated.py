@@ -11,8 +11,8 @@ from serving.answer import ask
 from serving.model import Model
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe, text_recipe
+from trainer.bundle.export import export_run
 from trainer.config import Recipe
-from trainer.export import export_run
 from trainer.train import train
 
 

@@ -24,13 +24,13 @@ from tests.ranks import rank_world
 from tests.serving.browsing import chromium, visit
 from tests.serving.started import Server, end, start
 from tests.shards import glyph_recipe
+from trainer.bundle.export import export_run
 from trainer.evaluation import load_evaluation
 from trainer.evaluation.features import gathered_rows
 from trainer.evaluation.turns import never
-from trainer.export import export_run
-from trainer.run import RunFolder
+from trainer.run.finished import TrainedRun, open_trained
+from trainer.run.folder import RunFolder
 from trainer.train import train
-from trainer.trained import TrainedRun, open_trained
 
 RECALL = 0.9
 

@@ -33,8 +33,8 @@ from serving.model import Model
 from tests.serving import in_process
 from tests.serving.in_process import application, refusal
 from tests.tiny_bundle import DIM, NAMES, WAYS_TO_ASK, tiny_backbone, write, write_of_texts
-from trainer.bundle import Bundle
-from trainer.bundle_spec import LossSpec
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.spec import LossSpec
 
 NUM = 23
 ODD = ("new\nline.png", "tab\t'quote\".png", "猫 🐶.png", "[markup].png", os.fsdecode(b"\xff.png"))

@@ -21,10 +21,9 @@ from tests.tiny_bundle import (
     write,
     write_of_texts,
 )
-from trainer import onnx_backbone
-from trainer.backbone import Backbone
-from trainer.bundle import Bundle
-from trainer.onnx_backbone import OnnxBackbone, write_onnx
+from trainer.backbone.backbone import Backbone, onnx_backbone
+from trainer.backbone.onnx_backbone import OnnxBackbone, write_onnx
+from trainer.bundle.bundle import Bundle
 
 
 def of_pictures(path: Path) -> Path:

@@ -14,7 +14,7 @@ from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, TORCHRUN, environment, kway, run, write_recipe
 from tests.system.runs import descendants, kill, launched, left_after, losses
 from trainer.__main__ import main
-from trainer.lost_peer import is_lost_peer
+from trainer.process.lost_peer import is_lost_peer
 
 
 @pytest.mark.parametrize("num_processes", [pytest.param(1, marks=pytest.mark.slow), 2])

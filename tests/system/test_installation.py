@@ -112,7 +112,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_the_packages_and_the_manifests(wheel: Path) -> None:
     names = {path.name for path in wheel.iterdir() if path.suffix != ".dist-info"}
     assert names == {"data", "heads", "k8s", "launch", "serving", "trainer"}
-    assert (wheel / "k8s/training/job.yaml").exists()
+    assert (wheel / "k8s/base/training/job.yaml").exists()
     assert (wheel / "launch/recipes/glyphs.yaml").exists()
 
 

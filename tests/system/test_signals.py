@@ -21,7 +21,7 @@ from tests.system.runs import (
     launched,
     left_after,
 )
-from trainer.signals import Preempted, StopSignals
+from trainer.process.signals import Preempted, StopSignals
 
 
 @pytest.mark.parametrize(

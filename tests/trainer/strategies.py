@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.trainer.training import started, take_steps, whole_entries
 from trainer.checkpoints import find_checkpoint, load_tensors, save_checkpoint
-from trainer.entries import create_moments, restore_training, training_entries
+from trainer.checkpoints.entries import create_moments, restore_training, training_entries
 
 STRATEGIES: list[dict[str, Any]] = [
     {"kind": "ddp"},

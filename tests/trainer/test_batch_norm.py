@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.ranks import run_on_ranks
-from trainer.batch_norm import FrozenBatchNorm2d, apply_batch_norm_mode
+from trainer.backbone.batch_norm import FrozenBatchNorm2d, apply_batch_norm_mode
 
 CPU = torch.device("cpu")
 

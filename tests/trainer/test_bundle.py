@@ -31,9 +31,9 @@ from tests.tiny_bundle import (
     write_of_format_2,
     write_of_texts,
 )
-from trainer.bundle import Bundle
-from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec
-from trainer.class_thresholds import ClassThresholds, Threshold, least_positives
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
+from trainer.bundle.thresholds import ClassThresholds, Threshold, least_positives
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer import class_names
-from trainer.bundle_spec import ClassEntry
-from trainer.class_list import ClassList, write_classes
-from trainer.class_names import ClassNames, index_names
+from trainer.bundle.bundle import class_names
+from trainer.bundle.class_list import ClassList, write_classes
+from trainer.bundle.class_names import ClassNames, index_names
+from trainer.bundle.spec import ClassEntry
 
 ODD = ["Straße", "STRASSE 2", "猫", "a\nline", "#999", "ǅungla", "İstanbul", "a" * 300, "e\u0301"]
 

@@ -10,7 +10,7 @@ from tests.shards import glyph_recipe, text_recipe
 from tests.system.processes import kway, write_recipe
 from trainer.__main__ import main
 from trainer.checkpoints import committed_folders
-from trainer.run import RunFolder
+from trainer.run.folder import RunFolder
 
 
 def files(folder: Path) -> dict[Path, tuple[int, bytes] | None]:

@@ -11,7 +11,7 @@ from heads.dtensors import local, sharded_rows
 from tests.ranks import run_on_ranks
 from tests.trainer.training import started, take_steps, whole_entries
 from trainer.checkpoints import find_checkpoint, save_checkpoint
-from trainer.entries import create_moments, load_entries, training_entries
+from trainer.checkpoints.entries import create_moments, load_entries, training_entries
 
 CHANGES = {"optimizer": {"kind": "adamw"}, "train__ema": {}, "head__weights__kind": "vtree"}
 

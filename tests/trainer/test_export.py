@@ -16,14 +16,14 @@ from data.images.decode import decode, for_evaluation
 from tests.heads.cases import naive_logits, naive_rows
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
-from trainer.bundle import Bundle
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation, save_evaluation
 from trainer.evaluation.of_run import Wanted, evaluate_run
-from trainer.export import export_run
-from trainer.run import RunFolder
+from trainer.run.finished import open_trained
+from trainer.run.folder import RunFolder
 from trainer.train import train
-from trainer.trained import open_trained
 
 LEARNED = {"kind": "cosine", "scale": 5.0, "learn_scale": True, "learn_offset": True, "prior": 1.0}
 

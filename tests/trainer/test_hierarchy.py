@@ -6,8 +6,8 @@ from data import Manifest, class_paths
 from heads.tree import tree_of_paths
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
+from trainer.run.finished import open_trained
 from trainer.train import train
-from trainer.trained import open_trained
 
 HIERARCHY = {"head__weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}}
 

@@ -18,21 +18,21 @@ from launch.plan.network import measure_network
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.trainer.training import started, take_steps, whole_entries
-from trainer.backbone import Backbone, build_backbone
-from trainer.batch_norm import FrozenBatchNorm2d, GroupBatchNorm2d, apply_batch_norm_mode
-from trainer.blocks import repeated_blocks
-from trainer.bundle import Bundle
-from trainer.bundle_spec import BundleSpec, ClassEntry, LossSpec
-from trainer.bundle_writing import write_bundle
+from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.batch_norm import FrozenBatchNorm2d, GroupBatchNorm2d, apply_batch_norm_mode
+from trainer.backbone.blocks import repeated_blocks
+from trainer.backbone.networks import NETWORKS
+from trainer.backbone.networks.cifar_densenet import DenseLayer
+from trainer.backbone.networks.cifar_resnet import BasicBlock
+from trainer.backbone.networks.wide_resnet import PreActivationBlock
+from trainer.backbone.onnx_backbone import OnnxBackbone, write_onnx
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.export import export_run
+from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
+from trainer.bundle.writing import write_bundle
 from trainer.config import BackboneConfig
-from trainer.export import export_run
-from trainer.networks import NETWORKS
-from trainer.networks.cifar_densenet import DenseLayer
-from trainer.networks.cifar_resnet import BasicBlock
-from trainer.networks.wide_resnet import PreActivationBlock
-from trainer.onnx_backbone import OnnxBackbone, write_onnx
+from trainer.run.finished import open_trained
 from trainer.train import train
-from trainer.trained import open_trained
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
 # Of grey pictures of 16 x 16 pixels.

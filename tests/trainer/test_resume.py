@@ -16,13 +16,13 @@ from tests.system.processes import write_recipe
 from tests.trainer.training import started, take_steps
 from trainer.__main__ import main
 from trainer.checkpoints import find_checkpoint, save_checkpoint
+from trainer.checkpoints.entries import training_entries
 from trainer.checkpoints.shard_file import write_shard
-from trainer.entries import training_entries
-from trainer.provenance import changes_since, provenance
 from trainer.recipe import dump_recipe, load_recipe
-from trainer.resume import Resumed, resume
-from trainer.run import RunFolder
-from trainer.state import TrainState
+from trainer.run.folder import RunFolder
+from trainer.run.provenance import changes_since, provenance
+from trainer.run.resume import Resumed, resume
+from trainer.run.state import TrainState
 from trainer.task import Task
 
 

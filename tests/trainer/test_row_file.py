@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.row_file import RowFile, write_rows
+from trainer.bundle.row_file import RowFile, write_rows
 
 ROWS, WIDTH = 2500, 5
 WEIGHT = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))

@@ -7,7 +7,7 @@ import pytest
 from tests.shards import glyph_recipe
 from trainer.config import Recipe
 from trainer.recipe import load_recipe
-from trainer.run import RunFolder
+from trainer.run.folder import RunFolder
 
 
 def claim(run: RunFolder, recipe: Recipe) -> None:

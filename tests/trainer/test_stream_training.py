@@ -11,10 +11,10 @@ from data import open_split
 from launch.commands.evaluate import evaluate
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
-from trainer.bundle import Bundle
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation
-from trainer.export import export_run
 from trainer.train import train
 
 

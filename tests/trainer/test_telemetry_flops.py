@@ -15,7 +15,7 @@ from heads.config import HeadConfig
 from tests.shards import glyph_recipe, text_recipe
 from tests.system.processes import ROOT
 from tests.trainer.telemetry_reports import NUMBERS, records, telemetry
-from trainer.backbone import build_backbone
+from trainer.backbone.backbone import build_backbone
 from trainer.config import BackboneConfig
 from trainer.telemetry import ModelFlops
 from trainer.telemetry.devices import DEVICES, device_named

@@ -10,12 +10,12 @@ import torch
 
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import TINY_BERT, glyph_recipe, text_recipe
-from trainer.backbone import Backbone, build_backbone
+from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.text_inputs import check_reading
 from trainer.config import BackboneConfig, Recipe
 from trainer.evaluation import load_evaluation
-from trainer.probe import check_reading
+from trainer.run.finished import open_trained
 from trainer.train import train
-from trainer.trained import open_trained
 
 
 def last_evaluation(recipe: Recipe) -> dict[str, float]:

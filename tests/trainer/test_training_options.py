@@ -11,10 +11,10 @@ from torch import _dynamo as dynamo
 
 from tests.ranks import run_on_ranks
 from tests.trainer.training import pictures, share, started, take_steps, whole_entries
-from trainer.blocks import compile_blocks
+from trainer.backbone.blocks import compile_blocks
 from trainer.config import EmaConfig
-from trainer.ema import MovingAverage
-from trainer.loss_scale import LossScale
+from trainer.steps.ema import MovingAverage
+from trainer.steps.loss_scale import LossScale
 
 # torch's own compiler still uses it.
 pytestmark = [

@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 from data import Batch, Manifest
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
-from trainer.entries import training_entries
+from trainer.checkpoints.entries import training_entries
+from trainer.run.finished import label_vectors_of
 from trainer.task import Task, build_task
-from trainer.trained import label_vectors_of
 
 
 def make_task(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:

@@ -11,8 +11,8 @@ if __name__ == "__main__":
 import argparse
 from pathlib import Path
 
-from trainer.exit_codes import DONE, INTERRUPTED
-from trainer.last_words import EXPLAINED, last_words
+from trainer.process.errors import EXPLAINED, last_words
+from trainer.process.exit_codes import DONE, INTERRUPTED
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,8 +9,8 @@ from data import Split, open_split
 from trainer.config import Recipe
 from trainer.evaluation.measure import evaluate_split
 from trainer.evaluation.saved import save_evaluation
-from trainer.run import RunFolder, settings_of
-from trainer.trained import open_trained
+from trainer.run.finished import open_trained
+from trainer.run.folder import RunFolder, settings_of
 from trainer.world import World
 
 _SETTINGS = ("data.image.crops", "data.image.resize", "data.workers")

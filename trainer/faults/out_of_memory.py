@@ -30,9 +30,9 @@ _PHASES = {
     "checkpoint": ("trainer.checkpoints", "torch.distributed.checkpoint"),
     "data": ("data.",),
     "head": ("heads.",),
-    "optimizer": ("trainer.optimizers", "trainer.ema", "torch.optim"),
+    "optimizer": ("trainer.optimizers", "trainer.steps.ema", "torch.optim"),
     "backward": ("torch.autograd",),
-    "forward": ("trainer.task", "trainer.backbone", "trainer.strategies", "transformers."),
+    "forward": ("trainer.task", "trainer.backbone.backbone", "trainer.strategies", "transformers."),
 }
 _TRAINING = ("micro", "precision", "recompute", "strategy", "groups", "head")
 _ORDER = {

@@ -14,12 +14,12 @@ from typing import Protocol, Self
 import torch
 import torch.distributed as dist
 
-from trainer.exit_codes import FAILED
 from trainer.faults.board import Board
 from trainer.faults.rank_state import RankState, main_thread_place
 from trainer.faults.recorder import Collective, Recorded, Recorder
 from trainer.faults.verdict import name_the_hang, name_the_lost_store
-from trainer.lost_peer import is_lost_peer
+from trainer.process.exit_codes import FAILED
+from trainer.process.lost_peer import is_lost_peer
 from trainer.world import World, leave
 
 # Between the two looks at all ranks: one that is alive writes several times in it.

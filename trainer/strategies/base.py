@@ -17,7 +17,7 @@ from trainer.optimizers import create_moments_of, tensors_of
 from trainer.strategies.cost import Shapes, Spread
 
 if TYPE_CHECKING:  # these import the recipe, which imports the strategies
-    from trainer.backbone import Backbone
+    from trainer.backbone.backbone import Backbone
     from trainer.world import World
 
 

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from heads import sum_gradients
-from trainer.buffers import kept_buffers, restore_buffers
-from trainer.parts import random_state, set_random_state
+from trainer.backbone.buffers import kept_buffers, restore_buffers
+from trainer.steps.micro_batches import random_state, set_random_state
 from trainer.strategies.base import Strategy, StrategyKind
 from trainer.strategies.cost import FLOAT32, Shapes, Spread, numel, summed
 from trainer.strategies.fsdp import FSDP
 
 if TYPE_CHECKING:
-    from trainer.backbone import Backbone
+    from trainer.backbone.backbone import Backbone
     from trainer.world import World
 
 _BUCKET = 25 << 20  # bytes; torch's default

@@ -34,7 +34,7 @@ from trainer.strategies.cost import (
 from trainer.strategies.fsdp import FSDP
 
 if TYPE_CHECKING:
-    from trainer.backbone import Backbone
+    from trainer.backbone.backbone import Backbone
     from trainer.world import World
 
 _NEVER = 1_000_000_000

@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor
 from heads import sum_sharded_gradients
 from heads.collectives import all_reduce_sum
 from heads.dtensors import local, sharded_rows
-from trainer.blocks import large_tables, repeated_blocks
+from trainer.backbone.blocks import large_tables, repeated_blocks
 from trainer.strategies.base import Strategy, StrategyKind, trained_parameters
 from trainer.strategies.cost import FLOAT32, Shapes, Spread, gathered, padded_numel, scattered
 
 if TYPE_CHECKING:
-    from trainer.backbone import Backbone
+    from trainer.backbone.backbone import Backbone
     from trainer.world import World
 
 

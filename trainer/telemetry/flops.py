@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from data.images.config import ImageConfig
 from heads.config import HeadConfig
-from trainer.backbone import Backbone, build_backbone
+from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.config import BackboneOptions, Recipe
 from trainer.telemetry.devices import Precision
 

@@ -39,7 +39,7 @@ def time_network(settings: Mapping[str, Any], places: Places) -> Measures:
 
     from data.images.config import ImageConfig
     from heads import ClassHead, ClassRows, CrossEntropy
-    from trainer.backbone import build_backbone
+    from trainer.backbone.backbone import build_backbone
     from trainer.config import BackboneConfig
 
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ from serving.http.request_body import whole_body
 from serving.http.routing import ResourcesDep
 from serving.schemas import ErrorBody
 from serving.service import InProgress, Service
-from trainer.bundle_spec import Reads
+from trainer.bundle.spec import Reads
 
 _MAX_LIMIT = 1000
 # Hits in one answer, over all its classes: some 2 MB.

@@ -11,7 +11,7 @@ from serving.api_error import ApiError
 from serving.http.routing import ResourcesDep, ServiceDep, facts
 from serving.schemas import ErrorBody
 from serving.service import Service
-from trainer.bundle_spec import LossSpec, Reads, TextSpec
+from trainer.bundle.spec import LossSpec, Reads, TextSpec
 
 
 class Health(BaseModel):

@@ -1,0 +1,1 @@
+"""The backbone: a model that turns a batch's inputs into features."""

@@ -1,0 +1,273 @@
+"""The part below the head: an encoder that turns a batch's inputs into features."""
+
+import difflib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModel,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from data.images.config import ImageConfig
+from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
+from trainer.imports import import_component
+
+# What transformers raises for fields that do not fit a model, or each other.
+_CONFIGURATION_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    AssertionError,
+    StrictDataclassError,
+)
+
+
+class Backbone(nn.Module):
+    """Inputs of a batch -> features [B, dim].
+
+    `forward` takes `{"pixel_values": uint8 [B, C, H, W]}` or `{"input_ids", "attention_mask":
+    int64 [B, T]}`. Pictures are normalised here, on the device, so that loaders hand over bytes. Of
+    several crops, uint8 [B, crops, C, H, W], the features are averaged: logits are linear in them,
+    so it is the mean of the crops' logits.
+    """
+
+    mean: Tensor
+    std: Tensor
+    # How a run computes: settings of training, no part of the model.
+    precision: torch.dtype | None = None
+    channels_last: bool = False
+
+    def __init__(self, encoder: nn.Module, *, pooling: str, image: ImageConfig | None) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.pooling = pooling
+        self.modality = "text" if image is None else "image"
+        self.dim = _num_features(encoder)
+        # Batch norm must not see a row that is none; its networks, convolutions, take no rows.
+        self._takes_no_rows = any(isinstance(part, _BatchNorm) for part in encoder.modules())
+        if image is not None:
+            constants = torch.tensor([image.mean, image.std], dtype=torch.float32)
+            for name, row in zip(("mean", "std"), constants, strict=True):
+                self.register_buffer(name, row.view(1, -1, 1, 1), persistent=False)
+
+    @property
+    def settings(self) -> Any:
+        """What has the encoder's `vocab_size` and the like as attributes: its transformers
+        configuration, or an imported module itself."""
+        return self.encoder.config if self._is_transformers else self.encoder
+
+    @property
+    def architecture(self) -> str:
+        """The name of the encoder's architecture, for messages."""
+        return self.settings.model_type if self._is_transformers else type(self.encoder).__name__
+
+    @property
+    def _is_transformers(self) -> bool:
+        return isinstance(self.encoder, PreTrainedModel)
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        if self.precision is None:
+            return self._forward(inputs)
+        # In here, so that whatever wraps the backbone finds it so: DeepSpeed would switch it off.
+        with torch.autocast(next(iter(inputs.values())).device.type, self.precision):
+            return self._forward(inputs)
+
+    def _forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        if not self._takes_no_rows and not len(next(iter(inputs.values()))):
+            # Attention cannot tell the heads' size from nothing. A row is computed and cut off, so
+            # that every parameter has a gradient, as on the other ranks: it is zero.
+            row = {name: tensor.new_ones(1, *tensor.shape[1:]) for name, tensor in inputs.items()}
+            return self._of_rows(row)[:0]
+        return self._of_rows(inputs)
+
+    def _of_rows(self, inputs: dict[str, Tensor]) -> Tensor:
+        if "pixel_values" not in inputs:
+            return self._pooled(self.encoder(**inputs), inputs["attention_mask"])
+        pixels = inputs["pixel_values"]
+        if pixels.ndim == 5:
+            crops = self._of_pictures(pixels.flatten(0, 1))
+            return crops.unflatten(0, pixels.shape[:2]).mean(1)
+        return self._of_pictures(pixels)
+
+    def _of_pictures(self, pixels: Tensor) -> Tensor:
+        normalised = (pixels.to(self.mean.dtype) / 255 - self.mean) / self.std
+        if self.channels_last:
+            normalised = normalised.contiguous(memory_format=torch.channels_last)
+        if self._is_transformers:
+            return self._pooled(self.encoder(pixel_values=normalised), None)
+        return self._pooled(self.encoder(normalised), None)
+
+    def _pooled(self, output: Any, mask: Tensor | None) -> Tensor:
+        if isinstance(output, Tensor):
+            if output.shape[1:] != (self.dim,):
+                raise ValueError(
+                    f"backbone {self.architecture} returns features of shape "
+                    f"{tuple(output.shape)}: return [batch, {self.dim}], which its dim states"
+                )
+            return output.clone()  # no view, as below
+        hidden: Tensor = output.last_hidden_state
+        if hidden.ndim == 4:  # a feature map [B, dim, h, w]
+            if self.pooling == "cls":
+                raise ValueError(
+                    "backbone.pooling is cls and this encoder gives a feature map, no tokens: "
+                    "use auto or mean"
+                )
+            pooled = output.get("pooler_output")
+            # No view: FSDP hooks on to what a module returns, and a change in place loses that.
+            return hidden.mean((2, 3)) if pooled is None else pooled.flatten(1).clone()
+        if self.pooling != "mean":
+            return hidden[:, 0].clone()
+        if mask is None:
+            return hidden.mean(1)
+        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def build_backbone(config: BackboneOptions, *, image: ImageConfig | None) -> Backbone:
+    """Make the encoder that `config` names.
+
+    Random weights follow torch's global generator: seed it first. Raises ValueError naming what the
+    encoder's configuration does not take.
+    """
+    if isinstance(config, ImportedBackbone):
+        return _imported(config, image)
+    assert isinstance(config, BackboneConfig)
+    return _of_transformers(config, image)
+
+
+def _imported(config: ImportedBackbone, image: ImageConfig | None) -> Backbone:
+    encoder = import_component(config.kind, key="backbone")(**config.arguments)
+    if not isinstance(encoder, nn.Module):
+        raise ValueError(
+            f"backbone.kind is {config.kind}, which returns {type(encoder).__name__}: return an "
+            "nn.Module"
+        )
+    return _wrapped(encoder, config, image)
+
+
+def _wrapped(encoder: nn.Module, config: BackboneOptions, image: ImageConfig | None) -> Backbone:
+    settings = encoder.config if isinstance(encoder, PreTrainedModel) else encoder
+    is_text = hasattr(settings, "vocab_size")
+    return Backbone(encoder, pooling=config.pooling, image=None if is_text else image)
+
+
+def _num_features(encoder: nn.Module) -> int:
+    """The columns of an encoder's features, as transformers, timm or a module of a user states
+    them."""
+    if isinstance(encoder, PreTrainedModel):
+        config = encoder.config
+        dim = config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
+    else:
+        dim = getattr(encoder, "dim", getattr(encoder, "num_features", None))
+    if not isinstance(dim, int):
+        raise ValueError(
+            f"backbone {type(encoder).__name__} does not state its number of features: set "
+            "self.dim to an int"
+        )
+    return dim
+
+
+def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backbone:
+    """An encoder without a pooler that nothing would train. Weights come from a local folder or the
+    hub as safetensors only; code from the hub is never run."""
+    # In here: they take seconds to import, and processes that make no encoder import this file.
+    from trainer.backbone.networks import FixedSizeConfig, register_networks
+
+    register_networks()
+    settings = _settings(config)
+    if settings.is_encoder_decoder:
+        raise ValueError(
+            f"backbone.config: {settings.model_type} is an encoder and a decoder: choose an encoder"
+        )
+    is_text = hasattr(settings, "vocab_size")
+    _check_channels(settings, image, is_text=is_text)
+    if is_text:
+        _check_padding(settings)
+    if isinstance(settings, FixedSizeConfig) and image is not None:
+        settings.check_picture(image.size, image.size)
+    try:
+        # A pooler that stands after the token that we read would get no gradient, and DDP waits for
+        # those.
+        model: Any = MODEL_MAPPING[type(settings)]
+        takes = inspect.signature(model).parameters
+        options = {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}
+        if config.weights == "pretrained":
+            encoder = AutoModel.from_pretrained(
+                str(config.name), trust_remote_code=False, use_safetensors=True, **options
+            )
+        else:
+            encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
+        return _wrapped(encoder, config, image)
+    except _CONFIGURATION_ERRORS as error:
+        raise ValueError(f"backbone.config does not make a model: {_one_line(error)}") from error
+
+
+def _settings(config: BackboneConfig) -> PretrainedConfig:
+    if config.name is not None:
+        return _named(config.name)
+    fields = dict(config.config or {})
+    model_type = fields.pop("model_type")
+    if model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING.keys(), n=1)
+        hint = f"did you mean {near[0]}?" if near else "resnet and bert are two of them"
+        raise ValueError(
+            f"backbone.config.model_type is {model_type}, which transformers does not know: {hint}"
+        )
+    try:
+        default = AutoConfig.for_model(model_type)
+        known = {*default.to_dict(), *default.attribute_map}
+        for name in fields.keys() - known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"see the fields of {model_type}"
+            raise ValueError(f"{name} is not a known key: {hint}")
+        return AutoConfig.for_model(model_type, **fields)
+    except _CONFIGURATION_ERRORS as error:
+        raise ValueError(f"backbone.config: {_one_line(error)}") from error
+
+
+def _named(name: str) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        where = (
+            "the folder holds no model that transformers reads"
+            if Path(name).is_dir()
+            else "no such folder, and the hub does not have it or was not reached"
+        )
+        raise ValueError(f"backbone.name is {name}: {where}: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _check_padding(settings: PretrainedConfig) -> None:
+    pad_id = getattr(settings, "pad_token_id", None)
+    if pad_id is not None and pad_id >= settings.vocab_size:
+        raise ValueError(
+            f"backbone.config.pad_token_id is {pad_id} and vocab_size {settings.vocab_size}: set "
+            "it to the tokenizer's, which is 0 for those of kway tokenizer"
+        )
+
+
+def _check_channels(
+    settings: PretrainedConfig, image: ImageConfig | None, *, is_text: bool
+) -> None:
+    channels = getattr(settings, "num_channels", None)
+    if not is_text and image is not None and channels not in (None, image.channels):
+        raise ValueError(
+            f"backbone.config.num_channels is {channels} and data.image.channels is "
+            f"{image.channels}: make them equal"
+        )

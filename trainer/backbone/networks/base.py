@@ -1,0 +1,54 @@
+"""What the networks share: their weights' start and the layers that several of them have."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+
+
+class PictureNetwork(PreTrainedModel):
+    """Normalised pictures [B, C, H, W] -> `last_hidden_state` [B, `config.hidden_size`, h, w].
+
+    Weights start as He et al. (2015) draw them: normal, with variance 2 / fan. The fan of a
+    convolution is that of its outputs, as in the code that the authors of these networks published.
+    Members of the module list that a network holds are what is compiled, checkpointed and sharded.
+    """
+
+    config_class: type[PreTrainedConfig]  # set by transformers from the annotation of `config`
+    main_input_name = "pixel_values"
+    input_modalities = "image"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        match module:
+            case nn.Conv2d():
+                init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            case nn.Linear():
+                init.kaiming_normal_(module.weight, nonlinearity="relu")
+            case _:
+                super()._init_weights(module)
+
+
+class FullyConnected(nn.Module):
+    """A fully connected layer, batch norm and ReLU: [B, ...] -> [B, outputs, 1, 1]."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs, bias=False)
+        # Of pictures of one pixel: `trainer/backbone/batch_norm.py` knows no other.
+        self.norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Raises ValueError where statistics would be those of a single number."""
+        if type(self.norm) is nn.BatchNorm2d and self.norm.training and len(x) == 1:
+            raise ValueError(
+                "batch norm of a fully connected layer cannot train on one row at a time: raise "
+                "train.global_batch, lower train.micro_batches, or set backbone.batch_norm=frozen"
+            )
+        return F.relu(self.norm(self.linear(x.flatten(1))[:, :, None, None]))
+
+
+def convolution(inputs: int, outputs: int, size: int, *, stride: int = 1) -> nn.Conv2d:
+    """Of an odd `size`, padded to keep the picture's at a stride of 1; batch norm has the bias."""
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)

@@ -1,0 +1,91 @@
+"""The residual networks for CIFAR of He et al. (2016), section 4.2: ResNet-20 to -110."""
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig
+from transformers.modeling_outputs import BaseModelOutputWithNoAttention
+
+from trainer.backbone.networks.base import PictureNetwork, convolution
+from trainer.backbone.networks.fields import check_positive, layers_a_stage
+
+
+@strict
+class CifarResNetConfig(PreTrainedConfig):
+    """`depth` counts the layers with weights, the classifier's among them: 6 n + 2.
+
+    `hidden_sizes` are the feature maps of the three stages; the last two halve the picture.
+    """
+
+    model_type = "cifar_resnet"
+
+    depth: int = 20
+    hidden_sizes: list[int] | tuple[int, ...] = (16, 32, 64)
+    num_channels: int = 3
+
+    def __post_init__(self, **kwargs: object) -> None:
+        layers_a_stage(self.depth, step=6, outside=2)
+        check_positive(hidden_sizes=self.hidden_sizes, num_channels=self.num_channels)
+        if len(self.hidden_sizes) != 3 or list(self.hidden_sizes) != sorted(self.hidden_sizes):
+            raise ValueError(
+                f"hidden_sizes is {self.hidden_sizes}: give three numbers, none below the one "
+                "before it, for shortcuts only add maps"
+            )
+        super().__post_init__(**kwargs)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.hidden_sizes[-1]
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions beside a shortcut without weights ("option A")."""
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv1 = convolution(inputs, outputs, 3, stride=stride)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = convolution(outputs, outputs, 3)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.stride, self.added = stride, outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(hidden)) + self._shortcut(x))
+
+    def _shortcut(self, x: Tensor) -> Tensor:
+        """Every pixel that the stride meets, and maps of zeros behind those there are."""
+        kept = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(kept, (0, 0, 0, 0, 0, self.added))
+
+
+class CifarResNetModel(PictureNetwork):
+    """A 3 x 3 convolution and three stages of n blocks; takes pictures of any size."""
+
+    config: CifarResNetConfig
+
+    def __init__(self, config: CifarResNetConfig) -> None:
+        super().__init__(config)
+        blocks = layers_a_stage(config.depth, step=6, outside=2)
+        first, second, third = config.hidden_sizes
+        self.stem = convolution(config.num_channels, first, 3)
+        self.norm = nn.BatchNorm2d(first)
+        self.stages = nn.ModuleList(
+            (
+                _stage(first, first, blocks, stride=1),
+                _stage(first, second, blocks, stride=2),
+                _stage(second, third, blocks, stride=2),
+            )
+        )
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
+        hidden = F.relu(self.norm(self.stem(pixel_values)))
+        for stage in self.stages:
+            hidden = stage(hidden)
+        return BaseModelOutputWithNoAttention(last_hidden_state=hidden)
+
+
+def _stage(inputs: int, outputs: int, blocks: int, *, stride: int) -> nn.Sequential:
+    others = (BasicBlock(outputs, outputs, stride=1) for _ in range(blocks - 1))
+    return nn.Sequential(BasicBlock(inputs, outputs, stride=stride), *others)

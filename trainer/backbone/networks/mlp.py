@@ -1,0 +1,52 @@
+"""Fully connected layers over the pixels: the MNIST network of the paper on single logit
+classification by Keren, Sabato and Schuller (2019), section 6.1."""
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithNoAttention
+
+from trainer.backbone.networks.base import FullyConnected, PictureNetwork
+from trainer.backbone.networks.fields import FixedSizeConfig, check_positive
+
+
+@strict
+class MlpConfig(FixedSizeConfig):
+    """`hidden_sizes` are the units of each layer."""
+
+    model_type = "mlp"
+
+    image_size: int = 28
+    num_channels: int = 1
+    hidden_sizes: list[int] | tuple[int, ...] = (500, 500)
+
+    def __post_init__(self, **kwargs: object) -> None:
+        check_positive(hidden_sizes=self.hidden_sizes)
+        super().__post_init__(**kwargs)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.hidden_sizes[-1]
+
+
+class MlpModel(PictureNetwork):
+    """Batch norm and ReLU follow each layer; features are [B, dim, 1, 1]."""
+
+    config: MlpConfig
+
+    def __init__(self, config: MlpConfig) -> None:
+        super().__init__(config)
+        pixels = config.num_channels * config.image_size**2
+        inputs = (pixels, *config.hidden_sizes)
+        self.layers = nn.ModuleList(
+            FullyConnected(before, after)
+            for before, after in zip(inputs, config.hidden_sizes, strict=False)
+        )
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
+        """Raises ValueError for pictures of another size than `image_size`."""
+        self.config.check_picture(*pixel_values.shape[2:])
+        hidden = pixel_values
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return BaseModelOutputWithNoAttention(last_hidden_state=hidden)

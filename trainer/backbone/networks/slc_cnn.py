@@ -1,0 +1,70 @@
+"""Six convolutions and a dense layer: the SVHN and CIFAR network of the paper on single logit
+classification (SLC) by Keren, Sabato and Schuller (2019), section 6.1."""
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithNoAttention
+
+from trainer.backbone.networks.base import FullyConnected, PictureNetwork, convolution
+from trainer.backbone.networks.fields import FixedSizeConfig, check_positive
+
+
+@strict
+class SlcCnnConfig(FixedSizeConfig):
+    """`conv_channels` are the feature maps of the six convolutions, `hidden_size` the units of the
+    dense layer."""
+
+    model_type = "slc_cnn"
+
+    conv_channels: list[int] | tuple[int, ...] = (128, 128, 256, 256, 512, 512)
+    hidden_size: int = 1024
+
+    def __post_init__(self, **kwargs: object) -> None:
+        if len(self.conv_channels) != 6:
+            raise ValueError(
+                f"conv_channels is {self.conv_channels}: give six numbers, one a convolution"
+            )
+        check_positive(conv_channels=self.conv_channels, hidden_size=self.hidden_size)
+        super().__post_init__(**kwargs)
+
+
+class SlcCnnModel(PictureNetwork):
+    """Convolutions 1, 3 and 5 are 5 x 5, the others 1 x 1, each with batch norm and ReLU; behind 2,
+    4 and 6 stands a 3 x 3 maximum of stride 2. Features are [B, dim, 1, 1].
+
+    The paper does not name the padding: here it keeps a picture's size, and a maximum halves it,
+    rounded up.
+    """
+
+    config: SlcCnnConfig
+
+    def __init__(self, config: SlcCnnConfig) -> None:
+        super().__init__(config)
+        channels = (config.num_channels, *config.conv_channels)
+        side = config.image_size
+        self.layers = nn.ModuleList()
+        for first in (0, 2, 4):
+            self.layers.append(_stage(*channels[first : first + 3]))
+            side = (side + 1) // 2
+        self.layers.append(FullyConnected(channels[-1] * side**2, config.hidden_size))
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
+        """Raises ValueError for pictures of another size than `image_size`."""
+        self.config.check_picture(*pixel_values.shape[2:])
+        hidden = pixel_values
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return BaseModelOutputWithNoAttention(last_hidden_state=hidden)
+
+
+def _stage(inputs: int, middle: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        convolution(inputs, middle, 5),
+        nn.BatchNorm2d(middle),
+        nn.ReLU(),
+        convolution(middle, outputs, 1),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    )

@@ -1,0 +1,1 @@
+"""The bundle: the exported model, a folder with all that serving needs."""

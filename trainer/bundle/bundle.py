@@ -1,0 +1,222 @@
+"""The exported model: a folder with all that serving needs, and nothing in it is a pickle.
+
+bundle.json                 what it is: preprocessing, loss, recalls, checksums (`bundle_spec.py`)
+classes.jsonl               a class a line; classes.safetensors beside it: what they are found by
+thresholds.safetensors      of each class, with the positives behind them, where it was evaluated
+encoder/config.json         the encoder's transformers configuration
+backbone.safetensors        its weights
+backbone.onnx               the same for onnxruntime, where the export was asked for it
+class_weights.safetensors   float32 [classes, dim (+ 1: the bias)], one class read at a time
+tokenizer/                  where the model reads texts: files that AutoTokenizer opens
+MODEL_CARD.md
+"""
+
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model
+from torch import Tensor
+
+from data.tokens.tokenizer import Tokenizer, open_tokenizer
+from heads.logits import ClassRows
+from heads.scores import score
+from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.onnx_backbone import OnnxBackbone
+from trainer.backbone.onnx_backbone import is_installed as onnx_is_installed
+from trainer.bundle.class_list import ClassList
+from trainer.bundle.files import (
+    BACKBONE,
+    ENCODER,
+    ONNX,
+    TENSOR,
+    TOKENIZER,
+    WEIGHTS,
+    Manifest,
+    read_manifest,
+    sha256_of,
+)
+from trainer.bundle.row_file import RowFile
+from trainer.bundle.thresholds import ClassThresholds, Threshold
+from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
+from trainer.imports import check_allowed, source_version
+from trainer.recipe import make_component
+
+__all__ = ["Bundle", "onnx_is_installed"]
+
+_log = logging.getLogger("kway.bundle")
+
+_HOT_ROWS_BYTES = 64 * 2**20
+
+
+class Bundle:
+    """An opened bundle. What grows with the classes stays on disk; ask for what you need.
+
+    `classes[id]` is a class with its attributes, `names` what classes are found by; `thresholds`
+    is None for a model that was not evaluated.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, *, cache_bytes: int) -> None:
+        self.path = path
+        self.spec = manifest.model
+        self._files = manifest.files
+        num_classes = self.spec.num_classes
+        self.classes = ClassList(path, num_classes)
+        self.names = self.classes.names
+        self.thresholds = (
+            ClassThresholds.open(path, self.spec.recalls, num_classes)
+            if self.spec.recalls
+            else None
+        )
+        self._rows = RowFile(
+            path / WEIGHTS,
+            name=TENSOR,
+            num_rows=num_classes,
+            width=self.spec.width,
+            cache_bytes=cache_bytes,
+        )
+
+    @classmethod
+    def open(cls, path: Path, *, cache_bytes: int = _HOT_ROWS_BYTES) -> "Bundle":
+        """Open the bundle folder `path`, after a check of its description, files and sizes.
+
+        Class weights that were asked for stay in memory, up to `cache_bytes` of them. Raises
+        FileNotFoundError when it, or a file of it, is missing, and ValueError when it is damaged or
+        of another format. Checksums are `verify`'s: they read everything.
+        """
+        manifest = read_manifest(path)
+        for name, expected in manifest.files.items():
+            file = path / name
+            if not file.is_file():
+                raise FileNotFoundError(f"{path} lacks {name}: export or copy the bundle again")
+            if file.stat().st_size != expected.bytes:
+                raise ValueError(
+                    f"{file} has {file.stat().st_size} bytes instead of {expected.bytes}: "
+                    "export or copy the bundle again"
+                )
+        return cls(path, manifest, cache_bytes=cache_bytes)
+
+    def close(self) -> None:
+        """Close the files of class weights and classes."""
+        self._rows.close()
+        self.classes.close()
+
+    def __enter__(self) -> "Bundle":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def verify(self, *, class_weights: bool = True) -> None:
+        """Read every file and compare its checksum; ValueError names the first that differs.
+
+        Without `class_weights` their file, by far the largest where classes are many, is not read:
+        `open` has compared its size and header.
+        """
+        for name, expected in self._files.items():
+            if name == WEIGHTS and not class_weights:
+                continue
+            if sha256_of(self.path / name) != expected.sha256:
+                raise ValueError(
+                    f"{self.path / name} does not match its checksum: copy the bundle again"
+                )
+
+    def class_id(self, name_or_id: str | int) -> int:
+        """The id of a class by its exact name, by its id, or by "#" and its id.
+
+        Raises ValueError for an unknown class, with the nearest names.
+        """
+        return self.names.id_of(name_or_id)
+
+    def rows(self, class_ids: Sequence[int]) -> ClassRows:
+        """Class ids -> their rows, float32 [n, dim], and biases, read from disk."""
+        stored = self._rows.read(class_ids)
+        bias = stored[:, self.spec.dim] if self.spec.bias else None
+        return ClassRows(torch.tensor(class_ids), stored[:, : self.spec.dim], bias)
+
+    def scores(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
+        """Features [B, dim] -> scores [B, n] of the classes, which thresholds are compared with."""
+        loss = self.spec.loss
+        return score(loss.score, self.logits(features, class_ids), eps=loss.eps)
+
+    def logits(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
+        """Features [B, dim] -> logits [B, n] of the classes."""
+        return self.spec.logits(features, self.rows(class_ids).to(features.device))
+
+    def threshold(self, class_id: int, recall: float) -> Threshold:
+        """The threshold of a class at `recall`: its own or the pooled one.
+
+        Raises ValueError for a recall that the bundle holds no thresholds for.
+        """
+        if self.thresholds is None:
+            raise ValueError(
+                "this bundle holds no thresholds, for its run was not evaluated: give a threshold"
+            )
+        return self.thresholds.of(class_id, recall)
+
+    def positives(self, class_id: int) -> int | None:
+        """Validation samples of a class; None for a model that was not evaluated."""
+        return None if self.thresholds is None else int(self.thresholds.positives[class_id])
+
+    @property
+    def has_onnx(self) -> bool:
+        """Whether the backbone is there for onnxruntime, too."""
+        return ONNX in self._files
+
+    def load_onnx_backbone(self, *, threads: int) -> OnnxBackbone:
+        """The backbone run by onnxruntime, which must be installed (`onnx_is_installed`)."""
+        assert self.has_onnx, "the bundle has no ONNX backbone"
+        return OnnxBackbone(self.path / ONNX, threads=threads)
+
+    def check_imports(self, allow_imports: Collection[str]) -> None:
+        """Raise ValueError where `load_backbone` would import what is not in `allow_imports`."""
+        if self.spec.backbone is not None:
+            paths = {"backbone": self.spec.backbone.kind}
+            check_allowed(paths, allow_imports, f"bundle {self.path}")
+
+    def load_backbone(self, *, allow_imports: Collection[str] = ()) -> Backbone:
+        """The backbone with its trained weights, in evaluation mode, on the CPU.
+
+        A bundle contains no code: a backbone of the user's is imported, and must be in
+        `allow_imports`.
+        """
+        self.check_imports(allow_imports)
+        config = self._backbone_config()
+        with torch.random.fork_rng(devices=[]):  # the random weights are replaced at once
+            backbone = build_backbone(config, image=self.spec.image)
+        file = self.path / BACKBONE
+        try:
+            load_model(backbone, str(file), strict=True)
+        except (RuntimeError, SafetensorError) as error:
+            reason = " ".join(str(error).split())
+            described = (
+                "encoder/config.json" if self.spec.backbone is None else self.spec.backbone.kind
+            )
+            raise ValueError(f"{file} does not fit {described}: {reason}") from error
+        return backbone.eval().requires_grad_(False)
+
+    def _backbone_config(self) -> BackboneOptions:
+        of_user = self.spec.backbone
+        if of_user is None:
+            return BackboneConfig(name=str(self.path / ENCODER), pooling=self.spec.pooling)
+        options = {"kind": of_user.kind, "pooling": self.spec.pooling, **of_user.options}
+        config = make_component(options, key="backbone", origin=f"bundle {self.path}")
+        assert isinstance(config, ImportedBackbone)
+        found = source_version(of_user.kind)
+        if found != of_user.source:
+            _log.warning(
+                "%s was exported with %s %s and runs with %s",
+                self.path,
+                of_user.kind,
+                of_user.source,
+                found,
+            )
+        return config
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer of a model of texts, which cuts them where training did."""
+        assert self.spec.text is not None, "a model of pictures has no tokenizer"
+        folder = self.path / TOKENIZER
+        return open_tokenizer(str(folder), max_length=self.spec.text.max_length)

@@ -1,0 +1,242 @@
+"""From a run to a bundle: the model, its class rows, its thresholds and a model card."""
+
+import json
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.config import DataConfig, TextConfig
+from data.tokens.tokenizer import Tokenizer, open_tokenizer
+from heads import ClassHead, ClassRows
+from heads.config import HeadConfig
+from trainer.backbone.onnx_backbone import write_onnx
+from trainer.bundle.spec import BackboneSpec, BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
+from trainer.bundle.thresholds import ClassThresholds, least_positives, takes_own
+from trainer.bundle.writing import write_bundle
+from trainer.config import BackboneOptions, ImportedBackbone
+from trainer.evaluation import Evaluation, load_evaluation
+from trainer.evaluation.of_run import Wanted
+from trainer.imports import source_version
+from trainer.run.finished import TrainedRun, open_trained
+from trainer.world import World
+
+_ROWS_AT_ONCE = 65_536
+_ROUNDING = 1e-5  # of the largest threshold
+
+
+def export_run(
+    run: Path,
+    out: Path,
+    world: World,
+    *,
+    recalls: Sequence[float] = (),
+    min_positives: int | None = None,
+    onnx: bool = False,
+    force: bool = False,
+    allow_imports: Collection[str] = (),
+) -> None:
+    """Write the newest model of a run as the bundle `out`; one process.
+
+    The bundle holds thresholds for the recipe's `evaluation.recalls` and for `recalls`. A class
+    with fewer than `min_positives` samples in validation takes the pooled one; by default that
+    depends on the recall (`least_positives`). With `onnx` the backbone is written for onnxruntime,
+    too. Raises what `open_trained` and `write_onnx` raise, FileNotFoundError with the command to
+    run where the model was not evaluated so yet, and ValueError where `out` exists and `force` is
+    off.
+    """
+    assert world.size == 1, "a bundle is written by one process"
+    trained = open_trained(run, world, allow_imports=allow_imports)
+    evaluation = _evaluation(run, trained, recalls, allow_imports)
+    thresholds = _thresholds(evaluation, min_positives)
+    backbone, image = trained.task.backbone, trained.recipe.data.image
+    write_bundle(
+        out,
+        backbone=backbone,
+        spec=_spec(trained, thresholds),
+        classes=(
+            ClassEntry(name=info.name, attributes=info.attributes)
+            for info in trained.manifest.classes
+        ),
+        thresholds=thresholds,
+        weight_blocks=_rows_in_class_order(trained.task.head),
+        model_card=_model_card(trained, evaluation, thresholds),
+        tokenizer=_tokenizer(trained.recipe.data.text),
+        write_onnx=(lambda file: write_onnx(backbone, image, file)) if onnx else None,
+        force=force,
+    )
+
+
+def _evaluation(
+    run: Path, trained: TrainedRun, recalls: Sequence[float], allow_imports: Collection[str]
+) -> Evaluation:
+    """The saved one that has all recalls. It may have taken many ranks, so it is not made here."""
+    own = trained.recipe.evaluation.recalls
+    wanted = sorted({*own, *recalls})
+    if set(wanted) == set(own):
+        return load_evaluation(trained.folder.evaluations, step=trained.step)
+    setting = f"evaluation.recalls={json.dumps(wanted)}"
+    try:
+        folder = Wanted(run, settings=(setting,), allow_imports=tuple(allow_imports)).folder()
+        return load_evaluation(folder, step=trained.step)
+    except FileNotFoundError as error:
+        allowed = [f"--allow-import={path}" for path in allow_imports]
+        command = ["kway", "eval", str(run), "--checkpoint", str(trained.step), "--set", setting]
+        command += allowed
+        raise FileNotFoundError(
+            f"{run} was not evaluated at these recalls: run `{shlex.join(command)}`, then export"
+        ) from error
+
+
+def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
+    head, data = trained.task.head, trained.recipe.data
+    return BundleSpec(
+        pooling=trained.recipe.backbone.pooling,
+        backbone=_backbone_spec(trained.recipe.backbone),
+        image=data.image if data.text is None else None,
+        text=None if data.text is None else TextSpec(max_length=data.text.max_length),
+        num_classes=head.num_classes,
+        loss=LossSpec(
+            kind=head.loss.kind,
+            aligned=head.loss.aligned,
+            score=head.loss.score_kind,
+            eps=head.loss.score_eps,
+        ),
+        logits=head.evaluated_map(),
+        bias=head.bias is not None,
+        dim=head.dim,
+        recalls=tuple(thresholds.recalls),
+    )
+
+
+def _backbone_spec(config: BackboneOptions) -> BackboneSpec | None:
+    if not isinstance(config, ImportedBackbone):
+        return None
+    options = config.model_dump(mode="json", exclude=set(BackboneOptions.model_fields) | {"kind"})
+    return BackboneSpec(kind=config.kind, options=options, source=source_version(config.kind))
+
+
+def _tokenizer(text: TextConfig | None) -> Tokenizer | None:
+    if text is None:
+        return None
+    return open_tokenizer(text.tokenizer, max_length=text.max_length)
+
+
+def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThresholds:
+    classes, pooled = evaluation.classes, evaluation.pooled
+    # A threshold is the score of a sample: another batch, engine or device rounds that sample's
+    # score otherwise, and the recall would be missed by the last bits.
+    largest = torch.cat([classes.threshold.flatten(), pooled]).nan_to_num().abs().max()
+    room = _ROUNDING * largest
+    precisions = _pooled_precisions(evaluation).tolist()
+    recalls = tuple(
+        RecallSpec(
+            recall=recall,
+            pooled=bar,
+            pooled_samples=evaluation.num_samples,
+            pooled_precision=precision,
+            min_positives=min_positives or least_positives(recall),
+        )
+        for recall, bar, precision in zip(
+            classes.recalls, (pooled - room).tolist(), precisions, strict=True
+        )
+    )
+    positives = classes.positives.numpy().astype(np.int32)
+    thresholds = (classes.threshold - room).numpy().astype(np.float32)
+    is_own_KR = takes_own(positives[:, None], thresholds, [one.min_positives for one in recalls])
+    reached = np.where(is_own_KR[..., None], classes.reached, evaluation.reached_pooled)
+    return ClassThresholds(recalls, positives, thresholds, reached.astype(np.int32))
+
+
+def _pooled_precisions(evaluation: Evaluation) -> Tensor:
+    """The share of the samples at or above the pooled threshold that are of the class, averaged
+    over the classes with samples [R]; a class that no sample reaches counts as 0."""
+    of_class, of_any = evaluation.reached_pooled.double().unbind(2)
+    return (of_class / of_any.clamp(min=1))[evaluation.classes.positives > 0].mean(0)
+
+
+def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
+    blocks = head.class_rows(_ROWS_AT_ONCE)
+    if head.tree.num_nodes == head.num_classes and not head.tree.has_children.any():
+        yield from (_with_bias(block) for block in blocks)
+        return
+    # A tree's blocks come in the order of its nodes.
+    rows = torch.empty(head.num_classes, head.dim + (head.bias is not None))
+    for block in blocks:
+        rows[block.class_ids] = _with_bias(block).cpu()
+    yield from rows.split(_ROWS_AT_ONCE)
+
+
+def _with_bias(block: ClassRows) -> Tensor:
+    """Rows as a bundle stores them: the bias of a class follows its row."""
+    if block.bias is None:
+        return block.rows
+    return torch.cat([block.rows, block.bias.unsqueeze(1)], dim=1)
+
+
+def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassThresholds) -> str:
+    recipe, head = trained.recipe, trained.task.head
+    measures = "\n".join(f"| {name} | {value:.4f} |" for name, value in evaluation.metrics.items())
+    alignment = (
+        "aligned with the Principle of Logit Separation: one logit alone is comparable over inputs"
+        if head.loss.aligned
+        else "NOT aligned with the Principle of Logit Separation: one logit alone may mislead; "
+        "prefer a model trained with `batch_ce` or `bce` for one-class questions"
+    )
+    asked = "PICTURE" if recipe.data.text is None else '--text "TEXT"'
+    pooled = "\n".join(
+        f"| {entry.recall:g} | {entry.min_positives} | "
+        f"{int((thresholds.positives < entry.min_positives).sum())} | "
+        f"{entry.pooled_precision:.3f} |"
+        for entry in thresholds.recalls
+    )
+    return f"""# {recipe.run.name}
+
+A classifier of {head.num_classes} classes, exported by kway on {datetime.now(UTC):%Y-%m-%d} at step
+{trained.step} of run `{recipe.run}`.
+
+| | |
+|---|---|
+| backbone | {recipe.backbone.label} |
+| head | {_head_of(recipe.head)}, {head.dim} features |
+| loss | {alignment} |
+| data | {trained.manifest.source} |
+| reads | {_reads(recipe.data)} |
+
+## Measured on split `{recipe.data.eval_split}` ({evaluation.num_samples} samples)
+
+| measure | value |
+|---|---|
+{measures}
+
+The measures named auprc and precision are means over classes of how well a class's logit alone
+tells its samples from all others. The thresholds were chosen on this same split: expect somewhat
+less on new data. A class with too few samples in it uses the pooled threshold. That threshold
+reaches the recall over the samples of all classes together, not in each class. Its expected
+precision is the mean over the classes:
+
+| recall | samples needed | classes with fewer | expected precision of the pooled threshold |
+|---|---|---|---|
+{pooled}
+
+## Use
+
+    kway query BUNDLE --class "{trained.manifest.classes[0].name}" {asked}
+    kway serve BUNDLE
+"""
+
+
+def _head_of(head: HeadConfig) -> str:
+    return f"{head.weights.kind} weights x {head.logits.kind} logits x {head.loss.kind}"
+
+
+def _reads(data: DataConfig) -> str:
+    if data.text is not None:
+        return f"texts, cut at {data.text.max_length} tokens of `tokenizer/`"
+    image = data.image
+    crops = f", the mean of {image.crops} crops" if image.crops > 1 else ""
+    return f"pictures, {image.size} x {image.size} x {image.channels}{crops}"

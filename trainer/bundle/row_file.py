@@ -1,0 +1,152 @@
+"""A safetensors file that holds one float32 matrix, written in blocks and read by the row.
+
+Any safetensors reader opens it. It is not a general writer: one tensor, row-major, float32.
+"""
+
+import json
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.bundle.row_cache import HotRows
+
+_ITEM_BYTES = 4
+# Rows and bytes that the kernel takes in one call, with room.
+_MAX_RUN, _MAX_RUN_BYTES = 1024, 1 << 30
+# The format's own limit on the header; a damaged length must not make us read gigabytes.
+_MAX_HEADER_BYTES = 100_000_000
+
+
+def write_rows(
+    path: Path, blocks: Iterable[Tensor], *, name: str, num_rows: int, width: int
+) -> None:
+    """Write `blocks` [rows, width], one after the other, as the tensor `name` [num_rows, width].
+
+    Only one block is held at a time. Raises ValueError when the blocks do not add up to the
+    shape, or hold a number that is not finite.
+    """
+    written = 0
+    with path.open("wb") as file:
+        file.write(header_of(name, num_rows, width))
+        for block in blocks:
+            if block.ndim != 2 or block.shape[1] != width:
+                raise ValueError(
+                    f"{path.name}: a block of shape {list(block.shape)} is no rows of {width}"
+                )
+            rows = block.detach().to("cpu", torch.float32).contiguous()
+            if not bool(torch.isfinite(rows).all()):
+                bad = int((~torch.isfinite(rows).all(1)).nonzero()[0]) + written
+                raise ValueError(
+                    f"{path.name}: row {bad} holds NaN or infinity; the run has diverged, "
+                    "export an earlier checkpoint"
+                )
+            file.write(rows.numpy().astype("<f4", copy=False).data)
+            written += len(rows)
+        if written != num_rows:
+            raise ValueError(f"{path.name}: {written} rows came for {num_rows} classes")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def header_of(name: str, num_rows: int, width: int) -> bytes:
+    """What stands in the file before its rows."""
+    size = num_rows * width * _ITEM_BYTES
+    entry = {"dtype": "F32", "shape": [num_rows, width], "data_offsets": [0, size]}
+    header = json.dumps({name: entry}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the data starts aligned, as the format asks
+    return len(header).to_bytes(8, "little") + header
+
+
+class RowFile:
+    """Rows of one float32 matrix on disk, each read where it lies; the hot ones stay in memory.
+
+    `pread` and not a memory map: the kernel reads megabytes ahead of a mapped access, and a cold
+    row then costs milliseconds instead of 0.06. Threads may read at the same time.
+    """
+
+    def __init__(
+        self, path: Path, *, name: str, num_rows: int, width: int, cache_bytes: int = 0
+    ) -> None:
+        self.path, self.num_rows, self.width = path, num_rows, width
+        self._hot = HotRows(max_bytes=cache_bytes)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+        try:
+            self._start = self._check_header(name)
+        except Exception:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; reading afterwards is an error."""
+        self._close()
+
+    def read(self, rows: Sequence[int]) -> Tensor:
+        """Rows -> [len(rows), width]. Raises ValueError for a row outside the matrix."""
+        assert self._close.alive, "the file is closed"
+        outside = [row for row in rows if not 0 <= row < self.num_rows]
+        if outside:
+            raise ValueError(f"class id {outside[0]} is not within 0 … {self.num_rows - 1}")
+        out = np.empty((len(rows), self.width), dtype="<f4")
+        missing = self._hot.take(rows, out)
+        for run in self._runs(rows, missing):
+            self._read_run(rows[run[0]], [out[place] for place in run])
+        self._hot.keep(rows, missing, out)
+        return torch.from_numpy(out)
+
+    def _runs(self, rows: Sequence[int], places: list[int]) -> Iterator[list[int]]:
+        """The places in runs whose rows lie one behind the other in the file."""
+        longest = max(1, min(_MAX_RUN, _MAX_RUN_BYTES // (self.width * _ITEM_BYTES)))
+        run: list[int] = []
+        for place in sorted(places, key=rows.__getitem__):
+            if run and (rows[place] != rows[run[-1]] + 1 or len(run) == longest):
+                yield run
+                run = []
+            run.append(place)
+        if run:
+            yield run
+
+    def _read_run(self, first: int, out: list[np.ndarray]) -> None:
+        stride = self.width * _ITEM_BYTES
+        count = os.preadv(
+            self._descriptor,
+            [row.data.cast("B") for row in out],
+            self._start + first * stride,
+        )
+        if count != stride * len(out):
+            raise ValueError(
+                f"{self.path} ends within row {first + count // stride}: copy the bundle again"
+            )
+
+    def _check_header(self, name: str) -> int:
+        size = os.fstat(self._descriptor).st_size
+        length = int.from_bytes(os.pread(self._descriptor, 8, 0), "little")
+        if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+            raise ValueError(f"{self.path} is not a safetensors file, or is cut short")
+        entry = _parse_header(os.pread(self._descriptor, length, 8)).get(name)
+        expected = {
+            "dtype": "F32",
+            "shape": [self.num_rows, self.width],
+            "data_offsets": [0, self.num_rows * self.width * _ITEM_BYTES],
+        }
+        if entry != expected:
+            raise ValueError(
+                f"{self.path} should hold {name!r}, float32 {expected['shape']}; it says {entry}"
+            )
+        if size != 8 + length + self.num_rows * self.width * _ITEM_BYTES:
+            raise ValueError(f"{self.path} is cut short or damaged: copy the bundle again")
+        return 8 + length
+
+
+def _parse_header(data: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}

@@ -1,0 +1,134 @@
+"""The thresholds of a bundle's classes, and which of them a question is answered by.
+
+thresholds.safetensors   `positives` int32 [K]: validation samples of each class;
+                         `thresholds` float32 [K, recalls]: NaN where a class has no positives;
+                         `reached` int32 [K, recalls, 2]: validation samples at or above the
+                         threshold used for the class, of that class and of any class (absent in
+                         bundles of format 2)
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from safetensors.numpy import save_file
+
+from trainer.bundle.mapped_file import mapped_arrays
+from trainer.bundle.spec import RecallSpec
+
+FILE = "thresholds.safetensors"
+ThresholdSource = Literal["class", "pooled"]
+
+
+def least_positives(recall: float) -> int:
+    """Positives below which a class's own threshold cannot be trusted to reach `recall`.
+
+    Even the lowest of n scores is reached, on average, by only n / (n + 1) of new ones: 9 are
+    needed for a recall of 0.9, 99 for 0.99. For 1 no number is enough: it counts as 0.999.
+    """
+    recall = min(recall, 0.999)
+    return math.ceil(recall / (1 - recall) * (1 - 1e-12))  # 0.9 / 0.1 comes out above 9
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The threshold of a class at a recall, with its counts in validation; None: not known.
+
+    It was computed from `samples` validation samples: those of the class or, if it is pooled, those
+    of all classes. The class has `class_samples`, of which `class_reached` reach the threshold;
+    `all_reached` samples of any class do. `expected_precision` is the share of these that are of
+    the class or, if the threshold is pooled, the mean of that share over all classes.
+    """
+
+    score: float | None
+    source: ThresholdSource | None
+    expected_precision: float | None
+    samples: int | None
+    class_samples: int
+    class_reached: int | None
+    all_reached: int | None
+
+
+@dataclass(frozen=True)
+class ClassThresholds:
+    """`positives` int32 [K], `thresholds` float32 [K, R] in the order of the R `recalls`, and
+    `reached` int32 [K, R, 2], which bundles of format 2 lack."""
+
+    recalls: Sequence[RecallSpec]
+    positives: NDArray[np.int32]
+    thresholds: NDArray[np.float32]
+    reached: NDArray[np.int32] | None = None
+
+    @classmethod
+    def open(
+        cls, folder: Path, recalls: Sequence[RecallSpec], num_classes: int
+    ) -> "ClassThresholds":
+        """Open what `write` wrote; ValueError where it does not fit."""
+        arrays: dict[str, Any] = mapped_arrays(
+            folder / FILE,
+            {
+                "positives": (np.int32, (num_classes,)),
+                "thresholds": (np.float32, (num_classes, len(recalls))),
+            },
+            optional={"reached": (np.int32, (num_classes, len(recalls), 2))},
+        )
+        return cls(recalls, **arrays)
+
+    def write(self, folder: Path, num_classes: int) -> None:
+        """Write them into `folder`; ValueError where there are not that many."""
+        shape = (num_classes, len(self.recalls))
+        if self.positives.shape != shape[:1] or self.thresholds.shape != shape:
+            raise ValueError(
+                f"thresholds of shape {list(self.thresholds.shape)} and positives of "
+                f"{list(self.positives.shape)}: {num_classes} classes and {len(self.recalls)} "
+                "recalls need others"
+            )
+        arrays = {"positives": self.positives, "thresholds": self.thresholds}
+        if self.reached is not None:
+            assert self.reached.shape == (*shape, 2)
+            arrays["reached"] = self.reached
+        save_file({name: np.ascontiguousarray(one) for name, one in arrays.items()}, folder / FILE)
+
+    def of(self, class_id: int, recall: float) -> Threshold:
+        """The threshold of a class at `recall`.
+
+        A class with too few positives uses the pooled threshold; if there is none, score and source
+        are None. Raises ValueError for a recall without thresholds.
+        """
+        column = self._column(recall)
+        entry, positives = self.recalls[column], int(self.positives[class_id])
+        own = float(self.thresholds[class_id, column])
+        of_class = of_any = None
+        if self.reached is not None:
+            of_class, of_any = self.reached[class_id, column].tolist()
+        if takes_own(positives, own, entry.min_positives):
+            precision = of_class / of_any if of_class is not None and of_any else None
+            return Threshold(own, "class", precision, positives, positives, of_class, of_any)
+        return Threshold(
+            entry.pooled,
+            None if entry.pooled is None else "pooled",
+            entry.pooled_precision,
+            entry.pooled_samples,
+            positives,
+            of_class,
+            of_any,
+        )
+
+    def _column(self, recall: float) -> int:
+        for column, entry in enumerate(self.recalls):
+            if abs(entry.recall - recall) < 1e-9:
+                return column
+        known = ", ".join(f"{entry.recall:g}" for entry in self.recalls) or "none"
+        raise ValueError(
+            f"no thresholds for recall {recall:g}; this bundle holds: {known}. Give one of these, "
+            "or a threshold; kway export --recall adds others"
+        )
+
+
+def takes_own(positives: ArrayLike, thresholds: ArrayLike, min_positives: ArrayLike) -> Any:
+    """Whether a class uses its own threshold instead of the pooled one; also for arrays."""
+    return np.greater_equal(positives, min_positives) & np.isfinite(thresholds)

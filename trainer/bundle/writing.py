@@ -1,0 +1,140 @@
+"""Writes a bundle: whole or not at all, on the disk when it is done, for every user to read."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from safetensors.torch import save_model
+from torch import Tensor
+
+from data.tokens.tokenizer import Tokenizer
+from trainer.backbone.backbone import Backbone
+from trainer.bundle.class_list import write_classes
+from trainer.bundle.files import (
+    BACKBONE,
+    CARD,
+    ENCODER,
+    ONNX,
+    SPEC,
+    TENSOR,
+    TOKENIZER,
+    WEIGHTS,
+    FileEntry,
+    Manifest,
+    sha256_of,
+)
+from trainer.bundle.row_file import write_rows
+from trainer.bundle.spec import BundleSpec, ClassEntry
+from trainer.bundle.thresholds import ClassThresholds
+
+
+def write_bundle(
+    path: Path,
+    *,
+    backbone: Backbone,
+    spec: BundleSpec,
+    classes: Iterable[ClassEntry],
+    thresholds: ClassThresholds | None,
+    weight_blocks: Iterable[Tensor],
+    model_card: str,
+    tokenizer: Tokenizer | None = None,
+    write_onnx: Callable[[Path], None] | None = None,
+    force: bool = False,
+) -> None:
+    """Write the bundle folder `path`, whole or not at all.
+
+    `weight_blocks` are rows [n, dim (+ 1)] in class-list order; only one is held at a time.
+    `tokenizer` belongs to a model of texts. `write_onnx` writes the backbone to the file that it
+    is given. Raises ValueError when `path` exists and `force` is off, or when shapes do not fit.
+    """
+    assert (tokenizer is None) == (spec.text is None), "a model of texts, and no other, has one"
+    assert spec.recalls == (() if thresholds is None else tuple(thresholds.recalls))
+    if path.exists() and not force:
+        raise ValueError(
+            f"{path} exists already: remove it, name another, or replace it with --force"
+        )
+    if backbone.dim != spec.dim:
+        raise ValueError(f"the backbone gives {backbone.dim} features, the bundle says {spec.dim}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
+    try:
+        _write_classes(aside, spec, classes, thresholds)
+        write_rows(
+            aside / WEIGHTS,
+            weight_blocks,
+            name=TENSOR,
+            num_rows=spec.num_classes,
+            width=spec.width,
+        )
+        save_model(backbone, str(aside / BACKBONE))
+        if spec.backbone is None:
+            backbone.settings.save_pretrained(aside / ENCODER)
+        if tokenizer is not None:
+            tokenizer.save(aside / TOKENIZER)
+        if write_onnx is not None:
+            write_onnx(aside / ONNX)
+        (aside / CARD).write_text(model_card, encoding="utf-8")
+        manifest = Manifest(model=spec, files=_describe_files(aside))
+        (aside / SPEC).write_text(_json_of(manifest) + "\n", encoding="utf-8")
+        _make_lasting(aside)
+        _put_in_place(aside, path, force=force)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _write_classes(
+    folder: Path,
+    spec: BundleSpec,
+    classes: Iterable[ClassEntry],
+    thresholds: ClassThresholds | None,
+) -> None:
+    written = write_classes(folder, classes)
+    if written != spec.num_classes:
+        raise ValueError(f"{written} classes came for {spec.num_classes}")
+    if thresholds is not None:
+        thresholds.write(folder, written)
+
+
+def _json_of(manifest: Manifest) -> str:
+    """Without `backbone` where there is none: versions before it would refuse the key."""
+    unused = {"model": {"backbone"}} if manifest.model.backbone is None else None
+    return manifest.model_dump_json(indent=1, exclude=unused)
+
+
+def _describe_files(folder: Path) -> dict[str, FileEntry]:
+    return {
+        file.relative_to(folder).as_posix(): FileEntry(
+            bytes=file.stat().st_size, sha256=sha256_of(file)
+        )
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+def _make_lasting(folder: Path) -> None:
+    """Bring every file to the disk and let other users read it: safetensors writes 0600."""
+    for entry in [*folder.rglob("*"), folder]:
+        entry.chmod(0o755 if entry.is_dir() else 0o644)
+        descriptor = os.open(entry, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _put_in_place(aside: Path, path: Path, *, force: bool) -> None:
+    if force and path.exists():
+        old = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-old-", dir=path.parent))
+        os.rename(path, old / path.name)
+        os.rename(aside, path)
+        shutil.rmtree(old)
+    else:
+        os.rename(aside, path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

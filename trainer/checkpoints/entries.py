@@ -1,0 +1,150 @@
+"""What of a task goes into a checkpoint, by name, the same under every strategy and world size.
+
+backbone.…  head.…                    weights and buffers
+optimizer.backbone.….exp_avg          an optimizer's moment of a weight
+ema.backbone.…  ema.head.…            moving averages
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from heads.dtensors import local, sharded_rows
+from trainer.backbone.buffers import persistent_buffers
+from trainer.checkpoints import Checkpoint, load_tensors, stored_shapes
+from trainer.optimizers import create_moments_of, tensors_of
+from trainer.task import Task
+from trainer.world import World
+
+_EMA = "ema."
+
+
+def model_entries(task: Task) -> dict[str, Tensor]:
+    """Weights and buffers: the tensors themselves, whole or as `Shard(0)` DTensors (collective)."""
+    backbone = task.strategy.weights() | persistent_buffers(task.backbone)
+    entries = {f"backbone.{name}": tensor.detach() for name, tensor in backbone.items()}
+    for name, tensor in task.head.state_dict().items():
+        entries[f"head.{name}"] = task.head.sharded(tensor)
+    return entries
+
+
+def averaged_entries(task: Task) -> dict[str, Tensor]:
+    """The model's entries under the names that hold their moving averages: what a run with
+    `train.ema` is evaluated by."""
+    averaged = task.live()
+    return {
+        f"{_EMA}{name}" if name in averaged else name: tensor
+        for name, tensor in model_entries(task).items()
+    }
+
+
+def training_entries(task: Task) -> dict[str, Tensor]:
+    """All that a run goes on from: the model, the optimizers' moments, the averages
+    (collective)."""
+    entries = model_entries(task)
+    for name, moments in task.strategy.moments().items():
+        for key, value in moments.items():
+            entries[f"optimizer.backbone.{name}.{key}"] = value
+    if task.head_optimizer is not None:
+        for name, parameter in task.head.named_parameters():
+            for key, value in tensors_of(task.head_optimizer, parameter).items():
+                entries[f"optimizer.head.{name}.{key}"] = task.head.sharded(value)
+    if task.average is not None:
+        weights = _weight_names(task)
+        for name, tensor in task.average.averages.items():
+            entries[f"{_EMA}{name}"] = _canonical(task, name, tensor, weights)
+    return entries
+
+
+def restore_training(task: Task, entries: Mapping[str, Tensor]) -> None:
+    """Make `task` what was loaded into its `training_entries` (collective)."""
+    weights: dict[str, Tensor] = {}
+    moments: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for entry, tensor in entries.items():
+        name, _, key = entry.removeprefix("optimizer.backbone.").rpartition(".")
+        if entry.startswith("optimizer.backbone."):
+            moments[name][key] = tensor
+        elif entry.startswith("backbone."):
+            weights[entry.removeprefix("backbone.")] = tensor
+    task.strategy.restore(weights, moments)
+    if task.average is not None:
+        names = _weight_names(task)
+        for name, average in task.average.averages.items():
+            average.copy_(_piece(task, name, entries[f"{_EMA}{name}"], names))
+
+
+def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:
+    """Fill `entries` in place from a checkpoint of any world size (collective).
+
+    Converts a checkpoint of an earlier version, which stores the bias of the head as the last
+    column of its weight. Raises what `load_tensors` raises.
+    """
+    columns = _bias_columns(entries, stored_shapes(checkpoint))
+    wanted = {name: tensor for name, tensor in entries.items() if name not in columns.values()}
+    for weight in columns:
+        wanted[weight] = _widened(entries[weight])
+    load_tensors(checkpoint, wanted, world)
+    for weight, bias in columns.items():
+        stored, rows, column = local(wanted[weight]), local(entries[weight]), local(entries[bias])
+        rows.copy_(stored[:, :-1] if rows.ndim else stored)
+        column.copy_(stored[:, -1] if rows.ndim else stored)
+
+
+def _bias_columns(
+    entries: Mapping[str, Tensor], stored: Mapping[str, torch.Size]
+) -> dict[str, str]:
+    """Entries of the head's weight to those of its bias, where `stored` has both in one tensor; the
+    step counter of an optimizer counts for both."""
+    pairs = {
+        name.replace("head.bias", "head.weight"): name
+        for name in entries
+        if "head.bias" in name and name not in stored
+    }
+    return {
+        weight: bias
+        for weight, bias in pairs.items()
+        if stored.get(weight) == _widened_shape(entries[weight])
+    }
+
+
+def _widened_shape(tensor: Tensor) -> torch.Size:
+    return torch.Size((len(tensor), tensor.shape[1] + 1)) if tensor.ndim else tensor.shape
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """An uninitialized tensor with one more column, laid out like `tensor`."""
+    if not tensor.ndim:
+        return torch.empty_like(tensor)
+    mine = local(tensor)
+    rows = mine.new_empty((len(mine), mine.shape[1] + 1))
+    if isinstance(tensor, DTensor):
+        return sharded_rows(rows, tensor.device_mesh, _widened_shape(tensor))
+    return rows
+
+
+def create_moments(task: Task) -> None:
+    """Make all moments exist, so that `training_entries` has them."""
+    task.strategy.create_moments()
+    if task.head_optimizer is not None:
+        create_moments_of(task.head_optimizer)
+
+
+def _weight_names(task: Task) -> set[str]:
+    return {name for name, _ in task.backbone.named_parameters()}
+
+
+def _canonical(task: Task, name: str, piece: Tensor, weights: set[str]) -> Tensor:
+    room, _, own = name.partition(".")
+    if room == "head":
+        return task.head.sharded(piece)
+    return task.strategy.canonical(own, piece) if own in weights else piece
+
+
+def _piece(task: Task, name: str, entry: Tensor, weights: set[str]) -> Tensor:
+    room, _, own = name.partition(".")
+    if room == "head":
+        return local(entry)
+    return task.strategy.piece(own, entry) if own in weights else entry

@@ -1,6 +1,0 @@
-"""The small published networks for pictures such as MNIST's and CIFAR's, as transformers models."""
-
-from trainer.networks.fields import FixedSizeConfig
-from trainer.networks.registry import NETWORKS, register_networks
-
-__all__ = ["NETWORKS", "FixedSizeConfig", "register_networks"]

@@ -1,0 +1,1 @@
+"""The process of a rank: signals, output, errors and exit codes."""

@@ -1,0 +1,66 @@
+"""What a rank says when it fails, in one line, and the exit code that goes with it."""
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from data.extras import missing_extra
+from trainer.config import Recipe
+from trainer.process.exit_codes import BAD_INPUT, FAILED, code_of
+from trainer.process.lost_peer import is_lost_peer
+
+if TYPE_CHECKING:  # slow to import: a bad recipe is reported before that
+    from trainer.world import World
+
+# What `last_words` may have a line for.
+EXPLAINED = (
+    ValueError,
+    OSError,
+    RuntimeError,
+    FloatingPointError,
+    MemoryError,
+    ModuleNotFoundError,
+)
+_FIRST_WORD_SECONDS = 2
+
+
+def last_words(
+    error: Exception, recipe: Recipe | None, world: "World | None", *, evaluating: bool = False
+) -> int | None:
+    """Say what happened; the exit code, or None for an error that nobody expects.
+
+    `evaluating`: what is advised are the options of `kway eval`.
+    """
+    if isinstance(error, ModuleNotFoundError):
+        missing = missing_extra(error)
+        return None if missing is None else say(missing, BAD_INPUT)
+    if world is None and isinstance(error, ValueError | OSError) and not is_lost_peer(error):
+        return say(str(error), code_of(error))
+    from data.loading.reader import LOST_WORKER, is_lost_worker
+    from trainer.faults import LostRankError, advice, is_out_of_memory
+
+    if isinstance(error, LostRankError):
+        return FAILED if error.said else say(str(error), FAILED)
+    if isinstance(error, RuntimeError) and is_lost_worker(error):
+        return say(LOST_WORKER, FAILED)
+    if is_lost_peer(error):
+        return say("another rank ended in the middle of a step", FAILED)
+    if recipe is not None and world is not None and is_out_of_memory(error):
+        return say(advice(error, recipe, world, evaluating=evaluating), FAILED)
+    if isinstance(error, FloatingPointError):
+        return say(str(error), FAILED)
+    if isinstance(error, ValueError | OSError):
+        return say(str(error), code_of(error))
+    return None
+
+
+def say(line: str, code: int) -> int:
+    """One line for a person, from the rank that knows; gives back `code`."""
+    size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
+    who = f"rank {rank}: " if size != "1" else ""
+    if rank != "0":
+        # What rank 0 found too is said once: its end makes the launcher end this rank meanwhile.
+        time.sleep(_FIRST_WORD_SECONDS)
+    print(f"error: {who}{line}", file=sys.stderr, flush=True)
+    return code

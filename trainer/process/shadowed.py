@@ -1,0 +1,28 @@
+"""Reports a file or folder that hides one of kway's packages, before it is imported.
+
+`python -m` puts the current folder first on `sys.path`, and `data` is a common name. Standard
+library only, and imported first.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
+_BAD_INPUT = 2
+
+
+def check_packages(*names: str) -> None:
+    """Exit with code 2 and one line where `import` would find another package of these names."""
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            continue
+        found = Path(spec.origin or next(iter(spec.submodule_search_locations or [name])))
+        if not found.resolve().is_relative_to(_ROOT / name):
+            print(
+                f"error: {found} hides kway's package {name}: rename it, or start Python with "
+                "PYTHONSAFEPATH=1",
+                file=sys.stderr,
+            )
+            sys.exit(_BAD_INPUT)

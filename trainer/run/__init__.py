@@ -1,0 +1,1 @@
+"""The folder of a run, its provenance, and how it is resumed and continued."""

@@ -1,0 +1,86 @@
+"""The provenance of a checkpoint: the resolved recipe, and the versions of the libraries that
+compute a step, imported components among them. A run that resumes from it reports and records the
+differences."""
+
+import json
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from trainer.config import Recipe
+from trainer.imports import imported_components, source_version
+from trainer.run.folder import flat_settings
+
+_LIBRARIES = (
+    "kway",
+    "deepspeed",
+    "numpy",
+    "opencv-python-headless",
+    "pillow",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting or a version that differs from the checkpoint's."""
+
+    key: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.old} -> {self.new}"
+
+
+def provenance(recipe: Recipe) -> dict[str, Any]:
+    """The keys `recipe` and `versions` of a checkpoint's JSON state."""
+    paths = imported_components(recipe).values()
+    sources = {path: source_version(path) for path in paths}
+    return {"recipe": recipe.model_dump(mode="json"), "versions": _versions() | sources}
+
+
+def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Change]:
+    """The differences between the `current` provenance and the one `stored` in a checkpoint.
+
+    Empty for checkpoints of earlier versions, which store none.
+    """
+    if "recipe" not in stored:
+        return []
+    old, new = _flat(stored), _flat(current)
+    return [
+        Change(key, _shown(old, key), _shown(new, key))
+        for key in sorted(old.keys() | new.keys())
+        if key not in old or key not in new or old[key] != new[key]
+    ]
+
+
+def _flat(provenance: dict[str, Any]) -> dict[str, Any]:
+    """`optimizer.lr`, …, `version.torch`, …"""
+    versions = {"version": provenance["versions"]}
+    return flat_settings(provenance["recipe"]) | flat_settings(versions)
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    if key not in values:
+        return "not set"
+    value = values[key]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _versions() -> dict[str, str]:
+    """Versions of Python, torch, its CUDA and cuDNN, and the installed ones of `_LIBRARIES`."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    if torch.version.cuda is not None:
+        found |= {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # imported from a source tree, or another package provides it
+            continue
+    return found

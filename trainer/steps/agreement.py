@@ -1,0 +1,39 @@
+"""What all ranks tell each other once a step, in one small exchange: who was asked to stop, who met
+bad samples, how long each was busy."""
+
+from dataclasses import dataclass
+
+import torch
+
+from data import Batch
+from heads.collectives import all_gather_equal, all_gather_rows
+from trainer.process.signals import ASKS_TO_STOP
+from trainer.world import World
+
+_NAMES = (None, *(number.name for number in ASKS_TO_STOP))
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The same on every rank: the signal to stop for, if any rank received one; the bad samples
+    that any rank replaced; and each rank's busy seconds."""
+
+    stop: str | None
+    bad: list[int]
+    busy_seconds: list[float]
+
+
+def agree(
+    world: World, *, stop: str | None, batch: Batch | None = None, busy_seconds: float = 0.0
+) -> Agreed:
+    """Exchange this rank's part for everyone's (collective). It travels over the CPU's group, so
+    that no device is waited for."""
+    mine = [] if batch is None else [substitute.index for substitute in batch.substitutes]
+    numbers = [_NAMES.index(stop), len(mine), busy_seconds]
+    parts = all_gather_equal(torch.tensor(numbers, dtype=torch.float64), world.group)
+    stops, counts, busy = torch.stack(parts).T.tolist()
+    bad: list[int] = []
+    if any(counts):
+        rows = torch.tensor(mine, dtype=torch.int64)
+        bad = all_gather_rows(rows, [int(count) for count in counts], world.group).tolist()
+    return Agreed(_NAMES[int(max(stops))], bad, busy)
