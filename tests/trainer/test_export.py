@@ -218,7 +218,7 @@ def test_an_evaluation_of_an_older_kway_is_rejected_with_the_remedy(run, tmp_pat
     tensors = load_file(path)
     del tensors["reached_pooled"]
     save_file(tensors, path)
-    with pytest.raises(ValueError, match=r"lacks 'reached_pooled', .* run `kway eval` again"):
+    with pytest.raises(ValueError, match=r"lacks 'reached_pooled': .* run `kway eval` again"):
         export_run(run, tmp_path / "bundle", rank_world())
 
 
