@@ -134,7 +134,7 @@ class FieldOption:
         if self._holds(tuple):
             return tuple(part.strip() for part in given.split(",") if part.strip())
         if self._holds(dict):
-            return _pairs(self.names, given)
+            return _pairs(self.names, given, self.marker.metavar or "NAME=VALUE")
         scaled = given if self.marker.unit == 1 else given * self.marker.unit
         return int(scaled) if self._plain is int else scaled
 
@@ -210,13 +210,13 @@ def _bounds(field: FieldInfo, number: type) -> Iterator[tuple[Literal["min", "ma
             yield "max", bound.le  # type: ignore[misc]
 
 
-def _pairs(option: str, given: list[str]) -> dict[str, str]:
+def _pairs(option: str, given: list[str], expected: str) -> dict[str, str]:
     """`NAME=VALUE`, once or several times."""
     pairs: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals and value) or name in pairs:
-            raise ValueError(f"{option} {text!r}: give NAME=VALUE, each name once")
+            raise ValueError(f"{option} {text!r}: give {expected}, each name once")
         pairs[name] = value
     return pairs
 

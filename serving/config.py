@@ -1,47 +1,79 @@
-"""What a server is told: where it listens, and its limits. Free of torch and Ray."""
+"""Where a server listens, and its limits: the options of `kway serve`. Free of torch and Ray."""
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+from data.option import Option
 
 # Stands in URLs as it is.
 GALLERY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
+_MIB = 2**20
 
 
 class ServingConfig(BaseModel):
-    """One server. Every limit is for one replica or one request; none is unbounded."""
+    """One server. Every limit is for one replica or one request; none is unbounded.
+
+    Fields marked as `Option` are options of `kway serve`; the others can be set in the config file
+    of a Ray cluster (`kway serve --print-config`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    host: str = Field("127.0.0.1", description="address to listen on; others can reach 0.0.0.0")
-    port: int = Field(8000, ge=0, le=65535, description="0: any free port")
-    grpc_port: int | None = Field(
+    host: Annotated[str, Option()] = Field(
+        "127.0.0.1", description="address to listen on; 0.0.0.0: all addresses of this machine"
+    )
+    port: Annotated[int, Option()] = Field(
+        8000, ge=0, le=65535, description="port to listen on; 0: any free one"
+    )
+    grpc_port: Annotated[int | None, Option()] = Field(
         None,
         ge=0,
         le=65535,
-        description="of the Open Inference Protocol over gRPC; none: not there",
+        description="port of the Open Inference Protocol over gRPC, 0: any free one; default: no "
+        "gRPC",
     )
     replicas: int = Field(1, gt=0, description="processes that each hold the model")
-    threads: int | None = Field(
-        None, gt=0, description="torch threads a replica; default: the cores over the replicas"
+    device: Annotated[Literal["cpu", "cuda"], Option()] = Field(
+        "cpu", description="cuda: each replica has its own GPU"
     )
-    max_body_bytes: int = Field(32 * 2**20, gt=0)
-    max_inputs: int = Field(64, gt=0, description="pictures or texts in one request")
+    threads: Annotated[int | None, Option()] = Field(
+        None,
+        gt=0,
+        description="threads that a replica computes with; default: the cores over the replicas",
+    )
+    max_body_bytes: Annotated[int, Option("--max-body-mib", unit=_MIB)] = Field(
+        32 * _MIB, gt=0, le=4096 * _MIB, description="most MiB of one request's body"
+    )
+    max_inputs: Annotated[int, Option()] = Field(
+        64, gt=0, description="most images or texts in one request"
+    )
     max_classes: int = Field(100, gt=0, description="classes in one request")
-    max_text_chars: int = Field(10_000, gt=0, description="characters of one text")
-    max_pixels: int = Field(50_000_000, gt=0, description="width x height of one picture")
-    batch_size: int = Field(
-        32, gt=0, description="texts, or crops of pictures, in one forward pass"
+    max_text_chars: Annotated[int, Option()] = Field(
+        10_000, gt=0, description="most characters of one text"
     )
-    batch_wait_seconds: float = Field(
-        0.0, ge=0, description="how long an idle replica waits for a batch to fill"
+    max_pixels: int = Field(50_000_000, gt=0, description="width x height of one picture")
+    batch_size: Annotated[int, Option()] = Field(
+        32, gt=0, description="most texts, or crops of images, in one forward pass"
+    )
+    batch_wait_seconds: Annotated[float, Option("--batch-wait")] = Field(
+        0.0, ge=0, le=3600, description="seconds that an idle replica waits for a batch to fill"
     )
     max_queued_inputs: int = Field(256, gt=0, description="inputs that wait for the model")
-    max_requests: int = Field(
-        128, gt=0, description="requests in progress with complete bodies; beyond it: 429"
+    max_requests: Annotated[int, Option()] = Field(
+        128,
+        gt=0,
+        description="requests with complete bodies that a replica works on; beyond it: 429",
     )
     max_uploads: int = Field(
         512, gt=0, description="bodies still arriving at one replica; beyond it: 429"
@@ -57,16 +89,21 @@ class ServingConfig(BaseModel):
     min_upload_bytes_per_second: int = Field(
         8192, gt=0, description="minimum rate of a body after the grace period; slower: 408"
     )
-    request_timeout_seconds: float = Field(30.0, gt=0)
-    token_file: Path | None = Field(None, description="tokens, one a line; none: all are let in")
+    request_timeout_seconds: Annotated[float, Option("--timeout")] = Field(
+        30.0, gt=0, le=3600, description="seconds that one request may take, sending it included"
+    )
+    token_file: Annotated[Path | None, Option()] = Field(
+        None,
+        description="file of tokens, one a line: clients must send one; default: all are let in",
+    )
     max_streams: int = Field(8, gt=0, description="streams of lines at once; beyond it: 429")
     max_streams_per_client: int = Field(4, gt=0, description="of them, one client's")
     max_lines_in_flight: int = Field(16, gt=0, description="of one stream, with the model")
     stream_idle_seconds: float = Field(
         60.0, gt=0, description="a stream without a line for so long is ended"
     )
-    galleries: dict[GalleryName, Path] = Field(
-        {}, description="folders made by kway index, under the names that requests use"
+    galleries: Annotated[dict[GalleryName, Path], Option("--gallery", metavar="NAME=FOLDER")] = (
+        Field({}, description="a gallery of `kway index`, and the name to search it by; repeatable")
     )
     max_watches: int = Field(1000, gt=0, description="watches of all clients together")
     max_watches_per_client: int = Field(100, gt=0)
@@ -99,7 +136,14 @@ class ServingConfig(BaseModel):
     allow_imports: tuple[str, ...] = Field(
         (), description="module:Class of backbones whose code is not in the bundle"
     )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="cuda: a GPU for each replica")
+
+    @field_validator("token_file", "galleries")
+    @classmethod
+    def _absolute(cls, value: Any) -> Any:
+        """Replicas have a working folder of their own."""
+        if isinstance(value, dict):
+            return {name: path.absolute() for name, path in value.items()}
+        return None if value is None else value.absolute()
 
     @model_validator(mode="after")
     def _scales_up(self) -> Self:
@@ -110,7 +154,7 @@ class ServingConfig(BaseModel):
     @model_validator(mode="after")
     def _listens_twice(self) -> Self:
         if self.grpc_port and self.grpc_port == self.port:
-            raise ValueError(f"port and grpc_port are both {self.port}: give two")
+            raise ValueError(f"--port and --grpc-port are both {self.port}: choose two")
         return self
 
     @property

@@ -84,7 +84,7 @@ def test_the_help_has_descriptions_bounds_and_defaults_in_the_units_of_the_optio
     [
         (("--timeout", "0"), ("--timeout", "greater than 0", "got 0")),
         (("--max-body-mib", "-2"), ("--max-body-mib", "greater than 0", "got -2")),
-        (("--gallery", "x"), ("--gallery 'x'", "NAME=VALUE")),
+        (("--gallery", "x"), ("--gallery 'x'", "NAME=FOLDER")),
         (("--verify", "--device", "cuda"), ("--verify reads on the CPU: leave out",)),
     ],
 )

@@ -27,7 +27,7 @@ COMMAND = """
 import sys, typer
 from launch.commands import query, serve
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command("serve")(serve.serve)
+app.command("serve")(serve.command)
 app.command("query")(query.query)
 try:
     app()

@@ -81,7 +81,7 @@ def test_the_printed_config_file_is_one_of_serve_and_builds_the_application(bund
 @pytest.mark.parametrize("given", ["0", "4:1", "1:0", "two", "1:", "-1"])
 def test_a_wrong_number_of_replicas_is_refused(bundle: Path, given: str) -> None:
     app = typer.Typer()
-    app.command()(serve.serve)
+    app.command()(serve.command)
     ran = CliRunner().invoke(app, [str(bundle), f"--replicas={given}"])
     assert isinstance(ran.exception, ValueError)
     assert "replicas" in str(ran.exception)

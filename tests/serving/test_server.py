@@ -559,9 +559,7 @@ def test_a_signal_during_the_start_ends_it_with_code_0_and_leaves_no_process(
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, process_group=0) as process:
         deadline = time.monotonic() + 60
         children: list[psutil.Process] = []
-        while (
-            len(children) < 2 and time.monotonic() < deadline
-        ):  # clean-up is the first
+        while len(children) < 2 and time.monotonic() < deadline:  # clean-up is the first
             time.sleep(0.1)
             children = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, number)
