@@ -98,7 +98,7 @@ def test_the_examples_of_the_readme_and_of_the_page_that_stand_alone_run():
     (readme,) = examples((ROOT / "README.md").read_text(encoding="utf-8"))
     with_files = [example("init_process_group"), example("dcp.load")]
     alone = [code for code in examples(PAGE) if code not in with_files]
-    assert len(alone) == 4
+    assert len(alone) == 5
     for code in [readme, *alone]:
         run(code)
 
@@ -120,7 +120,7 @@ def test_two_ranks_train_and_save_and_one_process_loads_and_appends(tmp_path, mo
     assert len(said) == 2
     assert len(set(said)) == 1
     ran = run(example("dcp.load"))
-    head, momentum = ran["head"], ran["momentum"]
+    head, momentum = ran["head"], ran["state"]["weight.momentum"]
     assert head.num_classes == 100_002
     kept = ran["optimizer"].state[head.weight]["momentum_buffer"]
     assert momentum.any()

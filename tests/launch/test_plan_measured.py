@@ -31,6 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp, little memory": {"head": {"memory_mib": 1}},
     "ddp, smooth_topk": {"head": {"loss": {"kind": "smooth_topk"}}},
     "ddp, lamb": {"optimizer": {"kind": "lamb"}},
+    "ddp, arcface": {"head": {"logits": {"kind": "arcface", "learn_scale": True}}},
     "factored": {
         "head": {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
     },

@@ -133,7 +133,7 @@ def test_a_mistake_is_one_line_with_the_key_and_the_remedy(override, message, tm
             r"head: factored weights cannot train ce: choose weights\.kind=dense, or loss\.kind",
         ),
         (
-            ["head={weights: {kind: factored}, loss: {kind: quadratic}}"],
+            ["head={weights: {kind: factored}, loss: {kind: quadratic}, bias: true}"],
             r"head: factored weights have no bias: set bias=false",
         ),
         (
