@@ -161,8 +161,8 @@ def test_the_health_check_asks_for_a_path_and_port_that_the_server_has():
     (port,) = (step.text for step in serve if step.name == "EXPOSE")
     assert f"'127.0.0.1', {port}," in check
     assert "'/health'" in check
-    app = (ROOT / "serving/http/app.py").read_text(encoding="utf-8")
-    assert '@api.get("/health"' in app
+    routes = (ROOT / "serving/http/routes/server.py").read_text(encoding="utf-8")
+    assert '.get("/health"' in routes
     command = next(step for step in serve if step.name == "CMD").command
     assert "--port" not in command, "the check asks the default port"
 

@@ -72,7 +72,7 @@ def parameters(line: list[str]) -> dict[str, Any]:
     """How `kway` understands the words after its name."""
     command, rest = get_command(app), list(line)
     while hasattr(command, "commands"):
-        command = command.commands[rest.pop(0)]
+        command = command.get_command(None, rest.pop(0))
     return dict(command.make_context("kway", rest).params)
 
 

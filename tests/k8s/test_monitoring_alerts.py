@@ -105,7 +105,7 @@ def test_the_outcomes_that_alerts_go_by_are_codes_of_that_status() -> None:
     by_status: dict[str, set[str]] = {}
     for status, code in re.findall(r'ApiError\(\s*(\d{3}), f?"([\w{}.]+)"', sources):
         by_status.setdefault(status, set()).add(code)
-    for what in re.findall(r'Places\([^"]+"([\w ]+)"', sources):
+    for what in re.findall(r'ClientLimit\([^"]+"([\w ]+)"', sources):
         by_status["429"].add(f"too_many_{what}".replace(" ", "_"))
     for alert, status in {"KwayServingTooBusy": "429", "KwayServingErrors": "503"}.items():
         (expression,) = (one["expr"] for one in alerts() if one["alert"] == alert)

@@ -318,7 +318,7 @@ def test_traceback_shows_where_an_error_came_from(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["kway", "--traceback", "eval", str(tmp_path)])
     with pytest.raises(FileNotFoundError) as caught:
         main()
-    assert caught.traceback[-1].path == ROOT / "trainer" / "run.py"
+    assert caught.traceback[-1].path == ROOT / "trainer/run/folder.py"
 
 
 def test_the_installed_command_and_the_module_are_the_same(tmp_path):

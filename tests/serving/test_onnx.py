@@ -21,7 +21,8 @@ from tests.tiny_bundle import (
     write,
     write_of_texts,
 )
-from trainer.backbone.backbone import Backbone, onnx_backbone
+from trainer.backbone import onnx_backbone
+from trainer.backbone.backbone import Backbone
 from trainer.backbone.onnx_backbone import OnnxBackbone, write_onnx
 from trainer.bundle.bundle import Bundle
 

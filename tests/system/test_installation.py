@@ -3,15 +3,17 @@
 import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
+SITE = [sysconfig.get_paths()["purelib"]]
 TRAIN_A_HEAD = """
 import torch
 from heads import ClassHead, CrossEntropy
@@ -33,7 +35,9 @@ def required(name: str, found: dict[str, Distribution]) -> None:
     """Add a distribution and all that it requires without extras."""
     if name in found:
         return
-    found[name] = distribution(name)
+    # Of kway the installed one, not the folder that a build leaves in a checkout.
+    installed = distributions(name=name, path=SITE) if name == "kway" else [distribution(name)]
+    found[name] = next(iter(installed))
     for line in found[name].requires or ():
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):

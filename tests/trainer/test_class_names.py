@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.bundle.bundle import class_names
+from trainer.bundle import class_names
 from trainer.bundle.class_list import ClassList, write_classes
 from trainer.bundle.class_names import ClassNames, index_names
 from trainer.bundle.spec import ClassEntry
