@@ -38,6 +38,7 @@ def draw(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_same_code_draws_the_same_bytes(tmp_path):
     drawn = []
     for folder in (tmp_path / "first", tmp_path / "second"):

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments import beyond_sharded
 from benchmarks.papers.section import Section
 
 
+@pytest.mark.slow
 def test_heads_on_two_ranks_are_those_of_one(conducted: Callable[[Experiment], Section]) -> None:
     section = conducted(beyond_sharded.EXPERIMENT)
     same, _ = section.claims

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from benchmarks.papers.budget import Budget
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments.single_logit_cifar import EXPERIMENT, slc_cifar
@@ -9,6 +11,7 @@ from benchmarks.papers.experiments.single_logits import LOSSES
 from benchmarks.papers.section import Kind, Section
 
 
+@pytest.mark.slow
 def test_all_objectives_are_measured_on_cifar(conducted: Callable[[Experiment], Section]) -> None:
     section = conducted(EXPERIMENT)
     best, shared, improved, all_logits = section.tables

@@ -32,6 +32,10 @@ from trainer.run.finished import TrainedRun, open_trained
 from trainer.run.folder import RunFolder
 from trainer.train import train
 
+# Over 40 s. test_server.py and test_inference_grpc.py compare served answers with the bundle's, and
+# tests/trainer/test_export.py the bundle with the evaluation.
+pytestmark = pytest.mark.slow
+
 RECALL = 0.9
 
 Scores = NDArray[np.float32]

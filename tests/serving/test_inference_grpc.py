@@ -531,6 +531,7 @@ def test_nothing_listens_beyond_loopback(both: Both) -> None:
     assert int(both.address.rpartition(":")[2]) in {port for _, port in listening}
 
 
+@pytest.mark.slow
 def test_a_grpc_port_in_use_is_one_line_and_exit_code_2(both: Both, bundle: Path) -> None:
     port = both.address.rpartition(":")[2]
     ran = run("serve", bundle, "--port", 0, "--grpc-port", port)
@@ -561,6 +562,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_the_config_file_for_clusters_has_grpc_where_it_is_asked_for() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _WRITE_AND_READ], capture_output=True, text=True, cwd=ROOT

@@ -531,7 +531,10 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("name", ["class_weights.safetensors", "backbone.safetensors"])
+@pytest.mark.parametrize(
+    "name",
+    ["class_weights.safetensors", pytest.param("backbone.safetensors", marks=pytest.mark.slow)],
+)
 def test_a_damaged_bundle_is_not_served(bundle: Path, tmp_path: Path, name: str) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy")
     flip(copy / name)
@@ -551,7 +554,11 @@ def test_a_question_checks_all_of_a_bundle_but_its_class_weights(
         ask(copy, "--class", "husky", pictures[0])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
+    ids=lambda number: number.name,
+)
 def test_a_signal_during_the_start_ends_it_with_code_0_and_leaves_no_process(
     bundle: Path, number: signal.Signals
 ) -> None:
