@@ -84,7 +84,6 @@ def all_sharded_cases(num_classes: int, data_axis: int, blocks: bool):
 @pytest.mark.parametrize(
     ("world_size", "num_classes", "data_axis"),
     [
-        (1, 13, 1),
         (2, 13, 1),
         (3, 13, 1),
         (4, 13, 1),
