@@ -618,6 +618,6 @@ def test_a_file_of_texts_is_indexed_and_grows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../a", "", "a/b", "a b", ".", "a" * 65, "a\n"])
 def test_a_gallery_is_named_by_what_can_stand_in_a_url(name: str) -> None:
-    assert ServingConfig(galleries={"b-2.x_Y": Path("a")}).galleries == {"b-2.x_Y": Path("a")}
+    assert ServingConfig(galleries={"b-2.x_Y": Path("/a")}).galleries == {"b-2.x_Y": Path("/a")}
     with pytest.raises(ValueError, match="galleries"):
-        ServingConfig(galleries={name: Path("a")})
+        ServingConfig(galleries={name: Path("/a")})
