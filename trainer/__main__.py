@@ -21,7 +21,7 @@ import os
 import sys
 from pathlib import Path
 
-from trainer.process.errors import EXPLAINED, last_words
+from trainer.process.errors import EXPLAINED, report_error
 from trainer.process.exit_codes import DONE, INTERRUPTED
 from trainer.process.signals import Preempted
 from trainer.recipe import load_recipe
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(stopped, file=sys.stderr, flush=True)
         return stopped.exit_code
     except EXPLAINED as error:
-        code = last_words(error, recipe, world)
+        code = report_error(error, recipe, world)
         if code is None:
             raise
         return code

@@ -98,7 +98,7 @@ def _file(folder: Path, synset: str, entry: os.DirEntry[str]) -> Member | Skippe
 
 
 def _of_folders(folder: Path, report: Report = silent) -> Pictures:
-    """Pictures of the class folders in `folder`."""
+    """Images of the class folders in `folder`."""
     listed = _of_classes(folder, _folders(folder), partial(_files, folder), None, report)
     listed.skipped += [
         Skipped(str(Path(folder.name, path.name)), reason)

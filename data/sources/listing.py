@@ -47,7 +47,7 @@ class Listing:
         self.skipped += [Skipped(str(path.relative_to(root)), reason) for path in paths]
 
     def skip_beside(self, folder: Path, root: Path) -> None:
-        """Note what is beside the class folders, or split folders, in `folder`."""
+        """Note what is next to the class folders, or split folders, in `folder`."""
         for path, reason in beside_class_folders(folder):
             self.skip([path], root, reason)
 

@@ -122,7 +122,7 @@ def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
         raise ValueError(f"{out} is inside {folder}, whose tars are indexed: choose another folder")
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: name a folder")
-    # With an index beside it, it is what an interrupted run left.
+    # Next to an index, it is what an interrupted run left.
     unknown = not (out / MANIFEST).is_file() and not any(out.glob(index_path(Path("*")).name))
     if unknown and (out / SKIPPED).exists():
         raise ValueError(f"{out / SKIPPED} would be replaced: move it, or choose another folder")

@@ -15,7 +15,7 @@ What = Literal["replace", "remove", "keep"]
 _USER = re.compile(r"(?<![A-Za-z0-9_.+-])[@＠][A-Za-z0-9_]+")
 _URL = re.compile(r"(?i)https?://t\.co/[a-z0-9]+|(?<![a-z0-9])(?:https?://|www\.)\S+")
 # Before RT or the name, doubled as in a CSV cell or not: what Unicode lists as Quotation_Mark,
-# accents in their place, and the ornaments U+275B to U+275E, U+276E and U+276F.
+# accents used instead of them, and the ornaments U+275B to U+275E, U+276E and U+276F.
 _QUOTES = "\"'`´«»‘’‚‛“”„‟‹›❛❜❝❞❮❯⹂「」『』〝〞〟﹁﹂﹃﹄＂＇｢｣"
 _RETWEET = re.compile(rf"[\s{_QUOTES}]*RT(?=[\s{_QUOTES}])[\s{_QUOTES}]*[@＠][A-Za-z0-9_]+")
 _PLACEHOLDER = re.compile(r"@user|https?\b")

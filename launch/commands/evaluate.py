@@ -78,7 +78,7 @@ def evaluate(
 def _here(wanted: "Wanted") -> int:
     from trainer.evaluation.of_run import evaluate_run, open_evaluation_split
     from trainer.faults import is_out_of_memory
-    from trainer.process.errors import last_words
+    from trainer.process.errors import report_error
     from trainer.world import open_world
 
     console = Console(stderr=True)
@@ -96,7 +96,7 @@ def _here(wanted: "Wanted") -> int:
     except (OSError, RuntimeError, FloatingPointError, MemoryError) as error:
         if isinstance(error, OSError) and not is_out_of_memory(error):
             raise
-        code = last_words(error, recipe, world, evaluating=True)
+        code = report_error(error, recipe, world, evaluating=True)
         if code is None:
             raise
         raise typer.Exit(code) from error

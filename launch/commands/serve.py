@@ -28,7 +28,7 @@ def serve(
         typer.Option(
             help="processes that each hold the model; 1:4: one, and up to four while there is work"
         ),
-    ] = "1",
+    ] = str(ServingConfig().replicas),
     no_tokens: Annotated[
         bool,
         typer.Option(

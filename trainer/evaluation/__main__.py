@@ -11,7 +11,7 @@ if __name__ == "__main__":
 import argparse
 from pathlib import Path
 
-from trainer.process.errors import EXPLAINED, last_words
+from trainer.process.errors import EXPLAINED, report_error
 from trainer.process.exit_codes import DONE, INTERRUPTED
 
 
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
             if world.is_main and options.step_to is not None:
                 options.step_to.write_text(str(step), encoding="utf-8")
     except EXPLAINED as error:
-        code = last_words(error, recipe, world, evaluating=True)
+        code = report_error(error, recipe, world, evaluating=True)
         if code is None:
             raise
         return code

@@ -1,4 +1,4 @@
-"""What a rank says when it fails, in one line, and the exit code that goes with it."""
+"""The error of a rank in one line, and the exit code for it."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from trainer.process.lost_peer import is_lost_peer
 if TYPE_CHECKING:  # slow to import: a bad recipe is reported before that
     from trainer.world import World
 
-# What `last_words` may have a line for.
+# The errors that `report_error` may explain.
 EXPLAINED = (
     ValueError,
     OSError,
@@ -25,12 +25,12 @@ EXPLAINED = (
 _FIRST_WORD_SECONDS = 2
 
 
-def last_words(
+def report_error(
     error: Exception, recipe: Recipe | None, world: "World | None", *, evaluating: bool = False
 ) -> int | None:
-    """Say what happened; the exit code, or None for an error that nobody expects.
+    """Print the error in one line; returns the exit code, or None for an unexpected error.
 
-    `evaluating`: what is advised are the options of `kway eval`.
+    `evaluating`: the advice names options of `kway eval`.
     """
     if isinstance(error, ModuleNotFoundError):
         missing = missing_extra(error)
@@ -56,7 +56,7 @@ def last_words(
 
 
 def say(line: str, code: int) -> int:
-    """One line for a person, from the rank that knows; gives back `code`."""
+    """Print one line, with the rank if there are several; returns `code`."""
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
     who = f"rank {rank}: " if size != "1" else ""
     if rank != "0":
