@@ -1,7 +1,7 @@
-"""Where the launchers of a run meet and learn their ranks: torch's rendezvous, with clear errors.
+"""The rendezvous in which the launchers of a run learn their ranks: torch's, with clear errors.
 
-torch shares one store between its agent and the ranks; ranks that are started anew then read
-addresses of those before and hang (pytorch#135712): each try gets a store of its own here.
+torch shares one store between its agent and the ranks. Restarted ranks then read the addresses of
+the previous attempt and hang (pytorch#135712), so here each attempt gets its own store.
 """
 
 import math
@@ -39,15 +39,15 @@ Answer = TypeVar("Answer")
 _DEFAULT_PORT = 29400
 _JOIN_SECONDS = 600
 _LAST_CALL_SECONDS = 30  # torch's default
-# After this without an answer the host is lost.
+# A host that does not answer for this long is considered lost.
 _ANSWER_SECONDS = 15
 _RETRY_SECONDS = 0.5
-_REASON_SECONDS = 1.0
-# A wait that is longer is told.
-_SECONDS_OF_SILENCE = 5
+_OUTCOME_SECONDS = 1.0
+# Report a wait that takes longer.
+_SILENT_SECONDS = 5
 
 
-def meet(placement: Placement) -> RendezvousHandler:
+def open_rendezvous(placement: Placement) -> RendezvousHandler:
     """The handler of torch's agent; waits for the machine that hosts the rendezvous.
 
     Raises TimeoutError if it does not answer within `join_timeout`, RendezvousError, DistError.
@@ -88,9 +88,9 @@ def _connected(connect: Callable[[], Answer], placement: Placement, *, hosts: bo
     port, and reconnects if the connection breaks."""
     seconds = join_seconds(placement)
     deadline = time.monotonic() + seconds
-    last_answer = deadline - min(_REASON_SECONDS, seconds / 2)
+    last_answer = deadline - min(_OUTCOME_SECONDS, seconds / 2)
     attempt = 1
-    with waiting(placement, "the machine that hosts the rendezvous"):
+    with report_waiting(placement, "the machine that hosts the rendezvous"):
         while True:
             if not hosts:
                 _wait_for_port(placement, deadline)
@@ -117,24 +117,24 @@ def _connected(connect: Callable[[], Answer], placement: Placement, *, hosts: bo
 def _no_answer(placement: Placement) -> str:
     return (
         f"the rendezvous at {placement.endpoint} accepts connections and has not answered for "
-        f"{join_seconds(placement)} s ({_reason(placement)}): restart its host, or choose another "
-        "port if another program listens on this one"
+        f"{join_seconds(placement)} s ({_connection_outcome(placement)}): restart its host, or "
+        "choose another port if another program listens on this one"
     )
 
 
-def _reason(placement: Placement) -> str:
+def _connection_outcome(placement: Placement) -> str:
     """What happens to a connection to the endpoint, which torch's client does not report."""
     address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     try:
-        with socket.create_connection(address, timeout=_REASON_SECONDS / 2) as connection:
+        with socket.create_connection(address, timeout=_OUTCOME_SECONDS / 2) as connection:
             return "it sends other data" if connection.recv(1) else "it closes them"
     except OSError as error:
         return str(error)
 
 
 @contextmanager
-def waiting(placement: Placement, what: str | None = None) -> Iterator[None]:
-    """Says so, in one line, where the block takes a while: it waits for other machines."""
+def report_waiting(placement: Placement, what: str | None = None) -> Iterator[None]:
+    """Print one line if the block takes a while because it waits for other machines."""
     if placement.max_nodes == 1:
         yield
         return
@@ -144,8 +144,8 @@ def waiting(placement: Placement, what: str | None = None) -> Iterator[None]:
         f"waiting for {what or machines} at {placement.endpoint} "
         f"(join_timeout {join_seconds(placement)} s)"
     )
-    # A thread: torch waits in C++ now and then.
-    timer = Timer(_SECONDS_OF_SILENCE, print, (line,), {"file": sys.stderr, "flush": True})
+    # In a thread, because torch may wait in C++.
+    timer = Timer(_SILENT_SECONDS, print, (line,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
     try:
@@ -154,7 +154,7 @@ def waiting(placement: Placement, what: str | None = None) -> Iterator[None]:
         timer.cancel()
 
 
-def why_it_failed(error: Exception, placement: Placement) -> str:
+def failure_reason(error: Exception, placement: Placement) -> str:
     """One line with a remedy."""
     where = f"the rendezvous at {placement.endpoint}"
     if "EADDRINUSE" in _innermost(error):
