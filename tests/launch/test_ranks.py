@@ -182,7 +182,7 @@ def test_what_does_not_end_when_asked_is_killed_after_its_time():
     assert end_processes([process], signal.SIGTERM, 0.5)
     assert process.returncode == -signal.SIGKILL
     process = stubborn()
-    assert not end_processes([process], signal.SIGTERM, 60, again=True)
+    assert not end_processes([process], signal.SIGTERM, 60, repeat=True)
     assert process.returncode == -signal.SIGTERM
 
 
