@@ -4,14 +4,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from launch.doctor.finding import Finding, error, in_gib, ok, warning
-from launch.doctor.plans import Plans
+from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _BUSY = 0.1  # of a device's memory that others hold
 
 
-def torch_build(plans: Plans) -> Iterator[Finding]:
+def torch_build(workload: Workload) -> Iterator[Finding]:
     """torch, what it was built for, and whether a GPU is there that it cannot use."""
     try:
         import torch
@@ -52,7 +51,7 @@ def _why_not() -> str:
     return ""
 
 
-def devices(plans: Plans) -> Iterator[Finding]:
+def devices(workload: Workload) -> Iterator[Finding]:
     """Names and memory of the GPUs that this process sees."""
     import torch
 
@@ -72,7 +71,7 @@ def devices(plans: Plans) -> Iterator[Finding]:
         yield ok("devices", f"NVIDIA driver {driver_version()}")
 
 
-def peer_access(plans: Plans) -> Iterator[Finding]:
+def peer_access(workload: Workload) -> Iterator[Finding]:
     """Whether the GPUs reach each other's memory without a way through the machine's own."""
     import torch
 

@@ -11,17 +11,16 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from launch.doctor.finding import Finding, error, in_gib, ok, warning
-from launch.doctor.plans import Plans
+from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
 _LITTLE_ROOM, _NO_ROOM = 20 << 30, 1 << 30
 _PROBE_BYTES = 8 << 20
 _FORGOTTEN = {"tmpfs": "is memory: gone on reboot", "overlay": "goes with its container"}
 
 
-def disk_space(plans: Plans) -> Iterator[Finding]:
+def disk_space(workload: Workload) -> Iterator[Finding]:
     """A checkpoint holds the weights twice with SGD and thrice with AdamW; several are kept."""
-    place = existing(plans.run)
+    place = existing(workload.run)
     free = shutil.disk_usage(place).free
     line = f"{in_gib(free)} free at {place}"
     remedy = "free some, lower checkpoint.keep_last, or put `run` elsewhere"
@@ -35,9 +34,9 @@ def disk_space(plans: Plans) -> Iterator[Finding]:
         yield error("disk space", f"{room.f_favail} inodes left at {place}", remedy)
 
 
-def file_system(plans: Plans) -> Iterator[Finding]:
+def file_system(workload: Workload) -> Iterator[Finding]:
     """What publishing a checkpoint takes: fsync, rename over a file and of a folder, flock."""
-    place = existing(plans.run)
+    place = existing(workload.run)
     kind = kind_of(place)
     try:
         with TemporaryDirectory(prefix=".kway-doctor-", dir=place) as folder:
