@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.plan.advice import Change
-from launch.plan.host import HOST_MOMENTS, HostMoment
-from launch.plan.memory import MOMENTS
+from launch.plan.device_memory import MOMENTS
+from launch.plan.host_memory import HOST_MOMENTS, HostMoment
 from launch.plan.plan import Plan
 from trainer.strategies.cost import Collective
 
@@ -45,7 +45,7 @@ def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> d
         "machine": asdict(cluster.machine),
         "mesh": {"data": cluster.data_ranks, "class": cluster.class_ranks},
         "classes": asdict(plan.classes),
-        "backbone_weights": plan.network.numel,
+        "backbone_weights": plan.backbone.numel,
         "head_rows_a_rank": plan.head.nodes,
         "memory": {
             "lines": [asdict(line) for line in memory.lines],
@@ -96,11 +96,11 @@ def _headline(plan: Plan) -> Text:
         f"{plan.recipe.run}: {cluster.nodes} x {cluster.gpus} x {cluster.machine.name}, "
         f"mesh data {cluster.data_ranks} x class {cluster.class_ranks}, {strategy.label}, "
         f"{train.precision}\n"
-        f"backbone {plan.network.numel:,} weights; head {config.weights.kind} x "
+        f"backbone {plan.backbone.numel:,} weights; head {config.weights.kind} x "
         f"{config.loss.kind}, {plan.classes.num_classes:,} classes, {plan.classes.nodes:,} x "
         f"{head.dim} numbers, {head.nodes:,} rows a rank\n"
-        f"global batch {train.global_batch:,}: {parts:,} a rank in parts of {plan.network.rows:,}; "
-        f"the head sees {head.group_rows:,} rows a class group at a time"
+        f"global batch {train.global_batch:,}: {parts:,} a rank in parts of "
+        f"{plan.backbone.rows:,}; the head sees {head.group_rows:,} rows a class group at a time"
     )
 
 

@@ -1,19 +1,21 @@
-"""The backbone in numbers: its weights by FSDP unit, what a pass holds, moves and computes.
+"""The backbone in numbers: its weights by FSDP unit, and what a pass holds, moves and computes.
 
-The real encoder runs forward and backward on tensors without memory (`FakeTensorMode`), at the real
-shapes, so nothing here knows of architectures.
+The real encoder runs forward and backward on tensors without memory (`FakeTensorMode`) of the real
+shapes, so nothing here depends on architectures.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from launch.plan.cuda_rules import CudaRules
-from launch.plan.ledger import Ledger, Work
+from launch.plan.operations import OperationRecorder, Work
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import apply_batch_norm_mode
 from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_blocks
@@ -22,10 +24,12 @@ from trainer.strategies.cost import Shapes, numel
 
 # What `trainer/backbone/batch_norm.py` holds beside what torch's own kernel does, in backward.
 _OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
+# Of CUDA's autocast list: these the CPU's leaves in 16 bits.
+_IN_FLOAT32 = (F.layer_norm, F.group_norm, F.softmax, torch.softmax, torch.layer_norm)
 
 
 @dataclass(frozen=True)
-class Network:
+class BackboneCost:
     """A backbone at a micro-batch of `rows`; bytes, but for `dim` and the channels.
 
     `units` are the shapes of all weights, block by block as FSDP gathers them, the root's last.
@@ -64,7 +68,7 @@ class Network:
         return sum(work.flops for work in (*self.forward, *self.backward))
 
 
-def measure_network(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Network:
+def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> BackboneCost:
     """Run the recipe's encoder once on `rows` samples without computing or allocating anything."""
     train = recipe.train
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[train.precision]
@@ -75,24 +79,26 @@ def measure_network(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Net
         units = tuple(_units(backbone))
         mode = recipe.backbone.batch_norm
         apply_batch_norm_mode(backbone, mode, None, torch.device("cpu"))
-        norms = _synchronised(backbone, mode)
+        norms = _sync_batch_norms(backbone, mode)
         again: tuple[int, ...] = ()
         if train.activation_checkpointing:
             blocks = repeated_blocks(backbone.encoder)
-            again = tuple(c for block in blocks for c in _synchronised(block, mode))
+            again = tuple(c for block in blocks for c in _sync_batch_norms(block, mode))
             checkpoint_blocks(backbone.encoder)
         backbone.precision, backbone.channels_last = half, train.channels_last
         inputs = _inputs(recipe, backbone, rows)
         known = [*backbone.parameters(), *backbone.buffers(), *inputs.values()]
-        ledger = Ledger(known, _OUR_BATCH_NORM if norms and ranks > 1 and not cuda else None)
+        recorder = OperationRecorder(
+            known, _OUR_BATCH_NORM if norms and ranks > 1 and not cuda else None
+        )
         if cuda:
             stack.enter_context(CudaRules(autocast=half is not None))
-        with ledger:
+        with recorder:
             features = backbone(inputs)
-            activations, forward = ledger.live, tuple(ledger.work)
-            ledger.restart()
+            activations, forward = recorder.live, tuple(recorder.work)
+            recorder.reset()
             features.backward(torch.empty_like(features))
-    return Network(
+    return BackboneCost(
         dim=backbone.dim,
         rows=rows,
         units=units,
@@ -101,10 +107,10 @@ def measure_network(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Net
         batch_norms=norms,
         norms_again=again,
         activations=activations,
-        backward_peak=ledger.peak,
+        backward_peak=recorder.peak,
         feature_itemsize=features.itemsize,
         forward=forward,
-        backward=tuple(ledger.work),
+        backward=tuple(recorder.work),
     )
 
 
@@ -130,7 +136,7 @@ def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:
     return {"pixel_values": torch.zeros(shape, dtype=torch.uint8)}
 
 
-def _synchronised(backbone: nn.Module, mode: str) -> tuple[int, ...]:
+def _sync_batch_norms(backbone: nn.Module, mode: str) -> tuple[int, ...]:
     if mode != "sync":
         return ()
     return tuple(m.num_features for m in backbone.modules() if type(m) is nn.BatchNorm2d)
@@ -138,3 +144,34 @@ def _synchronised(backbone: nn.Module, mode: str) -> tuple[int, ...]:
 
 def _bytes(tensors: Iterator[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+class CudaRules(TorchFunctionMode):
+    """Dropout keeps a mask of one byte a number, attention keeps no probabilities, and under
+    autocast norms and softmax are computed in float32."""
+
+    def __init__(self, *, autocast: bool) -> None:
+        super().__init__()
+        self._autocast = autocast
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout:
+            return _dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            kwargs = {**kwargs, "dropout_p": 0.0}
+        if self._autocast and func in _IN_FLOAT32:
+            args = (args[0].float(), *args[1:])
+        return func(*args, **kwargs)
+
+
+def _dropout(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    del inplace
+    if not training or p == 0:
+        return input
+    out: torch.Tensor = torch.native_dropout(input, p, True)[0]
+    return out

@@ -1,22 +1,95 @@
-"""The head in numbers: shard, rows of a call, blocks, and what backward need not compute again."""
+"""The cost of the head: its shard, the rows of a call, its blocks and what they keep for backward;
+and the memory and traffic of the loss per logit, measured on one small block."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from heads.config import HeadConfig
 from heads.logits import LogitMap
-from heads.step import Kept, Step
-from launch.plan.classes import Classes
+from heads.losses import Block, ClassFacts, Loss
+from heads.step import BlockWork, Kept, Step
+from heads.tree import LabelTree
+from launch.blocks.classes import Classes
+from launch.plan.backbone_cost import BackboneCost
 from launch.plan.cluster import Cluster
-from launch.plan.loss_cost import LossCost
-from launch.plan.network import Network
+from launch.plan.operations import OperationRecorder
 from trainer.config import Recipe
+from trainer.strategies.cost import FLOAT32
 
-FLOAT32 = 4
+# Enough that what does not grow with the block is nothing, and a few milliseconds of work.
+_ROWS, _CLASSES = 256, 2048
+_VECTOR_DIM = 300
+
+
+@dataclass(frozen=True)
+class LossCost:
+    """Of a loss: numbers a row that ranks exchange, and bytes a logit in float32 beside the logit.
+
+    `kept` is what a graph keeps until backward, `peak` the most that is live in a block's forward
+    and backward, `forward` and `backward` what they read and write. `constants` are bytes a class
+    that the loss itself holds.
+    """
+
+    width: int
+    couples_rows: bool
+    kept: float
+    peak: float
+    forward: float
+    backward: float
+    constants: float
+
+
+def measure_loss(loss: Loss) -> LossCost:
+    """Run the loss on one block of random logits."""
+    generator = torch.Generator().manual_seed(0)
+    loss = loss.prepare(_any_classes(generator))
+    logits = torch.randn(_ROWS, _CLASSES, generator=generator)
+    classes = torch.arange(_CLASSES)
+    labels = torch.randint(_CLASSES, (_ROWS,), generator=generator)
+    leaf = logits.requires_grad_()
+    with OperationRecorder([logits, classes, labels]) as recorder:
+        view = Block.of(classes, labels, labels, leaf, _weights(loss))
+        with torch.enable_grad():
+            work = BlockWork(leaf, view, loss.statistics(leaf, view))
+        kept, forward = recorder.live, sum(each.bytes for each in recorder.work)
+        recorder.work = []
+        gradient = work.gradient_of_logits(tuple(torch.ones_like(stat) for stat in work.stats))
+        backward = sum(each.bytes for each in recorder.work)
+    del gradient
+    per = logits.numel()
+    identity = loss.identity(torch.zeros(1))
+    return LossCost(
+        width=sum(stat.numel() for stat in identity),
+        couples_rows=loss.couples_rows,
+        kept=kept / per,
+        peak=recorder.peak / per,
+        forward=forward / per,
+        backward=backward / per,
+        constants=_constant_bytes(loss) / _CLASSES,
+    )
+
+
+def _any_classes(generator: torch.Generator) -> ClassFacts:
+    return ClassFacts(
+        _CLASSES,
+        counts=torch.ones(_CLASSES),
+        label_vectors=torch.randn(_CLASSES, _VECTOR_DIM, generator=generator),
+        tree=LabelTree.dense(_CLASSES),
+    )
+
+
+def _weights(loss: Loss) -> Tensor | None:
+    sampled = loss.sampled(_CLASSES, _ROWS) is not None
+    return torch.ones(_CLASSES, dtype=torch.float64) if sampled else None
+
+
+def _constant_bytes(loss: Loss) -> int:
+    return sum(each.numel() * each.itemsize for each in loss.constants().values())
 
 
 @dataclass(frozen=True)
@@ -64,7 +137,7 @@ class HeadShape:
 
 
 def head_shape(
-    recipe: Recipe, network: Network, classes: Classes, loss: LossCost, cluster: Cluster
+    recipe: Recipe, backbone: BackboneCost, classes: Classes, loss: LossCost, cluster: Cluster
 ) -> HeadShape:
     """What the engine would make of the recipe on the fullest rank."""
     train, group = recipe.train, cluster.class_ranks
@@ -75,11 +148,11 @@ def head_shape(
     rows = -(-share // calls) * (2 if mixed else 1)
     group_rows = min(rows * group, train.global_batch * (2 if mixed else 1))
     half = train.precision != "fp32"
-    itemsize = 2 if half else network.feature_itemsize
+    itemsize = 2 if half else backbone.feature_itemsize
     computed = _computed(recipe.head, classes, group, rows * cluster.ranks)
-    plan = _Blocks.cut(
+    blocks = _Blocks.cut(
         group_rows,
-        network.dim,
+        backbone.dim,
         computed,
         plain=classes.plain,
         logit_map=recipe.head.logits,
@@ -95,26 +168,26 @@ def head_shape(
         group_rows=group_rows,
         world_rows=group_rows * cluster.data_ranks,
         row_weights=mixed,
-        nodes=classes.held(group),
-        dim=network.dim,
-        per_node=network.dim + recipe.head.bias,
+        nodes=classes.max_nodes(group),
+        dim=backbone.dim,
+        per_node=backbone.dim + recipe.head.bias,
         normalizes=recipe.head.logits.normalizes,
         computed=computed,
-        blocks=plan.num,
-        block_classes=min(plan.classes, computed),
-        graphs=plan.graphs,
-        kept_numbers=plan.kept_numbers,
-        kept_share=plan.kept_share,
+        blocks=blocks.num,
+        block_classes=min(blocks.classes, computed),
+        graphs=blocks.graphs,
+        kept_numbers=blocks.kept_numbers,
+        kept_share=blocks.kept_share,
         itemsize=itemsize,
-        feature_itemsize=network.feature_itemsize,
+        feature_itemsize=backbone.feature_itemsize,
     )
 
 
 def _computed(head: HeadConfig, classes: Classes, group: int, world_rows: int) -> int:
     """Classes of a rank that a training step computes: all, or what the loss draws of them."""
-    held = classes.held_classes(group)
+    held = classes.max_classes(group)
     if head.loss.over_nodes:
-        return classes.held(group)  # the siblings of a batch's paths; no more than all
+        return classes.max_nodes(group)  # the siblings of a batch's paths; no more than all
     sampled = head.loss.sampled(classes.num_classes, world_rows)
     return held if sampled is None else min(held, math.ceil(sampled / group))
 

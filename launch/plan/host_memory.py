@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from data.shards.manifest import ClassInfo
+from launch.plan.backbone_cost import BackboneCost
 from launch.plan.cluster import Cluster
-from launch.plan.head_shape import FLOAT32, HeadShape
-from launch.plan.memory import Memory
-from launch.plan.network import Network
+from launch.plan.device_memory import Memory
+from launch.plan.head_cost import HeadShape
 from trainer.config import Recipe
+from trainer.strategies.cost import FLOAT32
 
 HostMoment = Literal["manifest", "head", "training"]
 HOST_MOMENTS: tuple[HostMoment, ...] = ("manifest", "head", "training")
@@ -103,7 +104,7 @@ class HostMemory:
 
 def host_memory(
     recipe: Recipe,
-    network: Network,
+    backbone: BackboneCost,
     head: HeadShape,
     memory: Memory,
     cluster: Cluster,
@@ -125,7 +126,7 @@ def host_memory(
         HostLine("class list", parsing, building, kept),
         HostLine("label vectors", 0, label_vectors, label_vectors),
         HostLine("label tree and first rows", 0, tree, kept_tree),
-        HostLine("checkpoint being written", 0, 0, _checkpoint(recipe, network, head, cluster)),
+        HostLine("checkpoint being written", 0, 0, _checkpoint(recipe, backbone, head, cluster)),
     ]
     if cluster.machine.kind == "cpu":
         lines.append(HostLine("a step, as above", 0, 0, memory.peak))
@@ -133,7 +134,7 @@ def host_memory(
     return HostMemory(there, cluster.gpus, capacity)
 
 
-def _checkpoint(recipe: Recipe, network: Network, head: HeadShape, cluster: Cluster) -> int:
+def _checkpoint(recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster) -> int:
     """Bytes of the copy of what a rank writes (`trainer/checkpoints/staging.py`); it is kept
     between saves."""
     if not recipe.checkpoint.in_background:
@@ -144,7 +145,7 @@ def _checkpoint(recipe: Recipe, network: Network, head: HeadShape, cluster: Clus
     of_head = copies + (0 if factored else recipe.optimizer.num_moments)
     # Ranks of different class groups hold the same shards and write whole tensors in turn.
     size = -(-of_head // cluster.data_ranks) * shard
-    backbone = (copies + recipe.optimizer.num_moments) * network.numel * FLOAT32
-    size += -(-(backbone + copies * network.buffers) // cluster.ranks)
+    whole = (copies + recipe.optimizer.num_moments) * backbone.numel * FLOAT32
+    size += -(-(whole + copies * backbone.buffers) // cluster.ranks)
     # torch rounds pinned memory up.
     return 1 << (size - 1).bit_length() if cluster.machine.kind == "cuda" else size

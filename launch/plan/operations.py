@@ -1,6 +1,6 @@
-"""Runs operations and books what they hold and what they do: live bytes, and each one's work.
+"""Records torch operations while they run: the live bytes, and the work of each operation.
 
-Under `FakeTensorMode` nothing is computed or allocated, so it books models of any size.
+Under `FakeTensorMode` nothing is computed or allocated, so models of any size can be recorded.
 """
 
 import weakref
@@ -33,9 +33,9 @@ class Work:
     products: Products
 
 
-class Ledger(TorchDispatchMode):
-    """Books every operation inside it. `known` are storages that do not count as live; an operation
-    of `temporaries` holds so many float32 copies of its first tensor besides, while it runs."""
+class OperationRecorder(TorchDispatchMode):
+    """Records every operation inside its context. Storages of `known` do not count as live. An
+    operation of `temporaries` holds that many float32 copies of its first tensor while it runs."""
 
     def __init__(
         self, known: Iterable[Tensor] = (), temporaries: Mapping[Any, int] | None = None
@@ -54,18 +54,18 @@ class Ledger(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         outputs = _tensors(out)
-        self._book(func, args, kwargs, out, outputs)
+        self._record(func, args, kwargs, out, outputs)
         for tensor in outputs:
-            self._watch(tensor)
+            self._track(tensor)
         if copies := self._temporaries.get(func._overloadpacket):
             self.peak = max(self.peak, self.live + copies * 4 * args[0].numel())
         return out
 
-    def restart(self) -> None:
-        """Forget work and peak; what is live stays so."""
+    def reset(self) -> None:
+        """Forget work and peak; live storages stay live."""
         self.work, self.peak = [], self.live
 
-    def _book(self, func: Any, args: Any, kwargs: Any, out: Any, outputs: list[Tensor]) -> None:
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, outputs: list[Tensor]) -> None:
         if any(
             r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
         ):
@@ -75,16 +75,16 @@ class Ledger(TorchDispatchMode):
         products = _products(func, inputs)
         self.work.append(Work(_flops(func, args, kwargs, out), moved, products))
 
-    def _watch(self, tensor: Tensor) -> None:
+    def _track(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._known or key in self._live:
             return
-        self._live[key] = weakref.ref(storage, lambda _: self._let_go(key, size))
+        self._live[key] = weakref.ref(storage, lambda _: self._release(key, size))
         self.live += size
         self.peak = max(self.peak, self.live)
 
-    def _let_go(self, key: int, size: int) -> None:
+    def _release(self, key: int, size: int) -> None:
         del self._live[key]
         self.live -= size
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from launch.plan.backbone_cost import BackboneCost
 from launch.plan.cluster import Cluster
-from launch.plan.head_shape import FLOAT32, HeadShape
-from launch.plan.network import Network
+from launch.plan.head_cost import HeadShape
 from trainer.config import Recipe
-from trainer.strategies.cost import Spread
+from trainer.strategies.cost import FLOAT32, Spread
 
 Moment = Literal["head", "backward", "optimizer"]
 MOMENTS: tuple[Moment, ...] = ("head", "backward", "optimizer")
@@ -63,7 +63,12 @@ class Memory:
 
 
 def memory_of(
-    recipe: Recipe, network: Network, spread: Spread, head: HeadShape, cluster: Cluster, parts: int
+    recipe: Recipe,
+    backbone: BackboneCost,
+    spread: Spread,
+    head: HeadShape,
+    cluster: Cluster,
+    parts: int,
 ) -> Memory:
     """Of one rank, through a step of `parts` micro-batches."""
     shard = head.shard
@@ -74,16 +79,16 @@ def memory_of(
         _always("backbone weights", spread.weights),
         _always("head weights", shard),
         _always("optimizer moments", recipe.optimizer.num_moments * updated),
-        _always("moving averages", _averages(recipe, network, spread, shard)),
-        _always("inputs and buffers", network.inputs * parts + network.buffers),
+        _always("moving averages", _averages(recipe, backbone, spread, shard)),
+        _always("inputs and buffers", backbone.inputs * parts + backbone.buffers),
         _always("class index", class_index(head)),
         _always("strategy's buckets", spread.buckets),
         _gradients(spread, parts),
         Line("gathered blocks", backward=spread.gathered),
-        _activations(network, during_head=parts == 1 or not head.loss.couples_rows),
+        _activations(backbone, during_head=parts == 1 or not head.loss.couples_rows),
         *(_factored_head(head) if factored else _head(head, shard)),
         Line(
-            "optimizer's temporaries", optimizer=_temporaries(recipe, network, spread, shard, cuda)
+            "optimizer's temporaries", optimizer=_temporaries(recipe, backbone, spread, shard, cuda)
         ),
     ]
     if cuda:
@@ -112,10 +117,10 @@ def _any(line: Line) -> bool:
     return any(getattr(line, moment) for moment in MOMENTS)
 
 
-def _averages(recipe: Recipe, network: Network, spread: Spread, shard: int) -> int:
+def _averages(recipe: Recipe, backbone: BackboneCost, spread: Spread, shard: int) -> int:
     if recipe.train.ema is None:
         return 0
-    return spread.updated + network.buffers + shard
+    return spread.updated + backbone.buffers + shard
 
 
 def _gradients(spread: Spread, parts: int) -> Line:
@@ -124,11 +129,11 @@ def _gradients(spread: Spread, parts: int) -> Line:
     return Line("backbone gradients", size if parts > 1 else 0, size, size)
 
 
-def _activations(network: Network, *, during_head: bool) -> Line:
+def _activations(backbone: BackboneCost, *, during_head: bool) -> Line:
     """Of one part; those left in backward, and its temporaries, when it needs the most. Under
     gradient caching the head comes before there are any."""
-    backward = network.backward_peak - network.numel * FLOAT32
-    return Line("activations", network.activations if during_head else 0, max(0, backward))
+    backward = backbone.backward_peak - backbone.numel * FLOAT32
+    return Line("activations", backbone.activations if during_head else 0, max(0, backward))
 
 
 def _head(head: HeadShape, shard: int) -> list[Line]:
@@ -169,9 +174,11 @@ def _factored_head(head: HeadShape) -> list[Line]:
     return [Line("factored head's sums and rows", square + rows, square, square + rows)]
 
 
-def _temporaries(recipe: Recipe, network: Network, spread: Spread, shard: int, cuda: bool) -> int:
+def _temporaries(
+    recipe: Recipe, backbone: BackboneCost, spread: Spread, shard: int, cuda: bool
+) -> int:
     """Bytes that the optimizer's step allocates."""
-    largest = max(max((_bytes(shape) for shape in network.shapes), default=0), shard)
+    largest = max(max((_bytes(shape) for shape in backbone.shapes), default=0), shard)
     together = max(spread.updated, shard)
     copies = recipe.optimizer.temporaries(together=together, largest=largest, cuda=cuda)
     return max(copies, shard)  # the head's squared gradients, for the norm
