@@ -1,4 +1,4 @@
-"""How the report's pictures look: SVG whose colours are the page's, in the light and in the dark.
+"""The style of the report's plots: SVG with the page's colors, for light and dark mode.
 
 matplotlib draws in colours that stand for names; in the page they become CSS variables.
 """
@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 INK, MUTED, GRID, PAGE = "#010101", "#020202", "#030303", "#010201"
 _NAMES = {INK: "ink", MUTED: "muted", GRID: "grid", PAGE: "page"}
 NUM_COLOURS = 8
-RUNS = tuple(f"#04040{number}" for number in range(NUM_COLOURS))
-PARTS = tuple(f"#05050{number}" for number in range(NUM_COLOURS))
-_NAMES |= {colour: f"run{number}" for number, colour in enumerate(RUNS)}
-_NAMES |= {colour: f"part{number}" for number, colour in enumerate(PARTS)}
+RUN_COLORS = tuple(f"#04040{number}" for number in range(NUM_COLOURS))
+PART_COLORS = tuple(f"#05050{number}" for number in range(NUM_COLOURS))
+_NAMES |= {colour: f"run{number}" for number, colour in enumerate(RUN_COLORS)}
+_NAMES |= {colour: f"part{number}" for number, colour in enumerate(PART_COLORS)}
 DASHES = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (1.5, 1.2)))
 
 # (light, dark): each 3:1 or more against the page, and apart for colour-blind readers.
@@ -47,7 +47,7 @@ _SIZE = (4.7, 3.0)  # inches: read on a phone at 80% of its size
 
 
 @contextmanager
-def look() -> Iterator[None]:
+def report_style() -> Iterator[None]:
     """The report's settings of matplotlib, whatever the reader's own are."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -79,18 +79,18 @@ def look() -> Iterator[None]:
 
 
 def new_figure(height: float = _SIZE[1]) -> Figure:
-    """An empty picture without a background, `height` inches high."""
+    """An empty figure without a background, `height` inches high."""
     return Figure(figsize=(_SIZE[0], height), layout="constrained", facecolor="none")
 
 
 def as_svg(figure: Figure, description: str) -> str:
-    """The picture as an SVG element; `description`, in HTML, is read out in its place."""
+    """The figure as an SVG element; `description`, in HTML, is its text for screen readers."""
     text = io.StringIO()
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(text, format="svg", metadata=none, transparent=True)
     svg = text.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    # Ids of groups are the same in every picture; what is referred to, is named by its content.
+    # Ids of groups are the same in every figure; what is referred to, is named by its content.
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
     svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
     svg = re.sub(r"#0[1-5]0[1-5]0\d", lambda found: f"var(--{_NAMES[found[0]]})", svg)
@@ -101,4 +101,7 @@ def as_svg(figure: Figure, description: str) -> str:
 def style_of(number: int) -> dict[str, Any]:
     """Colour and dashes of the run with this number: no two of 26 runs have both the same."""
     turn = number // NUM_COLOURS
-    return {"color": RUNS[number % NUM_COLOURS], "linestyle": DASHES[(number + turn) % len(DASHES)]}
+    return {
+        "color": RUN_COLORS[number % NUM_COLOURS],
+        "linestyle": DASHES[(number + turn) % len(DASHES)],
+    }

@@ -1,4 +1,4 @@
-"""The report's pictures, each with a title and the words that stand for it, in sections."""
+"""The plots of the report, in sections, each with a title and alternative text."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,8 @@ from typing import Literal
 import numpy as np
 from matplotlib.figure import Figure
 
-from launch.report.bars import draw_shares, draw_values
-from launch.report.lines import Curve, Mark, Marked, draw_curves
-from launch.report.numbers import figure, measure_names, share_of_phases
+from launch.report.charts import Curve, Mark, Marked, draw_curves, draw_shares, draw_values
+from launch.report.numbers import format_number, measure_names, share_of_phases
 from launch.report.reading import Run, training_seconds
 from launch.report.steps import Event
 
@@ -20,12 +19,12 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Picture:
-    """`words` are what somebody hears who does not see it; `note` stands below it."""
+class Plot:
+    """`alt_text` is for screen readers; `note` is the caption."""
 
     title: str
     figure: Figure
-    words: str
+    alt_text: str
     note: str = ""
 
 
@@ -54,7 +53,7 @@ def _batch(run: Run) -> float | None:
     return float((samples[known] / steps[known])[-1]) if known.any() else None
 
 
-def learning(runs: Sequence[Run]) -> Iterator[Picture]:
+def learning(runs: Sequence[Run]) -> Iterator[Plot]:
     """Loss over steps and over time, rate, gradient norm."""
     axis = axis_of(runs)
     marks = [mark for run in runs for mark in _marks(run, axis)]
@@ -65,14 +64,14 @@ def learning(runs: Sequence[Run]) -> Iterator[Picture]:
         label = f"{unit} of training"
         drawn = draw_curves(curves, x_label=label, y_label="loss", log="if wide")
         note = "Time in steps alone: evaluations and checkpoints are left out."
-        yield Picture("Loss over time", drawn, _ends("Loss over time", curves), note)
+        yield Plot("Loss over time", drawn, _ends("Loss over time", curves), note)
     yield from _over_steps(
         runs, axis, "learning_rate", "Learning rate", "rate", smooth=False, from_zero=True
     )
     yield from _over_steps(runs, axis, "gradient_norm", "Gradient norm", "norm", log=True)
 
 
-def accuracy(runs: Sequence[Run]) -> Iterator[Picture]:
+def accuracy(runs: Sequence[Run]) -> Iterator[Plot]:
     """The evaluations' measures: over steps where there are several, else side by side."""
     axis, names = axis_of(runs), measure_names(runs)
     if not names:
@@ -81,21 +80,21 @@ def accuracy(runs: Sequence[Run]) -> Iterator[Picture]:
         [(run.number, run.letter, latest[name]) for run in runs if name in (latest := _latest(run))]
         for name in names
     ]
-    note = "; ".join(f"{place} {name}" for place, name in enumerate(names, start=1))
-    words = "; ".join(
-        f"{name}: " + ", ".join(f"{letter} {figure(value)}" for _, letter, value in row)
+    note = "; ".join(f"{number} {name}" for number, name in enumerate(names, start=1))
+    alt_text = "; ".join(
+        f"{name}: " + ", ".join(f"{letter} {format_number(value)}" for _, letter, value in row)
         for name, row in zip(names, rows, strict=True)
     )
     if len(runs) <= _MOST_BARS:
-        yield Picture("Newest evaluation", draw_values(rows), words, note)
+        yield Plot("Newest evaluation", draw_values(rows), alt_text, note)
     for name in names:
         curves = [_measured(run, axis, name) for run in runs]
         if any(len(curve.x) > 1 for curve in curves):
             drawn = draw_curves(curves, x_label=axis.label, y_label="", smooth=False)
-            yield Picture(name, drawn, _ends(name, curves))
+            yield Plot(name, drawn, _ends(name, curves))
 
 
-def single_logits(runs: Sequence[Run]) -> Iterator[Picture]:
+def single_logits(runs: Sequence[Run]) -> Iterator[Plot]:
     """How the classes share in the single-logit measures of the newest evaluation."""
     yield from _of_classes(runs, "AUPRC of the classes", _average_precision)
     found = [run.evaluations.classes for run in runs]
@@ -105,7 +104,7 @@ def single_logits(runs: Sequence[Run]) -> Iterator[Picture]:
         yield from _of_classes(runs, title, partial(_precision_at, recall))
 
 
-def speed(runs: Sequence[Run]) -> Iterator[Picture]:
+def speed(runs: Sequence[Run]) -> Iterator[Plot]:
     """Throughput, waiting, phases, use of the device, memory."""
     axis = axis_of(runs)
     yield from _over_steps(
@@ -123,7 +122,7 @@ def speed(runs: Sequence[Run]) -> Iterator[Picture]:
         )
 
 
-SECTIONS: dict[str, Callable[[Sequence[Run]], Iterator[Picture]]] = {
+SECTIONS: dict[str, Callable[[Sequence[Run]], Iterator[Plot]]] = {
     "Learning": learning,
     "Accuracy": accuracy,
     "One logit alone": single_logits,
@@ -143,7 +142,7 @@ def _over_steps(
     log: bool | Literal["if wide"] = False,
     smooth: bool = True,
     from_zero: bool = False,
-) -> Iterator[Picture]:
+) -> Iterator[Plot]:
     """The picture of one column, where any run has it."""
     curves = [_curve(run, axis.of(run, run.steps.column("step")), name, unit) for run in runs]
     if not _any(curves):
@@ -157,7 +156,7 @@ def _over_steps(
         smooth=smooth,
         from_zero=from_zero,
     )
-    yield Picture(title, drawn, _ends(f"{title} over {axis.label}", curves), _legend(marked))
+    yield Plot(title, drawn, _ends(f"{title} over {axis.label}", curves), _legend(marked))
 
 
 def _curve(run: Run, x: np.ndarray, name: str, unit: float = 1) -> Curve:
@@ -186,14 +185,14 @@ def _latest(run: Run) -> dict[str, float]:
 
 
 def _marks(run: Run, axis: Axis) -> Iterator[Marked]:
-    places: dict[Mark, list[float]] = {}
+    positions: dict[Mark, list[float]] = {}
     for event in run.steps.events:
         if (mark := _mark(event)) is not None:
-            places.setdefault(mark, []).append(event.step)
+            positions.setdefault(mark, []).append(event.step)
     steps, restarts = run.steps.column("step"), run.steps.column("restarts")
     again = np.flatnonzero(np.diff(restarts, prepend=0) > 0)
-    places.setdefault("restart", []).extend(steps[again].tolist())
-    for mark, steps_of in places.items():
+    positions.setdefault("restart", []).extend(steps[again].tolist())
+    for mark, steps_of in positions.items():
         if steps_of:
             yield Marked(
                 run.number, mark, axis.of(run, np.array(steps_of, dtype=np.float64)).tolist()
@@ -203,7 +202,7 @@ def _marks(run: Run, axis: Axis) -> Iterator[Marked]:
 def _mark(event: Event) -> Mark | None:
     match event.name:
         case "evaluation":
-            return None  # a point of its own pictures
+            return None  # a point of its own plots
         case "checkpoint" | "refused":
             return event.name
         case "start" | "resume" | "restart":
@@ -214,17 +213,17 @@ def _mark(event: Event) -> Mark | None:
 def _legend(marked: Sequence[Marked]) -> str:
     shown = {
         "checkpoint": "▲ checkpoint",
-        "restart": "┆ start anew",
+        "restart": "┆ restart",
         "refused": "✕ refused",
         "other": "◆ other event",
     }
     there = {event.mark for event in marked}
-    return ", ".join(words for mark, words in shown.items() if mark in there)
+    return ", ".join(label for mark, label in shown.items() if mark in there)
 
 
 def _of_classes(
     runs: Sequence[Run], title: str, values_of: Callable[[Run], np.ndarray | None]
-) -> Iterator[Picture]:
+) -> Iterator[Plot]:
     """The classes' values, sorted: which share of the classes reaches which value."""
     curves = []
     for run in runs:
@@ -237,8 +236,8 @@ def _of_classes(
     drawn = draw_curves(
         curves, x_label="share of the classes", y_label="at least", smooth=False, shares=True
     )
-    medians = ", ".join(f"{c.letter} median {figure(float(np.median(c.y)))}" for c in curves)
-    yield Picture(title, drawn, f"{title}, sorted: {medians}")
+    medians = ", ".join(f"{c.letter} median {format_number(float(np.median(c.y)))}" for c in curves)
+    yield Plot(title, drawn, f"{title}, sorted: {medians}")
 
 
 def _average_precision(run: Run) -> np.ndarray | None:
@@ -254,20 +253,20 @@ def _precision_at(recall: float, run: Run) -> np.ndarray | None:
     return column
 
 
-def _phases(runs: Sequence[Run]) -> Iterator[Picture]:
+def _phases(runs: Sequence[Run]) -> Iterator[Plot]:
     rows = [(run.letter, shares) for run in runs if (shares := share_of_phases(run))]
     if not rows:
         return
     parts = list(dict.fromkeys(part for _, shares in rows for part in shares))
-    note = "; ".join(f"{place} {part}" for place, part in enumerate(parts, start=1))
+    note = "; ".join(f"{number} {part}" for number, part in enumerate(parts, start=1))
     without = [run.letter for run in runs if not share_of_phases(run)]
     if without:
         note += f". Not recorded: {', '.join(without)}"
-    words = "; ".join(
+    alt_text = "; ".join(
         f"{letter}: " + ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
         for letter, shares in rows
     )
-    yield Picture("Where the time goes", draw_shares(rows, parts), words, note)
+    yield Plot("Where the time goes", draw_shares(rows, parts), alt_text, note)
 
 
 def _any(curves: Sequence[Curve]) -> bool:
@@ -279,5 +278,7 @@ def _ends(title: str, curves: Sequence[Curve]) -> str:
     for curve in curves:
         known = curve.y[np.isfinite(curve.y)]
         if len(known):
-            ends.append(f"{curve.letter} goes from {figure(known[0])} to {figure(known[-1])}")
+            ends.append(
+                f"{curve.letter} goes from {format_number(known[0])} to {format_number(known[-1])}"
+            )
     return f"{title}: {', '.join(ends)}"
