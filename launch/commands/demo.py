@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from launch.wording import printable
+from data.printable import printable
 
 
 def demo(
@@ -20,7 +20,7 @@ def demo(
 ) -> None:
     """Shard, train three heads, compare, export, serve and ask: each step as one would do it."""
     from data.sources import Glyphs
-    from launch.commands.shard_writing import write
+    from launch.commands.shard_source import write
     from launch.demo import plots, questions, runs
     from trainer.bundle.export import export_run
     from trainer.world import open_world

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launch.commands.allow_import import AllowImport
-from launch.wording import counted, printable
+from data.counted import counted
+from data.printable import printable
+from launch.options import AllowImport
 
 if TYPE_CHECKING:
     from launch.doctor import Finding, Workload

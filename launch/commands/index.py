@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from launch.commands.allow_import import AllowImport
-from launch.commands.place import written_to
-from launch.progress import progress
-from launch.wording import counted, printable, seconds_since
+from data.counted import counted
+from data.printable import printable
+from launch.options import AllowImport
+from launch.output_path import explain_write_errors
+from launch.terminal import progress, seconds_since
 
 if TYPE_CHECKING:
     from serving.galleries.building import Indexed
@@ -57,7 +58,7 @@ def index(
         model = Model(opened, device=device, allow_imports=allow_import or ())
         model.self_check()
         with (
-            written_to(out, "--out"),
+            explain_write_errors(out, "--out"),
             progress("indexing", model.reads) as computing,
             progress("writing", model.reads) as writing,
         ):

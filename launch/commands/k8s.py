@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from launch.commands.allow_import import AllowImport
+from launch.options import AllowImport
 
 app = typer.Typer(help="Manifests for a Kubernetes cluster.", no_args_is_help=True)
 

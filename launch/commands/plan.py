@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from launch.commands.allow_import import AllowImport
-
-_WIDTH_OF_FILES = 100
+from launch.options import AllowImport
+from launch.terminal import wide_console
 
 
 def plan(
@@ -57,9 +55,7 @@ def plan(
     machine = machine_named(gpu, link_gbps=link_gbps, ranks_a_node=gpus)
     host_bytes = None if host_memory is None else int(host_memory * 2**30)
     request = PlanRequest(machine, nodes, gpus, classes, samples, host_bytes)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_OF_FILES)
+    console = wide_console(100)
     if dry_run:
         ranks = shapes.dry_run(resolved, request)
         print(json.dumps(ranks.to_json(), indent=1)) if as_json else shapes.show(ranks, console)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.commands.allow_import import AllowImport
-from launch.options import Given, build, options_of, with_options
-from launch.wording import printable
+from data.printable import printable
+from launch.options import AllowImport, Given, build, options_of, with_options
 from serving.config import ServingConfig
 from serving.tokens import Tokens
 

@@ -14,8 +14,8 @@ from heads.logits import LogitMap
 from heads.losses import Block, ClassFacts, Loss
 from heads.step import BlockWork, Kept, Step
 from heads.tree import LabelTree
-from launch.blocks.classes import Classes
 from launch.plan.backbone_cost import BackboneCost
+from launch.plan.classes import Classes
 from launch.plan.cluster import Cluster
 from launch.plan.operations import OperationRecorder
 from trainer.config import Recipe

@@ -10,11 +10,11 @@ from importlib.resources import files
 
 import numpy as np
 
+from data.printable import printable
 from launch.report.figures import SECTIONS, Plot
 from launch.report.numbers import phases_table, recipe_differences, summary_table
 from launch.report.reading import Run
 from launch.report.theme import NUM_COLOURS, PALETTE, as_svg, report_style
-from launch.wording import printable
 
 _MOST_EVENTS = 200
 _LONGEST_VALUE = 300

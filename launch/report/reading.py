@@ -12,8 +12,8 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from data.counted import counted
 from launch.report.steps import Steps, as_number, read_steps
-from launch.wording import counted
 from trainer.run.folder import RunFolder
 
 _MOST_RUNS = len(ascii_uppercase)

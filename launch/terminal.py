@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on a terminal, a plain line now and then elsewhere."""
+"""What the commands print: progress, consoles and cells of tables, durations."""
 
 import sys
 import time
@@ -14,18 +14,22 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
+
+from data.printable import printable
 
 _SECONDS_BETWEEN_LINES = 10
 
 Report = Callable[[int, int], None]
+_CELL_LENGTH = 40
 
 
 @contextmanager
 def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
-    """`report(done, total)` shows how far `verb` is, with rate and time left, on stderr.
+    """Yield `report(done, total)`, which shows progress, rate and remaining time on stderr.
 
-    A bar stands from the first report until all is done, so that the bar of a part of the work may
-    come before that of the whole.
+    The bar is shown from the first report until all is done, so that the bar of one part of the
+    work may come before that of the whole.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -58,7 +62,7 @@ def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
 
 
 def plain_lines(verb: str, unit: str = "samples") -> Report:
-    """What `progress` gives off a terminal."""
+    """The `progress` of output that is not a terminal: a line every few seconds."""
     rate = _Rate()
     last = time.monotonic()
 
@@ -90,3 +94,20 @@ class _Rate:
             self._first = (now, done)
         seconds = now - self._first[0]
         return (done - self._first[1]) / seconds if seconds > 0 else 0.0
+
+
+def wide_console(columns: int) -> Console:
+    """A console with at least `columns` off a terminal, where rich's 80 would break tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=columns)
+
+
+def seconds_since(started: float) -> str:
+    """The time since a `time.monotonic()`, such as `12.3 s`."""
+    return f"{time.monotonic() - started:.1f} s"
+
+
+def table_cell(text: str, length: int = _CELL_LENGTH) -> Text:
+    """`text` as a cell of a table: printable, without markup, gaps collapsed, cut to `length`."""
+    safe = printable(" ".join(text.split()))
+    return Text(safe if len(safe) <= length else safe[: length - 1] + "…")
