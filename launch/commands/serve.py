@@ -54,8 +54,8 @@ def serve(
     It is ready when it says so, after 10 to 40 s, and runs until Ctrl-C.
     """
     # Heavy imports wait for the command that needs them.
-    from serving.deploy.ports import free_port
     from serving.deploy.server import running
+    from serving.deploy.session import free_port
     from serving.deploy.stop_signal import StopSignal
     from serving.galleries.gallery import Gallery
     from serving.model import check_imports

@@ -4,8 +4,12 @@ from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
-from serving.client.ndjson import NDJSON, STREAMED, Input, Item, Streamed, check_input, lines_of
-from serving.client.queries import (
+from serving.client.messages import (
+    ClassesFound,
+    GalleriesFound,
+    GalleryFound,
+    RefusedError,
+    Served,
     counted_from,
     in_text,
     joined,
@@ -14,13 +18,7 @@ from serving.client.queries import (
     requests,
     several,
 )
-from serving.client.responses import (
-    ClassesFound,
-    GalleriesFound,
-    GalleryFound,
-    RefusedError,
-    Served,
-)
+from serving.client.ndjson import NDJSON, STREAMED, Input, Item, Streamed, check_input, lines_of
 from serving.client.transport import Transport
 from serving.client.watches import StandingQueries
 from serving.galleries.schemas import ClassHits, Hits

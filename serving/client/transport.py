@@ -10,8 +10,7 @@ import httpx
 from pydantic import BaseModel, TypeAdapter
 
 from serving.client.duplex import Duplex
-from serving.client.ndjson import LAST, end_of, split_lines
-from serving.client.responses import (
+from serving.client.messages import (
     BUSY,
     NOT_OURS,
     RefusedError,
@@ -20,6 +19,7 @@ from serving.client.responses import (
     retry_after,
     whole,
 )
+from serving.client.ndjson import LAST, end_of, split_lines
 
 # An empty line keeps a stream open that has nothing to send.
 _SIGN_OF_LIFE, _SILENCE_SECONDS = b"\n", 5.0

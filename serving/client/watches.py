@@ -7,9 +7,8 @@ from typing import SupportsIndex
 
 import httpx
 
+from serving.client.messages import RefusedError, path_of, question, several
 from serving.client.ndjson import FED, HEARD, NDJSON, Fed, Heard, Input, Item, lines_of
-from serving.client.queries import path_of, question, several
-from serving.client.responses import RefusedError
 from serving.client.transport import Transport
 from serving.watches.schemas import Ended, FrameError, Waiting, WatchInfo, WatchList
 

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from serving.api_error import ApiError, invalid
-from serving.http.json_body import parse_json, picture_bytes
+from serving.http.request_body import parse_json, picture_bytes
 from serving.inference.tensors import Inference, Tensor, array_of, elements_of, parameters_of
 from serving.schemas import Answer
 

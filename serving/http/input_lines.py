@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 
 from serving.api_error import ApiError, invalid
 from serving.config import ServingConfig
-from serving.http.json_body import parse_json
 from serving.http.query_body import one_input
+from serving.http.request_body import parse_json
 from serving.schemas import Answer, Id, Verdict
 from serving.watches.feed import Frame
 from serving.watches.schemas import FrameId, FrameTime

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from serving.http.ndjson import NDJSON
+from serving.http.streams import NDJSON
 
 
 class NdjsonSchema(JSONResponse):

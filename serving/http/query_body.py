@@ -15,8 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, Validat
 from serving.api_error import ApiError, invalid
 from serving.config import ServingConfig
 from serving.http.forms import known_charset, parse_form, pictures, text_fields
-from serving.http.json_body import MOST_VALUES, parse_json, picture_bytes
-from serving.http.request_body import bounded, content_type, whole_body
+from serving.http.request_body import (
+    MOST_VALUES,
+    bounded_parts,
+    content_type,
+    parse_json,
+    picture_bytes,
+    whole_body,
+)
 from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
 
@@ -190,7 +196,7 @@ async def _from_form(
     request: Request, charset: str, service: Service, progress: InProgress
 ) -> Query:
     limits, reads = service.config, service.model.reads
-    async with aclosing(bounded(request, limits.max_body_bytes, service.uploads)) as body:
+    async with aclosing(bounded_parts(request, limits.max_body_bytes, service.uploads)) as body:
         form = await parse_form(request, body, charset, limits)
     try:
         progress.take_slot()

@@ -1,8 +1,9 @@
-"""What an inference requests and answers, over REST and gRPC alike.
+"""The Open Inference Protocol v2 without its transports, REST and gRPC: tensors of requests and
+answers, and the model that answers.
 
-Inputs: `images` or `texts`, BYTES [n]; `class_ids`, INT64 [m], or `classes`, BYTES [m] (names); the
-parameters `recall` or `threshold` say how to decide. Outputs: `scores`, FP32 [n, m]; where it is
-decided also `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
+Inputs: `images` or `texts`, BYTES [n]; `class_ids`, INT64 [m], or `classes`, BYTES [m] (names). The
+parameters `recall` or `threshold` state how to decide. Outputs: `scores`, FP32 [n, m], and, with a
+recall or threshold, `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
 
 Raw elements are gRPC's raw contents, and the binary tensor extension over REST: little-endian, in
 row-major order. A BYTES element is preceded by its length, 4 bytes.
@@ -12,6 +13,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import numpy as np
 from serving.api_error import ApiError
 from serving.config import ServingConfig
 from serving.schemas import Answer
+from serving.service import Service
 from trainer.bundle.spec import Reads
 
 INPUTS: dict[Reads, str] = {"pictures": "images", "texts": "texts"}
@@ -30,6 +33,10 @@ _MAX_DIMENSIONS = 8
 _LENGTH = struct.Struct("<I")
 _INPUT_DATATYPES = ("BYTES", "INT64")
 _OUTPUT_DTYPES = {"FP32": "<f4", "BOOL": "?"}
+SERVER_NAME, PLATFORM = "kway", "pytorch"
+EXTENSIONS = ("binary_tensor_data",)
+_DATATYPES = {"class_ids": "INT64", "scores": "FP32", "thresholds": "FP32", "matches": "BOOL"}
+_SHAPES = {"scores": (-1, -1), "thresholds": (-1,), "matches": (-1, -1)}
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Inference:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckedInference:
     """A request whose form is right."""
 
     inputs: Sequence[bytes | str]
@@ -62,7 +69,7 @@ class Asked:
     outputs: Sequence[str]
 
 
-def asked(inference: Inference, reads: Reads, limits: ServingConfig) -> Asked:
+def check_inference(inference: Inference, reads: Reads, limits: ServingConfig) -> CheckedInference:
     """Check a request for a model that `reads`. Raises ApiError (400, 413) with the reason."""
     tensors = {tensor.name: tensor for tensor in inference.inputs}
     if len(tensors) != len(inference.inputs):
@@ -75,7 +82,7 @@ def asked(inference: Inference, reads: Reads, limits: ServingConfig) -> Asked:
     (classes,) = (tensors[name] for name in _CLASS_INPUTS if name in tensors)
     _check_datatype(classes, _CLASS_INPUTS[classes.name])
     recall, threshold = (_number(inference.parameters, name) for name in _PARAMETERS)
-    found = Asked(
+    found = CheckedInference(
         list(raw.data) if reads == "pictures" else [_text(raw, one) for one in raw.data],
         [_text(classes, one) if isinstance(one, bytes) else one for one in classes.data],
         recall,
@@ -86,7 +93,7 @@ def asked(inference: Inference, reads: Reads, limits: ServingConfig) -> Asked:
     return found
 
 
-def outputs_of(answer: Answer, request: Asked) -> list[Tensor]:
+def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
     """The wanted tensors of an answer. Raises ApiError where a class has no threshold at all."""
     rows = [result.verdicts for result in answer.results]
     shape = (len(rows), len(request.classes))
@@ -168,7 +175,7 @@ def _wanted(outputs: Sequence[str], *, is_decided: bool) -> Sequence[str]:
     return tuple(outputs) or known
 
 
-def _check_counts(request: Asked, reads: Reads, limits: ServingConfig) -> None:
+def _check_counts(request: CheckedInference, reads: Reads, limits: ServingConfig) -> None:
     counts = ((reads, request.inputs, limits.max_inputs),)
     for name, held, limit in (*counts, ("classes", request.classes, limits.max_classes)):
         if not held:
@@ -231,3 +238,50 @@ def _too_many(name: str, most: int) -> ApiError:
 
 def _wrong(message: str) -> ApiError:
     return ApiError(400, "invalid_inference", message)
+
+
+class InferenceModel:
+    """A `Service` that answers in tensors. Every refusal is an ApiError."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.name = service.model.bundle.path.name
+
+    @property
+    def server_version(self) -> str:
+        return version("kway")
+
+    def check(self, name: str, model_version: str) -> None:
+        """Raises ApiError (404) for another model, or any version: there is one."""
+        if name != self.name:
+            message = f"model {name[:80]!r} is unknown: this server has {self.name!r}"
+            raise ApiError(404, "unknown_model", message)
+        if model_version:
+            message = f"model {self.name!r} has no versions: leave {model_version[:80]!r} out"
+            raise ApiError(404, "unknown_version", message)
+
+    def is_ready(self) -> bool:
+        try:
+            self._service.check_health()
+        except RuntimeError:
+            return False
+        return True
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """What a request holds, without data; a dimension of -1 is free."""
+        read = INPUTS[self._service.model.reads]
+        return [Tensor(read, "BYTES", (-1,), ()), Tensor("class_ids", "INT64", (-1,), ())]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [Tensor(name, _DATATYPES[name], _SHAPES[name], ()) for name in OUTPUTS]
+
+    async def infer(self, inference: Inference) -> tuple[list[Tensor], Answer]:
+        """The wanted outputs, and the answer that they are of. Call it while admitted."""
+        service = self._service
+        reads = service.model.reads
+        request = await service.in_thread(check_inference, inference, reads, service.config)
+        question = await service.question(request.classes, request.recall, request.threshold)
+        answer = await service.answer(request.inputs, question)
+        return outputs_of(answer, request), answer

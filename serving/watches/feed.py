@@ -15,10 +15,9 @@ from serving.api_error import ApiError
 from serving.batching import QueueFullError
 from serving.schemas import ErrorDetail
 from serving.service import Service
-from serving.watches.live import LiveWatches
+from serving.watches.live import HitPublisher, LiveWatches
 from serving.watches.matching import Bars, Match, Plan
 from serving.watches.pipeline import pump_all, pump_latest
-from serving.watches.publisher import HitPublisher
 from serving.watches.schemas import (
     Acknowledged,
     Dropped,

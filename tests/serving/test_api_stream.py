@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 from PIL import Image
 
-from serving.http.ndjson import split_lines
+from serving.http.streams import split_lines
 from serving.model import Model
 from serving.service import Service
 from tests.serving.bad_pictures import encoded

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from launch.commands import query
 from serving.client import Client, RefusedError
+from serving.client.messages import Served
 from serving.client.ndjson import STREAMED
-from serving.client.responses import Served
 from serving.client.transport import Transport
 from tests.serving.canned import answering
 

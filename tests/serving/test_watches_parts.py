@@ -13,14 +13,12 @@ import pytest
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.http.ndjson import split_lines
+from serving.http.streams import split_lines
 from serving.limits import ClientLimit
 from serving.watches import listeners
-from serving.watches.board import Board
-from serving.watches.live import LiveWatches
+from serving.watches.board import Board, Registry
+from serving.watches.live import HitPublisher, LiveWatches
 from serving.watches.pipeline import _Slot, pump_all, pump_latest
-from serving.watches.publisher import HitPublisher
-from serving.watches.registry import Registry
 from serving.watches.watch import (
     Changes,
     Letters,

@@ -12,11 +12,10 @@ from starlette.requests import ClientDisconnect
 
 from serving.api_error import ApiError, invalid
 from serving.http.input_lines import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
-from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer, split_lines
 from serving.http.openapi import NdjsonSchema, refused, request_body
-from serving.http.request_body import content_type, plain_only
+from serving.http.request_body import content_type, reject_compression
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
-from serving.http.websockets import accepted
+from serving.http.streams import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer, accepted, split_lines
 from serving.limits import ClientLimit
 from serving.service import Service
 from serving.watches.feed import Feed, Feeds, Frame
@@ -78,7 +77,7 @@ async def send(
     if kind not in NDJSON_KINDS:
         message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
         raise ApiError(415, "unknown_content_type", message)
-    plain_only(request)
+    reject_compression(request)
     feeds = resources.feeds
 
     async def work(request: Request, out: LinesOut) -> None:

@@ -10,10 +10,9 @@ from serving.galleries.gallery import Gallery
 from serving.galleries.schemas import Hits
 from serving.galleries.search import Galleries
 from serving.http.error_responses import REFUSALS
-from serving.http.json_body import parse_json
 from serving.http.openapi import request_body
 from serving.http.query_body import RECALL_MEANING, check_class_count, most_values
-from serving.http.request_body import whole_body
+from serving.http.request_body import parse_json, whole_body
 from serving.http.routing import ResourcesDep
 from serving.schemas import ErrorBody
 from serving.service import InProgress, Service

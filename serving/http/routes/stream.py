@@ -18,7 +18,11 @@ from serving.api_error import ApiError
 from serving.batching import QueueFullError
 from serving.http.error_responses import REFUSALS
 from serving.http.input_lines import LineIn, parse_line, verdicts_of
-from serving.http.ndjson import (
+from serving.http.openapi import NdjsonSchema, refused, request_body
+from serving.http.query_body import QuestionParameters
+from serving.http.request_body import content_type, reject_compression
+from serving.http.routing import Resources, ServiceDep, facts, per_application
+from serving.http.streams import (
     NDJSON,
     NDJSON_KINDS,
     LinesOut,
@@ -26,10 +30,6 @@ from serving.http.ndjson import (
     count_lines,
     split_lines,
 )
-from serving.http.openapi import NdjsonSchema, refused, request_body
-from serving.http.query_body import QuestionParameters
-from serving.http.request_body import content_type, plain_only
-from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.limits import ClientLimit
 from serving.schemas import Answer, Counts, Done, ErrorDetail, Hit, Id, LineError
 from serving.service import InProgress, Service
@@ -79,7 +79,7 @@ async def stream(
     if kind not in (*NDJSON_KINDS, ""):
         message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
         raise ApiError(415, "unknown_content_type", message)
-    plain_only(request)
+    reject_compression(request)
 
     async def work(request: Request, out: LinesOut) -> None:
         classes = asked.needed_classes(service.config.max_classes)

@@ -12,13 +12,11 @@ from pydantic import BaseModel, ValidationError
 from serving.answer import Question, threshold_of
 from serving.api_error import ApiError, invalid
 from serving.http.error_responses import REFUSALS
-from serving.http.json_body import parse_json
-from serving.http.ndjson import LinesOut, NdjsonAnswer, until_disconnect
 from serving.http.openapi import NdjsonSchema, refused, request_body
 from serving.http.query_body import check_class_count
-from serving.http.request_body import content_type, whole_body
+from serving.http.request_body import content_type, parse_json, whole_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
-from serving.http.websockets import accepted, wait_for_close
+from serving.http.streams import LinesOut, NdjsonAnswer, accepted, until_disconnect, wait_for_close
 from serving.limits import ClientLimit
 from serving.schemas import ClassThreshold
 from serving.service import InProgress, Service

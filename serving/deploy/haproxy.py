@@ -61,13 +61,13 @@ _REFUSALS = {
 # ends the evaluation of rules.
 _LOG_ERRORS_ALONE = "    http-response set-log-level silent if { status lt 400 }"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
-# Logs to a port on this machine where nobody may listen; and pages about the proxy itself.
+# Logs to a port on this machine where nothing may listen, and pages about the proxy itself.
 _DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
 _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 
 
 @dataclass(frozen=True)
-class Edge:
+class ProxySettings:
     """Where HAProxy listens, as its `bind` lines name it, and what it lets through.
 
     `http_bind` and `grpc_bind`: address:port. Times are in seconds. `max_grpc_calls` are at one
@@ -95,18 +95,18 @@ class Edge:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> "Edge":
+    def load(cls, path: Path) -> "ProxySettings":
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def rewrite(text: str, edge: Edge) -> str:
-    """Ray's configuration of HAProxy with the addresses and rules of `edge`.
+def rewrite(text: str, settings: ProxySettings) -> str:
+    """Ray's configuration of HAProxy with the addresses and rules of `settings`.
 
     Raises ValueError where the text is not what Ray 2.60 writes.
     """
-    lines = [line for section in _sections(text) for line in _rewrite_section(section, edge)]
+    lines = [line for section in _sections(text) for line in _rewrite_section(section, settings)]
     found = sorted(line.split()[1] for line in lines if line.split()[:1] == ["bind"])
-    wanted = sorted(bind for bind in (edge.http_bind, edge.grpc_bind) if bind is not None)
+    wanted = sorted(bind for bind in (settings.http_bind, settings.grpc_bind) if bind is not None)
     if found != wanted:
         raise ValueError(f"HAProxy would listen on {found}, not {wanted}: another version of Ray?")
     return "\n".join([*lines, ""])
@@ -127,7 +127,7 @@ def _sections(text: str) -> Iterator[list[str]]:
         yield section
 
 
-def _rewrite_section(section: list[str], edge: Edge) -> list[str]:
+def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
     title, *lines = section
     if _SECTION.fullmatch(title) is None:
         raise ValueError(f"HAProxy's configuration has {title!r}: another version of Ray?")
@@ -139,23 +139,29 @@ def _rewrite_section(section: list[str], edge: Edge) -> list[str]:
             return [title, *(line.replace(" mode 666 ", " mode 600 ") for line in kept)]
         case "defaults":
             kept = [line for line in kept if not _is_ours_to_time(line)]
-            return [title, *kept, *_defaults(edge)]
+            return [title, *kept, *_defaults(settings)]
         case "frontend http_frontend":
-            own = [f"    bind {edge.http_bind}", *_error_log(edge), *_rules(edge)]
+            own = [f"    bind {settings.http_bind}", *_error_log(settings), *_rules(settings)]
             return [title, *own, *_without_bind(kept)]
         case "frontend grpc_frontend":
-            bind = f"    bind {edge.grpc_bind} proto h2"
-            return [title, bind, *_error_log(edge), *_grpc_rules(edge), *_without_bind(kept)]
+            bind = f"    bind {settings.grpc_bind} proto h2"
+            return [
+                title,
+                bind,
+                *_error_log(settings),
+                *_grpc_rules(settings),
+                *_without_bind(kept),
+            ]
         case "backend default_backend":  # nothing is deployed, or no longer
             return [title, "    http-request return " + _refusal(503)]
         case "backend default_grpc_backend":
             return [title, "    http-request return " + _grpc_refusal(503)]
     if title.startswith("backend grpc-"):
-        return [title, *_grpc_backend(kept, edge)]
+        return [title, *_grpc_backend(kept, settings)]
     if title.startswith("backend http-"):
         kept.append(
-            f"    http-request set-timeout server {_time(edge.answer_seconds)} "
-            f"unless {_is_one_of(edge.stream_paths)}"
+            f"    http-request set-timeout server {_time(settings.answer_seconds)} "
+            f"unless {_is_one_of(settings.stream_paths)}"
         )
     return [title, *kept]
 
@@ -172,22 +178,22 @@ def _without_bind(lines: list[str]) -> list[str]:
     return [line for line in lines if line.split()[0] != "bind"]
 
 
-def _defaults(edge: Edge) -> list[str]:
+def _defaults(settings: ProxySettings) -> list[str]:
     return [
-        # One that makes way for the next, at each change of the replicas, answers what comes over
-        # an open connection before it closes it: most clients do not ask again.
+        # When HAProxy is replaced, at each change of the replicas, the old process answers requests
+        # on open connections before it closes them: most clients do not retry.
         "    option idle-close-on-response",
-        f"    timeout http-request {_time(edge.head_seconds)}",
-        f"    timeout client {_time(edge.idle_seconds)}",
+        f"    timeout http-request {_time(settings.head_seconds)}",
+        f"    timeout client {_time(settings.idle_seconds)}",
         "    timeout server 1h",  # of streams; the others' is set by request
         "    timeout tunnel 1h",
         *(f"    http-error {_refusal(status)}" for status in sorted(_REFUSALS)),
     ]
 
 
-def _error_log(edge: Edge) -> list[str]:
+def _error_log(settings: ProxySettings) -> list[str]:
     """Log answers to standard output, which `main` connects to the FIFO."""
-    if edge.errors is None:
+    if settings.errors is None:
         return []
     return [
         "    log stdout format raw local0",
@@ -196,23 +202,23 @@ def _error_log(edge: Edge) -> list[str]:
     ]
 
 
-def _rules(edge: Edge) -> list[str]:
-    is_stream = _is_one_of(edge.stream_paths)
-    too_large = f"the body is over {edge.max_body_bytes} bytes: send less at once"
+def _rules(settings: ProxySettings) -> list[str]:
+    is_stream = _is_one_of(settings.stream_paths)
+    too_large = f"the body is over {settings.max_body_bytes} bytes: send less at once"
     body = _body("body_too_large", too_large)
     rules = [
-        *_host_rules(edge),
+        *_host_rules(settings),
         f"return {_refusal(404)} if {_NO_PATH}",
         # As announced, by Content-Length or by the size of a first chunk.
         f"return status 413 content-type application/json string '{body}' "
-        f"if {{ req.body_size gt {edge.max_body_bytes} }} !{is_stream}",
+        f"if {{ req.body_size gt {settings.max_body_bytes} }} !{is_stream}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
         _unless_a_name("x-request-id"),
         # A watch that is created twice would be two.
-        f"disable-l7-retry unless METH_GET || {_is_one_of(edge.idempotent_paths)}",
+        f"disable-l7-retry unless METH_GET || {_is_one_of(settings.idempotent_paths)}",
         # A body that trickles in holds no replica. One over a buffer's size is passed on as it
         # comes, under the limit of time of the replica.
-        f"wait-for-body time {_time(edge.head_seconds)} unless {is_stream}",
+        f"wait-for-body time {_time(settings.head_seconds)} unless {is_stream}",
         f"set-var(txn.is_socket) bool(true) if {_SOCKET}",
     ]
     # Ray's own refusals are plain text; kway's are JSON already.
@@ -251,26 +257,28 @@ def _pattern(path: str) -> str:
     return "[^/]+".join(literals)
 
 
-def _host_rules(edge: Edge) -> list[str]:
+def _host_rules(settings: ProxySettings) -> list[str]:
     """Refuse other names: a page elsewhere may let its own lead here, and its browser asks us."""
-    if not edge.hosts:
+    if not settings.hosts:
         return []
-    message = f"without tokens this server answers to {', '.join(edge.hosts)} alone: ask for one"
+    message = (
+        f"without tokens this server answers to {', '.join(settings.hosts)} alone: ask for one"
+    )
     return [
         "return status 403 content-type application/json "
         f"string '{_body('other_host', message)}' "
-        f"unless {{ req.fhdr(host),host_only -m str -i {' '.join(edge.hosts)} }}"
+        f"unless {{ req.fhdr(host),host_only -m str -i {' '.join(settings.hosts)} }}"
     ]
 
 
-def _grpc_rules(edge: Edge) -> list[str]:
+def _grpc_rules(settings: ProxySettings) -> list[str]:
     """The rules for gRPC calls."""
     rules = [
         _NO_RAY_SERVICE,
         *(f"del-header {name}" for name in _RAY_METADATA),
         _unless_a_name("request_id"),
         # A stream's is open for as long as the client likes; there are none, as a replica says.
-        f"wait-for-body time {_time(edge.head_seconds)} unless {{ path_end StreamInfer }}",
+        f"wait-for-body time {_time(settings.head_seconds)} unless {{ path_end StreamInfer }}",
     ]
     return [
         f"    http-error {_grpc_refusal(408)}",
@@ -279,7 +287,7 @@ def _grpc_rules(edge: Edge) -> list[str]:
     ]
 
 
-def _grpc_backend(lines: list[str], edge: Edge) -> list[str]:
+def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
     """A backend of replicas without Ray's own proxy as a backup.
 
     At shutdown that proxy answers NOT_FOUND in the trailers of a response, which HAProxy cannot
@@ -288,8 +296,8 @@ def _grpc_backend(lines: list[str], edge: Edge) -> list[str]:
     return [
         # Includes calls whose messages are still arriving: a replica holds them before it sees a
         # token.
-        *(_with_maxconn(line, edge) for line in lines if not line.endswith(" backup")),
-        f"    http-request set-timeout server {_time(edge.answer_seconds)}",
+        *(_with_maxconn(line, settings) for line in lines if not line.endswith(" backup")),
+        f"    http-request set-timeout server {_time(settings.answer_seconds)}",
         *(f"    http-error {_grpc_refusal(status)}" for status in _GRPC_STATUSES),
     ]
 
@@ -302,8 +310,8 @@ def _grpc_refusal(status: int) -> str:
     )
 
 
-def _with_maxconn(line: str, edge: Edge) -> str:
-    return f"{line} maxconn {edge.max_grpc_calls}" if line.split()[0] == "server" else line
+def _with_maxconn(line: str, settings: ProxySettings) -> str:
+    return f"{line} maxconn {settings.max_grpc_calls}" if line.split()[0] == "server" else line
 
 
 def _unless_a_name(header: str) -> str:
@@ -333,15 +341,15 @@ def _time(seconds: float) -> str:
     return f"{max(1, round(1000 * seconds))}ms"
 
 
-def main(settings: str, *arguments: str) -> None:
+def main(settings_file: str, *arguments: str) -> None:
     """Rewrite the file after `-f` in place, and become HAProxy with the same arguments."""
-    edge = Edge.load(Path(settings))
+    settings = ProxySettings.load(Path(settings_file))
     path = Path(arguments[arguments.index("-f") + 1])
-    path.write_text(rewrite(path.read_text(encoding="utf-8"), edge), encoding="utf-8")
-    if edge.errors is not None:
+    path.write_text(rewrite(path.read_text(encoding="utf-8"), settings), encoding="utf-8")
+    if settings.errors is not None:
         # HAProxy drops lines that do not fit. Also opened for reading, so as not to need a reader.
-        os.dup2(os.open(edge.errors, os.O_RDWR | os.O_NONBLOCK), sys.stdout.fileno())
-    os.execv(edge.haproxy, [edge.haproxy, *arguments])
+        os.dup2(os.open(settings.errors, os.O_RDWR | os.O_NONBLOCK), sys.stdout.fileno())
+    os.execv(settings.haproxy, [settings.haproxy, *arguments])
 
 
 if __name__ == "__main__":
