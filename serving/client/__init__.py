@@ -8,8 +8,7 @@ however often it was sent.
 from serving.client.client import Client
 from serving.client.messages import RefusedError, joined
 from serving.client.ndjson import Item
-from serving.galleries.schemas import Hit as GalleryHit
-from serving.schemas import Done, Hit, LineError
+from serving.schemas import Done, GalleryHit, Hit, LineError
 from serving.watches.schemas import (
     Acknowledged,
     Dropped,

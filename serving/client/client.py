@@ -6,8 +6,6 @@ from typing import Any, Self, SupportsIndex
 
 from serving.client.messages import (
     ClassesFound,
-    GalleriesFound,
-    GalleryFound,
     RefusedError,
     Served,
     counted_from,
@@ -21,9 +19,7 @@ from serving.client.messages import (
 from serving.client.ndjson import NDJSON, STREAMED, Input, Item, Streamed, check_input, lines_of
 from serving.client.transport import Transport
 from serving.client.watches import StandingQueries
-from serving.galleries.schemas import ClassHits, Hits
-from serving.galleries.schemas import Hit as GalleryHit
-from serving.schemas import Answer
+from serving.schemas import Answer, ClassHits, GalleryFound, GalleryHit, GalleryList, Hits
 
 
 class Client(StandingQueries):
@@ -126,7 +122,7 @@ class Client(StandingQueries):
 
     def galleries(self) -> list[GalleryFound]:
         """The collections that can be searched. Raises RefusedError and OSError."""
-        return self._transport.ask(GalleriesFound, "GET", "/v1/galleries").galleries
+        return self._transport.ask(GalleryList, "GET", "/v1/galleries").galleries
 
     def search(
         self,

@@ -109,17 +109,6 @@ class ClassesFound(BaseModel):
     classes: list[ClassFound]
 
 
-class GalleryFound(BaseModel):
-    name: str
-    num_items: int
-    reads: Literal["pictures", "texts"]
-    thumbnails: bool
-
-
-class GalleriesFound(BaseModel):
-    galleries: list[GalleryFound]
-
-
 def question(
     classes: Iterable[str | SupportsIndex], recall: float | None, threshold: float | None
 ) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, Protocol
 
 from data.aside import flush
 from data.sources.listing import ENDINGS
-from serving.galleries.items import Item
+from serving.galleries.format import Item
 from trainer.bundle.spec import Reads
 
 _NAMED = 5

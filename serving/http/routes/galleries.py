@@ -6,17 +6,14 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from serving.api_error import ApiError, invalid
-from serving.galleries.gallery import Gallery
-from serving.galleries.schemas import Hits
-from serving.galleries.search import Galleries
+from serving.galleries.gallery import Galleries, Gallery
 from serving.http.error_responses import REFUSALS
 from serving.http.openapi import request_body
 from serving.http.query_body import RECALL_MEANING, check_class_count, most_values
 from serving.http.request_body import parse_json, whole_body
 from serving.http.routing import ResourcesDep
-from serving.schemas import ErrorBody
+from serving.schemas import ErrorBody, GalleryFound, GalleryList, Hits
 from serving.service import InProgress, Service
-from trainer.bundle.spec import Reads
 
 _MAX_LIMIT = 1000
 # Hits in one answer, over all its classes: some 2 MB.
@@ -37,17 +34,6 @@ class SearchBody(BaseModel):
     )
     limit: int = Field(20, ge=1, le=_MAX_LIMIT, description="hits of each class")
     offset: int = Field(0, ge=0, le=2**62, description="hits before the first of this page")
-
-
-class GalleryFound(BaseModel):
-    name: str
-    num_items: int
-    reads: Reads
-    thumbnails: bool
-
-
-class GalleryList(BaseModel):
-    galleries: list[GalleryFound]
 
 
 router = APIRouter()
