@@ -1,6 +1,6 @@
 """The JSON that the server answers with, as the server writes it and the client reads it.
 
-Verdicts of `/v1/query`, lines of `/v1/query:stream`, galleries, and the body of every error. Free of
+Verdicts of `/v1/query`, lines of `/v1/query:stream`, galleries, and the body of errors. Free of
 torch and FastAPI. Watches have their own: `serving/watches/schemas.py`.
 """
 
