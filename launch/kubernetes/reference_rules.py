@@ -84,7 +84,7 @@ def config_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
             if source.get("name") not in maps:
                 yield f"{pod.where} mounts ConfigMap {source.get('name')}, which is not there"
                 continue
-            keys = maps[source.get("name")]
+            keys = maps[source["name"]]
             for key in _keys(pod, volume):
                 if key not in keys:
                     yield (
@@ -126,7 +126,7 @@ def rendezvous_has_a_name(manifests: Sequence[Manifest]) -> Iterator[str]:
     for job in jobs(manifests):
         if not job.where.startswith("Job/") or job.trainer is None:
             continue
-        service = at(services, job.pod.spec.get("subdomain"), "spec")
+        service = at(services, str(job.pod.spec.get("subdomain")), "spec")
         if service.get("clusterIP") != "None" or not service.get("publishNotReadyAddresses"):
             yield (
                 f"{job.where}: no headless Service named as its subdomain "

@@ -21,9 +21,9 @@ from serving.schemas import Answer, ErrorBody
 _EXTRA_BYTES = 1000
 _PLACE = re.compile(r"^(images|texts)\[(\d{1,9})\]")
 Kind = TypeVar("Kind")
-NOT_OURS = "status {}, and no JSON of kway's: is it a kway server?"
+NOT_KWAY = "status {}, and no JSON of kway's: is it a kway server?"
 BUSY = (429, 503)
-_PROXYS = (502, 504)
+_PROXY_ERRORS = (502, 504)
 _LONGEST_WAIT_SECONDS = 5.0
 # All verdicts of the largest question are some 10 MB.
 _MAX_ANSWER_BYTES = 256 * 2**20
@@ -40,7 +40,7 @@ class RefusedError(ValueError):
         self.status, self.code, self.reason = status, code, reason
 
 
-def whole(answer: httpx.Response, url: str) -> httpx.Response:
+def read_whole(answer: httpx.Response, url: str) -> httpx.Response:
     """An answer that has begun, read to its end.
 
     Raises RefusedError for one of more than 256 MiB, and httpx.RequestError.
@@ -56,19 +56,19 @@ def whole(answer: httpx.Response, url: str) -> httpx.Response:
     return httpx.Response(answer.status_code, headers=plain, content=bytes(body))
 
 
-def may_help_again(answer: httpx.Response) -> bool:
+def is_retryable(answer: httpx.Response) -> bool:
     """Busy, or a proxy's word about a replica that died; what kway itself says is final."""
-    if answer.status_code in BUSY + _PROXYS:
+    if answer.status_code in BUSY + _PROXY_ERRORS:
         return True
-    return answer.status_code == 500 and reason_of(answer)[0] == ""
+    return answer.status_code == 500 and error_of(answer)[0] == ""
 
 
-def reason_of(answer: httpx.Response) -> tuple[str, str]:
+def error_of(answer: httpx.Response) -> tuple[str, str]:
     """The code, "" where the answer is not kway's, and the words of a refusal."""
     try:
         error = ErrorBody.model_validate_json(answer.content).error
     except ValueError:
-        return "", NOT_OURS.format(answer.status_code)
+        return "", NOT_KWAY.format(answer.status_code)
     return error.code, error.message
 
 
@@ -118,17 +118,17 @@ def question(
     """
     numbers = {"recall": recall, "threshold": threshold}
     given = {name: number for name, number in numbers.items() if number is not None}
-    return {"classes": [_class(one) for one in several("classes", classes)], **given}
+    return {"classes": [_class(one) for one in check_iterable("classes", classes)], **given}
 
 
-def several(what: str, given: Iterable[Kind]) -> Iterable[Kind]:
+def check_iterable(what: str, given: Iterable[Kind]) -> Iterable[Kind]:
     """What is given; TypeError for a single one, which Python would take apart."""
     if isinstance(given, str | bytes | bytearray | Path):
         raise TypeError(f"{what} is one {type(given).__name__}: give a list")
     return given
 
 
-def in_text(fields: dict[str, Any]) -> dict[str, Any]:
+def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """A question for URLs and forms, which know no numbers."""
     names = [f"#{one}" if isinstance(one, int) else one for one in fields["classes"]]
     return fields | {"classes": names}
@@ -159,7 +159,7 @@ def joined(parts: Sequence[Answer]) -> Answer:
     return parts[0].model_copy(update={"results": numbered})
 
 
-def counted_from(first: int, reason: str) -> str:
+def renumbered(first: int, reason: str) -> str:
     """A server's "images[1]: …" about a part whose first input has the place `first` of all."""
     return _PLACE.sub(lambda found: f"{found[1]}[{first + int(found[2])}]", reason)
 
@@ -183,7 +183,7 @@ def _request(fields: dict[str, Any], held: Sequence[tuple[str, bytes] | str]) ->
     if isinstance(held[0], str):
         content = json.dumps({**fields, "texts": held})
         return {"content": content, "headers": {"Content-Type": "application/json"}}
-    return {"data": in_text(fields), "files": [("images", file) for file in held]}
+    return {"data": as_text_fields(fields), "files": [("images", file) for file in held]}
 
 
 def path_of(kind: str, name: str) -> str:
