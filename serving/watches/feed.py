@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pydantic import BaseModel
-from torch import Tensor
 
 from serving.api_error import ApiError
-from serving.batching import QueueFullError
+from serving.pipeline import pump_all, pump_latest
 from serving.schemas import ErrorDetail
 from serving.service import Service
 from serving.watches.live import HitPublisher, LiveWatches
 from serving.watches.matching import Bars, Match, Plan
-from serving.watches.pipeline import pump_all, pump_latest
 from serving.watches.schemas import (
     Acknowledged,
     Dropped,
@@ -39,8 +37,6 @@ class Frame:
     time: str | int | float | None = None
 
 
-# How long a frame waits before it asks again for a place in the model's queue.
-_QUEUE_SECONDS = 0.02
 # Stands before what `Service.features` says of an input; a frame is alone.
 _PLACE = "frame"
 
@@ -145,8 +141,9 @@ class Feed:
 
     async def _hits(self, frame: Frame, content: bytes | str, plan: Plan) -> list[WatchHit]:
         """Pass all hits on to those who listen; the sender's own come back."""
-        features = await self._in_turn(content)
-        matches = await self._service.in_thread(plan.matches, features, self._feeds.live.now())
+        service = self._service
+        features = await service.when_queue_has_room(lambda: service.features([content], _PLACE))
+        matches = await service.in_thread(plan.matches, features, self._feeds.live.now())
         self._feeds.counts.count_hits(len(matches))
         own = []
         for match in matches:
@@ -156,19 +153,6 @@ class Feed:
             if match.held.watch.client == self._client:
                 own.append(hit)
         return own
-
-    async def _in_turn(self, content: bytes | str) -> Tensor:
-        """Features [1, dim] of a frame, which waits where the queue for the model is full."""
-        seconds = self._limits.request_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    try:
-                        return await self._service.features([content], _PLACE)
-                    except QueueFullError:
-                        await asyncio.sleep(_QUEUE_SECONDS)
-        except TimeoutError as error:
-            raise ApiError(503, "timeout", f"no answer within {seconds:g} s") from error
 
     def _hit(self, frame: Frame, match: Match) -> WatchHit:
         watch = match.held.watch

@@ -15,10 +15,10 @@ from serving.api_error import ApiError
 from serving.config import ServingConfig
 from serving.http.streams import split_lines
 from serving.limits import ClientLimit
+from serving.pipeline import _Slot, pump_all, pump_latest
 from serving.watches import listeners
 from serving.watches.board import Board, Registry
 from serving.watches.live import HitPublisher, LiveWatches
-from serving.watches.pipeline import _Slot, pump_all, pump_latest
 from serving.watches.watch import (
     Changes,
     Letters,

@@ -1,7 +1,7 @@
 """`POST /v1/query:stream`: lines in, hits out while the body still comes.
 
-A few lines are with the model at a time, so that batches form; while they are, nothing more is
-read, and a client that sends faster is held up by its connection. Answers keep the lines' order.
+A few lines are in progress at a time, so that batches form. Nothing more is read meanwhile, so the
+connection slows down a client that sends faster. Answers keep the order of the lines.
 """
 
 import asyncio
@@ -11,11 +11,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field, RootModel
-from starlette.requests import ClientDisconnect
 
 from serving.answer import Question
 from serving.api_error import ApiError
-from serving.batching import QueueFullError
 from serving.http.error_responses import REFUSALS
 from serving.http.input_lines import LineIn, parse_line, verdicts_of
 from serving.http.openapi import NdjsonSchema, refused, request_body
@@ -31,12 +29,9 @@ from serving.http.streams import (
     split_lines,
 )
 from serving.limits import ClientLimit
-from serving.schemas import Answer, Counts, Done, ErrorDetail, Hit, Id, LineError
+from serving.pipeline import pump_all
+from serving.schemas import Counts, Done, ErrorDetail, Hit, Id, LineError
 from serving.service import InProgress, Service
-
-_Waiting = asyncio.Queue[asyncio.Task[Hit | LineError] | None]
-# How long a line waits before it asks again for a place in the model's queue.
-_QUEUE_SECONDS = 0.02
 
 
 class StreamParameters(QuestionParameters):
@@ -95,16 +90,16 @@ async def stream(
     return NdjsonAnswer(work, idle_seconds=service.config.stream_idle_seconds)
 
 
-def _said(line: Hit | LineError | Done) -> str:
-    """A line without what there is none of at its top level."""
+def _as_json(line: Hit | LineError | Done) -> str:
+    """A line without the fields that are null at its top level."""
     unset = {name for name in ("line", "id", "notice") if getattr(line, name, "") is None}
     return line.model_dump_json(by_alias=True, exclude=unset)
 
 
 class _Stream:
-    """One stream on its way: lines that are with the model, in their order, and what came of them.
+    """One stream: its lines in progress, in order, and the counts of its answers.
 
-    Memory: the lines in flight hold as many bytes as one request's body may.
+    The lines in progress hold at most as many bytes as the body of one request.
     """
 
     def __init__(
@@ -117,72 +112,65 @@ class _Stream:
         self._bytes, self._fewer_bytes = 0, asyncio.Event()
 
     async def run(self, body: AsyncIterator[bytes], out: LinesOut) -> None:
-        """Answer every line; ClientDisconnect where the client left, or does not read."""
-        waiting: _Waiting = asyncio.Queue(self._limits.max_lines_in_flight)
-        has_left = False
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                reader = tasks.create_task(self._read(body, waiting, tasks))
-                while (answering := await waiting.get()) is not None:
-                    await self._write(await answering, out)
-                if (early := await reader) is not None:
-                    await out.line(_said(LineError(error=early)))
-                await out.line(_said(Done(done=self._counts)))
-        except* ClientDisconnect:
-            has_left = True
-        if has_left:
-            raise ClientDisconnect
+        """Answer every line; ClientDisconnect if the client left, or does not read."""
 
-    async def _read(
-        self, body: AsyncIterator[bytes], waiting: _Waiting, tasks: asyncio.TaskGroup
-    ) -> ErrorDetail | None:
-        """Give the model one line after the other; why it ended early, if it did."""
-        lines, place, early = split_lines(body, self._limits.max_body_bytes), 0, None
+        async def write(line: Hit | LineError) -> None:
+            self._count(line)
+            if isinstance(line, LineError) or line.verdicts:
+                await out.line(_as_json(line))
+
+        try:
+            most = self._limits.max_lines_in_flight
+            await pump_all(self._lines(body), self._answer, write, limit=most)
+        except ApiError as error:  # why the stream ends before its body
+            await out.line(_as_json(LineError(error=_detail(error))))
+        await out.line(_as_json(Done(done=self._counts)))
+
+    async def _lines(self, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes | None]]:
+        """The lines with their positions; None for one that is too long. ApiError after a time
+        without any."""
+        lines, position = split_lines(body, self._limits.max_body_bytes), 0
         seconds = self._limits.stream_idle_seconds
         while True:
             try:
                 async with asyncio.timeout(seconds):
                     raw = await anext(lines)
             except StopAsyncIteration:
-                break
-            except TimeoutError:
+                return
+            except TimeoutError as error:
                 message = f"no line came for {seconds:g} s: an empty one now and then is enough"
-                early = ErrorDetail(code="idle", message=message)
-                break
+                raise ApiError(408, "idle", message) from error
             if raw is None or raw.strip():
-                await self._room_for(raw)
-                await waiting.put(tasks.create_task(self._answer(place, raw)))
-            place += count_lines(raw)
-        await waiting.put(None)
-        return early
+                await self._wait_for_bytes(raw)
+                yield position, raw
+            position += count_lines(raw)
 
-    async def _room_for(self, raw: bytes | None) -> None:
+    async def _wait_for_bytes(self, raw: bytes | None) -> None:
         size = len(raw or b"")
         while self._bytes and self._bytes + size > self._limits.max_body_bytes:
             self._fewer_bytes.clear()
             await self._fewer_bytes.wait()
         self._bytes += size
 
-    async def _answer(self, place: int, raw: bytes | None) -> Hit | LineError:
+    async def _answer(self, item: tuple[int, bytes | None]) -> Hit | LineError:
+        position, raw = item
         id_: Id | None = None
         try:
-            reads = self._service.model.reads
-            line = await self._service.parsed(parse_line, self._whole(raw), reads, self._limits)
-            id_ = line.id
-            if isinstance(line.content, ApiError):
-                raise line.content
-            answer = await self._ask(line.content)
-        except ApiError as error:
-            # Where there is one input alone, its place in the request says nothing.
-            message = str(error).removeprefix("images[0]: ").removeprefix("texts[0]: ")
-            return LineError(
-                line=place, id=id_, error=ErrorDetail(code=error.code, message=message)
+            service, reads = self._service, self._service.model.reads
+            line = await service.parsed(parse_line, self._whole(raw), reads, self._limits)
+            id_, content = line.id, line.content
+            if isinstance(content, ApiError):
+                raise content
+            answer = await service.when_queue_has_room(
+                lambda: service.answer([content], self._question)
             )
+        except ApiError as error:
+            return LineError(line=position, id=id_, error=_detail(error))
         finally:
             self._bytes -= len(raw or b"")
             self._fewer_bytes.set()
-        is_short = self._decides and not self._all
-        return Hit(line=place, id=id_, verdicts=verdicts_of(answer, is_short), notice=answer.notice)
+        verdicts = verdicts_of(answer, self._decides and not self._all)
+        return Hit(line=position, id=id_, verdicts=verdicts, notice=answer.notice)
 
     def _whole(self, raw: bytes | None) -> bytes:
         if raw is None:
@@ -191,27 +179,17 @@ class _Stream:
             raise ApiError(413, "line_too_long", message)
         return raw
 
-    async def _ask(self, one: bytes | str) -> Answer:
-        """The answer about one input, which waits where the queue for the model is full."""
-        seconds = self._limits.request_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    try:
-                        return await self._service.answer([one], self._question)
-                    except QueueFullError:
-                        await asyncio.sleep(_QUEUE_SECONDS)
-        except TimeoutError as error:
-            raise ApiError(503, "timeout", f"no answer within {seconds:g} s") from error
-
-    async def _write(self, line: Hit | LineError, out: LinesOut) -> None:
+    def _count(self, line: Hit | LineError) -> None:
         if isinstance(line, LineError):
             self._counts.errors += 1
-        else:
-            self._counts.inputs += 1
-            self._progress.inputs += 1
-            if self._counts.hits is not None:
-                self._counts.hits += any(one.match for one in line.verdicts)
-            if not line.verdicts:
-                return
-        await out.line(_said(line))
+            return
+        self._counts.inputs += 1
+        self._progress.inputs += 1
+        if self._counts.hits is not None:
+            self._counts.hits += any(one.match for one in line.verdicts)
+
+
+def _detail(error: ApiError) -> ErrorDetail:
+    # A line has one input: its index in a request says nothing.
+    message = str(error).removeprefix("images[0]: ").removeprefix("texts[0]: ")
+    return ErrorDetail(code=error.code, message=message)

@@ -1,4 +1,4 @@
-"""From frames that come to lines that go, with a bounded number of frames between the two."""
+"""From inputs that arrive to answers that leave, with a bounded number of inputs in between."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,8 +19,8 @@ async def pump_all(
 ) -> None:
     """Answer every item, `limit` at a time, and write the answers in the items' order.
 
-    While `limit` of them are on their way nothing more is read. An ApiError of `items` comes out
-    after the answers to what came before it; any other error at once.
+    While `limit` of them are in progress nothing more is read. An ApiError of `items` is raised
+    after the answers to the items before it are written; any other error is raised at once.
     """
     room, waiting = asyncio.Semaphore(limit), asyncio.Queue[asyncio.Task[R] | None]()
 
