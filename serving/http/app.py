@@ -22,7 +22,6 @@ from serving.http.routes import (
     page,
     query,
     server,
-    stream,
     watches,
 )
 from serving.http.routing import Resources, paths_of
@@ -42,7 +41,7 @@ class Group(NamedTuple):
 
 # In the order in which /docs shows them.
 GROUPS = (
-    Group("Query", "Is this image, or text, of class C?", (query.router, stream.router)),
+    Group("Query", "Is this image, or text, of class C?", (query.router,)),
     Group("Classes", "The classes that queries can name.", (classes.router,)),
     Group(
         "Watches",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from serving.api_error import ApiError, invalid
+from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
 from serving.http.forms import known_charset, parse_form, pictures, text_fields
 from serving.http.request_body import (
@@ -133,7 +133,7 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
     if not raw.strip():
         example = '"images": ["<base64>", …]' if reads == "pictures" else '"texts": ["…", …]'
         raise ApiError(400, "empty_body", f'the body is empty: send {{"classes": […], {example}}}')
-    body = _validated(parse_json(raw, most_values(limits)))
+    body = validated(QueryBody, parse_json(raw, most_values(limits)), "invalid_query")
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
     sent = (body.texts if reads == "texts" else body.images) or []
     _check_input_count(sent, limits, reads)  # before the first of them is decoded
@@ -141,13 +141,6 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
     if reads == "pictures":
         inputs = [picture_bytes(one, f"images[{place}]") for place, one in enumerate(sent)]
     return Query(list(body.classes), inputs, body.recall, body.threshold)
-
-
-def _validated(values: object) -> QueryBody:
-    try:
-        return QueryBody.model_validate(values)
-    except ValidationError as error:
-        raise invalid("invalid_query", error) from error
 
 
 def most_values(limits: ServingConfig) -> int:
@@ -203,7 +196,8 @@ async def _from_form(
         fields = text_fields(form)
         _check_kind(reads, images="images" in form, texts="texts" in form)
         numbers = {name: fields[name][0] for name in ("recall", "threshold") if fields[name]}
-        asked = _validated({"classes": fields["classes"], **numbers})
+        values = {"classes": fields["classes"], **numbers}
+        asked = validated(QueryBody, values, "invalid_query")
         inputs = fields["texts"] if reads == "texts" else await pictures(form)
         return Query(list(asked.classes), inputs, asked.recall, asked.threshold)
     finally:

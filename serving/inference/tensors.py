@@ -73,7 +73,7 @@ def check_inference(inference: Inference, reads: Reads, limits: ServingConfig) -
     """Check a request for a model that `reads`. Raises ApiError (400, 413) with the reason."""
     tensors = {tensor.name: tensor for tensor in inference.inputs}
     if len(tensors) != len(inference.inputs):
-        raise _wrong("an input stands twice: send each once")
+        raise invalid_inference("an input stands twice: send each once")
     _check_names(tensors, reads)
     for tensor in tensors.values():
         _check_shape(tensor)
@@ -121,38 +121,44 @@ def parameters_of(answer: Answer) -> dict[str, bool | str]:
 def _check_names(tensors: Mapping[str, Tensor], reads: Reads) -> None:
     known = {INPUTS[reads], *_CLASS_INPUTS}
     if unknown := tensors.keys() - known:
-        raise _wrong(f"input {min(unknown)[:80]!r} is unknown: send {', '.join(sorted(known))}")
+        raise invalid_inference(
+            f"input {min(unknown)[:80]!r} is unknown: send {', '.join(sorted(known))}"
+        )
     if INPUTS[reads] not in tensors:
-        raise _wrong(f"this model reads {reads}: send them as the BYTES input {INPUTS[reads]!r}")
+        raise invalid_inference(
+            f"this model reads {reads}: send them as the BYTES input {INPUTS[reads]!r}"
+        )
     if len(tensors.keys() & _CLASS_INPUTS.keys()) != 1:
-        raise _wrong("send exactly one of the inputs class_ids (INT64) and classes (BYTES)")
+        raise invalid_inference(
+            "send exactly one of the inputs class_ids (INT64) and classes (BYTES)"
+        )
 
 
 def _check_shape(tensor: Tensor) -> None:
     if len(tensor.shape) > _MAX_DIMENSIONS:  # whose product might have millions of digits
-        raise _wrong(f"{tensor.name} has {len(tensor.shape)} dimensions: send one")
+        raise invalid_inference(f"{tensor.name} has {len(tensor.shape)} dimensions: send one")
     if not tensor.shape or math.prod(tensor.shape) != len(tensor.data):
-        raise _wrong(
+        raise invalid_inference(
             f"{tensor.name} has shape {list(tensor.shape)} and {len(tensor.data)} elements: they "
             "do not agree"
         )
     if max(tensor.shape) != len(tensor.data):
-        raise _wrong(f"{tensor.name} has shape {list(tensor.shape)}: send one dimension")
+        raise invalid_inference(f"{tensor.name} has shape {list(tensor.shape)}: send one dimension")
 
 
 def _check_datatype(tensor: Tensor, datatype: str) -> None:
     if tensor.datatype != datatype:
-        raise _wrong(f"{tensor.name} is {tensor.datatype[:20]}: send it as {datatype}")
+        raise invalid_inference(f"{tensor.name} is {tensor.datatype[:20]}: send it as {datatype}")
     kind: type = bytes if datatype == "BYTES" else int
     if any(not isinstance(one, kind) or isinstance(one, bool) for one in tensor.data):
-        raise _wrong(f"{tensor.name} holds what is no {datatype}")
+        raise invalid_inference(f"{tensor.name} holds what is no {datatype}")
 
 
 def _text(tensor: Tensor, raw: bytes) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _wrong(
+        raise invalid_inference(
             f"{tensor.name} holds what is not UTF-8 from its byte {error.start} on"
         ) from error
 
@@ -162,7 +168,7 @@ def _number(parameters: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _wrong(f"parameter {name} is {str(value)[:40]}: give a finite number")
+        raise invalid_inference(f"parameter {name} is {str(value)[:40]}: give a finite number")
     return float(value)
 
 
@@ -171,7 +177,9 @@ def _wanted(outputs: Sequence[str], *, is_decided: bool) -> Sequence[str]:
     for name in outputs:
         if name not in known:
             hint = "" if is_decided or name not in OUTPUTS else " without recall or threshold"
-            raise _wrong(f"there is no output {name[:80]!r}{hint}: ask for {', '.join(known)}")
+            raise invalid_inference(
+                f"there is no output {name[:80]!r}{hint}: ask for {', '.join(known)}"
+            )
     return tuple(outputs) or known
 
 
@@ -179,7 +187,7 @@ def _check_counts(request: CheckedInference, reads: Reads, limits: ServingConfig
     counts = ((reads, request.inputs, limits.max_inputs),)
     for name, held, limit in (*counts, ("classes", request.classes, limits.max_classes)):
         if not held:
-            raise _wrong(f"there are no {name} in the request")
+            raise invalid_inference(f"there are no {name} in the request")
         if len(held) > limit:
             message = f"{len(held)} {name} in one request, at most {limit}: split it"
             raise ApiError(413, f"too_many_{name}", message)
@@ -194,13 +202,13 @@ def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
     for more than `most` elements."""
     if datatype not in _INPUT_DATATYPES:
         kinds = ", ".join(_INPUT_DATATYPES)
-        raise _wrong(f"{name[:80]} is {datatype[:20]}: inputs are {kinds}")
+        raise invalid_inference(f"{name[:80]} is {datatype[:20]}: inputs are {kinds}")
     if datatype == "BYTES":
         return _with_lengths(name, raw, most)
     if len(raw) > 8 * most:
         raise _too_many(name, most)
     if len(raw) % 8:
-        raise _wrong(f"{name[:80]} has {len(raw)} raw bytes: an INT64 element takes 8")
+        raise invalid_inference(f"{name[:80]} has {len(raw)} raw bytes: an INT64 element takes 8")
     return np.frombuffer(raw, "<i8").tolist()
 
 
@@ -219,11 +227,13 @@ def _with_lengths(name: str, raw: bytes, most: int) -> list[bytes]:
             raise _too_many(name, most)
         start = place + _LENGTH.size
         if start > len(raw):
-            raise _wrong(f"{name[:80]}[{len(elements)}] is cut off within its 4 length bytes")
+            raise invalid_inference(
+                f"{name[:80]}[{len(elements)}] is cut off within its 4 length bytes"
+            )
         (length,) = _LENGTH.unpack_from(raw, place)
         place = start + length
         if place > len(raw):
-            raise _wrong(
+            raise invalid_inference(
                 f"{name[:80]}[{len(elements)}] is cut off: {length} bytes are declared and "
                 f"{len(raw) - start} sent"
             )
@@ -236,7 +246,7 @@ def _too_many(name: str, most: int) -> ApiError:
     return ApiError(413, "too_many_values", message)
 
 
-def _wrong(message: str) -> ApiError:
+def invalid_inference(message: str) -> ApiError:
     return ApiError(400, "invalid_inference", message)
 
 

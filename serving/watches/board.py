@@ -14,12 +14,12 @@ from serving.config import ServingConfig
 from serving.watches.listeners import Listeners
 from serving.watches.watch import (
     Changes,
-    Held,
-    Letters,
+    HitBatch,
     Terms,
     UnknownWatchError,
     Watch,
     WatchLimitError,
+    WatchState,
 )
 
 # Replicas that miss more removals than this get the whole list.
@@ -27,19 +27,19 @@ _REMEMBERED_REMOVALS = 1000
 
 
 class Registry:
-    """Watches within the limits of `config`; `kept` outlives a restart, id -> JSON."""
+    """Watches within the limits of `config`; `storage` outlives a restart, id -> JSON."""
 
     def __init__(
         self,
         config: ServingConfig,
         *,
         clock: Callable[[], float],
-        kept: MutableMapping[str, bytes],
+        storage: MutableMapping[str, bytes],
     ) -> None:
         self.config = config
         self.epoch, self.version = secrets.token_hex(8), 0
-        self._clock, self._kept = clock, kept
-        watches = [Watch.model_validate_json(text) for text in kept.values()]
+        self._clock, self._storage = clock, storage
+        watches = [Watch.model_validate_json(text) for text in storage.values()]
         self._watches = {watch.id: watch for watch in watches}
         self._changed_at = dict.fromkeys(self._watches, 0)
         self._listened: set[str] = set()
@@ -106,7 +106,7 @@ class Registry:
         """What is new since `version`; all there is for another epoch, or for too old a version."""
         is_whole = epoch != self.epoch or version < self._removals_known_since
         news = [
-            Held(watch, watch.id in self._listened)
+            WatchState(watch, watch.id in self._listened)
             for watch in self._watches.values()
             if is_whole or self._changed_at[watch.id] > version
         ]
@@ -124,7 +124,7 @@ class Registry:
             )
 
     def _put(self, watch: Watch) -> None:
-        self._kept[watch.id] = watch.model_dump_json().encode()
+        self._storage[watch.id] = watch.model_dump_json().encode()
         self._watches[watch.id] = watch
         self._note(watch.id)
 
@@ -133,7 +133,7 @@ class Registry:
         self._changed_at[watch_id] = self.version
 
     def _drop(self, watch_id: str) -> None:
-        del self._kept[watch_id], self._watches[watch_id], self._changed_at[watch_id]
+        del self._storage[watch_id], self._watches[watch_id], self._changed_at[watch_id]
         self._listened.discard(watch_id)
         self.version += 1
         self._removals.append((self.version, watch_id))
@@ -160,14 +160,14 @@ class Board:
         config: ServingConfig,
         *,
         clock: Callable[[], float] | None = None,
-        kept: MutableMapping[str, bytes] | None = None,
+        storage: MutableMapping[str, bytes] | None = None,
     ) -> None:
         clock = SteadyClock() if clock is None else clock
-        self._registry = Registry(config, clock=clock, kept={} if kept is None else kept)
+        self._registry = Registry(config, clock=clock, storage={} if storage is None else storage)
         self._listeners = Listeners(clock)
         self._listened: set[str] = set()
         self._change = asyncio.Event()
-        self._told_version = 0
+        self._announced_version = 0
 
     async def configure(self, config: ServingConfig) -> None:
         """Take other limits, as a newer version of the application may have."""
@@ -176,7 +176,7 @@ class Board:
     async def create(self, client: str, terms: Terms) -> Watch:
         self._sweep()
         watch = self._registry.create(client, terms)
-        self._tell()
+        self._announce()
         return watch
 
     async def owned(self, client: str) -> list[Watch]:
@@ -188,13 +188,13 @@ class Board:
 
     async def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
         watch = self._registry.change(client, watch_id, fields)
-        self._tell()
+        self._announce()
         return watch
 
     async def remove(self, client: str, watch_id: str) -> None:
         self._registry.remove(client, watch_id)
         self._end(watch_id, "deleted")
-        self._tell()
+        self._announce()
 
     async def changed_since(self, epoch: str, version: int, wait_seconds: float) -> Changes:
         self._sweep()
@@ -222,10 +222,10 @@ class Board:
             most_each=config.max_listeners_per_client,
             most_hits=config.max_listener_hits,
         )
-        self._tell()
+        self._announce()
         return listener
 
-    async def take(self, listener: str, wait_seconds: float) -> Letters:
+    async def take(self, listener: str, wait_seconds: float) -> HitBatch:
         found = self._listeners.get(listener)
         await _set_within(found.news, wait_seconds)
         self._sweep()
@@ -233,27 +233,27 @@ class Board:
 
     async def leave(self, listener: str) -> None:
         self._listeners.leave(listener)
-        self._tell()
+        self._announce()
 
     def _sweep(self) -> None:
         """Drop what is over: watches, and listeners whose replica has died."""
         for watch_id in self._registry.sweep():
             self._end(watch_id, "expired")
         self._listeners.sweep()
-        self._tell()
+        self._announce()
 
     def _end(self, watch_id: str, reason: str) -> None:
         for listener in self._listeners.of(watch_id):
             listener.end(reason)
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         """Note who is listened to now, and wake those that wait for a change, if there was one."""
         listened = self._listeners.listened()
         for watch_id in self._listened ^ listened:
             self._registry.set_listened(watch_id, watch_id in listened)
         self._listened = listened
-        if self._registry.version != self._told_version:
-            self._told_version = self._registry.version
+        if self._registry.version != self._announced_version:
+            self._announced_version = self._registry.version
             self._change.set()
             self._change = asyncio.Event()
 

@@ -15,7 +15,7 @@ from serving.pipeline import pump_all, pump_latest
 from serving.schemas import ErrorDetail
 from serving.service import Service
 from serving.watches.live import HitPublisher, LiveWatches
-from serving.watches.matching import Bars, Match, Plan
+from serving.watches.matching import Criteria, Match, MatchPlan
 from serving.watches.schemas import (
     Acknowledged,
     Dropped,
@@ -24,7 +24,7 @@ from serving.watches.schemas import (
     FrameError,
     WatchHit,
 )
-from serving.watches.watch import Held, Watches
+from serving.watches.watch import Watches, WatchState
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Feed:
         self._service, self._limits = feeds.service, feeds.service.config
         self._is_acknowledged, self._write_line = is_acknowledged, write
         self._counts = FeedCounts(frames=0, hits=0, errors=0, dropped=0)
-        self._bars = Bars(self._service.model.bundle)
-        self._plan: Plan | None = None
+        self._criteria = Criteria(self._service.model.bundle)
+        self._plan: MatchPlan | None = None
         self._planned_for: tuple[str, int] | None = None
         self._planning = asyncio.Lock()
 
@@ -124,22 +124,22 @@ class Feed:
         self._feeds.counts.count_frame("ok")
         return _Answered(frame, hits)
 
-    async def _current_plan(self) -> Plan | None:
+    async def _current_plan(self) -> MatchPlan | None:
         """The questions of now; None where there is none."""
         live = self._feeds.live
         async with self._planning:
             if self._planned_for != live.version:
-                version, held = live.version, live.of(self._name, self._client)
-                self._plan = await self._service.in_thread(self._make_plan, held)
+                version, state = live.version, live.of(self._name, self._client)
+                self._plan = await self._service.in_thread(self._make_plan, state)
                 self._planned_for = version
                 self._feeds.counts.set_watches(len(live))
             return self._plan
 
-    def _make_plan(self, held: Sequence[Held]) -> Plan | None:
-        pairs = self._bars.of(held)
-        return Plan(self._service.model.bundle, pairs) if pairs else None
+    def _make_plan(self, state: Sequence[WatchState]) -> MatchPlan | None:
+        pairs = self._criteria.of(state)
+        return MatchPlan(self._service.model.bundle, pairs) if pairs else None
 
-    async def _hits(self, frame: Frame, content: bytes | str, plan: Plan) -> list[WatchHit]:
+    async def _hits(self, frame: Frame, content: bytes | str, plan: MatchPlan) -> list[WatchHit]:
         """Pass all hits on to those who listen; the sender's own come back."""
         service = self._service
         features = await service.when_queue_has_room(lambda: service.features([content], _PLACE))
@@ -148,14 +148,14 @@ class Feed:
         own = []
         for match in matches:
             hit = self._hit(frame, match)
-            if match.held.is_listened:
+            if match.state.is_listened:
                 self._feeds.outbox.put(hit.watch, hit.model_dump_json())
-            if match.held.watch.client == self._client:
+            if match.state.watch.client == self._client:
                 own.append(hit)
         return own
 
     def _hit(self, frame: Frame, match: Match) -> WatchHit:
-        watch = match.held.watch
+        watch = match.state.watch
         return WatchHit(
             watch=watch.id,
             label=watch.label,

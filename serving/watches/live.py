@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from serving.watches.watch import Changes, Held, Watches, WatchesDownError
+from serving.watches.watch import Changes, Watches, WatchesDownError, WatchState
 
 _POLL_SECONDS = 10.0
 _RETRY_SECONDS = 0.5
@@ -23,7 +23,7 @@ class LiveWatches:
 
     def __init__(self, watches: Watches) -> None:
         self._watches = watches
-        self._held: dict[str, Held] = {}
+        self._states: dict[str, WatchState] = {}
         self.version: tuple[str, int] = ("", 0)
         self._ahead = 0.0
         self._followers = 0
@@ -47,12 +47,12 @@ class LiveWatches:
                 self._task.cancel()
                 self._task = None
 
-    def of(self, feed: str, client: str) -> list[Held]:
+    def of(self, feed: str, client: str) -> list[WatchState]:
         """The watches that look at a feed and whose hits somebody gets: `client`, who sends the
         frames, its own ones; listeners, those that are listened to."""
         return [
             one
-            for one in self._held.values()
+            for one in self._states.values()
             if one.watch.looks_at(feed) and (one.is_listened or one.watch.client == client)
         ]
 
@@ -61,7 +61,7 @@ class LiveWatches:
         return time.monotonic() + self._ahead
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._states)
 
     async def _follow(self) -> None:
         is_down = False
@@ -85,10 +85,10 @@ class LiveWatches:
         if changes.epoch == epoch and changes.version <= version:
             return  # another poll was faster
         if changes.is_whole:
-            self._held = {}
+            self._states = {}
         for watch_id in changes.gone:
-            self._held.pop(watch_id, None)
-        self._held.update((one.watch.id, one) for one in changes.held)
+            self._states.pop(watch_id, None)
+        self._states.update((one.watch.id, one) for one in changes.states)
         self.version = (changes.epoch, changes.version)
 
 

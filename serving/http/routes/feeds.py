@@ -7,10 +7,10 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, WebSocket
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 from starlette.requests import ClientDisconnect
 
-from serving.api_error import ApiError, invalid
+from serving.api_error import ApiError, validated
 from serving.http.input_lines import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
 from serving.http.openapi import NdjsonSchema, refused, request_body
 from serving.http.request_body import content_type, reject_compression
@@ -23,7 +23,6 @@ from serving.watches.schemas import Acknowledged, Dropped, FeedDone, FrameError,
 from serving.watches.watch import FeedName, WatchesDownError
 
 T = TypeVar("T")
-_NAME: TypeAdapter[str] = TypeAdapter(FeedName)
 
 
 class FeedParameters(BaseModel):
@@ -35,6 +34,10 @@ class FeedParameters(BaseModel):
         False, description="drop frames that a newer one has overtaken, and say how many"
     )
     acknowledge: bool = Field(False, description="a line for every frame, after its hits")
+
+
+class _FeedPath(BaseModel):
+    feed: FeedName
 
 
 class FeedLine(RootModel[WatchHit | FrameError | Acknowledged | Dropped | FeedDone]):
@@ -95,8 +98,8 @@ async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: 
     """A frame a message: a picture's bytes, or the JSON of a line as text."""
     feeds, config = resources.feeds, resources.service.config
     async with accepted(socket, config, config.feed_idle_seconds) as out:
-        name = _checked(lambda: _NAME.validate_python(feed))
-        asked = _checked(lambda: FeedParameters.model_validate(dict(socket.query_params)))
+        name = validated(_FeedPath, {"feed": feed}, "invalid_parameter").feed
+        asked = validated(FeedParameters, dict(socket.query_params), "invalid_parameter")
         async with _followed(feeds, limit, socket.state.client):
             run = _feed(feeds, name, socket.state.client, asked, out.line)
             await run(frames_of_messages(socket, feeds.service), latest=asked.latest)
@@ -157,13 +160,6 @@ async def _before_idle(coming: Awaitable[T], seconds: float) -> T:
     except TimeoutError as error:
         message = f"no frame came for {seconds:g} s: an empty line now and then is enough"
         raise ApiError(408, "idle", message) from error
-
-
-def _checked(validate: Callable[[], T]) -> T:
-    try:
-        return validate()
-    except ValidationError as error:
-        raise invalid("invalid_parameter", error) from error
 
 
 @asynccontextmanager

@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from serving.api_error import ApiError, invalid
+from serving.api_error import ApiError, validated
 from serving.galleries.gallery import Galleries, Gallery
 from serving.http.error_responses import REFUSALS
 from serving.http.openapi import request_body
@@ -119,7 +119,4 @@ async def _read(request: Request, service: Service, progress: InProgress) -> Sea
 
 
 def _parsed(raw: bytes, most: int) -> SearchBody:
-    try:
-        return SearchBody.model_validate(parse_json(raw, most))
-    except ValidationError as error:
-        raise invalid("invalid_query", error) from error
+    return validated(SearchBody, parse_json(raw, most), "invalid_query")

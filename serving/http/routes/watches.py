@@ -7,10 +7,10 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, WebSocket
 from fastapi.responses import Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from serving.answer import Question, threshold_of
-from serving.api_error import ApiError, invalid
+from serving.api_error import ApiError, validated
 from serving.http.error_responses import REFUSALS
 from serving.http.openapi import NdjsonSchema, refused, request_body
 from serving.http.query_body import check_class_count
@@ -154,10 +154,7 @@ async def _read(request: Request, model: type[T], progress: InProgress, service:
 
 
 def _parsed(raw: bytes, model: type[T]) -> T:
-    try:
-        return model.model_validate(parse_json(raw))
-    except ValidationError as error:
-        raise invalid("invalid_watch", error) from error
+    return validated(model, parse_json(raw), "invalid_watch")
 
 
 async def _terms(service: Service, body: WatchBody) -> Terms:
