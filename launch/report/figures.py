@@ -213,7 +213,7 @@ def _mark(event: Event) -> Mark | None:
 def _legend(marked: Sequence[Marked]) -> str:
     shown = {
         "checkpoint": "▲ checkpoint",
-        "restart": "┆ restart",
+        "restart": "┆ start anew",
         "refused": "✕ refused",
         "other": "◆ other event",
     }

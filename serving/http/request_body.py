@@ -85,13 +85,6 @@ def encoding_of(request: Request) -> str:
     return "" if stated == "identity" else stated
 
 
-def reject_compression(request: Request) -> None:
-    """Raise ApiError 415 for a compressed body of lines, because its length has no limit."""
-    if encoding := encoding_of(request):
-        message = f"lines must not be compressed: remove Content-Encoding {encoding[:40]}"
-        raise ApiError(415, "unknown_encoding", message)
-
-
 async def decompressed_parts(request: Request) -> AsyncGenerator[bytes, None]:
     """The parts of a body, decompressed if it is compressed.
 

@@ -7,7 +7,7 @@ status of that error over HTTP, such as 4404.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from starlette.websockets import WebSocketState
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
+from serving.http.request_body import content_type, encoding_of
 from serving.schemas import ErrorDetail
 from serving.watches.schemas import FrameError
 
@@ -27,6 +28,18 @@ _BLANK = re.compile(rb"\s*\n")
 NDJSON = "application/x-ndjson"
 NDJSON_KINDS = (NDJSON, "application/ndjson", "application/jsonl")
 _CLOSE_CODES = 4000
+
+
+def check_is_lines(request: Request, *, kinds: Collection[str] = NDJSON_KINDS) -> None:
+    """Raise ApiError 415 for a body of another media type than `kinds`, or a compressed one: the
+    decompressed length of a stream has no limit."""
+    kind, _ = content_type(request.headers)
+    if kind not in kinds:
+        message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
+        raise ApiError(415, "unknown_content_type", message)
+    if encoding := encoding_of(request):
+        message = f"lines must not be compressed: remove Content-Encoding {encoding[:40]}"
+        raise ApiError(415, "unknown_encoding", message)
 
 
 async def split_lines(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes | None]:

@@ -13,9 +13,15 @@ from starlette.requests import ClientDisconnect
 from serving.api_error import ApiError, validated
 from serving.http.input_lines import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
 from serving.http.openapi import NdjsonSchema, refused, request_body
-from serving.http.request_body import content_type, reject_compression
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
-from serving.http.streams import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer, accepted, split_lines
+from serving.http.streams import (
+    NDJSON,
+    LinesOut,
+    NdjsonAnswer,
+    accepted,
+    check_is_lines,
+    split_lines,
+)
 from serving.limits import ClientLimit
 from serving.service import Service
 from serving.watches.feed import Feed, Feeds, Frame
@@ -76,11 +82,7 @@ async def send(
 
     Read the answer while you send: who does not read is not read either.
     """
-    kind, _ = content_type(request.headers)
-    if kind not in NDJSON_KINDS:
-        message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
-        raise ApiError(415, "unknown_content_type", message)
-    reject_compression(request)
+    check_is_lines(request)
     feeds = resources.feeds
 
     async def work(request: Request, out: LinesOut) -> None:

@@ -19,13 +19,13 @@ from serving.http.error_responses import REFUSALS
 from serving.http.input_lines import LineIn, parse_line, verdicts_of
 from serving.http.openapi import NdjsonSchema, refused, request_body, schema_of
 from serving.http.query_body import QueryBody, QuestionParameters, read_query
-from serving.http.request_body import content_type, reject_compression
 from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.http.streams import (
     NDJSON,
     NDJSON_KINDS,
     LinesOut,
     NdjsonAnswer,
+    check_is_lines,
     count_lines,
     split_lines,
 )
@@ -119,11 +119,7 @@ async def stream(
 
     Read the answer while you send: who does not read is not read either.
     """
-    kind, _ = content_type(request.headers)
-    if kind not in (*NDJSON_KINDS, ""):
-        message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
-        raise ApiError(415, "unknown_content_type", message)
-    reject_compression(request)
+    check_is_lines(request, kinds=(*NDJSON_KINDS, ""))
 
     async def work(request: Request, out: LinesOut) -> None:
         classes = asked.needed_classes(service.config.max_classes)
