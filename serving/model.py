@@ -167,11 +167,11 @@ class Reader(Protocol):
 def open_reader(bundle: Bundle, *, max_pixels: int = MAX_PIXELS) -> Reader:
     """The one of `bundle`'s model; errors are those of `Bundle.load_tokenizer`."""
     if bundle.spec.image is not None:
-        return Pictures(bundle.spec.image, max_pixels)
-    return Texts(bundle.load_tokenizer())
+        return ImageReader(bundle.spec.image, max_pixels)
+    return TextReader(bundle.load_tokenizer())
 
 
-class Pictures:
+class ImageReader:
     """Picture files -> pixels uint8 [C, size, size], or [crops, C, size, size]."""
 
     def __init__(self, image: ImageConfig, max_pixels: int) -> None:
@@ -194,7 +194,7 @@ class Pictures:
         return torch.as_tensor(crops_for_evaluation(picture, self._image))
 
 
-class Texts:
+class TextReader:
     """Texts -> token ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -163,7 +163,10 @@ class Service:
         Raises ApiError for what cannot be read, with its place in `field`, and QueueFullError.
         """
         prepared = await asyncio.gather(
-            *(self.in_thread(self._prepare, place, raw, field) for place, raw in enumerate(inputs))
+            *(
+                self.in_thread(self._prepare, position, raw, field)
+                for position, raw in enumerate(inputs)
+            )
         )
         return await self._batcher.submit(prepared)
 
@@ -211,14 +214,14 @@ class Service:
         except ValueError as error:
             raise ApiError(422, "invalid_query", str(error)) from error
 
-    def _prepare(self, place: int, raw: bytes | str, field: str | None) -> Any:
+    def _prepare(self, position: int, raw: bytes | str, field: str | None) -> Any:
         try:
             return self.model.prepare(raw)
         except ValueError as error:
             code, usual = (
                 ("not_a_picture", "images") if isinstance(raw, bytes) else ("not_a_text", "texts")
             )
-            raise ApiError(400, code, f"{field or usual}[{place}]: {error}") from error
+            raise ApiError(400, code, f"{field or usual}[{position}]: {error}") from error
 
     def search(self, text: str, *, limit: int, offset: int) -> tuple[Sequence[int], int]:
         """Ids of classes whose names contain `text`, a page of them, and how many there are."""

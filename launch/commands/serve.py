@@ -86,7 +86,9 @@ def serve(
         try:
             url, grpc = opened_server.enter_context(running(bundle, config))
         except Exception:
-            if stop.was_asked:  # libraries make errors of their own of an exit that comes upon them
+            if (
+                stop.was_received
+            ):  # libraries make errors of their own of an exit that comes upon them
                 raise SystemExit(0) from None
             raise
         typer.echo(f"ready: {url}  (a page; its API at {url}/docs; Ctrl-C ends it)")

@@ -46,10 +46,10 @@ def make_questions(shards: Path, folder: Path, *, seed: int = 0) -> list[Questio
             content, extension, label = split.read(int(index))
             path = folder / f"{number + 1}.{extension}"
             path.write_bytes(content)
-            alike = vectors @ vectors[label]
-            alike[label] = -np.inf
+            similarity = vectors @ vectors[label]
+            similarity[label] = -np.inf
             other = (label + 1 + int(rng.integers(len(names) - 1))) % len(names)
-            asked = [label, other, int(alike.argmax())][number]
+            asked = [label, other, int(similarity.argmax())][number]
             questions.append(Question(path, names[label], names[asked]))
     return questions
 

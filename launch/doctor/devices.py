@@ -7,7 +7,7 @@ from pathlib import Path
 from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
 _DRIVER = Path("/proc/driver/nvidia/version")
-_BUSY = 0.1  # of a device's memory that others hold
+_USED_SHARE = 0.1  # of a device's memory that others hold
 
 
 def torch_build(workload: Workload) -> Iterator[Finding]:
@@ -63,7 +63,7 @@ def devices(workload: Workload) -> Iterator[Finding]:
         properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
         line = f"GPU {index}: {properties.name}, {in_gib(free)} of {in_gib(total)} free"
-        if total - free > _BUSY * total:
+        if total - free > _USED_SHARE * total:
             yield warning("devices", line, "see who holds the rest: nvidia-smi")
         else:
             yield ok("devices", line)

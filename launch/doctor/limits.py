@@ -51,14 +51,14 @@ def processes(workload: Workload) -> Iterator[Finding]:
     yield warning("processes", line, remedy)
 
 
-def shared_memory(workload: Workload, place: Path = _SHARED) -> Iterator[Finding]:
+def shared_memory(workload: Workload, folder: Path = _SHARED) -> Iterator[Finding]:
     """Loader processes hand their batches over in it; a full one ends them by SIGBUS."""
-    if not place.is_dir():
+    if not folder.is_dir():
         remedy = "mount a tmpfs there, or train with data.workers=0"
-        yield error("shared memory", f"{place} does not exist", remedy)
+        yield error("shared memory", f"{folder} does not exist", remedy)
         return
-    usage = shutil.disk_usage(place)
-    line = f"{in_gib(usage.free)} of {in_gib(usage.total)} free in {place}"
+    usage = shutil.disk_usage(folder)
+    line = f"{in_gib(usage.free)} of {in_gib(usage.total)} free in {folder}"
     assumed = " (4 a rank, batch 256)" if workload.workers is None else ""
     need = f"loaders{assumed} hold about {in_gib(workload.shared_bytes)}"
     if workload.shared_bytes <= usage.free / 2:
@@ -78,11 +78,11 @@ def memory(workload: Workload) -> Iterator[Finding]:
     limit = memory_limit()
     if limit is not None and limit < machine.total:
         line = f"limited to {in_gib(limit)} of the machine's {in_gib(machine.total)}"
-        room = min(limit, machine.available)
+        available = min(limit, machine.available)
     else:
         line = f"{in_gib(machine.available)} of {in_gib(machine.total)} available"
-        room = machine.available
-    if room >= workload.ranks * _GIB_A_RANK * 2**30:
+        available = machine.available
+    if available >= workload.ranks * _GIB_A_RANK * 2**30:
         yield ok("memory", line)
         return
     need = f"{workload.ranks} ranks want {_GIB_A_RANK} GiB each before the model"

@@ -194,7 +194,7 @@ def _clock_ahead(host: str, port: int) -> float | None:
     if date is None:
         return None
     try:
-        told = parsedate_to_datetime(date)
+        remote = parsedate_to_datetime(date)
     except ValueError:
         return None
-    return (told - datetime.now(UTC)).total_seconds()
+    return (remote - datetime.now(UTC)).total_seconds()

@@ -115,10 +115,10 @@ def _rendezvous(job: Job, line: list[str]) -> Iterator[str]:
             f"backoffLimit is {tries}, and a lost pod 0 ends all {job.num_pods}: give more than "
             "that, four times as many"
         )
-    said = [word for word in line if "is_host" in word]
-    if not said:
+    settings = [word for word in line if "is_host" in word]
+    if not settings:
         yield "--rdzv-conf names no is_host: before its name is known pod 0 does not know itself"
-    elif re.search(r"is_host=\w", said[0]):
+    elif re.search(r"is_host=\w", settings[0]):
         yield "is_host is the same in all pods: it is 1 where JOB_COMPLETION_INDEX is 0, else 0"
 
 
@@ -129,16 +129,16 @@ def ports_are_declared(job: Job) -> Iterator[str]:
     ports = {port.get("name"): port.get("containerPort") for port in trainer.get("ports", ())}
     line = words(trainer, job.given)
     given = dict(word.split("=", 1) for word in line if word.startswith("telemetry."))
-    told = given.get("telemetry.port")
-    if str(ports.get("metrics")) != told:
-        yield f"telemetry.port is {told or 'not given'} and port metrics {ports.get('metrics')}"
+    stated = given.get("telemetry.port")
+    if str(ports.get("metrics")) != stated:
+        yield f"telemetry.port is {stated or 'not given'} and port metrics {ports.get('metrics')}"
     if given.get("telemetry.host") != "0.0.0.0":
         host = given.get("telemetry.host", "not given")
         yield f"telemetry.host is {host}: nobody outside of the pod sees metrics; give 0.0.0.0"
     found = (option(line, "--rdzv-endpoint") or "").partition(":")[2]
-    meeting = option(line, "--master-port") or found
-    if meeting.isdecimal() and int(meeting) not in ports.values():
-        yield f"they meet at port {meeting}, which no port of the container is: declare it"
+    port = option(line, "--master-port") or found
+    if port.isdecimal() and int(port) not in ports.values():
+        yield f"they meet at port {port}, which no port of the container is: declare it"
 
 
 def variables_are_given(job: Job) -> Iterator[str]:

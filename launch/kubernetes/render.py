@@ -214,6 +214,6 @@ def build(folder: Path) -> str:
     command = [*kustomize_command(), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
     if done.returncode:
-        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise ValueError(f"kustomize refuses {folder.name}: {said}")
+        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise ValueError(f"kustomize refuses {folder.name}: {reason}")
     return done.stdout

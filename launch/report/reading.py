@@ -142,8 +142,8 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     if len(folders) > _MOST_RUNS:
         raise ValueError(f"{len(folders)} runs are more than a page shows: give {_MOST_RUNS}")
     resolved = [folder.resolve() for folder in folders]
-    for folder, place in zip(folders, resolved, strict=True):
-        if resolved.count(place) > 1:
+    for folder, path in zip(folders, resolved, strict=True):
+        if resolved.count(path) > 1:
             raise ValueError(f"{folder} is given twice")
     names = _names(folders)
     return [

@@ -201,13 +201,13 @@ class Client(StandingQueries):
     def _check(self, inputs: list[Input], served: Served) -> None:
         if not inputs:
             raise ValueError("there is nothing to ask about: give pictures or texts")
-        for place, one in enumerate(inputs):
+        for position, one in enumerate(inputs):
             check_input(one)
             if isinstance(one, str) != (served.reads == "texts"):
                 remedy = "name picture files" if served.reads == "pictures" else "give texts"
                 raise ValueError(f"{self.url} reads {served.reads}: {remedy}")
             if isinstance(one, str) and len(one) > served.limits.max_text_chars:
                 raise ValueError(
-                    f"texts[{place}] ({one[:60].strip()}…) has {len(one)} characters, and "
+                    f"texts[{position}] ({one[:60].strip()}…) has {len(one)} characters, and "
                     f"{self.url} takes {served.limits.max_text_chars}: shorten it"
                 )

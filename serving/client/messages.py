@@ -19,7 +19,7 @@ from serving.schemas import Answer, ErrorBody
 
 # What a request adds to each of its pictures or texts, generously.
 _EXTRA_BYTES = 1000
-_PLACE = re.compile(r"^(images|texts)\[(\d{1,9})\]")
+_POSITION = re.compile(r"^(images|texts)\[(\d{1,9})\]")
 Kind = TypeVar("Kind")
 NOT_KWAY = "status {}, and no JSON of kway's: is it a kway server?"
 BUSY = (429, 503)
@@ -139,29 +139,31 @@ def requests(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The inputs in requests that the server's limits allow, as httpx sends them, one at a time,
     each after the place of its first input."""
-    held: list[tuple[str, bytes] | str] = []
+    batch: list[tuple[str, bytes] | str] = []
     size = 0
-    for place, one in enumerate(inputs):
+    for position, one in enumerate(inputs):
         part = one if isinstance(one, str) else _file(one)
         added = _EXTRA_BYTES + (len(json.dumps(part)) if isinstance(part, str) else len(part[1]))
-        if held and (len(held) == limits.max_inputs or size + added > limits.max_body_bytes):
-            yield place - len(held), _request(fields, held)
-            held, size = [], 0
-        held.append(part)
+        if batch and (len(batch) == limits.max_inputs or size + added > limits.max_body_bytes):
+            yield position - len(batch), _request(fields, batch)
+            batch, size = [], 0
+        batch.append(part)
         size += added
-    yield len(inputs) - len(held), _request(fields, held)
+    yield len(inputs) - len(batch), _request(fields, batch)
 
 
 def joined(parts: Sequence[Answer]) -> Answer:
     """One answer about all inputs, whose positions count through the parts."""
     results = [result for part in parts for result in part.results]
-    numbered = [result.model_copy(update={"input": place}) for place, result in enumerate(results)]
+    numbered = [
+        result.model_copy(update={"input": position}) for position, result in enumerate(results)
+    ]
     return parts[0].model_copy(update={"results": numbered})
 
 
 def renumbered(first: int, reason: str) -> str:
     """A server's "images[1]: …" about a part whose first input has the place `first` of all."""
-    return _PLACE.sub(lambda found: f"{found[1]}[{first + int(found[2])}]", reason)
+    return _POSITION.sub(lambda found: f"{found[1]}[{first + int(found[2])}]", reason)
 
 
 def _class(one: str | SupportsIndex) -> str | int:
@@ -178,12 +180,12 @@ def _file(picture: Path | bytes) -> tuple[str, bytes]:
     return picture.name, picture.read_bytes()
 
 
-def _request(fields: dict[str, Any], held: Sequence[tuple[str, bytes] | str]) -> dict[str, Any]:
+def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -> dict[str, Any]:
     """Texts go as JSON, pictures as the files of a form."""
-    if isinstance(held[0], str):
-        content = json.dumps({**fields, "texts": held})
+    if isinstance(batch[0], str):
+        content = json.dumps({**fields, "texts": batch})
         return {"content": content, "headers": {"Content-Type": "application/json"}}
-    return {"data": as_text_fields(fields), "files": [("images", file) for file in held]}
+    return {"data": as_text_fields(fields), "files": [("images", file) for file in batch]}
 
 
 def path_of(kind: str, name: str) -> str:

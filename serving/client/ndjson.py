@@ -55,9 +55,9 @@ def lines_of(items: Iterable[Input | Item]) -> Iterator[bytes]:
 
     Raises OSError for a file that cannot be read, and TypeError for what is no input.
     """
-    for place, one in enumerate(items):
+    for position, one in enumerate(items):
         item = one if isinstance(one, Item) else Item(one)
-        fields = _content(item.content) | {"id": place if item.id is None else item.id}
+        fields = _content(item.content) | {"id": position if item.id is None else item.id}
         if item.time is not None:
             fields["time"] = item.time
         yield json.dumps(fields).encode() + b"\n"
@@ -90,12 +90,12 @@ def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
 
     Raises httpx.DecodingError for one of more than 16 MiB.
     """
-    held = bytearray()
+    buffer = bytearray()
     for part in parts:
         *ended, rest = part.split(b"\n")
         for piece in ended:
-            yield bytes(held + piece)
-            held.clear()
-        held += rest
-        if len(held) > _MAX_LINE_BYTES:
+            yield bytes(buffer + piece)
+            buffer.clear()
+        buffer += rest
+        if len(buffer) > _MAX_LINE_BYTES:
             raise httpx.DecodingError(f"a line is longer than {_MAX_LINE_BYTES} bytes")

@@ -94,7 +94,7 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
         try:
             _deploy(bundle, config, errors)
         except (RuntimeError, RayError) as error:
-            reason = _last_line(_told_by_replicas() or str(error))
+            reason = _last_line(_replica_messages() or str(error))
             if "Address already in use" in str(error):
                 reason = f"something else has begun to listen on port {config.port} or another"
             raise ChildProcessError(f"the server did not start: {reason}") from error
@@ -151,7 +151,7 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _told_by_replicas() -> str:
+def _replica_messages() -> str:
     """What Ray knows of the replicas that did not start; nothing where it came to none."""
     from ray import serve
 

@@ -45,10 +45,10 @@ def free_port(host: str, port: int, *, option: str = "--port") -> int:
     if port == 0:
         return _any_port(host, option)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            listener.bind((host, port))
         except OSError as error:
             remedy = f"stop what uses it, or give another one by {option}"
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:

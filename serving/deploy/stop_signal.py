@@ -49,7 +49,7 @@ class StopSignal:
             raise SystemExit(0)
 
     @property
-    def was_asked(self) -> bool:
+    def was_received(self) -> bool:
         """Whether a signal has come that nobody has waited for yet."""
         return not self._received.empty()
 

@@ -122,7 +122,7 @@ def index_collection(
         if before is None or not _is_current(before, listed, part.count, work, about):
             rows.append(_open(opened, part.path, about))
             info = assemble(work, about, rows, listed.kept + part.count, unreadable.count, writing)
-            work.put_in_place()
+            work.publish()
         else:
             info = before
     dropped = before.num_items - listed.in_gallery if before is not None else 0

@@ -77,7 +77,7 @@ class Gallery:
     def _read(self, name: str, descriptor: int, index: int, column: int) -> bytes:
         if not 0 <= index < self.num_items:
             raise IndexError(f"item {index} is not within 0 … {self.num_items - 1}")
-        begin, end = (int(place) for place in self._ends[index : index + 2, column])
+        begin, end = (int(offset) for offset in self._ends[index : index + 2, column])
         if not begin <= end <= self.info.files[name].bytes:
             raise ValueError(f"{self.path / OFFSETS} is damaged at item {index}: {DAMAGE_REMEDY}")
         return os.pread(descriptor, end - begin, begin)
@@ -169,10 +169,10 @@ class Galleries:
         matches = None if bar is None else ranking.reaching(bar)
         total = self[name].num_items if matches is None else matches
         hits = []
-        for place in ranking.page(offset, min(limit, max(0, total - offset))):
-            item = self[name].item(place)
-            found = dict(verdict(decided, float(ranking.scores[place])))
-            hits.append(GalleryHit(**found, item=place, name=shown_name(item.name), text=item.text))
+        for index in ranking.page(offset, min(limit, max(0, total - offset))):
+            item = self[name].item(index)
+            found = dict(verdict(decided, float(ranking.scores[index])))
+            hits.append(GalleryHit(**found, item=index, name=shown_name(item.name), text=item.text))
         return ClassHits(**dict(decided), total=total, matches=matches, hits=hits)
 
     def _ranking(self, name: str, class_id: int) -> Ranking:

@@ -130,7 +130,7 @@ def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
 
 def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list[Any]]:
     """The elements of each input; elements of BYTES are `bytes`."""
-    found, place = [], 0
+    found, offset = [], 0
     for one in inputs:
         size = one.parameters.get("binary_data_size")
         if (size is None) == (one.data is None):
@@ -144,15 +144,17 @@ def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list
             raise invalid_inference(
                 f"{one.name[:80]} has binary_data_size {str(size)[:40]}: send a number of bytes"
             )
-        if place + size > len(binary):
+        if offset + size > len(binary):
             raise invalid_inference(
-                f"{one.name[:80]} has binary_data_size {size}, and {len(binary) - place} bytes "
+                f"{one.name[:80]} has binary_data_size {size}, and {len(binary) - offset} bytes "
                 f"are left after the JSON: set {HEADER} to its length, or send binary_data=False"
             )
-        found.append(elements_of(one.name, one.datatype, binary[place : place + size], most))
-        place += size
-    if place != len(binary):
-        raise invalid_inference(f"{len(binary) - place} bytes follow the last input's: remove them")
+        found.append(elements_of(one.name, one.datatype, binary[offset : offset + size], most))
+        offset += size
+    if offset != len(binary):
+        raise invalid_inference(
+            f"{len(binary) - offset} bytes follow the last input's: remove them"
+        )
     return found
 
 
@@ -165,7 +167,7 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
         raise invalid_inference(f"{tensor.name} contains elements that are not strings")
     if tensor.name != "images":
         return [text.encode("utf-8", "surrogatepass") for text in texts]
-    return [picture_bytes(text, f"images[{place}]") for place, text in enumerate(texts)]
+    return [picture_bytes(text, f"images[{index}]") for index, text in enumerate(texts)]
 
 
 def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:

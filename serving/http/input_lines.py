@@ -33,7 +33,7 @@ def most_json_bytes(limits: ServingConfig) -> int:
     return max(limits.max_frame_bytes * 4 // 3, limits.max_text_chars * 12) + 2000
 
 
-def frame_of_json(raw: bytes | None, place: int, reads: Reads, limits: ServingConfig) -> Frame:
+def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: ServingConfig) -> Frame:
     """A line of JSON, `raw`, or None for one that was too long -> a frame, maybe a wrong one."""
     fields = _FrameFields()
     try:
@@ -44,18 +44,18 @@ def frame_of_json(raw: bytes | None, place: int, reads: Reads, limits: ServingCo
         content: bytes | str | ApiError = _content(found, reads, limits)
     except ApiError as error:
         content = error
-    return Frame(place if fields.id is None else fields.id, content, fields.time)
+    return Frame(position if fields.id is None else fields.id, content, fields.time)
 
 
-def frame_of_bytes(raw: bytes, place: int, reads: Reads, limits: ServingConfig) -> Frame:
+def frame_of_bytes(raw: bytes, position: int, reads: Reads, limits: ServingConfig) -> Frame:
     """A picture's bytes -> a frame, maybe a wrong one."""
     try:
         if reads == "texts":
             message = 'this model reads texts: send text messages of JSON, {"text": …}'
             raise ApiError(422, "not_a_picture_model", message)
-        return Frame(place, _bounded(raw, limits.max_frame_bytes))
+        return Frame(position, _bounded(raw, limits.max_frame_bytes))
     except ApiError as error:
-        return Frame(place, error)
+        return Frame(position, error)
 
 
 def _frame_fields(found: object) -> _FrameFields:

@@ -139,7 +139,7 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
     _check_input_count(sent, limits, reads)  # before the first of them is decoded
     inputs: Sequence[bytes | str] = sent
     if reads == "pictures":
-        inputs = [picture_bytes(one, f"images[{place}]") for place, one in enumerate(sent)]
+        inputs = [picture_bytes(one, f"images[{position}]") for position, one in enumerate(sent)]
     return Query(list(body.classes), inputs, body.recall, body.threshold)
 
 
@@ -219,8 +219,8 @@ def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: R
 def _check_counts(query: Query, limits: ServingConfig, reads: Reads) -> None:
     _check_input_count(query.inputs, limits, reads)
     check_class_count(len(query.classes), limits.max_classes)
-    for place, one in enumerate(query.inputs):
-        check_text_length(one, limits.max_text_chars, f"texts[{place}]")
+    for position, one in enumerate(query.inputs):
+        check_text_length(one, limits.max_text_chars, f"texts[{position}]")
 
 
 def one_input(

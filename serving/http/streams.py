@@ -49,28 +49,28 @@ async def split_lines(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[
     them alone would else be millions of items, and hold up all others. Of a line that is too long
     nothing more is kept. The last one needs no end; an empty last one is none.
     """
-    held = bytearray()
+    buffer = bytearray()
     is_too_long = False
     async for part in parts:
         start = 0
         while start < len(part):
-            is_new = not held and not is_too_long
+            is_new = not buffer and not is_too_long
             if is_new and (blank := _BLANK.match(part, start, start + limit)):
                 yield part[start : blank.end() - 1]
                 start = blank.end()
                 continue
             end = part.find(b"\n", start)
-            held += part[start : len(part) if end < 0 else end]
-            if is_too_long or len(held) > limit:
-                held, is_too_long = bytearray(), True
+            buffer += part[start : len(part) if end < 0 else end]
+            if is_too_long or len(buffer) > limit:
+                buffer, is_too_long = bytearray(), True
             if end < 0:
                 break
-            yield None if is_too_long else bytes(held)
-            held, is_too_long = bytearray(), False
+            yield None if is_too_long else bytes(buffer)
+            buffer, is_too_long = bytearray(), False
             start = end + 1
         await asyncio.sleep(0)  # parts may be there already: others have their turn
-    if held or is_too_long:
-        yield None if is_too_long else bytes(held)
+    if buffer or is_too_long:
+        yield None if is_too_long else bytes(buffer)
 
 
 def count_lines(item: bytes | None) -> int:

@@ -37,38 +37,38 @@ def check_count(raw: bytes, kind: Descriptor, most: int) -> None:
             raise ApiError(413, "too_many_values", message)
 
 
-def _sizes(raw: bytes, place: int, end: int, kind: Descriptor) -> Iterator[int]:
+def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]:
     """A number for each field: the values that it may hold."""
-    while place < end:
+    while offset < end:
         yield 1
-        tag, place = _varint(raw, place, end, kind)
+        tag, offset = _varint(raw, offset, end, kind)
         if not tag >> 3:
             raise _no(kind)
         field, wire = kind.fields_by_number.get(tag >> 3), tag & 7
         if wire == _WITH_LENGTH:
-            size, place = _varint(raw, place, end, kind)
-            if size > end - place:
+            size, offset = _varint(raw, offset, end, kind)
+            if size > end - offset:
                 raise _no(kind)
             if field is not None and field.message_type is not None:
-                yield from _sizes(raw, place, place + size, field.message_type)
+                yield from _sizes(raw, offset, offset + size, field.message_type)
             elif field is not None and field.type not in _ONE_VALUE:
                 yield size
-            place += size
+            offset += size
         elif wire == _VARINT:
-            _, place = _varint(raw, place, end, kind)
+            _, offset = _varint(raw, offset, end, kind)
         elif wire in _FIXED_BYTES:
-            place += _FIXED_BYTES[wire]
+            offset += _FIXED_BYTES[wire]
         else:
             raise _no(kind)
 
 
-def _varint(raw: bytes, place: int, end: int, kind: Descriptor) -> tuple[int, int]:
+def _varint(raw: bytes, offset: int, end: int, kind: Descriptor) -> tuple[int, int]:
     """A number of 7 bits a byte, and the place after it."""
     value = 0
-    for count, byte in enumerate(raw[place : min(end, place + _VARINT_BYTES)]):
+    for count, byte in enumerate(raw[offset : min(end, offset + _VARINT_BYTES)]):
         value |= (byte & 127) << 7 * count
         if byte < 128:
-            return value, place + count + 1
+            return value, offset + count + 1
     raise _no(kind)
 
 

@@ -114,8 +114,8 @@ def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
 
 def parameters_of(answer: Answer) -> dict[str, bool | str]:
     """What goes with the tensors: whether the loss lets one score speak for itself."""
-    said: dict[str, bool | str] = {"aligned": answer.aligned}
-    return said if answer.notice is None else {**said, "notice": answer.notice}
+    parameters: dict[str, bool | str] = {"aligned": answer.aligned}
+    return parameters if answer.notice is None else {**parameters, "notice": answer.notice}
 
 
 def _check_names(tensors: Mapping[str, Tensor], reads: Reads) -> None:
@@ -221,23 +221,23 @@ def array_of(tensor: Tensor) -> np.ndarray:
 
 def _with_lengths(name: str, raw: bytes, most: int) -> list[bytes]:
     elements: list[bytes] = []
-    place = 0
-    while place < len(raw):
+    offset = 0
+    while offset < len(raw):
         if len(elements) == most:
             raise _too_many(name, most)
-        start = place + _LENGTH.size
+        start = offset + _LENGTH.size
         if start > len(raw):
             raise invalid_inference(
                 f"{name[:80]}[{len(elements)}] is cut off within its 4 length bytes"
             )
-        (length,) = _LENGTH.unpack_from(raw, place)
-        place = start + length
-        if place > len(raw):
+        (length,) = _LENGTH.unpack_from(raw, offset)
+        offset = start + length
+        if offset > len(raw):
             raise invalid_inference(
                 f"{name[:80]}[{len(elements)}] is cut off: {length} bytes are declared and "
                 f"{len(raw) - start} sent"
             )
-        elements.append(raw[start:place])
+        elements.append(raw[start:offset])
     return elements
 
 

@@ -48,7 +48,7 @@ class Registry:
 
     def create(self, client: str, terms: Terms) -> Watch:
         """A new watch; WatchLimitError where there are too many."""
-        self._check_room(client)
+        self._check_limits(client)
         now = self._clock()
         # `model_dump` and not `dict(terms)`: a Watch's own fields must not be passed in.
         watch = Watch(
@@ -114,7 +114,7 @@ class Registry:
         now = self._clock()
         return Changes(self.epoch, self.version, now, is_whole, tuple(news), tuple(gone))
 
-    def _check_room(self, client: str) -> None:
+    def _check_limits(self, client: str) -> None:
         own, most = len(self.owned(client)), self.config.max_watches_per_client
         if own >= most:
             raise WatchLimitError(f"you have {own} watches, at most {most}: delete one first")

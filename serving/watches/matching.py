@@ -80,7 +80,7 @@ class MatchPlan:
     def __init__(self, bundle: Bundle, pairs: Sequence[tuple[WatchState, Criterion]]) -> None:
         self._bundle, self._pairs = bundle, pairs
         self.class_ids = sorted({criterion.class_id for _, criterion in pairs})
-        columns = {class_id: place for place, class_id in enumerate(self.class_ids)}
+        columns = {class_id: index for index, class_id in enumerate(self.class_ids)}
         self._columns = torch.tensor(
             [columns[criterion.class_id] for _, criterion in pairs], dtype=torch.long
         )
@@ -93,7 +93,7 @@ class MatchPlan:
         """Features [1, dim] of a frame -> what watches that are alive at `now` see in it."""
         scores = self._bundle.scores(features, self.class_ids)[0].double()[self._columns]
         found = (scores >= self._criteria).nonzero()[:, 0].tolist()
-        pairs, values = [self._pairs[place] for place in found], scores[found].tolist()
+        pairs, values = [self._pairs[index] for index in found], scores[found].tolist()
         return [
             Match(state, criterion.class_id, score, criterion.threshold)
             for (state, criterion), score in zip(pairs, values, strict=True)

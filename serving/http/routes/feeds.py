@@ -74,7 +74,7 @@ LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
 async def send(
     request: Request,
     feed: Annotated[FeedName, Path()],
-    asked: Annotated[FeedParameters, Query()],
+    parameters: Annotated[FeedParameters, Query()],
     resources: ResourcesDep,
     limit: LimitDep,
 ) -> Response:
@@ -88,8 +88,8 @@ async def send(
     async def work(request: Request, out: LinesOut) -> None:
         async with _followed(feeds, limit, request.state.client):
             await out.start()
-            run = _feed(feeds, feed, request.state.client, asked, out.line)
-            await run(frames_of_lines(request.stream(), feeds.service), latest=asked.latest)
+            run = _feed(feeds, feed, request.state.client, parameters, out.line)
+            await run(frames_of_lines(request.stream(), feeds.service), latest=parameters.latest)
 
     return NdjsonAnswer(work, idle_seconds=feeds.service.config.feed_idle_seconds)
 
@@ -101,10 +101,10 @@ async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: 
     feeds, config = resources.feeds, resources.service.config
     async with accepted(socket, config, config.feed_idle_seconds) as out:
         name = validated(_FeedPath, {"feed": feed}, "invalid_parameter").feed
-        asked = validated(FeedParameters, dict(socket.query_params), "invalid_parameter")
+        parameters = validated(FeedParameters, dict(socket.query_params), "invalid_parameter")
         async with _followed(feeds, limit, socket.state.client):
-            run = _feed(feeds, name, socket.state.client, asked, out.line)
-            await run(frames_of_messages(socket, feeds.service), latest=asked.latest)
+            run = _feed(feeds, name, socket.state.client, parameters, out.line)
+            await run(frames_of_messages(socket, feeds.service), latest=parameters.latest)
 
 
 async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> AsyncIterator[Frame]:
@@ -113,46 +113,48 @@ async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> Async
     Raises ApiError where none comes for too long.
     """
     config, reads = service.config, service.model.reads
-    lines, place = split_lines(body, most_json_bytes(config)), 0
+    lines, position = split_lines(body, most_json_bytes(config)), 0
     while True:
         try:
             raw = await _before_idle(anext(lines), config.feed_idle_seconds)
         except StopAsyncIteration:
             return
         if raw is None or raw.strip():
-            yield await service.in_thread(frame_of_json, raw, place, reads, config)
-            place += 1
+            yield await service.in_thread(frame_of_json, raw, position, reads, config)
+            position += 1
 
 
 async def frames_of_messages(socket: WebSocket, service: Service) -> AsyncIterator[Frame]:
     """Messages -> frames; empty ones are none. ApiError where none comes for too long."""
     config, reads = service.config, service.model.reads
-    most, place = most_json_bytes(config), 0
+    most, position = most_json_bytes(config), 0
     while True:
         message = await _before_idle(socket.receive(), config.feed_idle_seconds)
         if message["type"] == "websocket.disconnect":
             raise ClientDisconnect
         if raw := message.get("bytes"):
-            yield frame_of_bytes(raw, place, reads, config)
+            yield frame_of_bytes(raw, position, reads, config)
         elif text := message.get("text"):
             raw = text.encode() if len(text) <= most else None
-            yield await service.in_thread(frame_of_json, raw, place, reads, config)
+            yield await service.in_thread(frame_of_json, raw, position, reads, config)
         else:
             continue
-        place += 1
+        position += 1
 
 
 def _feed(
     feeds: Feeds,
     name: str,
     client: str,
-    asked: FeedParameters,
+    parameters: FeedParameters,
     line: Callable[[str], Awaitable[None]],
 ) -> Callable[..., Awaitable[None]]:
-    async def write(said: BaseModel) -> None:
-        await line(said.model_dump_json(by_alias=True))
+    async def write(event: BaseModel) -> None:
+        await line(event.model_dump_json(by_alias=True))
 
-    return Feed(feeds, name=name, client=client, is_acknowledged=asked.acknowledge, write=write).run
+    return Feed(
+        feeds, name=name, client=client, is_acknowledged=parameters.acknowledge, write=write
+    ).run
 
 
 async def _before_idle(coming: Awaitable[T], seconds: float) -> T:

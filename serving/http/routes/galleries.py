@@ -54,10 +54,10 @@ async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
     service, galleries = resources.service, resources.galleries
     async with service.admitted() as progress:
         _named(galleries, name)
-        asked = await _read(request, service, progress)
-        question = await service.question(asked.classes, asked.recall, asked.threshold)
+        body = await _read(request, service, progress)
+        question = await service.question(body.classes, body.recall, body.threshold)
         found: Hits = await service.in_thread(
-            lambda: galleries.search(name, question, offset=asked.offset, limit=asked.limit)
+            lambda: galleries.search(name, question, offset=body.offset, limit=body.limit)
         )
         return found
 
@@ -106,16 +106,16 @@ async def _read(request: Request, service: Service, progress: InProgress) -> Sea
     raw = await whole_body(request, service.config.max_body_bytes, service, progress)
     if not raw.strip():
         raise ApiError(400, "empty_body", 'the body is empty: send {"classes": […]}')
-    asked: SearchBody = await service.in_thread(_parsed, raw, most_values(service.config))
-    check_class_count(len(asked.classes), service.config.max_classes)
-    if len(asked.classes) * asked.limit > _MAX_HITS:
+    body: SearchBody = await service.in_thread(_parsed, raw, most_values(service.config))
+    check_class_count(len(body.classes), service.config.max_classes)
+    if len(body.classes) * body.limit > _MAX_HITS:
         raise ApiError(
             422,
             "invalid_query",
-            f"{len(asked.classes)} classes with a limit of {asked.limit} may give over {_MAX_HITS} "
+            f"{len(body.classes)} classes with a limit of {body.limit} may give over {_MAX_HITS} "
             "hits: ask for fewer of either",
         )
-    return asked
+    return body
 
 
 def _parsed(raw: bytes, most: int) -> SearchBody:

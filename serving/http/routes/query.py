@@ -71,7 +71,7 @@ router = APIRouter()
 @router.post("/v1/query", responses=REFUSALS, openapi_extra=_BODY)
 @facts(is_idempotent=True)
 async def query(
-    request: Request, asked: Annotated[QuestionParameters, Query()], service: ServiceDep
+    request: Request, parameters: Annotated[QuestionParameters, Query()], service: ServiceDep
 ) -> Answer:
     """Is each picture, or text, of these classes?
 
@@ -79,7 +79,7 @@ async def query(
     question in the URL.
     """
     async with service.admitted() as progress:
-        found = await read_query(request, asked, service, progress)
+        found = await read_query(request, parameters, service, progress)
         question = await service.question(found.classes, found.recall, found.threshold)
         answer = await service.answer(found.inputs, question)
         progress.inputs = len(answer.results)
@@ -111,7 +111,7 @@ def _limit(resources: Resources) -> ClientLimit:
 @facts(streams=True)
 async def stream(
     request: Request,
-    asked: Annotated[StreamParameters, Query()],
+    parameters: Annotated[StreamParameters, Query()],
     service: ServiceDep,
     limit: Annotated[ClientLimit, Depends(per_application(_limit))],
 ) -> Response:
@@ -122,14 +122,14 @@ async def stream(
     check_is_lines(request, kinds=(*NDJSON_KINDS, ""))
 
     async def work(request: Request, out: LinesOut) -> None:
-        classes = asked.needed_classes(service.config.max_classes)
+        classes = parameters.needed_classes(service.config.max_classes)
         async with service.admitted(is_timed=False) as progress:
             # Inside: a stream that is rejected by the limit is counted, too.
             with limit.one(request.state.client):
                 progress.take_slot()
-                question = await service.question(classes, asked.recall, asked.threshold)
+                question = await service.question(classes, parameters.recall, parameters.threshold)
                 await out.start()
-                answering = _Stream(service, question, asked.all, progress)
+                answering = _Stream(service, question, parameters.all, progress)
                 await answering.run(request.stream(), out)
 
     return NdjsonAnswer(work, idle_seconds=service.config.stream_idle_seconds)

@@ -126,8 +126,8 @@ async def hits(
             await out.line(line)
 
         with limit.one(), _as_api_errors():
-            heard = listen_to(resources.watches, request.state.client, watch_id, write)
-            await until_disconnect(left, heard)
+            listening = listen_to(resources.watches, request.state.client, watch_id, write)
+            await until_disconnect(left, listening)
 
     return NdjsonAnswer(work, idle_seconds=_SEND_SECONDS)
 
@@ -138,8 +138,8 @@ async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit:
     """The same as JSON text messages."""
     async with accepted(socket, resources.service.config, _SEND_SECONDS) as out:
         with limit.one(), _as_api_errors():
-            heard = listen_to(resources.watches, socket.state.client, watch_id, out.line)
-            await until_disconnect(lambda: wait_for_close(socket), heard)
+            listening = listen_to(resources.watches, socket.state.client, watch_id, out.line)
+            await until_disconnect(lambda: wait_for_close(socket), listening)
 
 
 async def _read(request: Request, model: type[T], progress: InProgress, service: Service) -> T:
