@@ -20,13 +20,8 @@ from ray.serve.schema import LoggingConfig
 
 from serving.config import ServingConfig
 from serving.deploy.error_reports import append_errors
-from serving.deploy.metrics import (
-    QueryMetrics,
-    ReplicaMetrics,
-    WatchMetrics,
-    agent_pages,
-    exposition,
-)
+from serving.deploy.metrics import QueryMetrics, ReplicaMetrics, WatchMetrics, agent_pages
+from serving.deploy.metrics_page import exposition
 from serving.deploy.private_grpc import bind_servers_to_loopback
 from serving.deploy.private_ray import bound_request_buffers, check_replicas_use_uvicorn
 from serving.deploy.private_uvicorn import drop_trailers, set_server_options

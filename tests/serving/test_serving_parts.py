@@ -16,7 +16,7 @@ from torch import Tensor
 from data.images.decode import crops_for_evaluation, decode, for_evaluation
 from serving.answer import ask
 from serving.batching import Batcher, QueueFullError
-from serving.deploy.metrics import render
+from serving.deploy.metrics_page import render
 from serving.deploy.session import free_port
 from serving.model import Model
 from tests.tiny_bundle import NAMES, tiny_backbone, write
