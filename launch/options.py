@@ -40,7 +40,6 @@ AllowImport = Annotated[
         help="import this component, which a run or bundle names; repeatable",
     ),
 ]
-Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
 
 
 def options_of(model: type, *, marked_only: bool = False) -> dict[str, "FieldOption"]:

@@ -86,9 +86,7 @@ def serve(
         try:
             url, grpc = opened_server.enter_context(running(bundle, config))
         except Exception:
-            if (
-                stop.was_received
-            ):  # libraries make errors of their own of an exit that comes upon them
+            if stop.was_received:  # libraries turn an exit during their work into other errors
                 raise SystemExit(0) from None
             raise
         typer.echo(f"ready: {url}  (a page; its API at {url}/docs; Ctrl-C ends it)")

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,10 +16,13 @@ from typer.core import TyperGroup
 
 from data.counted import counted
 from data.printable import printable
-from launch.options import Workers
 from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since, wide_console
 
+if TYPE_CHECKING:
+    from data.shards.manifest import Manifest
+
+Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
 Shards = Annotated[Path, typer.Argument(help="folder of shards with manifest.json")]
 
 
@@ -96,7 +99,6 @@ def verify(
     """Read every byte and name what is damaged; exit code 2 where anything is."""
     from data.inspection.verify import NAMED_A_SHARD, damages, recorded_losses
     from data.shards.manifest import Manifest
-    from launch.commands.shard_source import summary
 
     started = time.monotonic()
     kinds: Counter[str] = Counter()
@@ -202,7 +204,6 @@ def index(
     from data.tars.expected import ExpectedSamples
     from data.tars.foreign import index_shards
     from data.tars.samples import NAMED
-    from launch.commands.shard_source import print_skipped, summary
 
     started = time.monotonic()
     explained = nullcontext() if out is None else explain_write_errors(out, "--out")
@@ -236,3 +237,21 @@ def _named_glob(text: str) -> tuple[str, str]:
     if not (name and equals and glob):
         raise ValueError(f"--split {text}: give NAME=GLOB, such as train=part-0*.tar")
     return name, glob
+
+
+def print_skipped(path: Path) -> None:
+    """Print the path of the file that names everything that is not in the shards."""
+    print(printable(f"skipped files and samples, with reasons: {path}"), file=sys.stderr)
+
+
+def summary(manifest: "Manifest") -> str:
+    """Samples of each split, classes, shards and their size: one line."""
+    splits = " + ".join(
+        f"{sum(shard.samples for shard in manifest.of_split(split)):,} {split}"
+        for split in manifest.splits
+    )
+    size = sum(shard.bytes for shard in manifest.shards) / 1e6
+    return (
+        f"{splits} samples, {len(manifest.classes):,} classes, "
+        f"{counted(len(manifest.shards), 'shard')}, {size:,.1f} MB"
+    )

@@ -17,11 +17,11 @@ from typer.main import get_command
 
 from data.counted import counted
 from data.printable import printable
-from data.shards.manifest import Manifest
-from data.sources import SOURCES, CommandSource
+from data.sources import SOURCES, CommandSource, Source
 from data.sources.label_vectors import WithLabelVectors
 from data.writing.duplicates import find_duplicates
-from launch.options import Given, Workers, build, options_of, with_options
+from launch.commands.shard import Workers, print_skipped, summary
+from launch.options import Given, build, options_of, with_options
 from launch.output_path import explain_write_errors
 from launch.terminal import Report, progress, seconds_since
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from data.skipped import Skipped
-    from data.sources import Source
-    from data.sources.label_vectors import WithLabelVectors
 
 
 Vectors = Annotated[
@@ -192,13 +190,13 @@ def _print_duplicates(out: Path) -> None:
 
 
 def write(
-    source: "Source",
+    source: Source,
     out: Path,
     *,
     samples_per_shard: int = SAMPLES_PER_SHARD,
     workers: int | None = None,
     drop_duplicates: bool = False,
-    vectors: "WithLabelVectors | None" = None,
+    vectors: WithLabelVectors | None = None,
     notes: Callable[[], Iterable[str]] = tuple,
     ignored: Sequence["Skipped"] = (),
 ) -> None:
@@ -236,21 +234,3 @@ def write(
     if written.duplicates:
         print(f"kept out of training: {counted(written.duplicates, 'duplicate')} of other splits")
     print(printable(f"{out}: {summary(manifest)}, {seconds_since(started)}"))
-
-
-def print_skipped(path: Path) -> None:
-    """Print the path of the file that names everything that is not in the shards."""
-    print(printable(f"skipped files and samples, with reasons: {path}"), file=sys.stderr)
-
-
-def summary(manifest: Manifest) -> str:
-    """Samples of each split, classes, shards and their size: one line."""
-    splits = " + ".join(
-        f"{sum(shard.samples for shard in manifest.of_split(split)):,} {split}"
-        for split in manifest.splits
-    )
-    size = sum(shard.bytes for shard in manifest.shards) / 1e6
-    return (
-        f"{splits} samples, {len(manifest.classes):,} classes, "
-        f"{counted(len(manifest.shards), 'shard')}, {size:,.1f} MB"
-    )
