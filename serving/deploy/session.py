@@ -22,9 +22,9 @@ from pathlib import Path
 
 import psutil
 
-# Below those that the system gives out by itself, so that nothing takes one meanwhile: a server may
-# need half a minute until it listens. Single ones are drawn below the blocks.
-_SINGLE, _LOWEST, _HIGHEST = 8_100, 12_000, 32_000
+# Single ports are drawn below the blocks. Both are below the system's ephemeral ports, so that
+# nothing takes one before the server listens, which may take half a minute.
+_FIRST_PORT, _FIRST_BLOCK, _LAST_BLOCK = 8_100, 12_000, 32_000
 _TRIES = 100
 # Ray writes its logs there, and without space it starts its processes again and again, for ever.
 _LEAST_FREE_BYTES = 2**28
@@ -60,7 +60,7 @@ def free_port(host: str, port: int, *, option: str = "--port") -> int:
 
 
 def _any_port(host: str, option: str) -> int:
-    *most, last = random.sample(range(_SINGLE, _LOWEST), _TRIES)
+    *most, last = random.sample(range(_FIRST_PORT, _FIRST_BLOCK), _TRIES)
     for port in most:
         with suppress(OSError):
             return free_port(host, port, option=option)
@@ -74,12 +74,14 @@ def free_block(num_ports: int) -> int:
     died must not find another server's there. Raises OSError when none is found.
     """
     for _ in range(_TRIES):
-        first = random.randrange(_LOWEST, _HIGHEST - num_ports)
+        first = random.randrange(_FIRST_BLOCK, _LAST_BLOCK - num_ports)
         with suppress(OSError):
             for port in (first + 1, first):
                 free_port("127.0.0.1", port)
             return first
-    raise OSError(f"no free ports on loopback between {_LOWEST} and {_HIGHEST}: end what uses them")
+    raise OSError(
+        f"no free ports on loopback between {_FIRST_BLOCK} and {_LAST_BLOCK}: end what uses them"
+    )
 
 
 def make_session() -> Path:

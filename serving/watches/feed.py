@@ -129,14 +129,14 @@ class Feed:
         live = self._feeds.live
         async with self._planning:
             if self._planned_for != live.version:
-                version, state = live.version, live.of(self._name, self._client)
-                self._plan = await self._service.in_thread(self._make_plan, state)
+                version, states = live.version, live.of(self._name, self._client)
+                self._plan = await self._service.in_thread(self._make_plan, states)
                 self._planned_for = version
                 self._feeds.counts.set_watches(len(live))
             return self._plan
 
-    def _make_plan(self, state: Sequence[WatchState]) -> MatchPlan | None:
-        pairs = self._criteria.of(state)
+    def _make_plan(self, states: Sequence[WatchState]) -> MatchPlan | None:
+        pairs = self._criteria.of(states)
         return MatchPlan(self._service.model.bundle, pairs) if pairs else None
 
     async def _hits(self, frame: Frame, content: bytes | str, plan: MatchPlan) -> list[WatchHit]:
