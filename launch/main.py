@@ -13,6 +13,7 @@ from typing import NoReturn
 import typer
 
 from data.extras import missing_extra
+from data.printable import printable
 from launch.commands import (
     demo,
     doctor,
@@ -30,7 +31,6 @@ from launch.commands import (
     train,
     tree,
 )
-from launch.wording import printable
 from trainer.process.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, KILLED, code_of
 from trainer.process.standard_output import hide_native_warnings
 

@@ -1,4 +1,4 @@
-"""Options of a command from the fields of a pydantic class (a model or a dataclass).
+"""Options that commands share, and options derived from the fields of a pydantic class.
 
 The name, type, default, bounds and help of an option are those of the field, so each is declared
 once. `data/option.py` has the markers for a field whose option differs:
@@ -31,6 +31,15 @@ from data.option import NOT_A_FLAG, Argument, Option, Supplied
 T = TypeVar("T")
 Given = dict[str, Any]
 """Field name -> value, for the fields whose options are on the command line."""
+
+AllowImport = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-import",
+        metavar="MODULE:CLASS",
+        help="import this component, which a run or bundle names; repeatable",
+    ),
+]
 
 
 def options_of(model: type, *, marked_only: bool = False) -> dict[str, "FieldOption"]:

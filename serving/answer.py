@@ -64,10 +64,10 @@ def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
         thresholds=asked if question.decides else [],
         results=[
             InputVerdicts(
-                input=place,
+                input=position,
                 verdicts=[verdict(one, score) for one, score in zip(asked, row, strict=True)],
             )
-            for place, row in enumerate(scores)
+            for position, row in enumerate(scores)
         ],
     )
 

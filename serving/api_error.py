@@ -1,13 +1,15 @@
 """`ApiError`: a request that cannot be answered, over HTTP or gRPC."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class ApiError(Exception):
-    """A refusal: HTTP status, a code for programs, a message for people, extra headers."""
+    """A rejected request: HTTP status, a code for programs, a message for people, extra headers."""
 
     def __init__(
         self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None
@@ -16,10 +18,13 @@ class ApiError(Exception):
         self.status, self.code, self.headers = status, code, headers
 
 
-def invalid(code: str, error: ValidationError, *, status: int = 422) -> ApiError:
-    """What is wrong with what a client sent; its value is not repeated."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    return ApiError(status, code, first_of(found))
+def validated(model: type[M], values: object, code: str, *, status: int = 422) -> M:
+    """What a client sent as a `model`; ApiError with the first error, without the value."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        raise ApiError(status, code, first_of(found)) from error
 
 
 def first_of(errors: Sequence[Any]) -> str:

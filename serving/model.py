@@ -7,14 +7,17 @@ import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from data.images.decode import MAX_PIXELS
+from data.images.config import ImageConfig
+from data.images.decode import MAX_PIXELS, crops_for_evaluation, decode
+from data.loading.padding import pad_tokens
+from data.tokens.tokenizer import Tokenizer
 from serving.answer import Question, answer
-from serving.preprocessing import open_reader
 from serving.schemas import Answer
 from trainer.bundle.bundle import Bundle, onnx_is_installed
 
@@ -22,6 +25,7 @@ Device = Literal["cpu", "cuda"]
 Engine = Literal["torch", "onnxruntime"]
 
 _log = logging.getLogger("kway.serving")
+_ANY_TEXT = "Is this a text? "
 
 
 class Model:
@@ -141,3 +145,68 @@ def _backbone(
             )
         return bundle.load_onnx_backbone(threads=torch.get_num_threads())
     return bundle.load_backbone(allow_imports=allow_imports).to(device)
+
+
+class Reader(Protocol):
+    """Of pictures or of texts."""
+
+    def prepare(self, raw: Any) -> Any:
+        """One input as a client sent it -> what waits for its batch; ValueError says what is wrong
+        with it."""
+        ...
+
+    def collate(self, prepared: Sequence[Any]) -> dict[str, Tensor]:
+        """Prepared inputs, whatever their lengths -> the backbone's inputs."""
+        ...
+
+    def examples(self) -> list[Any]:
+        """Prepared inputs that every model must have an answer to."""
+        ...
+
+
+def open_reader(bundle: Bundle, *, max_pixels: int = MAX_PIXELS) -> Reader:
+    """The one of `bundle`'s model; errors are those of `Bundle.load_tokenizer`."""
+    if bundle.spec.image is not None:
+        return ImageReader(bundle.spec.image, max_pixels)
+    return TextReader(bundle.load_tokenizer())
+
+
+class ImageReader:
+    """Picture files -> pixels uint8 [C, size, size], or [crops, C, size, size]."""
+
+    def __init__(self, image: ImageConfig, max_pixels: int) -> None:
+        self._image = image
+        self._max_pixels = max_pixels
+
+    def prepare(self, raw: bytes) -> Tensor:
+        """Raises ValueError for what is no picture, is damaged, has too many pixels or is too thin
+        a strip."""
+        return self._crops(decode(raw, self._image.channels, self._max_pixels))
+
+    def collate(self, prepared: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {"pixel_values": torch.stack(list(prepared))}
+
+    def examples(self) -> list[Tensor]:
+        side = self._image.resize or self._image.size
+        return [self._crops(np.full((side, side, self._image.channels), 128, np.uint8))]
+
+    def _crops(self, picture: np.ndarray) -> Tensor:
+        return torch.as_tensor(crops_for_evaluation(picture, self._image))
+
+
+class TextReader:
+    """Texts -> token ids."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def prepare(self, raw: str) -> list[int]:
+        """Raises ValueError for a text that is no Unicode."""
+        return self._tokenizer.encode([raw])[0]
+
+    def collate(self, prepared: Sequence[list[int]]) -> dict[str, Tensor]:
+        return pad_tokens(prepared, self._tokenizer.pad_id, max_length=self._tokenizer.max_length)
+
+    def examples(self) -> list[list[int]]:
+        """A short text, and one that is cut at `max_length` tokens."""
+        return self._tokenizer.encode([_ANY_TEXT, _ANY_TEXT * self._tokenizer.max_length])

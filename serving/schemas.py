@@ -1,8 +1,7 @@
 """The JSON that the server answers with, as the server writes it and the client reads it.
 
-Verdicts of `/v1/query`, lines of `/v1/query:stream`, and the body of every error. Free of torch and
-FastAPI. Watches and galleries have their own: `serving/watches/schemas.py` and
-`serving/galleries/schemas.py`.
+Verdicts of `/v1/query`, lines of `/v1/query:stream`, galleries, and the body of errors. Free of
+torch and FastAPI. Watches have their own: `serving/watches/schemas.py`.
 """
 
 from typing import Annotated, Literal
@@ -122,3 +121,41 @@ class Done(BaseModel):
     """The last line: all that was read has been answered."""
 
     done: Counts
+
+
+class GalleryFound(BaseModel):
+    name: str
+    num_items: int
+    reads: Literal["pictures", "texts"]
+    thumbnails: bool
+
+
+class GalleryList(BaseModel):
+    galleries: list[GalleryFound]
+
+
+class GalleryHit(Verdict):
+    """A class for one item of a gallery."""
+
+    item: int = Field(description="the item's index in the gallery")
+    name: str = Field(description="its path in the collection, or the number of its line")
+    text: str | None = Field(description="of a text: its beginning")
+
+
+class ClassHits(ClassThreshold):
+    """A page of the items that a class scores highest, in that order."""
+
+    total: int = Field(description="items to page over: those that match, or all of them")
+    matches: int | None = Field(
+        description="items whose score reaches the threshold; null without one"
+    )
+    hits: list[GalleryHit]
+
+
+class Hits(BaseModel):
+    """What a gallery holds of each class, in the order of the classes asked for."""
+
+    aligned: bool
+    notice: str | None
+    num_items: int
+    results: list[ClassHits]

@@ -5,10 +5,10 @@ It has no HTTP routes (`serving/http/`) and does not know how replicas are run (
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from starlette.requests import ClientDisconnect
@@ -23,16 +23,19 @@ from serving.limits import Uploads
 from serving.model import Model
 from serving.schemas import Answer
 
+T = TypeVar("T")
 _RETRY = {"Retry-After": "1"}
 # A forward pass that runs this long has hung, for example in a broken driver.
 _HUNG_SECONDS = 120.0
 # JSON of so many bytes is parsed in about 1 ms at most, whatever it holds. A thread would hold
 # Python's lock as long, and its turn costs more than most such bodies.
 _SHORT_BYTES = 2**14
+# Between attempts to put an input of a stream into the full queue for the model.
+_QUEUE_SECONDS = 0.02
 
 
 class Counts(Protocol):
-    """Where finished requests are counted."""
+    """Counts finished requests."""
 
     def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None: ...
 
@@ -97,7 +100,7 @@ class Service:
         model.self_check()
 
     def check_health(self) -> None:
-        """Raises RuntimeError when the model has hung. A full queue is no illness."""
+        """Raise RuntimeError if the model hangs; a full queue does not make a replica unhealthy."""
         if self._batcher.seconds_in_forward() > _HUNG_SECONDS:
             raise RuntimeError(f"a forward pass has taken over {_HUNG_SECONDS:.0f} s")
 
@@ -160,7 +163,10 @@ class Service:
         Raises ApiError for what cannot be read, with its place in `field`, and QueueFullError.
         """
         prepared = await asyncio.gather(
-            *(self.in_thread(self._prepare, place, raw, field) for place, raw in enumerate(inputs))
+            *(
+                self.in_thread(self._prepare, position, raw, field)
+                for position, raw in enumerate(inputs)
+            )
         )
         return await self._batcher.submit(prepared)
 
@@ -168,6 +174,22 @@ class Service:
         """Verdicts for each input; raises what `features` raises."""
         features = await self.features(inputs)
         return await self.in_thread(answer, self.model.bundle, features, question)
+
+    async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The result of `attempt`, repeated while it raises QueueFullError.
+
+        For streams, which wait instead of failing. Raises ApiError 503 after a request's timeout.
+        """
+        seconds = self.config.request_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        return await attempt()
+                    except QueueFullError:
+                        await asyncio.sleep(_QUEUE_SECONDS)
+        except TimeoutError as error:
+            raise ApiError(503, "timeout", f"no answer within {seconds:g} s") from error
 
     async def in_thread(self, function: Any, *arguments: Any) -> Any:
         """Run what would hold up the event loop in one of this replica's few threads."""
@@ -192,14 +214,14 @@ class Service:
         except ValueError as error:
             raise ApiError(422, "invalid_query", str(error)) from error
 
-    def _prepare(self, place: int, raw: bytes | str, field: str | None) -> Any:
+    def _prepare(self, position: int, raw: bytes | str, field: str | None) -> Any:
         try:
             return self.model.prepare(raw)
         except ValueError as error:
             code, usual = (
                 ("not_a_picture", "images") if isinstance(raw, bytes) else ("not_a_text", "texts")
             )
-            raise ApiError(400, code, f"{field or usual}[{place}]: {error}") from error
+            raise ApiError(400, code, f"{field or usual}[{position}]: {error}") from error
 
     def search(self, text: str, *, limit: int, offset: int) -> tuple[Sequence[int], int]:
         """Ids of classes whose names contain `text`, a page of them, and how many there are."""

@@ -114,7 +114,7 @@ class Clients:
 
     def __init__(self, tokens: Tokens | None) -> None:
         self._tokens = tokens
-        self._told: str | None = None
+        self._reported: str | None = None
 
     @classmethod
     def of_file(cls, file: Path | None) -> Self:
@@ -132,10 +132,10 @@ class Clients:
         try:
             client = self._tokens.client_of(token or "")
         except (OSError, ValueError) as error:
-            self._tell(str(error))
+            self._report(str(error))
             message = "the server cannot read its tokens; its log says why: try again"
             raise ApiError(503, "no_tokens", message, {"Retry-After": "1"}) from error
-        self._told = None
+        self._reported = None
         if client is not None:
             return client
         if token is None:
@@ -144,9 +144,9 @@ class Clients:
         challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
         raise ApiError(401, "wrong_token", "the token is not known to this server", challenge)
 
-    def _tell(self, reason: str) -> None:
-        if reason != self._told:  # once, not at every request
-            self._told = reason
+    def _report(self, reason: str) -> None:
+        if reason != self._reported:  # once, not at every request
+            self._reported = reason
             _log.error("all requests are refused: %s", reason)
 
 

@@ -16,9 +16,10 @@ from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments import EXPERIMENTS
 from benchmarks.papers.laboratory import Laboratory, cores, visible_gpus
 from benchmarks.papers.page import write_page
-from launch.commands.place import check_writable
+from data.counted import counted
+from data.printable import printable
 from launch.main import run
-from launch.wording import counted, printable
+from launch.output_path import check_writable
 
 _SECONDS_BETWEEN_LINES = 10
 _MODULE = "benchmarks.papers"

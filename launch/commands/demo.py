@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from launch.wording import printable
+from data.printable import printable
 
 
 def demo(
@@ -20,8 +20,8 @@ def demo(
 ) -> None:
     """Shard, train three heads, compare, export, serve and ask: each step as one would do it."""
     from data.sources import Glyphs
-    from launch.commands.shard_writing import write
-    from launch.demo import picture, questions, runs
+    from launch.commands.shard_source import write
+    from launch.demo import plots, questions, runs
     from trainer.bundle.export import export_run
     from trainer.world import open_world
 
@@ -53,7 +53,7 @@ def demo(
     (out / "comparison.md").write_text(markdown, encoding="utf-8")
     console.print(table)
     with open_world("cpu") as world:
-        picture.draw(out, world, out / "comparison.png")
+        plots.draw(out, world, out / "comparison.png")
 
         announce(4, "export", "export", chosen.folder(out), "-o", bundle, "--force")
         export_run(chosen.folder(out), bundle, world, force=True)

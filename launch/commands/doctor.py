@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launch.commands.allow_import import AllowImport
-from launch.wording import counted, printable
+from data.counted import counted
+from data.printable import printable
+from launch.options import AllowImport
 
 if TYPE_CHECKING:
-    from launch.doctor import Finding, Plans
+    from launch.doctor import Finding, Workload
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 _LEVEL_WIDTH, _TOPIC_WIDTH = 7, 13
@@ -48,11 +49,13 @@ def doctor(
     """Say what this machine can run: exit code 1 where training would fail."""
     from launch.doctor import examine
 
-    plans = _plans(recipe, overrides or [], allow_import or [], run, nproc, port, tuple(peer or ()))
+    workload = _workload(
+        recipe, overrides or [], allow_import or [], run, nproc, port, tuple(peer or ())
+    )
     console = Console(stderr=as_json)
     found = []
     with _shown_progress(console) as starting:
-        for finding in examine(plans, starting):
+        for finding in examine(workload, starting):
             found.append(finding)
             if not as_json:
                 _print(console, finding)
@@ -65,7 +68,7 @@ def doctor(
     raise typer.Exit(1 if errors else 0)
 
 
-def _plans(
+def _workload(
     path: Path | None,
     overrides: list[str],
     allow_imports: list[str],
@@ -73,17 +76,17 @@ def _plans(
     nproc: int | None,
     port: int | None,
     peers: tuple[str, ...],
-) -> "Plans":
+) -> "Workload":
     from dataclasses import replace
 
+    from launch.doctor.check import Workload, workload_of
     from launch.doctor.network import split_address
-    from launch.doctor.plans import Plans, plans_of
 
     for peer in peers:
         split_address(peer)
     ranks = nproc or max(2, _num_gpus())
     if path is None:
-        return Plans(run or Path(), ranks, port=port, peers=peers)
+        return Workload(run or Path(), ranks, port=port, peers=peers)
     try:
         from trainer.recipe import load_recipe
     except ImportError as error:
@@ -91,8 +94,8 @@ def _plans(
             f"{path} cannot be read without torch ({error}): run kway doctor without a recipe first"
         ) from error
     resolved = load_recipe(path, overrides, allow_imports=allow_imports)
-    plans = plans_of(resolved, ranks=ranks, port=port, peers=peers)
-    return replace(plans, run=run) if run else plans
+    workload = workload_of(resolved, ranks=ranks, port=port, peers=peers)
+    return replace(workload, run=run) if run else workload
 
 
 def _num_gpus() -> int:

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from launch.commands.allow_import import AllowImport
-from launch.commands.place import check_writable, written_to
-from launch.wording import plain, printable
+from data.printable import printable
+from launch.options import AllowImport
+from launch.output_path import check_writable, explain_write_errors
+from launch.terminal import table_cell
 
 if TYPE_CHECKING:
     from trainer.evaluation import Evaluation
@@ -70,7 +71,7 @@ def evaluate(
     if confusions:
         Console().print(_confused(result, table.names, confusions))
     if classes:
-        with written_to(classes, "--classes"):
+        with explain_write_errors(classes, "--classes"):
             write_csv(table, classes, table.order(sort))
         print(printable(f"{len(table.names)} classes: {classes}"))
 
@@ -125,7 +126,7 @@ def _on_ranks(wanted: "Wanted", num_processes: int) -> int:
 def _measures(result: "Evaluation") -> Table:
     table = Table("measure", "value")
     for name, value in result.metrics.items():
-        table.add_row(plain(name), f"{value:.4f}")
+        table.add_row(table_cell(name), f"{value:.4f}")
     return table
 
 
@@ -140,7 +141,7 @@ def _classes(title: str, table: "ClassTable", ids: Sequence[int]) -> Table:
         measures = (table.accuracy[j], table.average_precision[j], *table.precision_at[j])
         shown.add_row(
             str(j),
-            plain(table.names[j], _NAME),
+            table_cell(table.names[j], _NAME),
             str(table.positives[j]),
             *(f"{value:.3f}" for value in measures),
         )
@@ -155,6 +156,6 @@ def _confused(result: "Evaluation", names: Sequence[str], num: int) -> Table:
         shown.add_column(name, justify="right")
     for true, predicted, samples in result.confusions[:num].tolist():
         share = samples / int(result.classes.positives[true])
-        cells = (plain(names[true], _NAME), plain(names[predicted], _NAME))
+        cells = (table_cell(names[true], _NAME), table_cell(names[predicted], _NAME))
         shown.add_row(*cells, str(samples), f"{share:.1%}")
     return shown

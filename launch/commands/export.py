@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from launch.commands.allow_import import AllowImport
-from launch.commands.place import written_to
-from launch.wording import printable
+from data.printable import printable
+from launch.options import AllowImport
+from launch.output_path import explain_write_errors
 
 
 def export(
@@ -42,7 +42,7 @@ def export(
     from trainer.bundle.export import export_run
     from trainer.world import open_world
 
-    with open_world("cpu") as world, written_to(out, "--out"):
+    with open_world("cpu") as world, explain_write_errors(out, "--out"):
         export_run(
             run,
             out,

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from launch.commands.allow_import import AllowImport
-from launch.commands.place import written_to
-from launch.progress import progress
-from launch.wording import counted, printable, seconds_since
+from data.counted import counted
+from data.printable import printable
+from launch.options import AllowImport
+from launch.output_path import explain_write_errors
+from launch.terminal import progress, seconds_since
 
 if TYPE_CHECKING:
-    from serving.galleries.building import Indexed
+    from serving.galleries.building import IndexResult
 
 
 def index(
@@ -42,22 +43,22 @@ def index(
 ) -> None:
     """Make a gallery, or bring it up to date: only what is new or changed is computed."""
     # Heavy imports wait for the command that needs them.
-    from serving.galleries.building import Indexing, index_collection
+    from serving.galleries.building import IndexOptions, index_collection
     from serving.galleries.collection import open_collection
     from serving.model import Model
     from trainer.bundle.bundle import Bundle
 
     started = time.monotonic()
-    how = Indexing(batch_size=batch_size, thumbnails=thumbnails, strict=strict, force=force)
+    how = IndexOptions(batch_size=batch_size, thumbnails=thumbnails, strict=strict, force=force)
     if workers is not None:
-        how = Indexing(**{**vars(how), "threads": workers})
+        how = IndexOptions(**{**vars(how), "threads": workers})
     with Bundle.open(bundle) as opened:
         listed = open_collection(collection, opened.spec.reads)
         opened.verify(class_weights=False)
         model = Model(opened, device=device, allow_imports=allow_import or ())
         model.self_check()
         with (
-            written_to(out, "--out"),
+            explain_write_errors(out, "--out"),
             progress("indexing", model.reads) as computing,
             progress("writing", model.reads) as writing,
         ):
@@ -65,7 +66,7 @@ def index(
     _tell(out, done, model.reads, started)
 
 
-def _tell(out: Path, done: "Indexed", reads: str, started: float) -> None:
+def _tell(out: Path, done: "IndexResult", reads: str, started: float) -> None:
     item = reads.removesuffix("s")
     if done.ignored:
         others = counted(done.ignored, "other file")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from launch.commands.allow_import import AllowImport
+from launch.options import AllowImport
 
 app = typer.Typer(help="Manifests for a Kubernetes cluster.", no_args_is_help=True)
 
@@ -45,13 +45,12 @@ def render(
     recipe's train.device becomes cuda where pods have GPUs; CPU and memory are by the rank.
     """
     from launch.kubernetes.agreement import check_fit
-    from launch.kubernetes.kustomize import program
-    from launch.kubernetes.render import Claims, Size
+    from launch.kubernetes.render import Claims, Size, kustomize_command
     from launch.kubernetes.render import render as rendered
     from trainer.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())
-    program()
+    kustomize_command()
     size = Size(nodes, gpus)
     check_fit(resolved, nodes=nodes, ranks=size.ranks)
     text = rendered(

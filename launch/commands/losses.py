@@ -2,17 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from launch.terminal import wide_console
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from heads.losses import Loss
-
-
-_WIDTH_OF_FILES = 1_000
 
 
 def losses() -> None:
@@ -30,9 +28,7 @@ def losses() -> None:
             aligned = f"if {loss.aligned_if}"
         cells = kind, loss.paper, aligned, loss.statistic, _options(loss_class)
         table.add_row(*(Text(cell) for cell in cells))
-    console = Console()
-    # Off a terminal rich takes 80 columns, which breaks options in the middle of a word.
-    Console(width=console.width if console.is_terminal else _WIDTH_OF_FILES).print(table)
+    wide_console(1_000).print(table)
     print("aligned: with the Principle of Logit Separation, one logit alone can be compared")
 
 

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from launch.commands.allow_import import AllowImport
-
-_WIDTH_OF_FILES = 100
+from launch.options import AllowImport
+from launch.terminal import wide_console
 
 
 def plan(
@@ -51,21 +49,19 @@ def plan(
     resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())
     from launch.plan import advice, table
     from launch.plan import dry_run as shapes
-    from launch.plan.machines import machine_named
-    from launch.plan.plan import Asked, make_plan
+    from launch.plan.cluster import machine_named
+    from launch.plan.plan import PlanRequest, make_plan
 
     machine = machine_named(gpu, link_gbps=link_gbps, ranks_a_node=gpus)
     host_bytes = None if host_memory is None else int(host_memory * 2**30)
-    asked = Asked(machine, nodes, gpus, classes, samples, host_bytes)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_OF_FILES)
+    request = PlanRequest(machine, nodes, gpus, classes, samples, host_bytes)
+    console = wide_console(100)
     if dry_run:
-        ranks = shapes.dry_run(resolved, asked)
+        ranks = shapes.dry_run(resolved, request)
         print(json.dumps(ranks.to_json(), indent=1)) if as_json else shapes.show(ranks, console)
         return
-    made = make_plan(resolved, asked)
-    changes = [] if made.memory.fits else advice.changes(made, asked)
+    made = make_plan(resolved, request)
+    changes = [] if made.memory.fits else advice.changes(made, request)
     warnings = advice.warnings(made)
     if as_json:
         print(json.dumps(table.as_json(made, changes, warnings), indent=1))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.commands.allow_import import AllowImport
-from launch.wording import plain, printable
+from data.printable import printable
+from launch.options import AllowImport
+from launch.terminal import table_cell
 
 if TYPE_CHECKING:
     from serving.answer import Question
@@ -194,7 +195,7 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
     for name in ("score", "threshold", "match") if decides else ("score",):
         table.add_column(name, justify="right")
     for one, result in zip(inputs, found.results, strict=True):
-        shown = Text(printable(str(one))) if isinstance(one, Path) else plain(str(one), _SHOWN)
+        shown = Text(printable(str(one))) if isinstance(one, Path) else table_cell(str(one), _SHOWN)
         for verdict in result.verdicts:
             bar = "" if verdict.threshold is None else f"{verdict.threshold:.3f}"
             word = {True: "yes", False: "no", None: ""}[verdict.match]

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from launch.commands.place import check_writable, written_to
-from launch.progress import progress
-from launch.wording import counted, printable
+from data.counted import counted
+from data.printable import printable
+from launch.output_path import check_writable, explain_write_errors
+from launch.terminal import progress
 
 
 def report(
@@ -28,7 +29,7 @@ def report(
     with progress("drawing", "sections") as drawn:
         page = report_page(found, drawn)
     content = page.encode("utf-8", errors="backslashreplace")
-    with written_to(out, "--out"):
+    with explain_write_errors(out, "--out"):
         commit(out, content)
     for run in found:
         for trouble in run.troubles:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.commands.allow_import import AllowImport
-from launch.options import Given, build, options_of, with_options
-from launch.wording import printable
+from data.printable import printable
+from launch.options import AllowImport, Given, build, options_of, with_options
 from serving.config import ServingConfig
 from serving.tokens import Tokens
 
@@ -55,8 +54,8 @@ def serve(
     It is ready when it says so, after 10 to 40 s, and runs until Ctrl-C.
     """
     # Heavy imports wait for the command that needs them.
-    from serving.deploy.ports import free_port
     from serving.deploy.server import running
+    from serving.deploy.session import free_port
     from serving.deploy.stop_signal import StopSignal
     from serving.galleries.gallery import Gallery
     from serving.model import check_imports
@@ -87,7 +86,7 @@ def serve(
         try:
             url, grpc = opened_server.enter_context(running(bundle, config))
         except Exception:
-            if stop.was_asked:  # libraries make errors of their own of an exit that comes upon them
+            if stop.was_received:  # libraries turn an exit during their work into other errors
                 raise SystemExit(0) from None
             raise
         typer.echo(f"ready: {url}  (a page; its API at {url}/docs; Ctrl-C ends it)")

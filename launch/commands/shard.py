@@ -1,14 +1,29 @@
-"""`kway shard`: sources -> webdataset shards with index and manifest; and a look at them.
+"""`kway shard`: turn sources into webdataset shards; check, verify, show or index existing shards.
 
 Each source of `data.sources.SOURCES` is a command of its own, which `shard_source.py` derives.
 """
 
-from typing import Any
+import sys
+import time
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from typer.core import TyperGroup
 
-from launch.commands import shard_inspect
+from data.counted import counted
+from data.printable import printable
+from launch.output_path import explain_write_errors
+from launch.terminal import progress, seconds_since, wide_console
+
+if TYPE_CHECKING:
+    from data.shards.manifest import Manifest
+
+Workers = Annotated[int | None, typer.Option(min=0, help="processes; default: one a core")]
+Shards = Annotated[Path, typer.Argument(help="folder of shards with manifest.json")]
 
 
 class _Sources(TyperGroup):
@@ -33,7 +48,210 @@ app = typer.Typer(
     cls=_Sources, help="Turn a source into shards, or look at shards.", no_args_is_help=True
 )
 
-app.command()(shard_inspect.check)
-app.command()(shard_inspect.verify)
-app.command()(shard_inspect.show)
-app.command()(shard_inspect.index)
+
+@app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="folder of shards of texts")],
+    split: Annotated[str, typer.Option(help="that is looked at")] = "train",
+    texts: Annotated[int, typer.Option(min=40, help="at most; half of them to learn from")] = (
+        100_000
+    ),
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="fall of accuracy that makes a suspect")
+    ] = 0.02,
+    rows: Annotated[int, typer.Option(min=0, help="characters shown that are no suspects")] = 10,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="exit code 2 where there is a suspect")
+    ] = False,
+) -> None:
+    """Find single characters that give the label of texts away, such as what is left of emoji."""
+    from data.inspection.leaks import check_leaks
+    from launch.commands.shard_tables import leak_table
+
+    report = check_leaks(folder, split=split, limit=texts, threshold=threshold)
+    print(
+        f"{report.texts:,} texts: accuracy {report.accuracy:.3f} from single characters, "
+        f"{report.most_frequent:.3f} from the most frequent class alone"
+    )
+    wide_console(160).print(leak_table(report, rows))
+    found = ", ".join(leak.name for leak in report.suspects)
+    if not found:
+        print(printable(f"{folder}: no character gives the label away"))
+        return
+    print(printable(f"{folder}: suspect: {found}"))
+    if strict:
+        error = f"error: {folder}: {found}: make the shards again without it"
+        print(printable(error), file=sys.stderr)
+        raise typer.Exit(2)
+
+
+@app.command()
+def verify(
+    folder: Shards,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="decode every picture, too; slower")
+    ] = False,
+    name_all: Annotated[
+        bool, typer.Option("--all", help="name every damaged sample, not 10 a shard")
+    ] = False,
+    workers: Workers = None,
+) -> None:
+    """Read every byte and name what is damaged; exit code 2 where anything is."""
+    from data.inspection.verify import NAMED_A_SHARD, damages, recorded_losses
+    from data.shards.manifest import Manifest
+
+    started = time.monotonic()
+    kinds: Counter[str] = Counter()
+    with progress("verifying") as report:
+        named = None if name_all else NAMED_A_SHARD
+        found = list(damages(folder, report, decode=decode, named=named, workers=workers))
+    for damage in found:
+        print(printable(f"damaged: {damage.line}"), file=sys.stderr)
+        kinds[damage.kind] += damage.count
+    if found:
+        shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
+        print(f"found: {shown}", file=sys.stderr)
+        where = counted(kinds.total(), "place")
+        remedy = "copy it again, or delete it and run kway shard again"
+        print(printable(f"error: {folder} is damaged in {where}: {remedy}"), file=sys.stderr)
+        raise typer.Exit(2)
+    manifest = Manifest.load(folder)
+    losses = recorded_losses(folder, manifest)
+    for loss in losses:
+        print(printable(f"recorded when it was indexed: {folder}: {loss}"), file=sys.stderr)
+    size = sum(shard.bytes for shard in manifest.shards)
+    speed = size / 1e6 / max(time.monotonic() - started, 1e-9)
+    took = f"{seconds_since(started)}, {speed:,.0f} MB/s"
+    state = "matches its index" if losses else "is sound"
+    print(printable(f"{folder} {state}: {summary(manifest)}, {took}"))
+
+
+@app.command()
+def show(
+    folder: Shards,
+    split: Annotated[
+        str | None, typer.Option(help="of the examples; default: the first one")
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="examples; default: 48 pictures or 12 texts"),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="write a contact sheet of pictures")
+    ] = None,
+) -> None:
+    """What is inside: counts, classes and how many samples they have, examples of texts."""
+    from data.inspection.show import contents, open_all
+    from data.shards.hierarchy import hierarchy_size
+    from data.shards.manifest import Manifest
+    from launch.commands.shard_tables import class_table, split_table, text_table
+
+    manifest = Manifest.load(folder)
+    if picture is not None and (picture.suffix.lower() != ".png" or manifest.modality == "text"):
+        why = "texts have no contact sheet" if picture.suffix.lower() == ".png" else "name a .png"
+        raise ValueError(f"--picture {picture}: {why}")
+    console = Console()
+    with open_all(folder, manifest, split or manifest.splits[0]) as opened:
+        held = contents(folder, manifest)
+        console.print(split_table(folder, manifest, held))
+        console.print(class_table(manifest, held))
+        if (size := hierarchy_size(folder, manifest)) is not None:
+            print(f"hierarchy: {size}")
+        if manifest.modality == "text":
+            console.print(text_table(opened, samples or 12))
+        if picture is not None:
+            from data.inspection.contact_sheet import contact_sheet
+
+            with explain_write_errors(picture, "--picture"):
+                contact_sheet(opened, samples or 48).save(picture, "PNG")
+            print(printable(f"{picture}: {opened.name}"))
+
+
+@app.command()
+def index(
+    folder: Annotated[Path, typer.Argument(help="folder of plain webdataset tars")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="folder for index, manifest and links to the tars"),
+    ] = None,
+    classes: Annotated[
+        Path | None, typer.Option(help="class names, one a line; default: the labels found")
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=GLOB", help="tars of a split; default: by their names"),
+    ] = None,
+    sample: Annotated[
+        str | None, typer.Option(help="extension that is the sample, where there are several")
+    ] = None,
+    label_field: Annotated[str, typer.Option(help="of KEY.json, where there is no KEY.cls")] = (
+        "label"
+    ),
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|FILE.json",
+            help='number of samples, or a file such as {"a.tar": 1000}; a mismatch is an error',
+        ),
+    ] = None,
+    skip_bad: Annotated[
+        bool,
+        typer.Option("--skip-bad", help="index the rest and record what is missing or damaged"),
+    ] = False,
+    workers: Workers = None,
+) -> None:
+    """Give an offset index and a manifest to webdataset tars that somebody else wrote."""
+    from data.tars.expected import ExpectedSamples
+    from data.tars.foreign import index_shards
+    from data.tars.samples import NAMED
+
+    started = time.monotonic()
+    explained = nullcontext() if out is None else explain_write_errors(out, "--out")
+    with progress("indexing", "MB") as report, explained:
+        indexed = index_shards(
+            folder,
+            out=out,
+            classes=classes,
+            splits=[_named_glob(text) for text in split or []],
+            sample=sample,
+            label_field=label_field,
+            expected=None if expect is None else ExpectedSamples.parse(expect),
+            skip_bad=skip_bad,
+            workers=workers,
+            report=lambda done, total: report(done // 10**6, total // 10**6),
+        )
+    for note in indexed.notes:
+        print(printable(f"note: {folder}: {note}"), file=sys.stderr)
+    for problem in indexed.problems.named[:NAMED]:
+        print(f"skipped: {problem}", file=sys.stderr)
+    if indexed.problems.count:
+        problems = counted(indexed.problems.count, "problem")
+        print(f"warning: {problems} skipped", file=sys.stderr)
+    if indexed.skipped is not None:
+        print_skipped(indexed.skipped)
+    print(printable(f"{out or folder}: {summary(indexed.manifest)}, {seconds_since(started)}"))
+
+
+def _named_glob(text: str) -> tuple[str, str]:
+    name, equals, glob = text.partition("=")
+    if not (name and equals and glob):
+        raise ValueError(f"--split {text}: give NAME=GLOB, such as train=part-0*.tar")
+    return name, glob
+
+
+def print_skipped(path: Path) -> None:
+    """Print the path of the file that names everything that is not in the shards."""
+    print(printable(f"skipped files and samples, with reasons: {path}"), file=sys.stderr)
+
+
+def summary(manifest: "Manifest") -> str:
+    """Samples of each split, classes, shards and their size: one line."""
+    splits = " + ".join(
+        f"{sum(shard.samples for shard in manifest.of_split(split)):,} {split}"
+        for split in manifest.splits
+    )
+    size = sum(shard.bytes for shard in manifest.shards) / 1e6
+    return (
+        f"{splits} samples, {len(manifest.classes):,} classes, "
+        f"{counted(len(manifest.shards), 'shard')}, {size:,.1f} MB"
+    )

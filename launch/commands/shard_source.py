@@ -1,29 +1,35 @@
-"""`kway shard KIND`: the command of a source, derived from its class.
+"""`kway shard KIND`: the command of a source, derived from its class; and the writing of shards.
 
-Options, bounds and help are the fields and the docstring of the class (`launch/options.py`). What
-the commands have in common is written here: label vectors, notes, and the writing itself.
+Options, bounds and help come from the fields and the docstring of the class (`launch/options.py`).
 """
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.main import get_command
 
-from data.sources import SOURCES, CommandSource
+from data.counted import counted
+from data.printable import printable
+from data.sources import SOURCES, CommandSource, Source
 from data.sources.label_vectors import WithLabelVectors
 from data.writing.duplicates import find_duplicates
-from launch.commands.shard_writing import SAMPLES_PER_SHARD, Out, PerShard, Workers, write
+from launch.commands.shard import Workers, print_skipped, summary
 from launch.options import Given, build, options_of, with_options
-from launch.progress import Report, progress
-from launch.wording import printable
+from launch.output_path import explain_write_errors
+from launch.terminal import Report, progress, seconds_since
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from data.skipped import Skipped
+
 
 Vectors = Annotated[
     Path | None,
@@ -38,6 +44,10 @@ DropDuplicates = Annotated[
         "--drop-duplicates", help="keep out of training what another split holds, byte for byte"
     ),
 ]
+Out = Annotated[Path, typer.Option("--out", "-o", help="folder that the shards go to")]
+SAMPLES_PER_SHARD = 10_000
+PerShard = Annotated[int, typer.Option(min=1, help="samples a shard")]
+_SAMPLE = {"image": "picture", "text": "text"}
 
 
 def source_commands() -> dict[str, Any]:
@@ -177,3 +187,50 @@ def _print_duplicates(out: Path) -> None:
             print(printable(f"duplicates: {split}"))
     if any(split.in_training for split in found):
         print("--drop-duplicates, into another folder, keeps what is in test out of training")
+
+
+def write(
+    source: Source,
+    out: Path,
+    *,
+    samples_per_shard: int = SAMPLES_PER_SHARD,
+    workers: int | None = None,
+    drop_duplicates: bool = False,
+    vectors: WithLabelVectors | None = None,
+    notes: Callable[[], Iterable[str]] = tuple,
+    ignored: Sequence["Skipped"] = (),
+) -> None:
+    """Write shards of `source` and print a summary; `notes` is called after writing.
+
+    vectors: the source with label vectors from a file, instead of its own; ignored: files that the
+    source does not read.
+    """
+    from data.writing.writer import write_shards
+
+    started = time.monotonic()
+    with progress("writing") as report, explain_write_errors(out, "--out"):
+        written = write_shards(
+            vectors or source,
+            out,
+            samples_per_shard=samples_per_shard,
+            workers=workers,
+            drop_duplicates=drop_duplicates,
+            ignored=ignored,
+            report=report,
+        )
+    manifest = written.manifest
+    if written.skipped is not None:
+        print_skipped(written.skipped)
+    if written.complete_before:
+        print(printable(f"{out} is complete already: {summary(manifest)}"))
+        return
+    for note in chain(notes(), vectors.notes() if vectors else ()):
+        print(printable(f"note: {note}"), file=sys.stderr)
+    if written.resumed:
+        print(f"stood already: {counted(written.resumed, 'shard')}")
+    if written.left_out:
+        bad = counted(written.left_out, f"bad {_SAMPLE[manifest.modality]}")
+        print(f"warning: left out {bad}", file=sys.stderr)
+    if written.duplicates:
+        print(f"kept out of training: {counted(written.duplicates, 'duplicate')} of other splits")
+    print(printable(f"{out}: {summary(manifest)}, {seconds_since(started)}"))

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from data.inspection.show import SplitContents, histogram, texts
+from data.printable import printable
 from data.shards.manifest import Manifest
 from data.shards.split import Split
-from launch.wording import plain, printable
+from launch.terminal import table_cell
 
 if TYPE_CHECKING:
     from data.inspection.leaks import LeakReport
@@ -33,7 +34,7 @@ def split_table(folder: Path, manifest: Manifest, held: Sequence[SplitContents])
     for split in held:
         no_class = f" ({split.no_class:,} without a class)" if split.no_class else ""
         table.add_row(
-            plain(split.name),
+            table_cell(split.name),
             f"{split.samples:,}{no_class}",
             f"{np.count_nonzero(split.counts):,}",
             f"{split.shards:,}",
@@ -69,7 +70,7 @@ def class_table(manifest: Manifest, held: Sequence[SplitContents]) -> Table:
 def _add_classes(table: Table, manifest: Manifest, counts: np.ndarray, labels: np.ndarray) -> None:
     most = int(counts.max())
     for label in labels.tolist():
-        name = plain(manifest.classes[label].name)
+        name = table_cell(manifest.classes[label].name)
         table.add_row(name, f"{counts[label]:,}", _bar(int(counts[label]), most))
 
 
@@ -80,7 +81,7 @@ def leak_table(report: "LeakReport", rows: int) -> Table:
         table.add_row(
             leak.name,
             f"{leak.texts:,}",
-            plain(leak.class_name),
+            table_cell(leak.class_name),
             f"{leak.precision:.2f}",
             f"{leak.lift:.1f}",
             f"{leak.information:.3f}",
@@ -94,7 +95,7 @@ def text_table(split: Split, number: int) -> Table:
     """Examples of texts beside their classes."""
     table = _table(f"texts of {split.name}")
     for name, text in texts(split, number):
-        table.add_row(plain(name), plain(text, _TEXT))
+        table.add_row(table_cell(name), table_cell(text, _TEXT))
     return table
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.progress import progress
-from launch.wording import counted, plain, printable, seconds_since
+from data.counted import counted
+from data.printable import printable
+from launch.terminal import progress, seconds_since, table_cell, wide_console
 
 if TYPE_CHECKING:
     from data.tokens.train import Trained
@@ -64,13 +65,12 @@ def tokenizer(
 
 
 def _print_examples(trained: "Trained") -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("script", "text", "tokens")
     for example in trained.examples:
         tokens = " ".join(example.tokens)
-        table.add_row(example.script, plain(example.text, _SHOWN), plain(tokens, 10 * _SHOWN))
-    console = Console()
-    # Off a terminal rich takes 80 columns, which breaks every line of the table.
-    Console(width=console.width if console.is_terminal else 160).print(table)
+        table.add_row(
+            example.script, table_cell(example.text, _SHOWN), table_cell(tokens, 10 * _SHOWN)
+        )
+    wide_console(160).print(table)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from launch.commands.allow_import import AllowImport
+from launch.options import AllowImport
 from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
 from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from trainer.process.signals import ASKS_TO_STOP

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from data import load_label_vectors, open_split
 from data.shards.manifest import Manifest
-from launch.wording import plain
+from launch.terminal import table_cell
 
 _START_SECONDS = 120
 _STOP_SECONDS = 60
@@ -46,10 +46,10 @@ def make_questions(shards: Path, folder: Path, *, seed: int = 0) -> list[Questio
             content, extension, label = split.read(int(index))
             path = folder / f"{number + 1}.{extension}"
             path.write_bytes(content)
-            alike = vectors @ vectors[label]
-            alike[label] = -np.inf
+            similarity = vectors @ vectors[label]
+            similarity[label] = -np.inf
             other = (label + 1 + int(rng.integers(len(names) - 1))) % len(names)
-            asked = [label, other, int(alike.argmax())][number]
+            asked = [label, other, int(similarity.argmax())][number]
             questions.append(Question(path, names[label], names[asked]))
     return questions
 
@@ -98,11 +98,11 @@ def answers_table(questions: list[Question], answers: list[dict[str, Any]]) -> T
         right = answer["match"] == (question.shows == question.asked)
         table.add_row(
             question.picture.name,
-            plain(question.asked),
+            table_cell(question.asked),
             f"{answer['score']:.2f}",
             f"{answer['threshold']:.2f}",
             "yes" if answer["match"] else "no",
-            plain(question.shows),
+            table_cell(question.shows),
             "right" if right else "wrong",
         )
     return table

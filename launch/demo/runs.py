@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from launch.ranks import Placement
+from launch.ranks.placement import Placement
 from launch.ranks.run import run_ranks
 from trainer.checkpoints import committed_folders
 from trainer.run.folder import RunFolder

@@ -5,17 +5,14 @@ from collections.abc import Callable, Iterator
 from launch.doctor import (
     collectives,
     devices,
-    environment,
-    interfaces,
     limits,
     network,
     software,
     storage,
 )
-from launch.doctor.finding import Finding, error
-from launch.doctor.plans import Plans
+from launch.doctor.check import Finding, Workload, error
 
-Check = Callable[[Plans], Iterator[Finding]]
+Check = Callable[[Workload], Iterator[Finding]]
 
 CHECKS: dict[str, Check] = {
     "python": software.python,
@@ -32,13 +29,13 @@ CHECKS: dict[str, Check] = {
     "processes": limits.processes,
     "disk space": storage.disk_space,
     "run folder": storage.file_system,
-    "host name": interfaces.host_name,
-    "gloo's interface": interfaces.gloo,
-    "NCCL's interface": interfaces.nccl,
+    "host name": network.host_name,
+    "gloo's interface": network.gloo_interface,
+    "NCCL's interface": network.nccl_interface,
     "ports": network.ports,
     "peers": network.peers,
     "clock": network.clock,
-    "variables": environment.variables,
+    "variables": software.variables,
     "gloo": collectives.gloo,
     "NCCL": collectives.nccl,
 }
@@ -46,15 +43,15 @@ CHECKS: dict[str, Check] = {
 _NEED_TORCH = {"devices", "peer access", "gloo", "NCCL"}
 
 
-def examine(plans: Plans, starting: Callable[[str], None]) -> Iterator[Finding]:
-    """The findings of all checks as they come; `starting` hears of each before it begins."""
+def examine(workload: Workload, starting: Callable[[str], None]) -> Iterator[Finding]:
+    """Run all checks and yield their findings; `starting` receives the name of each check first."""
     torch_works = True
     for name, check in CHECKS.items():
         if name in _NEED_TORCH and not torch_works:
             continue
         starting(name)
         try:
-            for finding in check(plans):
+            for finding in check(workload):
                 torch_works &= (finding.topic, finding.level) != ("torch", "error")
                 yield finding
         except OSError as failure:

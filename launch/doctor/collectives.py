@@ -13,39 +13,38 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from launch.doctor.finding import Finding, error, in_gib, ok, warning
-from launch.doctor.plans import Plans
+from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
 # A collective gives up after 10 s (`rank.py`); torch takes its time to load, more so on a disk that
 # has not read it today.
-_PATIENCE_SECONDS = 60
+_TIMEOUT_SECONDS = 60
 _LONGEST = 160
 
 
 @dataclass(frozen=True)
 class _Rank:
     process: "subprocess.Popen[bytes]"
-    said: Path
-    complained: Path
+    stdout: Path
+    stderr: Path
 
-    def done(self) -> dict[str, dict[str, Any]]:
-        """What it says that it has done, by name, in order."""
-        lines = self.said.read_text(encoding="utf-8").splitlines()
+    def completed(self) -> dict[str, dict[str, Any]]:
+        """The records of the collectives that it has completed, by name, in order."""
+        lines = self.stdout.read_text(encoding="utf-8").splitlines()
         return {record["done"]: record for record in map(json.loads, lines)}
 
-    def complaint(self) -> str:
-        """The last line of its traceback, cut."""
-        lines = self.complained.read_text(errors="replace").strip().splitlines()
-        last = (lines or ["it said nothing"])[-1]
+    def last_error(self) -> str:
+        """The last line of its traceback, shortened."""
+        lines = self.stderr.read_text(errors="replace").strip().splitlines()
+        last = (lines or ["it printed nothing"])[-1]
         return re.sub(r"\[enforce fail at [^]]*\] ", "", last)[:_LONGEST]
 
 
-def gloo(plans: Plans) -> Iterator[Finding]:
+def gloo(workload: Workload) -> Iterator[Finding]:
     """Every collective on the CPU, through gloo."""
-    yield smoke_test("gloo", plans.ranks)
+    yield smoke_test("gloo", workload.ranks)
 
 
-def nccl(plans: Plans) -> Iterator[Finding]:
+def nccl(workload: Workload) -> Iterator[Finding]:
     """Every collective on the GPUs, through NCCL: a rank each."""
     import torch
 
@@ -62,7 +61,7 @@ def nccl(plans: Plans) -> Iterator[Finding]:
         yield smoke_test("nccl", count)
 
 
-def smoke_test(backend: str, size: int, *, patience_seconds: float = _PATIENCE_SECONDS) -> Finding:
+def smoke_test(backend: str, size: int, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Finding:
     """`size` ranks do every collective; what failed or hung is named."""
     import torch.distributed as dist
 
@@ -81,20 +80,20 @@ def smoke_test(backend: str, size: int, *, patience_seconds: float = _PATIENCE_S
         )
         folder = Path(stack.enter_context(TemporaryDirectory()))
         ranks = [_start(stack, folder, backend, rank, size, store.port) for rank in range(size)]
-        _wait(ranks, started + patience_seconds)
+        _wait(ranks, started + timeout_seconds)
         seconds = time.monotonic() - started
-        return _judge(topic, ranks, seconds)
+        return _verdict(topic, ranks, seconds)
 
 
 def _start(stack: ExitStack, folder: Path, backend: str, rank: int, size: int, port: int) -> _Rank:
-    said, complained = folder / f"{rank}.out", folder / f"{rank}.err"
+    stdout, stderr = folder / f"{rank}.out", folder / f"{rank}.err"
     command = [sys.executable, "-P", "-m", "launch.doctor.rank"]
     arguments = [str(port), str(rank), str(size), backend]
-    with said.open("wb") as out, complained.open("wb") as err:
+    with stdout.open("wb") as out, stderr.open("wb") as err:
         process = subprocess.Popen([*command, *arguments], stdout=out, stderr=err)
     stack.callback(process.wait)
     stack.callback(process.kill)
-    return _Rank(process, said, complained)
+    return _Rank(process, stdout, stderr)
 
 
 def _wait(ranks: list[_Rank], deadline: float) -> None:
@@ -106,22 +105,22 @@ def _wait(ranks: list[_Rank], deadline: float) -> None:
         time.sleep(0.05)
 
 
-def _judge(topic: str, ranks: list[_Rank], seconds: float) -> Finding:
+def _verdict(topic: str, ranks: list[_Rank], seconds: float) -> Finding:
     from launch.doctor.rank import names
 
     wanted = list(names())
     for number, rank in enumerate(ranks):
-        done = rank.done()
+        done = rank.completed()
         code = rank.process.poll()
         if code == 0:
             continue
         missing = next((name for name in wanted if name not in done), "the speed test")
         at = f"rank {number} of {len(ranks)}, {missing}" if done else f"rank {number}, the start"
-        what = "hangs" if code is None else rank.complaint()
+        what = "hangs" if code is None else rank.last_error()
         if code is None and any(other.process.poll() not in (None, 0) for other in ranks):
             continue  # it waits for the one that failed
         return error(topic, f"{at}: {what}", _remedy(topic))
-    speed = ranks[0].done()["speed"]["bytes_per_second"]
+    speed = ranks[0].completed()["speed"]["bytes_per_second"]
     line = f"{len(ranks)} ranks: all {len(wanted)} collectives right in {seconds:.1f} s"
     line += f"; all_reduce {in_gib(speed)}/s"
     if topic == "NCCL" and len(ranks) > 1 and speed < 1 << 30:

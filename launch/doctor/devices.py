@@ -4,14 +4,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from launch.doctor.finding import Finding, error, in_gib, ok, warning
-from launch.doctor.plans import Plans
+from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
 _DRIVER = Path("/proc/driver/nvidia/version")
-_BUSY = 0.1  # of a device's memory that others hold
+_USED_SHARE = 0.1  # of a device's memory that others hold
 
 
-def torch_build(plans: Plans) -> Iterator[Finding]:
+def torch_build(workload: Workload) -> Iterator[Finding]:
     """torch, what it was built for, and whether a GPU is there that it cannot use."""
     try:
         import torch
@@ -52,7 +51,7 @@ def _why_not() -> str:
     return ""
 
 
-def devices(plans: Plans) -> Iterator[Finding]:
+def devices(workload: Workload) -> Iterator[Finding]:
     """Names and memory of the GPUs that this process sees."""
     import torch
 
@@ -64,7 +63,7 @@ def devices(plans: Plans) -> Iterator[Finding]:
         properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
         line = f"GPU {index}: {properties.name}, {in_gib(free)} of {in_gib(total)} free"
-        if total - free > _BUSY * total:
+        if total - free > _USED_SHARE * total:
             yield warning("devices", line, "see who holds the rest: nvidia-smi")
         else:
             yield ok("devices", line)
@@ -72,7 +71,7 @@ def devices(plans: Plans) -> Iterator[Finding]:
         yield ok("devices", f"NVIDIA driver {driver_version()}")
 
 
-def peer_access(plans: Plans) -> Iterator[Finding]:
+def peer_access(workload: Workload) -> Iterator[Finding]:
     """Whether the GPUs reach each other's memory without a way through the machine's own."""
     import torch
 

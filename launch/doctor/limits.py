@@ -1,4 +1,8 @@
-"""What the system lets a process have: files, processes, shared memory, memory, CPUs, threads."""
+"""Limits of the system and the container: files, processes, shared memory, memory, CPUs, threads.
+
+A container's limits are those of Linux's control groups, version 2 or 1. A group's limit applies to
+all groups below it, so the smallest one on the way to the root counts.
+"""
 
 import os
 import resource
@@ -8,17 +12,18 @@ from pathlib import Path
 
 import psutil
 
-from launch.doctor import cgroup
-from launch.doctor.finding import Finding, error, in_gib, ok, warning
-from launch.doctor.plans import Plans
+from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
 _FEW_FILES, _TOO_FEW_FILES = 4096, 512
 _FEW_PROCESSES = 1024
 _SHARED = Path("/dev/shm")
 _GIB_A_RANK = 2
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
+_UNLIMITED = 1 << 60  # version 1 writes a number near 2^63 for none
 
 
-def open_files(plans: Plans) -> Iterator[Finding]:
+def open_files(workload: Workload) -> Iterator[Finding]:
     """A process holds each shard it reads open, and a socket or two for every other rank."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
@@ -32,63 +37,63 @@ def open_files(plans: Plans) -> Iterator[Finding]:
     yield make("open files", line, remedy)
 
 
-def processes(plans: Plans) -> Iterator[Finding]:
+def processes(workload: Workload) -> Iterator[Finding]:
     """Of the user and of the container; threads count."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    limits = [limit for limit in (soft, cgroup.process_limit()) if limit is not None and limit > 0]
+    limits = [limit for limit in (soft, process_limit()) if limit is not None and limit > 0]
     smallest = min(limits, default=None)
     if smallest is None or smallest >= _FEW_PROCESSES:
         shown = "unlimited" if smallest is None else f"{smallest:,}"
         yield ok("processes", f"{shown}, threads included")
         return
-    line = f"{smallest:,}, threads included: {plans.ranks} ranks with loaders may need more"
+    line = f"{smallest:,}, threads included: {workload.ranks} ranks with loaders may need more"
     remedy = "ulimit -u 65536, or docker run --pids-limit=-1 (Kubernetes: podPidsLimit)"
     yield warning("processes", line, remedy)
 
 
-def shared_memory(plans: Plans, place: Path = _SHARED) -> Iterator[Finding]:
+def shared_memory(workload: Workload, folder: Path = _SHARED) -> Iterator[Finding]:
     """Loader processes hand their batches over in it; a full one ends them by SIGBUS."""
-    if not place.is_dir():
+    if not folder.is_dir():
         remedy = "mount a tmpfs there, or train with data.workers=0"
-        yield error("shared memory", f"{place} does not exist", remedy)
+        yield error("shared memory", f"{folder} does not exist", remedy)
         return
-    usage = shutil.disk_usage(place)
-    line = f"{in_gib(usage.free)} of {in_gib(usage.total)} free in {place}"
-    assumed = " (4 a rank, batch 256)" if plans.workers is None else ""
-    need = f"loaders{assumed} hold about {in_gib(plans.shared_bytes)}"
-    if plans.shared_bytes <= usage.free / 2:
+    usage = shutil.disk_usage(folder)
+    line = f"{in_gib(usage.free)} of {in_gib(usage.total)} free in {folder}"
+    assumed = " (4 a rank, batch 256)" if workload.workers is None else ""
+    need = f"loaders{assumed} hold about {in_gib(workload.shared_bytes)}"
+    if workload.shared_bytes <= usage.free / 2:
         yield ok("shared memory", f"{line}; {need}")
         return
     remedy = (
         "docker run --shm-size=16g (Kubernetes: an emptyDir of medium Memory at /dev/shm), or "
         "lower data.workers"
     )
-    make = error if plans.shared_bytes > usage.free else warning
+    make = error if workload.shared_bytes > usage.free else warning
     yield make("shared memory", f"{line}; {need}", remedy)
 
 
-def memory(plans: Plans) -> Iterator[Finding]:
+def memory(workload: Workload) -> Iterator[Finding]:
     """The container's limit, not the machine's memory, is where the system starts to kill."""
     machine = psutil.virtual_memory()
-    limit = cgroup.memory_limit()
+    limit = memory_limit()
     if limit is not None and limit < machine.total:
         line = f"limited to {in_gib(limit)} of the machine's {in_gib(machine.total)}"
-        room = min(limit, machine.available)
+        available = min(limit, machine.available)
     else:
         line = f"{in_gib(machine.available)} of {in_gib(machine.total)} available"
-        room = machine.available
-    if room >= plans.ranks * _GIB_A_RANK * 2**30:
+        available = machine.available
+    if available >= workload.ranks * _GIB_A_RANK * 2**30:
         yield ok("memory", line)
         return
-    need = f"{plans.ranks} ranks want {_GIB_A_RANK} GiB each before the model"
+    need = f"{workload.ranks} ranks want {_GIB_A_RANK} GiB each before the model"
     remedy = "raise the limit, start fewer ranks or free memory"
     yield warning("memory", f"{line}; {need}", remedy)
 
 
-def cpus(plans: Plans) -> Iterator[Finding]:
+def cpus(workload: Workload) -> Iterator[Finding]:
     """Threads are counted by the machine's CPUs: more of them than may run slow each other down."""
     count = os.cpu_count() or 1
-    allowed, quota = len(os.sched_getaffinity(0)), cgroup.cpu_quota()
+    allowed, quota = len(os.sched_getaffinity(0)), cpu_quota()
     usable = min(allowed, quota or allowed)
     if usable < count:
         yield warning(
@@ -97,16 +102,16 @@ def cpus(plans: Plans) -> Iterator[Finding]:
             "give the job whole CPUs, or a machine of its own size: threads that wait for a CPU "
             "slow every step",
         )
-    workers = plans.workers or 0
+    workers = workload.workers or 0
     loaders = f" with {workers} loaders each" if workers else ""
-    line = f"{usable:g} for {plans.ranks} ranks{loaders}"
-    if plans.ranks * (1 + workers) > 2 * usable:
+    line = f"{usable:g} for {workload.ranks} ranks{loaders}"
+    if workload.ranks * (1 + workers) > 2 * usable:
         yield warning("CPUs", line, "lower data.workers or --nproc: they stand in line")
     elif usable >= count:
         yield ok("CPUs", line)
 
 
-def threads(plans: Plans) -> Iterator[Finding]:
+def threads(workload: Workload) -> Iterator[Finding]:
     """OMP_NUM_THREADS: unset, torchrun and kway train choose it."""
     text = os.environ.get("OMP_NUM_THREADS")
     if text is None:
@@ -115,13 +120,70 @@ def threads(plans: Plans) -> Iterator[Finding]:
     if not text.isdecimal() or int(text) == 0:
         yield error("threads", f"OMP_NUM_THREADS is {text!r}", "unset it, or set it to 1")
         return
-    together, count = int(text) * plans.ranks, os.cpu_count() or 1
-    line = f"OMP_NUM_THREADS is {text}: {together} threads for {plans.ranks} ranks on {count} CPUs"
+    together, count = int(text) * workload.ranks, os.cpu_count() or 1
+    line = (
+        f"OMP_NUM_THREADS is {text}: {together} threads for {workload.ranks} ranks on {count} CPUs"
+    )
     if together > count:
-        yield warning("threads", line, f"set it to {max(1, count // plans.ranks)} or less")
+        yield warning("threads", line, f"set it to {max(1, count // workload.ranks)} or less")
     else:
         yield ok("threads", line)
 
 
 def _number(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
+def memory_limit(root: Path = CGROUP_ROOT, membership: Path = CGROUP_MEMBERSHIP) -> int | None:
+    """Bytes; None: no limit."""
+    texts = _texts(root, membership, "memory", ("memory.max", "memory.limit_in_bytes"))
+    return _smallest(texts)
+
+
+def process_limit(root: Path = CGROUP_ROOT, membership: Path = CGROUP_MEMBERSHIP) -> int | None:
+    """Processes and threads; None: no limit."""
+    return _smallest(_texts(root, membership, "pids", ("pids.max",)))
+
+
+def cpu_quota(root: Path = CGROUP_ROOT, membership: Path = CGROUP_MEMBERSHIP) -> float | None:
+    """CPUs' worth of time, such as 1.5; None: no limit."""
+    quotas = []
+    for folder in _folders(root, membership, "cpu"):
+        if (new := folder / "cpu.max").is_file():
+            quota, _, period = new.read_text().partition(" ")
+        elif (old := folder / "cpu.cfs_quota_us").is_file():
+            quota, period = old.read_text(), (folder / "cpu.cfs_period_us").read_text()
+        else:
+            continue
+        if quota.strip() not in ("max", "-1"):
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _smallest(texts: Iterator[str]) -> int | None:
+    limits = [int(text) for text in texts if text != "max"]
+    return min((limit for limit in limits if limit < _UNLIMITED), default=None)
+
+
+def _texts(root: Path, membership: Path, controller: str, names: tuple[str, ...]) -> Iterator[str]:
+    for folder in _folders(root, membership, controller):
+        for name in names:
+            if (file := folder / name).is_file():
+                yield file.read_text().strip()
+
+
+def _folders(root: Path, membership: Path, controller: str) -> Iterator[Path]:
+    """This process's group and those it is in, of both versions."""
+    if not membership.is_file():
+        return
+    for line in membership.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            base = root
+        elif controller in controllers.split(","):
+            base = root / controller
+        else:
+            continue
+        # What stands before a container's own group is not mounted inside it.
+        inner = base / path.lstrip("/")
+        yield from (group for group in (inner, *inner.parents) if group.is_relative_to(base))

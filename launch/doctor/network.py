@@ -1,8 +1,9 @@
-"""Ports here, the other machines, and the clocks of both."""
+"""The interfaces that gloo and NCCL select (by their own rules), ports, peers and clocks."""
 
 import ctypes
 import errno
 import http.client
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,32 +12,109 @@ from email.utils import parsedate_to_datetime
 
 import psutil
 
-from launch.doctor.finding import Finding, error, ok, warning
-from launch.doctor.plans import Plans
+from launch.doctor.check import Finding, Workload, error, ok, warning
 
-_PATIENCE_SECONDS = 3
+_CHOOSE = "set GLOO_SOCKET_IFNAME to the interface that the other machines reach: ip -brief address"
+_TIMEOUT_SECONDS = 3
 _MOST_SKEW_SECONDS = 5
 _TIME_ERROR = 5  # what adjtimex returns for a clock that nothing keeps right
 _SET_CLOCKS = "keep the clocks of all machines right: systemctl enable --now chrony"
 
 
-def ports(plans: Plans) -> Iterator[Finding]:
+def host_name(workload: Workload) -> Iterator[Finding]:
+    """What this machine's name stands for: gloo listens there unless it is told an interface."""
+    name = socket.gethostname()
+    addresses = _addresses(name)
+    if not addresses:
+        line = f"{name} resolves to no address: gloo falls back to loopback"
+        yield warning("host name", line, f"add it to /etc/hosts or DNS, or {_CHOOSE}")
+        return
+    line = f"{name} is {', '.join(addresses)}"
+    if all(address.startswith("127.") or address == "::1" for address in addresses):
+        line += ", which other machines cannot reach"
+        if workload.several_machines and "GLOO_SOCKET_IFNAME" not in os.environ:
+            yield warning("host name", line, _CHOOSE)
+            return
+    yield ok("host name", line)
+
+
+def gloo_interface(workload: Workload) -> Iterator[Finding]:
+    """The interface of gloo's connections."""
+    present = psutil.net_if_addrs()
+    if wanted := os.environ.get("GLOO_SOCKET_IFNAME"):
+        missing = [name for name in wanted.split(",") if name not in present]
+        if missing:
+            line = f"GLOO_SOCKET_IFNAME is {wanted}: there is no {', '.join(missing)}"
+            yield error("interface", line, f"choose of {', '.join(present)}, or unset it")
+        else:
+            yield ok("interface", f"GLOO_SOCKET_IFNAME is {wanted}")
+        return
+    address = next((a for a in _addresses(socket.gethostname()) if _is_local(a)), "127.0.0.1")
+    owners = [name for name, all_of in present.items() if address in {a.address for a in all_of}]
+    # All of 127.0.0.0/8 is loopback, and Debian gives the host's name 127.0.1.1.
+    owner = owners[0] if owners else "lo"
+    if owner == "lo":
+        yield ok("interface", f"gloo takes lo ({address}): ranks of this machine only")
+    else:
+        yield ok("interface", f"gloo takes {owner} ({address})")
+
+
+def nccl_interface(workload: Workload) -> Iterator[Finding]:
+    """NCCL_SOCKET_IFNAME, where it is set: prefixes, exact after `=`, all others after `^`."""
+    wanted = os.environ.get("NCCL_SOCKET_IFNAME")
+    if not wanted:
+        return
+    present = list(psutil.net_if_addrs())
+    taken = [name for name in present if _nccl_takes(wanted, name)]
+    if taken:
+        yield ok("interface", f"NCCL_SOCKET_IFNAME={wanted} takes {', '.join(taken)}")
+    else:
+        line = f"NCCL_SOCKET_IFNAME={wanted} fits no interface of {', '.join(present)}"
+        yield error("interface", line, "correct or unset it: ip -brief address")
+
+
+def _nccl_takes(wanted: str, name: str) -> bool:
+    others, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
+    names = wanted.lstrip("^=").split(",")
+    fits = name in names if exact else any(name.startswith(prefix) for prefix in names)
+    return fits != others
+
+
+def _addresses(name: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return []
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _is_local(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as server:
+        try:
+            server.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def ports(workload: Workload) -> Iterator[Finding]:
     """A free port on loopback, and the rendezvous port where one is named."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
-    if plans.port is None:
+    if workload.port is None:
         yield ok("ports", "loopback gives free ones; --port N looks at a rendezvous port")
         return
     with socket.socket() as server:
         # As the rendezvous store does; a port that was just left is free.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            server.bind(("", plans.port))
+            server.bind(("", workload.port))
         except OSError as failure:
-            what, remedy = _taken(plans.port, failure)
-            yield error("ports", f"port {plans.port} cannot be used: {what}", remedy)
+            what, remedy = _taken(workload.port, failure)
+            yield error("ports", f"port {workload.port} cannot be used: {what}", remedy)
             return
-    yield ok("ports", f"port {plans.port} is free for the rendezvous")
+    yield ok("ports", f"port {workload.port} is free for the rendezvous")
 
 
 def _taken(port: int, failure: OSError) -> tuple[str, str]:
@@ -57,7 +135,7 @@ def _other_port() -> str:
     return "end that process, or choose another port in --rdzv-endpoint"
 
 
-def clock(plans: Plans) -> Iterator[Finding]:
+def clock(workload: Workload) -> Iterator[Finding]:
     """Whether the kernel says that a time service keeps the clock right."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     # adjtimex without a mode only reads; the struct is 208 bytes at most.
@@ -65,15 +143,15 @@ def clock(plans: Plans) -> Iterator[Finding]:
     state = ctypes.CDLL(None).adjtimex(reading)
     if state != _TIME_ERROR:
         yield ok("clock", f"{now}, kept right by a time service")
-    elif plans.several_machines:
+    elif workload.several_machines:
         yield warning("clock", f"{now}; no time service keeps it right", _SET_CLOCKS)
     else:
         yield ok("clock", f"{now}; no time service, which matters between machines only")
 
 
-def peers(plans: Plans) -> Iterator[Finding]:
+def peers(workload: Workload) -> Iterator[Finding]:
     """Each peer: does its port answer, and how far is its clock from ours?"""
-    for peer in plans.peers:
+    for peer in workload.peers:
         host, port = split_address(peer)
         try:
             skew = _clock_ahead(host, port)
@@ -104,7 +182,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 def _clock_ahead(host: str, port: int) -> float | None:
     """Seconds by the `Date` of an HTTP answer, whole ones; None where it gives none."""
-    connection = http.client.HTTPConnection(host, port, timeout=_PATIENCE_SECONDS)
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
     connection.connect()
     try:
         connection.request("HEAD", "/")
@@ -116,7 +194,7 @@ def _clock_ahead(host: str, port: int) -> float | None:
     if date is None:
         return None
     try:
-        told = parsedate_to_datetime(date)
+        remote = parsedate_to_datetime(date)
     except ValueError:
         return None
-    return (told - datetime.now(UTC)).total_seconds()
+    return (remote - datetime.now(UTC)).total_seconds()

@@ -80,12 +80,12 @@ def main() -> None:
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     torch.set_num_threads(1)
-    said = names()
+    remaining = names()
     for collective in COLLECTIVES:
         for dtype in _DTYPES[: 1 if collective is barrier else None]:
             collective(rank, size, dtype, device)
-            _say(done=next(said))
-    _say(done="speed", bytes_per_second=_speed(device))
+            _report(done=next(remaining))
+    _report(done="speed", bytes_per_second=_speed(device))
     # gloo's own end aborts the process now and then once a peer has gone.
     os._exit(0)
 
@@ -108,7 +108,7 @@ def _check(found: Tensor, expected: Tensor) -> None:
         raise RuntimeError(f"came back as {found.tolist()} instead of {expected.tolist()}")
 
 
-def _say(**record: object) -> None:
+def _report(**record: object) -> None:
     print(json.dumps(record), flush=True)
 
 

@@ -1,5 +1,6 @@
-"""Python, the packages that kway stands on, and torchvision, which must not be there half."""
+"""Python, the packages that kway needs, whether torchvision fits torch, environment variables."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -9,19 +10,30 @@ from importlib.metadata import PackageNotFoundError, version
 from packaging.requirements import Requirement
 
 from data.extras import EXTRAS, requirements
-from launch.doctor.finding import Finding, error, ok, warning
-from launch.doctor.plans import Plans
+from launch.doctor.check import Finding, Workload, error, ok, warning
 
 _SHOWN = ("deepspeed", "transformers", "ray", "webdataset", "safetensors")
 _LAST_OF_LONG = 120
+_PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_FR_", "CUDA_")
+_NUM_SHOWN = 6
+# Name -> (the values that hurt, what they do).
+_HURTFUL = {
+    "CUDA_LAUNCH_BLOCKING": (("1",), "each kernel is waited for: for debugging only"),
+    "NCCL_P2P_DISABLE": (("1",), "GPUs of a machine exchange through its memory"),
+    "NCCL_SHM_DISABLE": (("1",), "GPUs without peer access exchange through the network"),
+    "NCCL_IB_DISABLE": (("1",), "InfiniBand and RoCE are left unused"),
+    "NCCL_DEBUG": (("INFO", "TRACE"), "every rank prints much: for debugging only"),
+    "TORCH_DISTRIBUTED_DEBUG": (("DETAIL",), "every collective is checked by another one"),
+    "TORCH_NCCL_BLOCKING_WAIT": (("1",), "the CPU waits in each collective"),
+}
 
 
-def python(plans: Plans) -> Iterator[Finding]:
+def python(workload: Workload) -> Iterator[Finding]:
     """The interpreter and the system."""
     yield ok("python", f"{platform.python_version()} on {platform.system()} {platform.release()}")
 
 
-def packages(plans: Plans) -> Iterator[Finding]:
+def packages(workload: Workload) -> Iterator[Finding]:
     """Every package that kway requires, in a supported version; which extras are not installed."""
     wanted = requirements()
     if not wanted:
@@ -59,7 +71,7 @@ def _wrong(need: Requirement) -> Finding | None:
     return error("packages", line, remedy)
 
 
-def torchvision(plans: Plans) -> Iterator[Finding]:
+def torchvision(workload: Workload) -> Iterator[Finding]:
     """kway does without it, but transformers imports it where it is: it has to fit torch."""
     try:
         found = version("torchvision")
@@ -80,3 +92,21 @@ def torchvision(plans: Plans) -> Iterator[Finding]:
         f"{found} does not import beside this torch, and transformers breaks by it: {reason}",
         "pip uninstall torchvision: kway does not need it",
     )
+
+
+def variables(workload: Workload) -> Iterator[Finding]:
+    """What is set of them, and each that slows training down."""
+    names = sorted(name for name in os.environ if name.startswith(_PREFIXES))
+    hurtful = []
+    for name in names:
+        values, what = _HURTFUL.get(name, ((), ""))
+        if os.environ[name].upper() in values:
+            hurtful.append(name)
+            yield warning("variables", f"{name}={os.environ[name]}: {what}", f"unset {name}")
+    rest = [name for name in names if name not in hurtful]
+    more = f" and {len(rest) - _NUM_SHOWN} more" if len(rest) > _NUM_SHOWN else ""
+    if rest:
+        shown = ", ".join(f"{name}={os.environ[name]}" for name in rest[:_NUM_SHOWN])
+        yield ok("variables", f"{shown}{more}")
+    elif not hurtful:
+        yield ok("variables", "none of NCCL's, gloo's or torch.distributed's is set")

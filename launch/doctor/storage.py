@@ -11,41 +11,40 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from launch.doctor.finding import Finding, error, in_gib, ok, warning
-from launch.doctor.plans import Plans
+from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
-_LITTLE_ROOM, _NO_ROOM = 20 << 30, 1 << 30
-_PROBE_BYTES = 8 << 20
+_LOW_SPACE, _NO_SPACE = 20 << 30, 1 << 30
+_TRIAL_BYTES = 8 << 20
 _FORGOTTEN = {"tmpfs": "is memory: gone on reboot", "overlay": "goes with its container"}
 
 
-def disk_space(plans: Plans) -> Iterator[Finding]:
+def disk_space(workload: Workload) -> Iterator[Finding]:
     """A checkpoint holds the weights twice with SGD and thrice with AdamW; several are kept."""
-    place = existing(plans.run)
-    free = shutil.disk_usage(place).free
-    line = f"{in_gib(free)} free at {place}"
+    folder = existing(workload.run)
+    free = shutil.disk_usage(folder).free
+    line = f"{in_gib(free)} free at {folder}"
     remedy = "free some, lower checkpoint.keep_last, or put `run` elsewhere"
-    if free < _LITTLE_ROOM:
-        make = error if free < _NO_ROOM else warning
+    if free < _LOW_SPACE:
+        make = error if free < _NO_SPACE else warning
         yield make("disk space", f"{line}; kway plan says what a checkpoint takes", remedy)
     else:
         yield ok("disk space", line)
-    room = os.statvfs(place)
-    if room.f_files and room.f_favail < 1000:
-        yield error("disk space", f"{room.f_favail} inodes left at {place}", remedy)
+    inodes = os.statvfs(folder)
+    if inodes.f_files and inodes.f_favail < 1000:
+        yield error("disk space", f"{inodes.f_favail} inodes left at {folder}", remedy)
 
 
-def file_system(plans: Plans) -> Iterator[Finding]:
+def file_system(workload: Workload) -> Iterator[Finding]:
     """What publishing a checkpoint takes: fsync, rename over a file and of a folder, flock."""
-    place = existing(plans.run)
-    kind = kind_of(place)
+    folder = existing(workload.run)
+    kind = kind_of(folder)
     try:
-        with TemporaryDirectory(prefix=".kway-doctor-", dir=place) as folder:
-            speed = _probe(Path(folder))
+        with TemporaryDirectory(prefix=".kway-doctor-", dir=folder) as trial:
+            speed = _try_commit(Path(trial))
     except OSError as failure:
-        yield error("run folder", f"{place} ({kind}): {_what_failed(failure)}", _remedy(failure))
+        yield error("run folder", f"{folder} ({kind}): {_what_failed(failure)}", _remedy(failure))
         return
-    line = f"{place} ({kind}): writes {speed / 2**20:,.0f} MiB/s to disk; renames, locks"
+    line = f"{folder} ({kind}): writes {speed / 2**20:,.0f} MiB/s to disk; renames, locks"
     if kind in _FORGOTTEN:
         remedy = "put `run` on a disk, or a volume, that outlives this"
         yield warning("run folder", f"{line}; {kind} {_FORGOTTEN[kind]}", remedy)
@@ -53,12 +52,12 @@ def file_system(plans: Plans) -> Iterator[Finding]:
         yield ok("run folder", line)
 
 
-def _probe(folder: Path) -> float:
-    """What a checkpoint does to be there whole or not at all; bytes a second down to the disk."""
+def _try_commit(folder: Path) -> float:
+    """Do what committing a checkpoint does; return the bytes per second written to the disk."""
     started = time.perf_counter()
     for _ in range(2):  # the second replaces the first
         with (aside := folder / "probe.partial").open("wb") as file:
-            file.write(bytes(_PROBE_BYTES))
+            file.write(bytes(_TRIAL_BYTES))
             file.flush()
             os.fsync(file.fileno())
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,7 +70,7 @@ def _probe(folder: Path) -> float:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return 2 * _PROBE_BYTES / seconds
+    return 2 * _TRIAL_BYTES / seconds
 
 
 def _what_failed(failure: OSError) -> str:
@@ -93,16 +92,16 @@ def _remedy(failure: OSError) -> str:
 def existing(path: Path) -> Path:
     """The folder itself, or the nearest one above it that is there."""
     path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.is_dir())
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
-def kind_of(place: Path) -> str:
+def kind_of(folder: Path) -> str:
     """The type of the file system that a folder is on: `ext4`, `nfs4`, `fuse.s3fs`."""
-    place = place.resolve()
+    folder = folder.resolve()
     mounts = [
         mount
         for mount in psutil.disk_partitions(all=True)
-        if place.is_relative_to(mount.mountpoint)
+        if folder.is_relative_to(mount.mountpoint)
     ]
     # Of two mounts at one place the later one hides the earlier.
     mounts.sort(key=lambda mount: len(mount.mountpoint))

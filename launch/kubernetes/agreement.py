@@ -6,16 +6,19 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel
 
 from data.config import StreamConfig
-from launch.kubernetes.mounts import CLAIM, is_below, kept, written
 from launch.kubernetes.objects import (
+    CLAIM,
     GPU,
     Job,
     Manifest,
     at,
     environment,
+    is_below,
     jobs,
+    mount_paths,
     option,
     words,
+    writable_mounts,
 )
 from trainer.config import Recipe
 
@@ -89,10 +92,10 @@ def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
     folder = PurePosixPath(trainer.get("workingDir", "/"))
     home = environment(trainer).get("HOME", "/")
     # What a pod brings itself is empty when it starts, and secrets are no data.
-    reading = ("claim", kept(job.pod, trainer, (CLAIM,)))
+    reading = ("claim", mount_paths(job.pod, trainer, (CLAIM,)))
     writing = {
-        "run": ("claim to write to", written(job.pod, trainer, (CLAIM,))),
-        _CACHE: ("volume to write to", written(job.pod, trainer, (CLAIM, "emptyDir"))),
+        "run": ("claim to write to", writable_mounts(job.pod, trainer, (CLAIM,))),
+        _CACHE: ("volume to write to", writable_mounts(job.pod, trainer, (CLAIM, "emptyDir"))),
     }
     for key, path in _files(recipe, ""):
         if key == _CACHE and not _is_fetched(recipe):

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 
-from launch.kubernetes.group_rules import GROUP_RULES
-from launch.kubernetes.job_rules import JOB_RULES
-from launch.kubernetes.network_rules import NETWORK_RULES
+from launch.kubernetes.job_rules import GROUP_RULES, JOB_RULES
 from launch.kubernetes.objects import Manifest, jobs, pods
 from launch.kubernetes.pod_rules import POD_RULES
 from launch.kubernetes.ray_rules import RAY_RULES
 from launch.kubernetes.reference_rules import REFERENCE_RULES
 
 # Of all manifests together.
-RULES = (*REFERENCE_RULES, *NETWORK_RULES, *GROUP_RULES, *RAY_RULES)
+RULES = (*REFERENCE_RULES, *GROUP_RULES, *RAY_RULES)
 
 
 def problems(manifests: Sequence[Manifest]) -> list[str]:

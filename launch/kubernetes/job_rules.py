@@ -1,12 +1,13 @@
-"""Rules for Jobs: what follows when a pod fails, the order of the times, and how many pods meet.
+"""Rules for Jobs and for the JobSets and TrainingRuntimes that start them: what follows when a pod
+fails, the order of timeouts, how many pods join the rendezvous, and how a group restarts.
 
-Each rule gives lines, one for what it finds wrong; none is good.
+Each rule yields a line for every problem.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from launch.kubernetes.objects import GPU, Job, Manifest, at, option, words
+from launch.kubernetes.objects import GPU, Job, Manifest, at, name_of, option, words
 from trainer.process.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
 
 # Kubernetes' own.
@@ -14,12 +15,13 @@ _GRACE_SECONDS = 30
 _BACKOFF_LIMIT = 6
 _INDEX = "JOB_COMPLETION_INDEX"
 _OF_TRAINER = "PET_"
+_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 CHECKPOINT = "kway/checkpoint-seconds"
 # Exit code of `kway train` -> action; None: the pod counts towards backoffLimit.
 _ACTIONS = {PREEMPTED: "Ignore", BAD_INPUT: "FailJob", INTERRUPTED: "FailJob", FAILED: None}
 
 
-def failure_is_told_apart(job: Job) -> Iterator[str]:
+def failures_are_distinguished(job: Job) -> Iterator[str]:
     """restartPolicy, and what a pod failure policy asks of its Job."""
     restarts, policy = job.pod.spec.get("restartPolicy"), at(job.spec, "podFailurePolicy")
     if restarts not in ("Never", "OnFailure"):
@@ -76,7 +78,7 @@ def times_are_in_order(job: Job) -> Iterator[str]:
         )
 
 
-def all_pods_meet(job: Job) -> Iterator[str]:
+def all_pods_join(job: Job) -> Iterator[str]:
     """completions, parallelism, --nnodes, --nproc and the GPUs agree, and the host is pod 0."""
     if (trainer := job.trainer) is None:
         return
@@ -92,10 +94,10 @@ def all_pods_meet(job: Job) -> Iterator[str]:
     gpus = at(trainer, "resources", "limits").get(GPU)
     if gpus is not None and str(gpus) != ranks:
         yield f"--nproc is {ranks} and a pod has {gpus} GPUs: give one number"
-    yield from _meeting(job, line)
+    yield from _rendezvous(job, line)
 
 
-def _meeting(job: Job, line: list[str]) -> Iterator[str]:
+def _rendezvous(job: Job, line: list[str]) -> Iterator[str]:
     fixed, found = option(line, "--master-addr"), option(line, "--rdzv-endpoint")
     host = (fixed or found or "").partition(":")[0]
     if host != job.first_pod:
@@ -113,10 +115,10 @@ def _meeting(job: Job, line: list[str]) -> Iterator[str]:
             f"backoffLimit is {tries}, and a lost pod 0 ends all {job.num_pods}: give more than "
             "that, four times as many"
         )
-    said = [word for word in line if "is_host" in word]
-    if not said:
+    settings = [word for word in line if "is_host" in word]
+    if not settings:
         yield "--rdzv-conf names no is_host: before its name is known pod 0 does not know itself"
-    elif re.search(r"is_host=\w", said[0]):
+    elif re.search(r"is_host=\w", settings[0]):
         yield "is_host is the same in all pods: it is 1 where JOB_COMPLETION_INDEX is 0, else 0"
 
 
@@ -127,16 +129,16 @@ def ports_are_declared(job: Job) -> Iterator[str]:
     ports = {port.get("name"): port.get("containerPort") for port in trainer.get("ports", ())}
     line = words(trainer, job.given)
     given = dict(word.split("=", 1) for word in line if word.startswith("telemetry."))
-    told = given.get("telemetry.port")
-    if str(ports.get("metrics")) != told:
-        yield f"telemetry.port is {told or 'not given'} and port metrics {ports.get('metrics')}"
+    stated = given.get("telemetry.port")
+    if str(ports.get("metrics")) != stated:
+        yield f"telemetry.port is {stated or 'not given'} and port metrics {ports.get('metrics')}"
     if given.get("telemetry.host") != "0.0.0.0":
         host = given.get("telemetry.host", "not given")
         yield f"telemetry.host is {host}: nobody outside of the pod sees metrics; give 0.0.0.0"
     found = (option(line, "--rdzv-endpoint") or "").partition(":")[2]
-    meeting = option(line, "--master-port") or found
-    if meeting.isdecimal() and int(meeting) not in ports.values():
-        yield f"they meet at port {meeting}, which no port of the container is: declare it"
+    port = option(line, "--master-port") or found
+    if port.isdecimal() and int(port) not in ports.values():
+        yield f"they meet at port {port}, which no port of the container is: declare it"
 
 
 def variables_are_given(job: Job) -> Iterator[str]:
@@ -158,10 +160,51 @@ def _conditions(rule: Manifest) -> list[str]:
 
 
 JOB_RULES = (
-    failure_is_told_apart,
+    failures_are_distinguished,
     training_says_how_it_ended,
     times_are_in_order,
-    all_pods_meet,
+    all_pods_join,
     ports_are_declared,
     variables_are_given,
 )
+
+
+def groups_restart(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """A group restarts from outside, as its ranks do not inside, and its pods have names."""
+    for manifest, group in _groups(manifests):
+        if not at(group, "failurePolicy").get("maxRestarts"):
+            yield f"{name_of(manifest)} has no failurePolicy.maxRestarts: one failure ends the run"
+        for key in ("enableDNSHostnames", "publishNotReadyAddresses"):
+            if at(group, "network").get(key, True) is not True:
+                yield f"{name_of(manifest)}: network.{key} is false: its pods do not find pod 0"
+        for replicated in group.get("replicatedJobs", ()):
+            if (number := replicated.get("replicas", 1)) != 1:
+                yield f"{name_of(manifest)} starts {number} Jobs, each a run: give replicas 1"
+
+
+def trainer_finds_its_container(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Kubeflow Trainer gives nodes and ranks to container `node` of the Job with its label."""
+    for manifest, group in _groups(manifests):
+        if manifest.get("kind") != "TrainingRuntime":
+            continue
+        for replicated in group.get("replicatedJobs", ()):
+            template = at(replicated, "template")
+            step = at(template, "metadata", "labels").get(_STEP)
+            if step != "trainer":
+                yield f"{name_of(manifest)}: label {_STEP} of its Job is {step}: make it trainer"
+            pod = at(template, "spec", "template", "spec")
+            names = [container.get("name") for container in pod.get("containers", ())]
+            if "node" not in names:
+                yield f"{name_of(manifest)}: container {', '.join(names)} has to be named node"
+
+
+def _groups(manifests: Sequence[Manifest]) -> Iterator[tuple[Manifest, Manifest]]:
+    """What starts Jobs, and the JobSet's specification in it."""
+    for manifest in manifests:
+        if manifest.get("kind") == "JobSet":
+            yield manifest, at(manifest, "spec")
+        elif manifest.get("kind") == "TrainingRuntime":
+            yield manifest, at(manifest, "spec", "template", "spec")
+
+
+GROUP_RULES = (groups_restart, trainer_finds_its_container)

@@ -1,17 +1,26 @@
-"""What the kinds of manifests have in common: pods, and jobs that repeat a pod.
+"""Kubernetes manifests as plain mappings: pods, the jobs that repeat a pod, mounts and quantities.
 
-Manifests are plain mappings, as YAML gives them; what is absent is empty. Nothing is checked here.
+Manifests are the mappings that YAML gives; what is absent is empty. Nothing is checked here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import pairwise
+from pathlib import PurePosixPath
 from typing import Any
 
 Manifest = Mapping[str, Any]
 GPU = "nvidia.com/gpu"
+CLAIM = "persistentVolumeClaim"
 
 _WITH_A_TEMPLATE = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
+# Suffixes of quantities such as 500m, 2 and 1.5Gi.
+_BINARY = {suffix + "i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
+_DECIMAL = {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
+_FACTORS = {"": Decimal(1), "m": Decimal("0.001"), **_BINARY, **_DECIMAL}
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,15 @@ def at(tree: Any, *keys: str) -> Manifest:
 
 def name_of(manifest: Manifest) -> str:
     return f"{manifest.get('kind')}/{at(manifest, 'metadata').get('name')}"
+
+
+def of_kind(manifests: Sequence[Manifest], kind: str) -> Iterator[Manifest]:
+    return (manifest for manifest in manifests if manifest.get("kind") == kind)
+
+
+def by_name(manifests: Sequence[Manifest], kind: str) -> dict[str, Manifest]:
+    """The manifests of a kind by their `metadata.name`."""
+    return {at(each, "metadata").get("name", ""): each for each in of_kind(manifests, kind)}
 
 
 def jobs(manifests: Sequence[Manifest]) -> Iterator[Job]:
@@ -156,3 +174,53 @@ def option(line: Sequence[str], name: str) -> str | None:
 def trains(container: Manifest) -> bool:
     """Whether it runs `kway train`."""
     return "kway train" in " ".join(words(container))
+
+
+def is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether the path, with its `..` resolved, is one of the folders or inside one."""
+    followed = PurePosixPath(posixpath.normpath(path))
+    return any(followed.is_relative_to(posixpath.normpath(folder)) for folder in folders if folder)
+
+
+def mount_paths(pod: Pod, container: Manifest, kinds: Iterable[str]) -> list[str]:
+    """The folders where volumes of these kinds are mounted."""
+    return [str(mount.get("mountPath")) for mount in _mounts(pod, container, kinds)]
+
+
+def writable_mounts(pod: Pod, container: Manifest, kinds: Iterable[str]) -> list[str]:
+    """The mount paths of volumes of these kinds that neither the mount nor the volume makes
+    read-only."""
+    return [
+        str(mount.get("mountPath"))
+        for mount in _mounts(pod, container, kinds)
+        if not mount.get("readOnly")
+        and not at(pod.volumes.get(mount.get("name", ""), {}), CLAIM).get("readOnly")
+    ]
+
+
+def _mounts(pod: Pod, container: Manifest, kinds: Iterable[str]) -> list[Manifest]:
+    kinds = set(kinds)
+    return [
+        mount
+        for mount in container.get("volumeMounts", ())
+        if kinds & pod.volumes.get(mount.get("name", ""), {}).keys()
+    ]
+
+
+def quantity(text: object) -> Decimal:
+    """`2Gi` -> 2147483648, `500m` -> 0.5; ValueError for what is no quantity."""
+    number, unit = _split_quantity(text)
+    return number * _FACTORS[unit]
+
+
+def multiply(text: object, factor: int) -> str:
+    """`8Gi` x 4 -> `32Gi`, in the same unit; ValueError for what is no amount."""
+    number, unit = _split_quantity(text)
+    return f"{number * factor}{unit}"
+
+
+def _split_quantity(text: object) -> tuple[Decimal, str]:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]{0,2})", str(text))
+    if found is None or found[2] not in _FACTORS:
+        raise ValueError(f"{text!r} is no amount: write it as 500m, 2 or 1.5Gi")
+    return Decimal(found[1]), found[2]

@@ -7,9 +7,19 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from launch.kubernetes.mounts import CLAIM, is_below, written
-from launch.kubernetes.objects import Manifest, Pod, at, environment, option, trains, words
-from launch.kubernetes.quantity import quantity
+from launch.kubernetes.objects import (
+    CLAIM,
+    Manifest,
+    Pod,
+    at,
+    environment,
+    is_below,
+    option,
+    quantity,
+    trains,
+    words,
+    writable_mounts,
+)
 
 # Absolute paths within a script.
 _PATH = re.compile(r"(?<![\w./:-])/[\w.-]+(?:/[\w.-]+)*")
@@ -152,7 +162,8 @@ def results_can_be_written(pod: Pod) -> Iterator[str]:
             continue
         run = line[2] if line[1] == "eval" and len(line) > 2 else None
         out = run or option(line, "-o") or option(line, "--out")
-        if out is not None and not is_below(str(folder / out), written(pod, container, (CLAIM,))):
+        claims = writable_mounts(pod, container, (CLAIM,))
+        if out is not None and not is_below(str(folder / out), claims):
             yield (
                 f"container {container.get('name')} writes to {out}, and no claim is mounted there "
                 "to write to: mount one without readOnly"

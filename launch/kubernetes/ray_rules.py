@@ -8,8 +8,16 @@ from typing import Any
 
 import yaml
 
-from launch.kubernetes.mounts import is_below
-from launch.kubernetes.objects import Manifest, Pod, at, name_of, pods_of_ray
+from launch.kubernetes.objects import (
+    Manifest,
+    Pod,
+    at,
+    by_name,
+    is_below,
+    name_of,
+    of_kind,
+    pods_of_ray,
+)
 
 _GRACE_SECONDS = 30
 _FILES = ("bundle", "token_file")
@@ -17,7 +25,7 @@ _FILES = ("bundle", "token_file")
 
 def ray_asks_for_a_token(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Whoever reaches Ray's ports without one can run any code."""
-    for service in _services(manifests):
+    for service in of_kind(manifests, "RayService"):
         mode = at(service, "spec", "rayClusterConfig", "authOptions").get("mode")
         if mode != "token":
             yield f"{name_of(service)}: authOptions.mode is {mode}: Ray obeys anybody; give token"
@@ -25,7 +33,7 @@ def ray_asks_for_a_token(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 def head_serves_nothing(manifests: Sequence[Manifest]) -> Iterator[str]:
     """A replica on the head would go with it."""
-    for service in _services(manifests):
+    for service in of_kind(manifests, "RayService"):
         group = at(service, "spec", "rayClusterConfig", "headGroupSpec")
         cpus = at(group, "rayStartParams").get("num-cpus")
         if cpus != "0":
@@ -35,13 +43,10 @@ def head_serves_nothing(manifests: Sequence[Manifest]) -> Iterator[str]:
 def redis_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
     """redisAddress is a Service of the manifests, and a port of it."""
     services = {
-        at(manifest, "metadata").get("name"): [
-            port.get("port") for port in at(manifest, "spec").get("ports", ())
-        ]
-        for manifest in manifests
-        if manifest.get("kind") == "Service"
+        name: [port.get("port") for port in at(manifest, "spec").get("ports", ())]
+        for name, manifest in by_name(manifests, "Service").items()
     }
-    for service in _services(manifests):
+    for service in of_kind(manifests, "RayService"):
         options = at(service, "spec", "rayClusterConfig", "gcsFaultToleranceOptions")
         host, _, port = str(options.get("redisAddress", "")).partition(":")
         if host and port not in map(str, services.get(host, ())):
@@ -50,7 +55,7 @@ def redis_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Bundle, tokens and galleries that serveConfigV2 names: a replica may start in any pod."""
-    for service in _services(manifests):
+    for service in of_kind(manifests, "RayService"):
         paths = [path for arguments in _arguments(service) for path in _paths(arguments)]
         for pod in _pods(service):
             mounts = [m for each in pod.containers for m in each.get("volumeMounts", ())]
@@ -62,7 +67,7 @@ def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 def api_is_at_its_port(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Port `serve` of every pod is the one that serveConfigV2 listens at, for all addresses."""
-    for service in _services(manifests):
+    for service in of_kind(manifests, "RayService"):
         http = at(_config(service), "http_options")
         if http.get("host") != "0.0.0.0":
             yield f"{name_of(service)}: http_options.host is {http.get('host')}: give 0.0.0.0"
@@ -75,7 +80,7 @@ def api_is_at_its_port(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 def requests_end_before_their_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Ray ends at once by SIGTERM: what its pod answers by then needs preStop to wait for it."""
-    for service in _services(manifests):
+    for service in of_kind(manifests, "RayService"):
         request = max((_request_seconds(each) for each in _arguments(service)), default=0.0)
         for pod in _pods(service):
             grace = pod.spec.get("terminationGracePeriodSeconds", _GRACE_SECONDS)
@@ -87,10 +92,6 @@ def requests_end_before_their_pod(manifests: Sequence[Manifest]) -> Iterator[str
                         f"and terminationGracePeriodSeconds {grace} are not in this order: raise "
                         "the later ones"
                     )
-
-
-def _services(manifests: Sequence[Manifest]) -> Iterator[Manifest]:
-    return (manifest for manifest in manifests if manifest.get("kind") == "RayService")
 
 
 def _pods(service: Manifest) -> Iterator[Pod]:

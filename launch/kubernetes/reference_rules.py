@@ -1,6 +1,8 @@
-"""Rules between manifests: what one names, another has to be.
+"""Rules between manifests: what one refers to is among them, and NetworkPolicies admit the needed
+peers and ports.
 
-Secrets are made by hand and looked for nowhere. Each rule gives whole lines.
+Secrets are created by hand and not looked for. NetworkPolicies do not apply on the host's network.
+Each rule yields whole lines.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,8 +10,22 @@ from pathlib import PurePosixPath
 
 import yaml
 
-from launch.kubernetes.mounts import CLAIM, is_below, written
-from launch.kubernetes.objects import Manifest, Pod, at, jobs, name_of, pods, words
+from launch.kubernetes.objects import (
+    CLAIM,
+    Job,
+    Manifest,
+    Pod,
+    at,
+    by_name,
+    is_below,
+    jobs,
+    name_of,
+    of_kind,
+    option,
+    pods,
+    words,
+    writable_mounts,
+)
 
 
 def selectors_match(manifests: Sequence[Manifest]) -> Iterator[str]:
@@ -57,12 +73,8 @@ def _selects(
 def config_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
     """ConfigMaps that pods mount are among the manifests, with the keys that are used of them."""
     maps = {
-        at(manifest, "metadata").get("name"): {
-            *at(manifest, "data"),
-            *at(manifest, "binaryData"),
-        }
-        for manifest in manifests
-        if manifest.get("kind") == "ConfigMap"
+        name: {*at(manifest, "data"), *at(manifest, "binaryData")}
+        for name, manifest in by_name(manifests, "ConfigMap").items()
     }
     for pod in pods(manifests):
         for volume in pod.volumes.values():
@@ -72,7 +84,7 @@ def config_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
             if source.get("name") not in maps:
                 yield f"{pod.where} mounts ConfigMap {source.get('name')}, which is not there"
                 continue
-            keys = maps[source.get("name")]
+            keys = maps[source["name"]]
             for key in _keys(pod, volume):
                 if key not in keys:
                     yield (
@@ -100,11 +112,7 @@ def _keys(pod: Pod, volume: Manifest) -> Iterator[str]:
 
 def claims_are_there(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Claims that pods mount are among the manifests."""
-    claims = {
-        at(manifest, "metadata").get("name")
-        for manifest in manifests
-        if manifest.get("kind") == "PersistentVolumeClaim"
-    }
+    claims = by_name(manifests, "PersistentVolumeClaim")
     for pod in pods(manifests):
         for volume in pod.volumes.values():
             claim = at(volume, "persistentVolumeClaim").get("claimName")
@@ -112,17 +120,13 @@ def claims_are_there(manifests: Sequence[Manifest]) -> Iterator[str]:
                 yield f"{pod.where} mounts claim {claim}, which is not there"
 
 
-def meeting_has_a_name(manifests: Sequence[Manifest]) -> Iterator[str]:
+def rendezvous_has_a_name(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Pods of a plain training Job know each other's names before they are ready."""
-    services = {
-        at(manifest, "metadata").get("name"): at(manifest, "spec")
-        for manifest in manifests
-        if manifest.get("kind") == "Service"
-    }
+    services = by_name(manifests, "Service")
     for job in jobs(manifests):
         if not job.where.startswith("Job/") or job.trainer is None:
             continue
-        service = services.get(job.pod.spec.get("subdomain"), {})
+        service = at(services, str(job.pod.spec.get("subdomain")), "spec")
         if service.get("clusterIP") != "None" or not service.get("publishNotReadyAddresses"):
             yield (
                 f"{job.where}: no headless Service named as its subdomain "
@@ -133,9 +137,7 @@ def meeting_has_a_name(manifests: Sequence[Manifest]) -> Iterator[str]:
 def runs_can_be_written(manifests: Sequence[Manifest]) -> Iterator[str]:
     """The folder `run` of the mounted recipe lies on a claim that is not read-only."""
     maps = {
-        at(manifest, "metadata").get("name"): at(manifest, "data")
-        for manifest in manifests
-        if manifest.get("kind") == "ConfigMap"
+        name: at(manifest, "data") for name, manifest in by_name(manifests, "ConfigMap").items()
     }
     for job in jobs(manifests):
         if (trainer := job.trainer) is None:
@@ -143,7 +145,7 @@ def runs_can_be_written(manifests: Sequence[Manifest]) -> Iterator[str]:
         names = [at(v, "configMap").get("name") for v in job.pod.volumes.values()]
         recipe = yaml.safe_load(at(maps, *filter(None, names)).get("recipe.yaml", "{}"))
         run = PurePosixPath(trainer.get("workingDir", "/")) / str(at(recipe).get("run", "."))
-        if not is_below(str(run), written(job.pod, trainer, (CLAIM,))):
+        if not is_below(str(run), writable_mounts(job.pod, trainer, (CLAIM,))):
             yield (
                 f"{job.where}: the recipe's run is {run}, and no claim is mounted there to write "
                 "to: mount one without readOnly"
@@ -153,13 +155,10 @@ def runs_can_be_written(manifests: Sequence[Manifest]) -> Iterator[str]:
 def runtime_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
     """A TrainJob's runtime is among the manifests, for as many nodes."""
     runtimes = {
-        at(manifest, "metadata").get("name"): at(manifest, "spec", "mlPolicy").get("numNodes", 1)
-        for manifest in manifests
-        if manifest.get("kind") == "TrainingRuntime"
+        name: at(manifest, "spec", "mlPolicy").get("numNodes", 1)
+        for name, manifest in by_name(manifests, "TrainingRuntime").items()
     }
-    for manifest in manifests:
-        if manifest.get("kind") != "TrainJob":
-            continue
+    for manifest in of_kind(manifests, "TrainJob"):
         reference = at(manifest, "spec", "runtimeRef")
         name = reference.get("name")
         if reference.get("kind") != "TrainingRuntime" or name not in runtimes:
@@ -170,11 +169,70 @@ def runtime_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
             yield f"{name_of(manifest)} has {nodes} nodes and its runtime {runtimes[name]}"
 
 
+def no_policy_lets_all_in(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """What is open to all is named by its port."""
+    for policy in of_kind(manifests, "NetworkPolicy"):
+        for rule in at(policy, "spec").get("ingress", ()):
+            if not rule.get("from") and not rule.get("ports"):
+                yield f"{name_of(policy)} lets everybody to all ports: name ports, or who may"
+
+
+def training_is_reached(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """The pods of a run reach each other at all ports, and everybody the metrics of every rank."""
+    for job in jobs(manifests):
+        if job.trainer is None or job.pod.spec.get("hostNetwork"):
+            continue
+        rules = [
+            rule
+            for policy in of_kind(manifests, "NetworkPolicy")
+            if _applies_to(policy, job.pod)
+            for rule in at(policy, "spec").get("ingress", ())
+        ]
+        if not any(_lets_in(rule, job.pod) for rule in rules):
+            yield f"{job.where}: no NetworkPolicy lets its pods to one another and nobody else"
+        ports = _metrics(job)
+        if not any(_opens(rule, port) for rule in rules for port in ports[:1]):
+            yield f"{job.where}: no NetworkPolicy lets Prometheus to port {ports[0]}: open it"
+        elif not all(any(_opens(rule, port) for rule in rules) for port in ports):
+            yield (
+                f"{job.where}: its ranks' metrics are at ports {ports[0]} to {ports[-1]}, and its "
+                "NetworkPolicy opens fewer: raise endPort"
+            )
+
+
+def _applies_to(policy: Manifest, pod: Pod) -> bool:
+    return at(policy, "spec", "podSelector", "matchLabels").items() <= pod.labels.items()
+
+
+def _lets_in(rule: Manifest, pod: Pod) -> bool:
+    """Whether it lets pods like this one to all ports."""
+    peers = [at(peer, "podSelector", "matchLabels") for peer in rule.get("from", ())]
+    return not rule.get("ports") and any(p and p.items() <= pod.labels.items() for p in peers)
+
+
+def _metrics(job: Job) -> list[int]:
+    """Where the pod's ranks show their metrics."""
+    trainer = job.trainer or {}
+    ranks = option(words(trainer, job.given), "--nproc") or "1"
+    ports = {port.get("name"): port.get("containerPort") for port in trainer.get("ports", ())}
+    first = ports.get("metrics", 0)
+    return [first + rank for rank in range(int(ranks) if ranks.isdecimal() else 1)]
+
+
+def _opens(rule: Manifest, port: int) -> bool:
+    if rule.get("from"):
+        return False
+    spans = [(p.get("port"), p.get("endPort", p.get("port"))) for p in rule.get("ports", ())]
+    return any(isinstance(a, int) and a <= port <= b for a, b in spans)
+
+
 REFERENCE_RULES = (
     selectors_match,
     config_is_there,
     claims_are_there,
-    meeting_has_a_name,
+    rendezvous_has_a_name,
     runs_can_be_written,
     runtime_is_there,
+    no_policy_lets_all_in,
+    training_is_reached,
 )

@@ -6,6 +6,7 @@ kustomization that puts in the recipe, the number of pods and ranks, and the ima
 
 import re
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,11 +16,14 @@ import yaml
 
 from launch.kubernetes.agreement import check_agreement, on_devices
 from launch.kubernetes.checks import problems
-from launch.kubernetes.kustomize import FOLDER, OVERLAYS, build
-from launch.kubernetes.objects import GPU
-from launch.kubernetes.quantity import times
+from launch.kubernetes.objects import GPU, multiply
 from trainer.config import Recipe
 from trainer.recipe import dump_recipe
+
+# Beside the packages, in a checkout and where kway is installed.
+FOLDER = Path(__file__).parents[2] / "k8s"
+OVERLAYS = FOLDER / "overlays"
+_BUILD_SECONDS = 60
 
 # Losing pod 0 makes every other pod fail once.
 _TRIES = 4
@@ -138,7 +142,7 @@ def _job(size: Size, shipped: Path) -> dict[str, Any]:
     }
     gpus = {GPU: str(size.gpus)} if size.gpus else {}
     container["resources"] = {
-        kind: {**{name: times(amount, size.ranks) for name, amount in amounts.items()}, **gpus}
+        kind: {**{name: multiply(amount, size.ranks) for name, amount in amounts.items()}, **gpus}
         for kind, amounts in pod["containers"][0]["resources"].items()
     }
     return {
@@ -157,7 +161,10 @@ def _job(size: Size, shipped: Path) -> dict[str, Any]:
 def _memory(pod: dict[str, Any], size: Size) -> list[dict[str, Any]]:
     """The pod's volumes of memory, as large as its ranks need."""
     return [
-        {"name": volume["name"], "emptyDir": {"sizeLimit": times(folder["sizeLimit"], size.ranks)}}
+        {
+            "name": volume["name"],
+            "emptyDir": {"sizeLimit": multiply(folder["sizeLimit"], size.ranks)},
+        }
         for volume in pod["volumes"]
         if (folder := volume.get("emptyDir", {})).get("medium") == "Memory"
     ]
@@ -188,3 +195,25 @@ def _write(folder: Path, tree: dict[str, Any]) -> None:
     head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     text = yaml.safe_dump({**head, **tree}, sort_keys=False)
     (folder / "kustomization.yaml").write_text(text, encoding="utf-8")
+
+
+def kustomize_command() -> list[str]:
+    """The command that builds a folder; FileNotFoundError where there is none."""
+    if (path := shutil.which("kustomize")) is not None:
+        return [path, "build"]
+    if (path := shutil.which("kubectl")) is not None:
+        return [path, "kustomize"]
+    raise FileNotFoundError(
+        "neither kubectl nor kustomize is on PATH: install kubectl 1.27 or newer "
+        "(https://kubernetes.io/docs/tasks/tools), which brings both"
+    )
+
+
+def build(folder: Path) -> str:
+    """The manifests of a kustomization's folder as YAML; ValueError with what kustomize says."""
+    command = [*kustomize_command(), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
+    if done.returncode:
+        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise ValueError(f"kustomize refuses {folder.name}: {reason}")
+    return done.stdout

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from launch.plan.plan import Asked, Plan, make_plan
+from launch.plan.plan import Plan, PlanRequest, make_plan
 from trainer.config import Recipe
 from trainer.strategies.base import StrategyKind
 
@@ -21,29 +21,29 @@ class Change:
     fits: bool
 
 
-def changes(plan: Plan, asked: Asked) -> list[Change]:
+def changes(plan: Plan, request: PlanRequest) -> list[Change]:
     """Changes, cheapest first, until the plan fits; those that save too little are left out."""
     recipe, best = plan.recipe, plan
     found: list[Change] = []
-    for what, changed in _candidates(recipe, asked):
+    for what, changed in _candidates(recipe, request):
         if best.memory.fits:
             return found
-        tried = make_plan(_with(best.recipe, changed), asked)
+        tried = make_plan(_with(best.recipe, changed), request)
         saved, missing = best.memory.peak - tried.memory.peak, best.memory.missing
         if saved >= _WORTH_SAYING * missing:
             best = tried
             found.append(Change(what, tried.memory.peak, tried.memory.fits))
-    nodes = asked.nodes
+    nodes = request.nodes
     while not best.memory.fits and nodes < _MOST_NODES:
         nodes *= 2
-        best = make_plan(best.recipe, replace(asked, nodes=nodes))
+        best = make_plan(best.recipe, replace(request, nodes=nodes))
         if best.memory.fits:
             found.append(Change(f"--nodes {nodes}", best.memory.peak, True))
     return found
 
 
-def _candidates(recipe: Recipe, asked: Asked) -> Iterator[tuple[str, dict[str, object]]]:
-    train, ranks = recipe.train, asked.nodes * asked.gpus
+def _candidates(recipe: Recipe, request: PlanRequest) -> Iterator[tuple[str, dict[str, object]]]:
+    train, ranks = recipe.train, request.nodes * request.gpus
     if ranks > 1 and train.class_group != "world":
         yield "train.class_group=world", {"class_group": "world"}
     if not train.activation_checkpointing:
@@ -61,20 +61,20 @@ def _candidates(recipe: Recipe, asked: Asked) -> Iterator[tuple[str, dict[str, o
 
 
 def _with(recipe: Recipe, changed: dict[str, object]) -> Recipe:
-    room = "head" if "memory_mib" in changed else "train"
-    part = getattr(recipe, room).model_copy(update=changed)
-    return recipe.model_copy(update={room: part})
+    section = "head" if "memory_mib" in changed else "train"
+    part = getattr(recipe, section).model_copy(update=changed)
+    return recipe.model_copy(update={section: part})
 
 
 def warnings(plan: Plan) -> list[str]:
-    """What a start would refuse or do badly, one line each."""
+    """What training would reject or do badly, one line each."""
     recipe, cluster = plan.recipe, plan.cluster
     train, machine = recipe.train, cluster.machine
-    said = {
+    conditions = {
         f"train.global_batch is {train.global_batch} and there are {cluster.ranks} ranks: some "
         "have no rows; raise it or take fewer GPUs": train.global_batch < cluster.ranks,
         f"{plan.classes.nodes} rows of the head for {cluster.class_ranks} ranks of a class group: "
-        "some hold none; lower train.class_group": plan.classes.fewest(cluster.class_ranks) == 0,
+        "some hold none; lower train.class_group": plan.classes.min_nodes(cluster.class_ranks) == 0,
         f"{machine.name} has no {train.precision}: choose train.precision=fp16 or fp32": (
             train.precision not in machine.flops
         ),
@@ -86,4 +86,4 @@ def warnings(plan: Plan) -> list[str]:
             not plan.classes.exact
         ),
     }
-    return [line for line, applies in said.items() if applies]
+    return [line for line, applies in conditions.items() if applies]

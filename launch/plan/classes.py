@@ -34,18 +34,18 @@ class Classes:
     plain: bool
     exact: bool
 
-    def held(self, group_size: int) -> int:
+    def max_nodes(self, group_size: int) -> int:
         """Nodes of the fullest rank."""
         return -(-self.nodes // group_size)
 
-    def fewest(self, group_size: int) -> int:
+    def min_nodes(self, group_size: int) -> int:
         """Nodes of the last rank, which has the fewest."""
         start, stop = shard_range(self.nodes, group_size - 1, group_size)
         return stop - start
 
-    def held_classes(self, group_size: int) -> int:
+    def max_classes(self, group_size: int) -> int:
         """Classes of the fullest rank, evenly spread over the nodes."""
-        held = self.held(group_size)
+        held = self.max_nodes(group_size)
         return min(held, -(-held * self.num_classes // self.nodes))
 
 

@@ -24,7 +24,7 @@ from data.loading.order import share
 from heads.dtensors import sharded_rows
 from heads.weights import shard_range
 from launch.plan.classes import Classes, classes_of, shards_of
-from launch.plan.plan import Asked
+from launch.plan.plan import PlanRequest
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.config import Recipe
 from trainer.strategies.base import Strategy
@@ -33,7 +33,7 @@ from trainer.world import World, mesh_shape
 
 @dataclass(frozen=True)
 class RankShape:
-    """One rank: its place, its rows of the head, weights of the backbone and samples a step."""
+    """One rank: coordinates, rows of the head, weights of the backbone and samples a step."""
 
     rank: int
     node: int
@@ -60,15 +60,15 @@ class Ranks:
         return asdict(self)
 
 
-def dry_run(recipe: Recipe, asked: Asked) -> Ranks:
+def dry_run(recipe: Recipe, request: PlanRequest) -> Ranks:
     """Build the first rank, the last, the middle one and that with the fewest classes.
 
     Raises what a start would: ValueError where the class group does not divide the ranks, or where
     some ranks' parts do not add up to the whole.
     """
-    size = asked.nodes * asked.gpus
-    shape = mesh_shape(recipe.train.class_group, size=size, local_size=asked.gpus)
-    classes = classes_of(recipe, shards_of(recipe), asked.classes, class_ranks=shape[1])
+    size = request.nodes * request.gpus
+    shape = mesh_shape(recipe.train.class_group, size=size, local_size=request.gpus)
+    classes = classes_of(recipe, shards_of(recipe), request.classes, class_ranks=shape[1])
     _check_sums(recipe, classes, shape[1], size)
     chosen = sorted({0, size // 2, _fewest(classes, shape[1]), size - 1})
     with torch.device("meta"):
@@ -80,7 +80,7 @@ def dry_run(recipe: Recipe, asked: Asked) -> Ranks:
         dim=whole.dim,
         backbone_numel=sum(p.numel() for p in whole.parameters()),
         global_batch=recipe.train.global_batch,
-        ranks=tuple(_build(recipe, asked, classes, whole.dim, rank, shape) for rank in chosen),
+        ranks=tuple(_build(recipe, request, classes, whole.dim, rank, shape) for rank in chosen),
     )
 
 
@@ -88,15 +88,8 @@ def show(ranks: Ranks, console: Console) -> None:
     """One row a rank."""
     title = f"{ranks.size} ranks, mesh data {ranks.mesh[0]} x class {ranks.mesh[1]}"
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in (
-        "rank",
-        "node",
-        "data",
-        "class",
-        "head rows",
-        "backbone weights",
-        "samples a step",
-    ):
+    names = ("rank", "node", "data", "class", "head rows", "backbone weights", "samples a step")
+    for name in names:
         table.add_column(name, justify="right", overflow="fold")
     for rank in ranks.ranks:
         start, stop = rank.head_rows
@@ -118,21 +111,26 @@ def show(ranks: Ranks, console: Console) -> None:
 
 
 def _build(
-    recipe: Recipe, asked: Asked, classes: Classes, dim: int, rank: int, shape: tuple[int, int]
+    recipe: Recipe,
+    request: PlanRequest,
+    classes: Classes,
+    dim: int,
+    rank: int,
+    shape: tuple[int, int],
 ) -> RankShape:
-    with _world(rank, asked, shape) as world:
+    with _world(rank, request, shape) as world:
         with torch.device("meta"):
             backbone = build_backbone(recipe.backbone.without_weights(), image=recipe.data.image)
         pieces = _strategy(recipe, backbone, world).live()
-        data, place = (0, 0) if world.mesh is None else _coordinate(world)
-        start, stop = shard_range(classes.nodes, place, shape[1])
+        data, class_ = (0, 0) if world.mesh is None else _coordinate(world)
+        start, stop = shard_range(classes.nodes, class_, shape[1])
         _check_shard(world, start, stop, classes.nodes, dim)
         samples = share(recipe.train.global_batch, rank, world.size)
         return RankShape(
             rank=rank,
-            node=rank // asked.gpus,
+            node=rank // request.gpus,
             data=data,
-            class_=place,
+            class_=class_,
             head_rows=(start, stop),
             backbone_numel=sum(piece.numel() for piece in pieces.values()),
             samples=(samples.start, samples.stop),
@@ -140,8 +138,8 @@ def _build(
 
 
 @contextmanager
-def _world(rank: int, asked: Asked, shape: tuple[int, int]) -> Iterator[World]:
-    size, local = asked.nodes * asked.gpus, rank % asked.gpus
+def _world(rank: int, request: PlanRequest, shape: tuple[int, int]) -> Iterator[World]:
+    size, local = request.nodes * request.gpus, rank % request.gpus
     cpu = torch.device("cpu")
     if size == 1:
         yield World(0, 1, 0, 1, cpu, None)
@@ -149,7 +147,7 @@ def _world(rank: int, asked: Asked, shape: tuple[int, int]) -> Iterator[World]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "class"))
-        yield World(rank, size, local, asked.gpus, cpu, mesh)
+        yield World(rank, size, local, request.gpus, cpu, mesh)
     finally:
         dist.destroy_process_group()
 
@@ -189,10 +187,9 @@ def _check_sums(recipe: Recipe, classes: Classes, class_ranks: int, size: int) -
 
 def _fewest(classes: Classes, class_ranks: int) -> int:
     """The first rank whose shard is the smallest."""
-    sizes = [
-        stop - start
-        for start, stop in (
-            shard_range(classes.nodes, rank, class_ranks) for rank in range(class_ranks)
-        )
-    ]
-    return sizes.index(min(sizes))
+
+    def size(rank: int) -> int:
+        start, stop = shard_range(classes.nodes, rank, class_ranks)
+        return stop - start
+
+    return min(range(class_ranks), key=size)

@@ -6,16 +6,20 @@ from pathlib import Path
 import numpy as np
 
 from data import Manifest
+from launch.plan.backbone_cost import BackboneCost, measure_backbone
 from launch.plan.classes import Classes, classes_of, num_samples, shards_of
 from launch.plan.cluster import Cluster, Machine
-from launch.plan.head_shape import HeadShape, head_shape
-from launch.plan.head_traffic import engine_traffic, factored_traffic
-from launch.plan.host import ClassListCost, HostMemory, host_memory
-from launch.plan.loss_cost import measure_loss
-from launch.plan.memory import Memory, memory_of
-from launch.plan.network import Network, measure_network
+from launch.plan.device_memory import Memory, memory_of
+from launch.plan.head_cost import HeadShape, head_shape, measure_loss
+from launch.plan.host_memory import ClassListCost, HostMemory, host_memory
 from launch.plan.step_time import StepTime, step_time
-from launch.plan.trainer_traffic import batch_norm_traffic, first_rank_traffic, odd_numbers
+from launch.plan.traffic import (
+    batch_norm_traffic,
+    engine_traffic,
+    factored_traffic,
+    first_rank_traffic,
+    scalar_traffic,
+)
 from trainer.config import Recipe
 from trainer.strategies.cost import Collective, Spread
 from trainer.world import mesh_shape
@@ -33,7 +37,7 @@ class Plan:
     recipe: Recipe
     cluster: Cluster
     classes: Classes
-    network: Network
+    backbone: BackboneCost
     head: HeadShape
     memory: Memory
     host: HostMemory
@@ -56,7 +60,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """What a plan is made for, besides the recipe. None means the numbers of the shards; for
     `host_bytes`, the main memory of a machine, it means unknown, except on CPUs."""
 
@@ -75,52 +79,54 @@ class Asked:
         return self.host_bytes
 
 
-def make_plan(recipe: Recipe, asked: Asked, *, label_vectors: np.ndarray | None = None) -> Plan:
+def make_plan(
+    recipe: Recipe, request: PlanRequest, *, label_vectors: np.ndarray | None = None
+) -> Plan:
     """Plan one optimizer step; `label_vectors` [K, D] stand in for those of shards.
 
     Raises ValueError for what a start would refuse: a class group that does not divide the ranks,
     or classes that nobody counts.
     """
-    ranks = asked.nodes * asked.gpus
-    _, class_ranks = mesh_shape(recipe.train.class_group, size=ranks, local_size=asked.gpus)
-    cluster = Cluster(asked.machine, asked.nodes, asked.gpus, class_ranks)
+    ranks = request.nodes * request.gpus
+    _, class_ranks = mesh_shape(recipe.train.class_group, size=ranks, local_size=request.gpus)
+    cluster = Cluster(request.machine, request.nodes, request.gpus, class_ranks)
     manifest = shards_of(recipe)
     classes = classes_of(
-        recipe, manifest, asked.classes, label_vectors=label_vectors, class_ranks=class_ranks
+        recipe, manifest, request.classes, label_vectors=label_vectors, class_ranks=class_ranks
     )
     share = -(-recipe.train.global_batch // ranks)
     parts = min(recipe.train.micro_batches, share)
-    cuda = asked.machine.kind == "cuda"
-    network = measure_network(recipe, rows=-(-share // parts), ranks=ranks, cuda=cuda)
+    cuda = request.machine.kind == "cuda"
+    backbone = measure_backbone(recipe, rows=-(-share // parts), ranks=ranks, cuda=cuda)
     loss = measure_loss(recipe.head.loss)
     # A loss that couples rows sees all features first: then every part's forward is made twice.
     passes = 2 * parts if loss.couples_rows and parts > 1 else parts
-    head = head_shape(recipe, network, classes, loss, cluster)
-    strategy = _spread(recipe, network, ranks, passes=passes, parts=parts)
-    collectives = _collectives(recipe, network, strategy, head, cluster, passes, parts)
-    memory = memory_of(recipe, network, strategy, head, cluster, parts)
+    head = head_shape(recipe, backbone, classes, loss, cluster)
+    strategy = _spread(recipe, backbone, ranks, passes=passes, parts=parts)
+    collectives = _collectives(recipe, backbone, strategy, head, cluster, passes, parts)
+    memory = memory_of(recipe, backbone, strategy, head, cluster, parts)
     return Plan(
         recipe=recipe,
         cluster=cluster,
         classes=classes,
-        network=network,
+        backbone=backbone,
         head=head,
         memory=memory,
         host=host_memory(
             recipe,
-            network,
+            backbone,
             head,
             memory,
             cluster,
             ClassListCost.assumed() if manifest is None else ClassListCost.of(manifest.classes),
             label_vectors=_vector_bytes(recipe, manifest, label_vectors),
-            capacity=asked.main_memory,
+            capacity=request.main_memory,
         ),
         collectives=collectives,
         time=step_time(
-            recipe, network, strategy, head, collectives, cluster, passes=passes, parts=parts
+            recipe, backbone, strategy, head, collectives, cluster, passes=passes, parts=parts
         ),
-        samples=num_samples(recipe, manifest, asked.samples),
+        samples=num_samples(recipe, manifest, request.samples),
         parts=parts,
     )
 
@@ -135,15 +141,17 @@ def _vector_bytes(recipe: Recipe, manifest: Manifest | None, given: np.ndarray |
     return path.stat().st_size if path.is_file() else 0
 
 
-def _spread(recipe: Recipe, network: Network, ranks: int, *, passes: int, parts: int) -> Spread:
+def _spread(
+    recipe: Recipe, backbone: BackboneCost, ranks: int, *, passes: int, parts: int
+) -> Spread:
     if ranks == 1:
-        return Spread.alone(network.units)
-    return recipe.train.strategy.spread(network.units, ranks, passes=passes, parts=parts)
+        return Spread.alone(backbone.units)
+    return recipe.train.strategy.spread(backbone.units, ranks, passes=passes, parts=parts)
 
 
 def _collectives(
     recipe: Recipe,
-    network: Network,
+    backbone: BackboneCost,
     strategy: Spread,
     head: HeadShape,
     cluster: Cluster,
@@ -153,12 +161,12 @@ def _collectives(
     factored = recipe.head.weights.kind == "factored"
     of_head = factored_traffic if factored else engine_traffic
     weighing = 1 if head.loss.couples_rows else parts
-    return cluster.happening(
+    return cluster.nontrivial(
         [
-            *batch_norm_traffic(network, cluster, passes=passes, parts=parts),
-            *first_rank_traffic(recipe, network),
+            *batch_norm_traffic(backbone, cluster, passes=passes, parts=parts),
+            *first_rank_traffic(recipe, backbone),
             *of_head(head, cluster),
             *strategy.collectives,
-            *odd_numbers(recipe, network, cluster, parts=weighing),
+            *scalar_traffic(recipe, backbone, cluster, parts=weighing),
         ]
     )

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from launch.plan.backbone_cost import BackboneCost
 from launch.plan.cluster import Cluster, Machine
-from launch.plan.head_shape import FLOAT32, HeadShape
-from launch.plan.ledger import Products, Work
-from launch.plan.network import Network
+from launch.plan.head_cost import HeadShape
+from launch.plan.operations import Products, Work
 from trainer.config import Recipe
-from trainer.strategies.cost import Collective, Phase, Spread
+from trainer.strategies.cost import FLOAT32, Collective, Phase, Spread
 
 Bound = Literal["compute", "memory bandwidth", "links in the node", "links between nodes"]
 PHASES: tuple[Phase, ...] = ("forward", "head", "backward", "optimizer", "step")
@@ -63,7 +63,7 @@ class StepTime:
 
 def step_time(
     recipe: Recipe,
-    network: Network,
+    backbone: BackboneCost,
     spread: Spread,
     head: HeadShape,
     collectives: Iterable[Collective],
@@ -73,20 +73,19 @@ def step_time(
     parts: int,
 ) -> StepTime:
     """One optimizer step of the fullest rank."""
-    machine = cluster.machine
     factored = recipe.head.weights.kind == "factored"
     head_work = _factored_work(head) if factored else _head_work(head)
     works: dict[Phase, list[Work]] = {
-        "forward": [*network.forward] * passes,
+        "forward": [*backbone.forward] * passes,
         "head": [*head_work] * head.calls,
-        "backward": [*network.backward] * parts,
+        "backward": [*backbone.backward] * parts,
         "optimizer": [_optimizer_work(recipe, spread, head)],
         "step": [],
     }
     own = list(collectives)
     phases = tuple(_phase(each, works[each], own, cluster, recipe) for each in PHASES)
     flops = float(sum(work.flops for phase in works.values() for work in phase))
-    return StepTime(tuple(p for p in phases if p.seconds), flops) if machine else StepTime((), 0)
+    return StepTime(tuple(p for p in phases if p.seconds), flops)
 
 
 def _phase(

@@ -1,6 +1,6 @@
 """A plan as a person reads it: one table a question, good in 80 columns; and as JSON."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.plan.advice import Change
-from launch.plan.host import HOST_MOMENTS, HostMoment
-from launch.plan.memory import MOMENTS
+from launch.plan.device_memory import MOMENTS, Memory
+from launch.plan.host_memory import HOST_MOMENTS, HostMemory, HostMoment
 from launch.plan.plan import Plan
 from trainer.strategies.cost import Collective
 
@@ -45,7 +45,7 @@ def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> d
         "machine": asdict(cluster.machine),
         "mesh": {"data": cluster.data_ranks, "class": cluster.class_ranks},
         "classes": asdict(plan.classes),
-        "backbone_weights": plan.network.numel,
+        "backbone_weights": plan.backbone.numel,
         "head_rows_a_rank": plan.head.nodes,
         "memory": {
             "lines": [asdict(line) for line in memory.lines],
@@ -96,36 +96,32 @@ def _headline(plan: Plan) -> Text:
         f"{plan.recipe.run}: {cluster.nodes} x {cluster.gpus} x {cluster.machine.name}, "
         f"mesh data {cluster.data_ranks} x class {cluster.class_ranks}, {strategy.label}, "
         f"{train.precision}\n"
-        f"backbone {plan.network.numel:,} weights; head {config.weights.kind} x "
+        f"backbone {plan.backbone.numel:,} weights; head {config.weights.kind} x "
         f"{config.loss.kind}, {plan.classes.num_classes:,} classes, {plan.classes.nodes:,} x "
         f"{head.dim} numbers, {head.nodes:,} rows a rank\n"
-        f"global batch {train.global_batch:,}: {parts:,} a rank in parts of {plan.network.rows:,}; "
-        f"the head sees {head.group_rows:,} rows a class group at a time"
+        f"global batch {train.global_batch:,}: {parts:,} a rank in parts of "
+        f"{plan.backbone.rows:,}; the head sees {head.group_rows:,} rows a class group at a time"
     )
 
 
 def _memory(plan: Plan) -> Table:
-    memory = plan.memory
-    table = _table(f"memory of the fullest rank, of {size(memory.capacity)}")
-    table.add_column("", overflow="fold")
-    for moment in MOMENTS:
-        table.add_column(f"in {moment}", justify="right", no_wrap=True)
-    for line in memory.lines:
-        table.add_row(line.what, *(size(getattr(line, moment)) for moment in MOMENTS))
-    totals = [size(memory.total(moment)) for moment in MOMENTS]
-    table.add_row("all", *totals, style="bold")
-    return table
+    title = f"memory of the fullest rank, of {size(plan.memory.capacity)}"
+    return _phases(title, {moment: f"in {moment}" for moment in MOMENTS}, plan.memory)
 
 
 def _host(plan: Plan) -> Table:
-    host = plan.host
-    table = _table("main memory of a rank")
+    return _phases("main memory of a rank", _HOST_PHASES, plan.host)
+
+
+def _phases(title: str, headings: Mapping[Any, str], memory: Memory | HostMemory) -> Table:
+    """The lines of `memory` and their totals, in a column for each phase."""
+    table = _table(title)
     table.add_column("", overflow="fold")
-    for moment in HOST_MOMENTS:
-        table.add_column(_HOST_PHASES[moment], justify="right", no_wrap=True)
-    for line in host.lines:
-        table.add_row(line.what, *(size(getattr(line, moment)) for moment in HOST_MOMENTS))
-    table.add_row("all", *(size(host.total(moment)) for moment in HOST_MOMENTS), style="bold")
+    for heading in headings.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in memory.lines:
+        table.add_row(line.what, *(size(getattr(line, phase)) for phase in headings))
+    table.add_row("all", *(size(memory.total(phase)) for phase in headings), style="bold")
     return table
 
 

@@ -1,5 +1,1 @@
-"""The ranks of a run: where they are, how they are started, watched, stopped and started anew."""
-
-from launch.ranks.placement import Placement
-
-__all__ = ["Placement"]
+"""The ranks of a run: how they find each other, start, are watched, stopped and restarted."""

@@ -1,9 +1,13 @@
-"""torch's elastic agent with an end that keeps what the ranks have: who is waited for, who is
-signalled, whose exit code counts, and which failures are worth another try."""
+"""torch's elastic agent with an orderly shutdown: it waits for ranks that save, forwards signals,
+decides which rank's exit code is the run's, and restarts the ranks only after retryable failures.
+
+Exit codes are as in subprocess: a rank that a signal ended has minus the signal's number.
+"""
 
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from functools import partial
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -11,22 +15,15 @@ from torch.distributed.elastic.agent.server.api import WorkerState as State
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-from launch.ranks.codes import (
-    code_that_counts,
-    codes_of_their_own,
-    is_mended_by_another_try,
-    reason,
-)
-from launch.ranks.ending import Processes, end, wait_for_end
 from launch.ranks.interruptible import interruptible
-from launch.ranks.meeting import longest_rendezvous, waiting
 from launch.ranks.placement import Placement
-from launch.ranks.stop import StopRequest
-from trainer.process.exit_codes import INTERRUPTED, KILLED, PREEMPTED
+from launch.ranks.rendezvous import longest_rendezvous, report_waiting
+from launch.ranks.stop import Processes, StopRequest, end_processes, wait_until_ended
+from trainer.process.exit_codes import BAD_INPUT, DONE, INTERRUPTED, KILLED, PREEMPTED
 
-# After a failure there is nothing left to save, only lines to say.
-_LAST_WORDS_SECONDS = 10
-# Machines that wait to come in are read from a state that torch keeps for a second.
+# After a failure there is nothing left to save, only output to print.
+_OUTPUT_SECONDS = 10
+# torch caches the state that lists the machines waiting to join for a second.
 _STALE_SECONDS = 1.5
 _POLL_SECONDS = 0.1
 
@@ -51,15 +48,15 @@ class Agent(LocalElasticAgent):
 
     @property
     def code(self) -> int:
-        """Of the ranks that ended by themselves, or were asked to end."""
-        return code_that_counts(self._codes.values())
+        """The run's exit code, from the ranks that have ended."""
+        return run_exit_code(self._codes.values())
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        self._pcontext, self._codes = None, {}  # those of the try before count no longer
+        self._pcontext, self._codes = None, {}  # the codes of the previous attempt no longer count
         super()._initialize_workers(worker_group)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        with waiting(self._placement):
+        with report_waiting(self._placement):
             interruptible(
                 partial(super()._rendezvous, worker_group),
                 seconds=longest_rendezvous(self._placement),
@@ -71,40 +68,41 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._note_codes()
         if PREEMPTED in self._codes.values():
-            # They all save; the one that makes it valid ends last.
-            wait_for_end(self._processes(), self._shutdown_timeout)
+            # All ranks save; the one that commits the checkpoint ends last.
+            wait_until_ended(self._processes(), self._shutdown_timeout)
             self._note_codes()
         if any(self._codes.values()):
-            # Of one that was killed the others know no more than that it is gone. What rank 0 was
-            # about to publish is lost with it: that is two small files' time.
+            # After a rank was killed, the others only know that it is gone and have nothing to
+            # print. A checkpoint that rank 0 was about to commit is lost: a matter of milliseconds.
             was_killed = -signal.SIGKILL in self._codes.values()
-            seconds = 0 if was_killed else _LAST_WORDS_SECONDS
-            end(self._processes(), signal.SIGTERM, seconds, again=True)
+            seconds = 0 if was_killed else _OUTPUT_SECONDS
+            end_processes(self._processes(), signal.SIGTERM, seconds, repeat=True)
         result = super()._monitor_workers(worker_group)
         if result.state is not State.FAILED:
             return result
         if not any(self._codes.values()):
-            # A rank ended between our look and torch's, who has ended the others meanwhile.
+            # A rank ended after `_note_codes` and before torch looked, which then ended the others.
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
-            self._codes |= codes_of_their_own(codes)
-        return self._judged(result)
+            self._codes |= own_exit_codes(codes)
+        return self._handle_failure(result)
 
-    def _judged(self, failed: RunResult) -> RunResult:
-        """Decides on another try, and says why a rank ended that could not say so itself."""
-        if self.code == PREEMPTED and self._is_a_machine_waiting():
-            # Its launcher saw the newcomer first and had all ranks save: no end, but a new world.
+    def _handle_failure(self, failed: RunResult) -> RunResult:
+        """Decide whether to restart, and report why a rank ended that was killed by a signal."""
+        if self.code == PREEMPTED and self._has_waiting_machine():
+            # Another launcher noticed the new machine first and made all ranks save. Not a failure:
+            # the ranks start again in a larger world.
             return RunResult(state=State.HEALTHY)
-        if not is_mended_by_another_try(self.code):
+        if not is_retryable(self.code):
             self._remaining_restarts = 0
-        why, restarts = reason(self._codes), self._worker_group.spec.max_restarts
+        why, restarts = kill_reason(self._codes), self._worker_group.spec.max_restarts
         if self._remaining_restarts:
             number = restarts - self._remaining_restarts + 1
-            _say(f"{why or 'the ranks ended before their time'}; restart {number} of {restarts}")
+            _print(f"{why or 'the ranks ended before their time'}; restart {number} of {restarts}")
         elif why:
-            _say(f"error: {why}")
+            _print(f"error: {why}")
         return failed
 
-    def _is_a_machine_waiting(self) -> bool:
+    def _has_waiting_machine(self) -> bool:
         if self._worker_group.group_world_size == self._placement.max_nodes:
             return False
         deadline = time.monotonic() + _STALE_SECONDS
@@ -117,28 +115,28 @@ class Agent(LocalElasticAgent):
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None
     ) -> None:
-        """Ask the ranks to save and end, wait, kill what is left; Ctrl-C cuts the wait short."""
+        """Ask the ranks to save and end, wait, and kill the rest; another Ctrl-C kills at once."""
         seconds = self._shutdown_timeout if timeout is None else timeout
-        # The ranks and not their groups: loader processes have to serve them until the end.
+        # Signal the ranks and not their process groups: they need their loader processes to save.
         number = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
-        self._killed |= end(self._processes(), number, seconds, stop=self._stop)
+        self._killed |= end_processes(self._processes(), number, seconds, stop=self._stop)
         super()._shutdown(death_sig, seconds)
 
     def code_after(self, number: signal.Signals) -> int:
-        """The run's exit code after this signal to the launcher stopped it."""
+        """The run's exit code after this signal stopped the launcher."""
         self._note_codes()
         stopped = INTERRUPTED if number == signal.SIGINT else PREEMPTED
-        if self._stop.in_a_hurry or not self._codes:  # there were no ranks yet
+        if self._stop.is_urgent or not self._codes:  # there were no ranks yet
             return stopped
         if self._killed:
-            _say(
+            _print(
                 f"error: not all ranks ended within {self._shutdown_timeout} s of {number.name} "
                 "and they were killed: what followed the last checkpoint is lost; give more "
                 "--shutdown-timeout"
             )
             return KILLED + signal.SIGKILL
-        if why := reason(self._codes):
-            _say(f"error: {why}")
+        if why := kill_reason(self._codes):
+            _print(f"error: {why}")
         return stopped if self.code == PREEMPTED else self.code
 
     def _processes(self) -> Processes:
@@ -146,11 +144,54 @@ class Agent(LocalElasticAgent):
         return [handler.proc for handler in handlers.values()]
 
     def _note_codes(self) -> None:
-        """Global rank -> exit code, of the ranks that have ended."""
+        """Record the exit codes of the ranks that have ended."""
         for worker, process in zip(self._worker_group.workers, self._processes(), strict=False):
             if (code := process.poll()) is not None:
                 self._codes[worker.global_rank] = code
 
 
-def _say(line: str) -> None:
+# A rank that these signals end before its handlers are in place has trained nothing: it counts as
+# preempted.
+_PREEMPTING = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGHUP)
+
+
+def run_exit_code(codes: Iterable[int]) -> int:
+    """The most specific of the ranks' exit codes: when one rank ends, the others fail with 1."""
+    found = [_as_exit_code(code) for code in codes if code != DONE]
+    killed = [code for code in found if code > KILLED and code != INTERRUPTED]
+    if killed:
+        return killed[0]
+    for code in (BAD_INPUT, PREEMPTED, INTERRUPTED):
+        if code in found:
+            return code
+    return max(found, default=DONE)
+
+
+def _as_exit_code(code: int) -> int:
+    if code in _PREEMPTING:
+        return PREEMPTED
+    return KILLED - code if code < 0 else code
+
+
+def own_exit_codes(codes: dict[int, int]) -> dict[int, int]:
+    """The codes, by rank, of those that did not end by SIGTERM because another rank had ended."""
+    own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
+    return own or codes
+
+
+def is_retryable(code: int) -> bool:
+    """Whether another attempt may succeed."""
+    return code not in (DONE, BAD_INPUT, PREEMPTED, INTERRUPTED)
+
+
+def kill_reason(codes: dict[int, int]) -> str | None:
+    """A line about the first rank (global rank -> code) that a signal killed, or None."""
+    for rank, code in codes.items():
+        if code < 0 and code not in _PREEMPTING:
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            return f"rank {rank} was ended by {signal.Signals(-code).name}{hint}"
+    return None
+
+
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

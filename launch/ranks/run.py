@@ -19,8 +19,8 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 
 from data.retry import TransientError
 from launch.ranks.agent import Agent
-from launch.ranks.meeting import meet, why_it_failed
 from launch.ranks.placement import Placement
+from launch.ranks.rendezvous import failure_reason, open_rendezvous
 from launch.ranks.stop import StopRequest
 from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from trainer.process.standard_output import outlive_listeners
@@ -42,45 +42,45 @@ def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> in
     command = ("-P", "-u", "-m", module, *arguments)
     with StopRequest() as stop, TemporaryDirectory(prefix="kway-") as log_folder:
         try:
-            meeting = meet(placement)
-            agent = _agent(command, placement, meeting, log_folder, stop)
+            rendezvous = open_rendezvous(placement)
+            agent = _agent(command, placement, rendezvous, log_folder, stop)
         except SignalException as stopped:
             return INTERRUPTED if stopped.sigval == signal.SIGINT else PREEMPTED
         except (RendezvousError, dist.DistError, TimeoutError, TransientError) as error:
-            return _failed_to_meet(error, placement)
-        return _run(agent, placement, meeting)
+            return _rendezvous_failed(error, placement)
+        return _run(agent, placement, rendezvous)
 
 
-def _run(agent: Agent, placement: Placement, meeting: RendezvousHandler) -> int:
+def _run(agent: Agent, placement: Placement, rendezvous: RendezvousHandler) -> int:
     try:
         result = agent.run()
     except SignalException as stopped:
-        # The meeting stays open: the other machines' ranks are still saving.
+        # Leave the rendezvous open: the other machines' ranks are still saving.
         return agent.code_after(stopped.sigval)
     except (RendezvousError, dist.DistError, TimeoutError) as error:
         # After these errors the store would not answer a close either.
         if not isinstance(error, RendezvousConnectionError | TimeoutError):
-            _close(meeting)
-        return _failed_to_meet(error, placement)
-    _close(meeting)
+            _close(rendezvous)
+        return _rendezvous_failed(error, placement)
+    _close(rendezvous)
     return agent.code or (FAILED if result is None or result.is_failed() else 0)
 
 
-def _close(meeting: RendezvousHandler) -> None:
+def _close(rendezvous: RendezvousHandler) -> None:
     # The ranks have already ended: ignore a signal to stop.
     with suppress(SignalException):
-        meeting.shutdown()
+        rendezvous.shutdown()
 
 
-def _failed_to_meet(error: Exception, placement: Placement) -> int:
-    print(f"error: {why_it_failed(error, placement)}", file=sys.stderr, flush=True)
+def _rendezvous_failed(error: Exception, placement: Placement) -> int:
+    print(f"error: {failure_reason(error, placement)}", file=sys.stderr, flush=True)
     return FAILED
 
 
 def _agent(
     command: tuple[str, ...],
     placement: Placement,
-    meeting: RendezvousHandler,
+    rendezvous: RendezvousHandler,
     log_folder: str,
     stop: StopRequest,
 ) -> Agent:
@@ -89,7 +89,7 @@ def _agent(
         local_world_size=placement.num_processes,
         entrypoint=sys.executable,
         args=command,
-        rdzv_handler=meeting,
+        rdzv_handler=rendezvous,
         max_restarts=placement.max_restarts,
         monitor_interval=_MONITOR_SECONDS,
         master_addr=placement.master_addr,

@@ -1,10 +1,15 @@
-"""A signal to the launcher that asks the run to stop: the first is obeyed, the rest are patience.
+"""Stop the ranks of a run: signals to the launcher, and the end of the rank processes.
 
-Ranks are sessions of their own, so that a terminal's Ctrl-C reaches the launcher alone.
+Each rank runs in its own session, so that Ctrl-C in a terminal reaches only the launcher.
 """
 
+import math
 import os
 import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -12,18 +17,24 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from trainer.process.signals import ASKS_TO_STOP
 
+_POLL_SECONDS = 0.05
+_REPEAT_SECONDS = 1.0
+_REAP_SECONDS = 10
+
+Processes = Sequence["subprocess.Popen[Any]"]
+
 
 class StopRequest:
-    """While it is entered the first signal to stop raises SignalException, wherever the launcher
-    waits; after it only a Ctrl-C means anything: `in_a_hurry`. On leaving all is as before."""
+    """Inside this context, the first stop signal raises SignalException, wherever the launcher
+    waits. Later ones are ignored, except that Ctrl-C sets `is_urgent`."""
 
     def __init__(self) -> None:
         self.number: signal.Signals | None = None
-        self.in_a_hurry = False
+        self.is_urgent = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        # torch would set handlers of its own that raise each time; an empty name sets none.
+        # torch would set its own handlers, which raise for every signal; an empty list sets none.
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
         for number in ASKS_TO_STOP:
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
@@ -34,8 +45,56 @@ class StopRequest:
         if self.number is None:
             self.number = signal.Signals(number)
             raise SignalException("the run was asked to stop", self.number)
-        self.in_a_hurry |= number == signal.SIGINT
+        self.is_urgent |= number == signal.SIGINT
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def wait_until_ended(processes: Processes, seconds: float) -> None:
+    """Wait until all processes have ended, for at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while _running(processes) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+def end_processes(
+    processes: Processes,
+    number: signal.Signals,
+    seconds: float,
+    *,
+    repeat: bool = False,
+    stop: StopRequest | None = None,
+) -> bool:
+    """Send each process the signal and, after `seconds`, kill those that still run.
+
+    Returns whether any was killed. repeat: send the signal each second, because a rank may only
+    note the first one and end by a later one, when its handlers are gone. stop: kill at once when
+    this request becomes urgent.
+    """
+    deadline, due = time.monotonic() + seconds, 0.0
+    while running := _running(processes):
+        now = time.monotonic()
+        if now >= deadline or (stop is not None and stop.is_urgent):
+            _kill(running)
+            return True
+        if now >= due:
+            for process in running:
+                process.send_signal(number)
+            due = now + _REPEAT_SECONDS if repeat else math.inf
+        time.sleep(_POLL_SECONDS)
+    return False
+
+
+def _kill(processes: Processes) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        # A process that hangs in the kernel cannot be reaped; it must not block the launcher.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_REAP_SECONDS)
+
+
+def _running(processes: Processes) -> Processes:
+    return [process for process in processes if process.poll() is None]

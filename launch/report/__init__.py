@@ -1,4 +1,4 @@
-"""Runs side by side on one page with pictures: `kway report`."""
+"""`kway report`: a page that compares runs, with plots and tables."""
 
 from launch.report.page import report_page
 from launch.report.reading import Run, read_runs

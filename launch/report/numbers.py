@@ -1,4 +1,4 @@
-"""The numbers of runs side by side: rows by name, a cell a run."""
+"""Tables that compare runs: rows by name, one cell per run."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ _NO_PHASE = "rest"
 UNKNOWN = "–"
 
 
-def figure(value: float) -> str:
+def format_number(value: float) -> str:
     """A number as a person reads it: `0.8312`, `1,250`, `3.1e-05`."""
     if not np.isfinite(value):
         return "not finite"
@@ -22,12 +22,12 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
 
 
-def percent(ratio: float) -> str:
+def format_percent(ratio: float) -> str:
     """`6.1%`."""
     return f"{ratio:.1%}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`45 s`, `12 min`, `3.4 h`, `2.1 days`."""
     if seconds < 90:
         return f"{seconds:.3g} s"
@@ -38,18 +38,18 @@ def duration(seconds: float) -> str:
 
 
 def measure_names(runs: Sequence[Run]) -> list[str]:
-    """Of all evaluations of all runs: top1 and the like first, as they come."""
+    """Names of the measures of all evaluations; top1 and the like first."""
     names = dict.fromkeys(
         name for run in runs for found in run.evaluations.measures.values() for name in found
     )
     return sorted(names, key=lambda name: not name.startswith("top"))
 
 
-def table(runs: Sequence[Run]) -> dict[str, list[str]]:
+def summary_table(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Rows of the page's first table; a row that no run has anything for is left out."""
     rows = {
         "state": [run.state for run in runs],
-        "steps": [figure(run.last_step) for run in runs],
+        "steps": [format_number(run.last_step) for run in runs],
         "samples": [_last(run, "samples") for run in runs],
         "last loss": [_last(run, "loss") for run in runs],
     }
@@ -57,11 +57,11 @@ def table(runs: Sequence[Run]) -> dict[str, list[str]]:
         rows[f"best {name} (at step)"] = [_best(run, name) for run in runs]
     rows |= {
         "samples/s, median": [_median(run, "samples_per_second") for run in runs],
-        "data wait, median": [_median(run, "data_wait_ratio", percent) for run in runs],
-        "MFU, median": [_median(run, "mfu", percent) for run in runs],
-        "time in steps": [_spent(training_seconds(run.steps)) for run in runs],
-        "time, first to last": [_spent(_elapsed(run)) for run in runs],
-        "checkpoints logged": [figure(len(run.steps.of("checkpoint"))) for run in runs],
+        "data wait, median": [_median(run, "data_wait_ratio", format_percent) for run in runs],
+        "MFU, median": [_median(run, "mfu", format_percent) for run in runs],
+        "time in steps": [_duration_or_unknown(training_seconds(run.steps)) for run in runs],
+        "time, first to last": [_duration_or_unknown(_elapsed(run)) for run in runs],
+        "checkpoints logged": [format_number(len(run.steps.of("checkpoint"))) for run in runs],
         "restarts": [_last(run, "restarts") for run in runs],
         "bad samples": [_last(run, "bad_samples") for run in runs],
         "updates left out": [_last(run, "skipped") for run in runs],
@@ -97,24 +97,32 @@ def share_of_phases(run: Run) -> dict[str, float]:
     return {name: value / whole for name, value in seconds.items()}
 
 
+def recipe_differences(recipes: Sequence[dict[str, str]]) -> dict[str, list[str]]:
+    """Keys whose values differ between recipes, in the order of the first that has them; all runs
+    have another folder, which says nothing."""
+    keys = dict.fromkeys(key for recipe in recipes for key in recipe if key != "run")
+    table = {key: [recipe.get(key, UNKNOWN) for recipe in recipes] for key in keys}
+    return {key: values for key, values in table.items() if len(set(values)) > 1}
+
+
 def _best(run: Run, name: str) -> str:
     found = {step: m[name] for step, m in run.evaluations.measures.items() if name in m}
     if not found:
         return UNKNOWN
     lower = any(word in name for word in _LOWER_IS_BETTER)
     step = (min if lower else max)(found, key=found.__getitem__)
-    return f"{figure(found[step])} ({step:,})"
+    return f"{format_number(found[step])} ({step:,})"
 
 
 def _last(run: Run, name: str) -> str:
     known = run.steps.column(name)
-    return figure(float(known[-1])) if len(known) and name in run.steps.columns else UNKNOWN
+    return format_number(float(known[-1])) if len(known) and name in run.steps.columns else UNKNOWN
 
 
-def _median(run: Run, name: str, words: Callable[[float], str] = figure) -> str:
+def _median(run: Run, name: str, format_: Callable[[float], str] = format_number) -> str:
     known = run.steps.column(name)
     known = known[np.isfinite(known)]
-    return words(float(np.median(known))) if len(known) else UNKNOWN
+    return format_(float(np.median(known))) if len(known) else UNKNOWN
 
 
 def _elapsed(run: Run) -> float:
@@ -123,5 +131,5 @@ def _elapsed(run: Run) -> float:
     return float(times[-1] - times[0]) if len(times) > 1 else 0.0
 
 
-def _spent(seconds: float) -> str:
-    return duration(seconds) if seconds > 0 else UNKNOWN
+def _duration_or_unknown(seconds: float) -> str:
+    return format_duration(seconds) if seconds > 0 else UNKNOWN

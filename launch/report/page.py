@@ -10,32 +10,31 @@ from importlib.resources import files
 
 import numpy as np
 
-from launch.report.look import NUM_COLOURS, PALETTE, as_svg, look
-from launch.report.numbers import phases_table, table
-from launch.report.pictures import SECTIONS, Picture
+from data.printable import printable
+from launch.report.figures import SECTIONS, Plot
+from launch.report.numbers import phases_table, recipe_differences, summary_table
 from launch.report.reading import Run
-from launch.report.recipes import differences
-from launch.wording import printable
+from launch.report.theme import NUM_COLOURS, PALETTE, as_svg, report_style
 
 _MOST_EVENTS = 200
 _LONGEST_VALUE = 300
 
 
 def report_page(runs: Sequence[Run], progress: Callable[[int, int], None]) -> str:
-    """The whole page; `progress` hears of each section drawn and of their number."""
+    """The whole page; `progress(done, total)` is called for each section."""
     parts = [
         _title(runs),
         _runs(runs),
         _troubles(runs),
-        _section("Numbers", _grid(runs, table(runs), "figures")),
+        _section("Numbers", _grid(runs, summary_table(runs), "figures")),
     ]
-    for done, (title, pictures) in enumerate(SECTIONS.items()):
+    for done, (title, plots) in enumerate(SECTIONS.items()):
         progress(done, len(SECTIONS))
-        with look():
-            drawn = "".join(_figure(picture) for picture in pictures(runs))
+        with report_style():
+            drawn = "".join(_figure(plot) for plot in plots(runs))
         if drawn:
             parts.append(
-                _section(title, f'<div class="pictures">{drawn}</div>{_beside(title, runs)}')
+                _section(title, f'<div class="plots">{drawn}</div>{_phase_shares(title, runs)}')
             )
     progress(len(SECTIONS), len(SECTIONS))
     parts += [_differences(runs), _events(runs), _recipes(runs)]
@@ -88,7 +87,7 @@ def _runs(runs: Sequence[Run]) -> str:
         f'<span class="quiet">{_text(run.state)}</span></li>'
         for run in runs
     )
-    return f'<ul class="runs" aria-label="Runs, by the letters of the pictures">{items}</ul>'
+    return f'<ul class="runs" aria-label="Runs, by the letters of the plots">{items}</ul>'
 
 
 def _troubles(runs: Sequence[Run]) -> str:
@@ -104,14 +103,14 @@ def _section(title: str, inside: str) -> str:
     return f"<section><h2>{_text(title)}</h2>\n{inside}</section>" if inside else ""
 
 
-def _figure(picture: Picture) -> str:
-    note = f"<figcaption>{_text(picture.note)}</figcaption>" if picture.note else ""
-    svg = as_svg(picture.figure, _text(picture.words))
-    return f"<figure><h3>{_text(picture.title)}</h3>{svg}{note}</figure>\n"
+def _figure(plot: Plot) -> str:
+    note = f"<figcaption>{_text(plot.note)}</figcaption>" if plot.note else ""
+    svg = as_svg(plot.figure, _text(plot.alt_text))
+    return f"<figure><h3>{_text(plot.title)}</h3>{svg}{note}</figure>\n"
 
 
-def _beside(title: str, runs: Sequence[Run]) -> str:
-    """The shares of the phases in numbers, below the pictures of speed."""
+def _phase_shares(title: str, runs: Sequence[Run]) -> str:
+    """The table of phase shares, below the plots of speed."""
     rows = phases_table(runs) if title == "Speed and memory" else {}
     return f"<h3>Where the time goes</h3>{_grid(runs, rows, 'figures')}" if rows else ""
 
@@ -137,7 +136,7 @@ def _differences(runs: Sequence[Run]) -> str:
     known = [run for run in runs if run.recipe]
     if len(known) < 2:
         return ""
-    rows = differences([run.recipe for run in known])
+    rows = recipe_differences([run.recipe for run in known])
     if not rows:
         return _section("Recipes", "<p>The recipes are the same.</p>")
     return _section("Recipes: what differs", _grid(known, rows, "words"))
@@ -147,15 +146,15 @@ def _events(runs: Sequence[Run]) -> str:
     """What happened besides steps and evaluations, of each run the newest."""
     rows = []
     for run in runs:
-        told = [event for event in run.steps.events if event.name != "evaluation"]
-        for event in told[-_MOST_EVENTS:]:
+        events = [event for event in run.steps.events if event.name != "evaluation"]
+        for event in events[-_MOST_EVENTS:]:
             when = ""
             if np.isfinite(event.time) and 0 <= event.time < 1 << 36:
                 when = datetime.fromtimestamp(event.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
             values = ", ".join(f"{name}: {value}" for name, value in event.values.items())
             cells = (f"{event.step:,}", event.name, values[:_LONGEST_VALUE], when)
-            told_as = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
-            rows.append(f"<tr><td>{_letter(run)}</td>{told_as}</tr>")
+            described = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
+            rows.append(f"<tr><td>{_letter(run)}</td>{described}</tr>")
     if not rows:
         return ""
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("run", "step", "event", "", "UTC"))

@@ -1,19 +1,95 @@
-"""Reads a run's folder, whatever state it is in: running, cut off, damaged, empty."""
+"""Reads a run's folder in whatever state it is: running, cut off, damaged, empty."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
+from typing import Any
 
 import numpy as np
+import yaml
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
-from launch.report.evaluations import Evaluations, read_evaluations
-from launch.report.recipes import read_recipe
-from launch.report.steps import Steps, read_steps
-from launch.wording import counted
+from data.counted import counted
+from launch.report.steps import Steps, as_number, read_steps
 from trainer.run.folder import RunFolder
 
 _MOST_RUNS = len(ascii_uppercase)
+_MOST_RECIPE_BYTES, _MOST_RECIPE_KEYS = 1 << 20, 5_000
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Of C classes with samples: `average_precision` [C], `precision_at` [C, R] at `recalls`."""
+
+    step: int
+    average_precision: np.ndarray
+    precision_at: np.ndarray
+    recalls: tuple[float, ...]
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """`measures` by step, in order of steps; `troubles` name the files that could not be read."""
+
+    measures: dict[int, dict[str, float]]
+    classes: Classes | None
+    troubles: tuple[str, ...]
+
+
+def read_evaluations(folder: Path) -> Evaluations:
+    """Those in a run's folder of evaluations; none where there is no folder."""
+    measures: dict[int, dict[str, float]] = {}
+    troubles = []
+    for path in sorted(folder.glob("step-*.json")):
+        try:
+            step, numbers = _read_measures(path)
+            measures[step] = numbers
+        except (OSError, ValueError, RecursionError) as error:
+            troubles.append(f"{path.name} is left out: {error}")
+    classes = None
+    for path in sorted(folder.glob("step-*.safetensors"), reverse=True):
+        try:
+            classes = _read_classes(path)
+            break
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            troubles.append(f"{path.name} is left out: {error}")
+    return Evaluations(dict(sorted(measures.items())), classes, tuple(troubles))
+
+
+def _read_measures(path: Path) -> tuple[int, dict[str, float]]:
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        raise ValueError("it names no step")
+    return record["step"], dict(_measures(record))
+
+
+def _measures(record: dict[str, object]) -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        number = as_number(value)
+        if name not in ("step", "samples") and number is not None and np.isfinite(number):
+            yield name, number
+
+
+def _read_classes(path: Path) -> Classes:
+    tensors = load_file(path)
+    positives, average = tensors["positives"], tensors["average_precision"]
+    precision, recalls = tensors["precision_at"], tensors["recalls"]
+    if not (positives.shape == average.shape == precision.shape[:1] and positives.ndim == 1):
+        raise ValueError("its tensors have lengths that differ")
+    if precision.shape != (len(positives), *recalls.shape) or recalls.ndim != 1:
+        raise ValueError("its precisions and recalls do not fit")
+    present = positives > 0
+    return Classes(
+        step=int(path.stem.removeprefix("step-")),
+        average_precision=average[present].astype(np.float64),
+        precision_at=precision[present].astype(np.float64),
+        recalls=tuple(recalls.astype(np.float64).tolist()),
+        num_classes=len(positives),
+    )
 
 
 @dataclass(frozen=True)
@@ -66,8 +142,8 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     if len(folders) > _MOST_RUNS:
         raise ValueError(f"{len(folders)} runs are more than a page shows: give {_MOST_RUNS}")
     resolved = [folder.resolve() for folder in folders]
-    for folder, place in zip(folders, resolved, strict=True):
-        if resolved.count(place) > 1:
+    for folder, path in zip(folders, resolved, strict=True):
+        if resolved.count(path) > 1:
             raise ValueError(f"{folder} is given twice")
     names = _names(folders)
     return [
@@ -93,7 +169,7 @@ def _read_run(folder: Path, letter: str, name: str) -> Run:
     troubles: list[str] = []
     text, recipe = "", dict[str, str]()
     try:
-        text, recipe = read_recipe(run.recipe)
+        text, recipe = _read_recipe(run.recipe)
     except (OSError, ValueError) as error:
         troubles.append(f"its recipe cannot be shown: {error}")
     steps = read_steps(metrics)
@@ -107,6 +183,34 @@ def _read_run(folder: Path, letter: str, name: str) -> Run:
     troubles += evaluations.troubles
     is_running = _is_locked(folder / ".lock")
     return Run(letter, name, steps, evaluations, text, recipe, is_running, tuple(troubles))
+
+
+def _read_recipe(path: Path) -> tuple[str, dict[str, str]]:
+    """The text of a recipe, and its leaves as `optimizer.lr` -> `0.1`.
+
+    Any YAML will do, that of an older kway too. Raises ValueError for what is none.
+    """
+    if path.stat().st_size > _MOST_RECIPE_BYTES:
+        raise ValueError(f"{path.name} is larger than a recipe: {path.stat().st_size} bytes")
+    text = path.read_text(encoding="utf-8")
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path.name} is not YAML: {error}") from error
+    flat: dict[str, str] = {}
+    for key, leaf in _leaves(tree, ""):
+        if len(flat) == _MOST_RECIPE_KEYS:  # an alias that holds itself many times over
+            raise ValueError(f"{path.name} has more than {_MOST_RECIPE_KEYS} keys")
+        flat[key] = leaf
+    return text, flat
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, "null" if tree is None else str(tree)
 
 
 def _is_locked(path: Path) -> bool:

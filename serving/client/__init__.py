@@ -6,11 +6,9 @@ however often it was sent.
 """
 
 from serving.client.client import Client
+from serving.client.messages import RefusedError, joined
 from serving.client.ndjson import Item
-from serving.client.queries import joined
-from serving.client.responses import RefusedError
-from serving.galleries.schemas import Hit as GalleryHit
-from serving.schemas import Done, Hit, LineError
+from serving.schemas import Done, GalleryHit, Hit, LineError
 from serving.watches.schemas import (
     Acknowledged,
     Dropped,

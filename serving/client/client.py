@@ -4,39 +4,41 @@ from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
-from serving.client.ndjson import NDJSON, STREAMED, Input, Item, Streamed, check_input, lines_of
-from serving.client.queries import (
-    counted_from,
-    in_text,
+from serving.client.messages import (
+    ClassesFound,
+    RefusedError,
+    Served,
+    as_text_fields,
+    check_iterable,
     joined,
     path_of,
     question,
+    renumbered,
     requests,
-    several,
 )
-from serving.client.responses import (
-    ClassesFound,
-    GalleriesFound,
-    GalleryFound,
-    RefusedError,
-    Served,
+from serving.client.ndjson import (
+    NDJSON,
+    STREAM_EVENTS,
+    Input,
+    Item,
+    StreamEvent,
+    check_input,
+    lines_of,
 )
 from serving.client.transport import Transport
 from serving.client.watches import StandingQueries
-from serving.galleries.schemas import ClassHits, Hits
-from serving.galleries.schemas import Hit as GalleryHit
-from serving.schemas import Answer
+from serving.schemas import Answer, ClassHits, GalleryFound, GalleryHit, GalleryList, Hits
 
 
 class Client(StandingQueries):
     """A server at `url`. `timeout` is how many seconds a connection may stand still; when one
     request has been tried for `patience` seconds it is not tried anew.
 
-    Every method raises RefusedError for what the server refuses for good, OSError where it has no
-    answer, TypeError for what is no class or input, and ValueError for a name or id that cannot be
-    one. Where nobody listens at the first request, that is said at once: patience is for servers
-    that have answered. Classes are names, or numbers (of numpy, too); pictures are files or their
-    bytes, texts are strings. Not for several threads at once.
+    Every method raises RefusedError for a request that the server rejects, OSError if there is no
+    answer, TypeError for what is not a class or an input, and ValueError for an invalid name or id.
+    If nothing listens at the first request, it fails at once: `patience` is for servers that have
+    answered before. Classes are names, or numbers (of numpy, too); images are files or their bytes,
+    texts are strings. Not thread-safe.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Client(StandingQueries):
 
     def served(self) -> Served:
         """What the server serves. Raises RefusedError and OSError."""
-        return self._transport.ask(Served, "GET", "/v1/model")
+        return self._transport.request(Served, "GET", "/v1/model")
 
     def classes(self, search: str = "", *, limit: int = 20, offset: int = 0) -> ClassesFound:
         """Classes whose names contain `search`; those that begin with it first.
@@ -74,7 +76,7 @@ class Client(StandingQueries):
         Raises RefusedError and OSError.
         """
         parameters = {"search": search, "limit": limit, "offset": offset}
-        return self._transport.ask(ClassesFound, "GET", "/v1/classes", params=parameters)
+        return self._transport.request(ClassesFound, "GET", "/v1/classes", params=parameters)
 
     def query(
         self,
@@ -90,7 +92,10 @@ class Client(StandingQueries):
         As many requests as the server's limits ask for, one at a time. Raises RefusedError,
         OSError, and TypeError and ValueError for inputs of the wrong kind, before any is sent.
         """
-        fields, inputs = question(classes, recall, threshold), list(several("inputs", inputs))
+        fields, inputs = (
+            question(classes, recall, threshold),
+            list(check_iterable("inputs", inputs)),
+        )
         served = self.served() if served is None else served
         self._check(inputs, served)
         return joined([self._part(*request) for request in requests(fields, inputs, served.limits)])
@@ -103,7 +108,7 @@ class Client(StandingQueries):
         recall: float | None = None,
         threshold: float | None = None,
         all: bool = False,
-    ) -> Generator[Streamed, None, None]:
+    ) -> Generator[StreamEvent, None, None]:
         """Is each input of these classes? Answered in their order while more are sent; nothing is
         sent before the first answer is asked for, as by `next`.
 
@@ -116,19 +121,19 @@ class Client(StandingQueries):
         OSError where there is no answer; ConnectionError where it breaks off; and what `inputs`
         raises. A stream that has begun is not sent again.
         """
-        asked = in_text(question(classes, recall, threshold))
-        return self._transport.converse(
-            STREAMED,
+        asked = as_text_fields(question(classes, recall, threshold))
+        return self._transport.stream_events(
+            STREAM_EVENTS,
             "POST",
             "/v1/query:stream",
             params=asked | ({"all": True} if all else {}),
-            content=lines_of(several("inputs", inputs)),
+            content=lines_of(check_iterable("inputs", inputs)),
             headers={"Content-Type": NDJSON},
         )
 
     def galleries(self) -> list[GalleryFound]:
         """The collections that can be searched. Raises RefusedError and OSError."""
-        return self._transport.ask(GalleriesFound, "GET", "/v1/galleries").galleries
+        return self._transport.request(GalleryList, "GET", "/v1/galleries").galleries
 
     def search(
         self,
@@ -181,28 +186,28 @@ class Client(StandingQueries):
         Raises RefusedError and OSError.
         """
         body = question(classes, recall, threshold) | {"limit": limit, "offset": offset}
-        return self._transport.ask(
+        return self._transport.request(
             Hits, "POST", f"{path_of('galleries', gallery)}/search", json=body
         )
 
     def _part(self, first: int, request: dict[str, Any]) -> Answer:
         """The answer to a part of a question, whose first input has this place of all."""
         try:
-            return self._transport.ask(Answer, "POST", "/v1/query", **request)
+            return self._transport.request(Answer, "POST", "/v1/query", **request)
         except RefusedError as error:
-            reason = counted_from(first, error.reason)
+            reason = renumbered(first, error.reason)
             raise RefusedError(self.url, error.status, error.code, reason) from None
 
     def _check(self, inputs: list[Input], served: Served) -> None:
         if not inputs:
             raise ValueError("there is nothing to ask about: give pictures or texts")
-        for place, one in enumerate(inputs):
+        for position, one in enumerate(inputs):
             check_input(one)
             if isinstance(one, str) != (served.reads == "texts"):
                 remedy = "name picture files" if served.reads == "pictures" else "give texts"
                 raise ValueError(f"{self.url} reads {served.reads}: {remedy}")
             if isinstance(one, str) and len(one) > served.limits.max_text_chars:
                 raise ValueError(
-                    f"texts[{place}] ({one[:60].strip()}…) has {len(one)} characters, and "
+                    f"texts[{position}] ({one[:60].strip()}…) has {len(one)} characters, and "
                     f"{self.url} takes {served.limits.max_text_chars}: shorten it"
                 )

@@ -83,7 +83,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Duplex(httpx.BaseTransport):
-    """`sign_of_life` is sent wherever the body has given nothing for `silence_seconds`.
+    """`keep_alive` is sent wherever the body has given nothing for `silence_seconds`.
 
     Raises httpx.TransportError for what is wrong with the connection, and, while the answer is
     read, whatever the body raises. The time limits are the request's own, in seconds: to connect,
@@ -91,14 +91,14 @@ class Duplex(httpx.BaseTransport):
     sent and says nothing is not noticed while the body has more to give: it may have to wait.
     """
 
-    def __init__(self, *, sign_of_life: bytes, silence_seconds: float) -> None:
-        self._sign_of_life, self._silence_seconds = sign_of_life, silence_seconds
+    def __init__(self, *, keep_alive: bytes, silence_seconds: float) -> None:
+        self._keep_alive, self._silence_seconds = keep_alive, silence_seconds
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """The answer as soon as its head is there; reading it sends the body."""
         limits = request.extensions["timeout"]
         connection = _connected(request.url, limits["connect"])
-        exchange = _Exchange(connection, self._sign_of_life, self._silence_seconds, limits["read"])
+        exchange = _Exchange(connection, self._keep_alive, self._silence_seconds, limits["read"])
         try:
             head = exchange.begin(request)
         except BaseException:
@@ -125,10 +125,10 @@ class _Exchange(httpx.SyncByteStream):
     request meanwhile."""
 
     def __init__(
-        self, connection: socket.socket, sign_of_life: bytes, silence: float, timeout: float
+        self, connection: socket.socket, keep_alive: bytes, silence: float, timeout: float
     ) -> None:
         self._socket, self._http = connection, h11.Connection(h11.CLIENT)
-        self._sign_of_life, self._silence, self._timeout = sign_of_life, silence, timeout
+        self._keep_alive, self._silence, self._timeout = keep_alive, silence, timeout
         self._out = bytearray()
         self._body: BodyReader | None = None  # before the request is accepted, and after its end
 
@@ -198,7 +198,7 @@ class _Exchange(httpx.SyncByteStream):
     def _send(self) -> bool:
         try:
             sent = self._tried(lambda: self._socket.send(self._out))
-        except httpx.ReadError:  # the server takes no more, but may have said why: read on
+        except httpx.ReadError:  # the server takes no more, but may have sent the reason: read on
             self._out.clear()
             self._end_body()
             return True
@@ -227,4 +227,4 @@ class _Exchange(httpx.SyncByteStream):
                 return
         if awaited is None:
             raise httpx.ReadTimeout(f"nothing moved for {seconds:g} s")
-        self._out += self._http.send(h11.Data(data=self._sign_of_life))
+        self._out += self._http.send(h11.Data(data=self._keep_alive))

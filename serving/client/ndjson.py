@@ -26,21 +26,23 @@ NDJSON = "application/x-ndjson"
 _MAX_LINE_BYTES = 16 * 2**20
 
 Input = Path | bytes | str
-Streamed = Hit | LineError | Done
-Fed = WatchHit | FrameError | Acknowledged | Dropped | FeedDone
-Heard = WatchHit | Listening | Dropped | Ended
+StreamEvent = Hit | LineError | Done
+FeedEvent = WatchHit | FrameError | Acknowledged | Dropped | FeedDone
+ListenEvent = WatchHit | Listening | Dropped | Ended
 
-STREAMED: TypeAdapter[Streamed] = TypeAdapter(Streamed)
-FED: TypeAdapter[Fed] = TypeAdapter(Fed)
-HEARD: TypeAdapter[Heard | Waiting | FrameError] = TypeAdapter(Heard | Waiting | FrameError)
-# After these there is nothing more to be said.
-LAST = (Done, FeedDone, Ended)
+STREAM_EVENTS: TypeAdapter[StreamEvent] = TypeAdapter(StreamEvent)
+FEED_EVENTS: TypeAdapter[FeedEvent] = TypeAdapter(FeedEvent)
+LISTEN_EVENTS: TypeAdapter[ListenEvent | Waiting | FrameError] = TypeAdapter(
+    ListenEvent | Waiting | FrameError
+)
+# No event follows one of these.
+FINAL_EVENTS = (Done, FeedDone, Ended)
 
 
 class Item(NamedTuple):
-    """An input of a stream or feed, with what is to come back with whatever is said of it.
+    """An input of a stream or feed, with the id that comes back with its events.
 
-    `time` is for feeds alone.
+    `time` is for feeds only.
     """
 
     content: Input
@@ -53,9 +55,9 @@ def lines_of(items: Iterable[Input | Item]) -> Iterator[bytes]:
 
     Raises OSError for a file that cannot be read, and TypeError for what is no input.
     """
-    for place, one in enumerate(items):
+    for position, one in enumerate(items):
         item = one if isinstance(one, Item) else Item(one)
-        fields = _content(item.content) | {"id": place if item.id is None else item.id}
+        fields = _content(item.content) | {"id": position if item.id is None else item.id}
         if item.time is not None:
             fields["time"] = item.time
         yield json.dumps(fields).encode() + b"\n"
@@ -68,11 +70,11 @@ def check_input(one: object) -> None:
         raise TypeError(f"an input is a Path, bytes or a str, and not of type {kind}: convert it")
 
 
-def end_of(said: object) -> ErrorDetail | None:
-    """Why the answer ends here, if `said` is an error of no single line or frame."""
-    match said:
+def fatal_error(event: object) -> ErrorDetail | None:
+    """The error that ends the answer, if `event` is one that belongs to no line or frame."""
+    match event:
         case LineError(line=None) | FrameError(frame=None):
-            return said.error
+            return event.error
     return None
 
 
@@ -88,12 +90,12 @@ def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
 
     Raises httpx.DecodingError for one of more than 16 MiB.
     """
-    held = bytearray()
+    buffer = bytearray()
     for part in parts:
         *ended, rest = part.split(b"\n")
         for piece in ended:
-            yield bytes(held + piece)
-            held.clear()
-        held += rest
-        if len(held) > _MAX_LINE_BYTES:
+            yield bytes(buffer + piece)
+            buffer.clear()
+        buffer += rest
+        if len(buffer) > _MAX_LINE_BYTES:
             raise httpx.DecodingError(f"a line is longer than {_MAX_LINE_BYTES} bytes")

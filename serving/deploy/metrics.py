@@ -1,7 +1,7 @@
 """What a replica counts, with `ray.serve.metrics`: Ray's agent on each node adds up and exports.
 
-A prometheus_client registry inside a replica would answer for that replica alone.
-The page that shows the counts is `serving/deploy/metrics_page.py`.
+A prometheus_client registry inside a replica would report that replica alone. The page that shows
+the counts is `serving/deploy/metrics_page.py`, which does not import Ray.
 """
 
 import time

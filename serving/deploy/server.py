@@ -15,9 +15,8 @@ import psutil
 from serving.config import ServingConfig
 from serving.deploy.environment import HTTP_ERRORS_FIFO, set_environment
 from serving.deploy.error_reports import counted_http_errors, shown_errors
-from serving.deploy.ports import free_port
 from serving.deploy.private_ray import local_options, own_process_groups
-from serving.deploy.session import cleaned_up, make_session
+from serving.deploy.session import cleaned_up, free_port, make_session
 from serving.deploy.stop_signal import ServerLostError
 
 _APPLICATION = "kway"
@@ -95,7 +94,7 @@ def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> 
         try:
             _deploy(bundle, config, errors)
         except (RuntimeError, RayError) as error:
-            reason = _last_line(_told_by_replicas() or str(error))
+            reason = _last_line(_replica_messages() or str(error))
             if "Address already in use" in str(error):
                 reason = f"something else has begun to listen on port {config.port} or another"
             raise ChildProcessError(f"the server did not start: {reason}") from error
@@ -110,7 +109,7 @@ def _deploy(bundle: Path, config: ServingConfig, errors: Path) -> None:
     logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
     serve.start(
         proxy_location="HeadOnly",
-        # Of the replicas: HAProxy listens where `serving/deploy/edge.py` says. Requests have
+        # Of the replicas: HAProxy listens where `serving/deploy/haproxy.py` says. Requests have
         # their own limits of time, and streams none.
         http_options={
             "host": _LOOPBACK,
@@ -152,7 +151,7 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _told_by_replicas() -> str:
+def _replica_messages() -> str:
     """What Ray knows of the replicas that did not start; nothing where it came to none."""
     from ray import serve
 

@@ -1,22 +1,31 @@
-"""The folder of one server, for Ray's files and sockets, logs and secrets; and its removal.
+"""The folder and the ports of one server, and the removal of everything it started.
+
+The folder contains Ray's files and sockets, logs and secrets.
 
 Run as a script, this module is the clean-up process of a server. It waits for the end of its
 standard input, whose other end the server holds. It then kills every process that writes into the
-session folder, as all of Ray's do, and removes the folder. So nothing stays after SIGKILL either.
+session folder, as all of Ray's do, and removes the folder, also after SIGKILL of the server.
 """
 
+import errno
 import os
+import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
+# Single ports are drawn below the blocks. Both are below the system's ephemeral ports, so that
+# nothing takes one before the server listens, which may take half a minute.
+_FIRST_PORT, _FIRST_BLOCK, _LAST_BLOCK = 8_100, 12_000, 32_000
+_TRIES = 100
 # Ray writes its logs there, and without space it starts its processes again and again, for ever.
 _LEAST_FREE_BYTES = 2**28
 # Of a socket, by the system; and of Ray's longest below the folder, with the largest process id.
@@ -26,6 +35,53 @@ _BELOW = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 _QUIET_ROUNDS = 4
 _MAX_ROUNDS = 60
 _ROUND_SECONDS = 0.5
+
+
+def free_port(host: str, port: int, *, option: str = "--port") -> int:
+    """`port`, or any free one for 0.
+
+    Raises OSError when it is taken or `host` is not ours; it names the `option` that is to change.
+    """
+    if port == 0:
+        return _any_port(host, option)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            remedy = f"stop what uses it, or give another one by {option}"
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                remedy = "give an address of this machine by --host"
+            raise OSError(
+                f"cannot listen on {host} port {port} ({error.strerror or error}): {remedy}"
+            ) from error
+        return port
+
+
+def _any_port(host: str, option: str) -> int:
+    *most, last = random.sample(range(_FIRST_PORT, _FIRST_BLOCK), _TRIES)
+    for port in most:
+        with suppress(OSError):
+            return free_port(host, port, option=option)
+    return free_port(host, last, option=option)
+
+
+def free_block(num_ports: int) -> int:
+    """The first of `num_ports` ports in a row on loopback, the first two of them free just now.
+
+    Taken at random, so that two servers do not share one: a proxy that looks for a replica that
+    died must not find another server's there. Raises OSError when none is found.
+    """
+    for _ in range(_TRIES):
+        first = random.randrange(_FIRST_BLOCK, _LAST_BLOCK - num_ports)
+        with suppress(OSError):
+            for port in (first + 1, first):
+                free_port("127.0.0.1", port)
+            return first
+    raise OSError(
+        f"no free ports on loopback between {_FIRST_BLOCK} and {_LAST_BLOCK}: end what uses them"
+    )
 
 
 def make_session() -> Path:

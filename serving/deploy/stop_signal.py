@@ -1,4 +1,4 @@
-"""Wait for the wish to stop, for as long as there is a server."""
+"""Wait for a stop signal while the server is healthy."""
 
 import signal
 import socket
@@ -17,9 +17,9 @@ _POLL_SECONDS = 1.0
 _DAEMONS = ("gcs_server", "raylet")
 
 
-class Patience(NamedTuple):
-    """For how many seconds one answer may be waited for; for how many /health may give none before
-    that is said; and for how many nobody may listen before the server counts as lost."""
+class HealthTimeouts(NamedTuple):
+    """Seconds to wait for one answer; without an answer from /health until a warning is printed;
+    and without a listening server until it counts as lost."""
 
     answer: float = 5.0
     silence: float = 30.0
@@ -27,11 +27,11 @@ class Patience(NamedTuple):
 
 
 class ServerLostError(ChildProcessError):
-    """Nothing is left that could answer, or start again what could."""
+    """The server cannot answer any more and cannot restart itself."""
 
 
 class StopSignal:
-    """SIGINT, SIGTERM and SIGHUP as a wish. Before `hold`, during the start: SystemExit(0)."""
+    """SIGINT, SIGTERM and SIGHUP end `hold`; before it, during the start, they raise SystemExit."""
 
     def __init__(self) -> None:
         # A handler may come upon any line, one that waits here too. `put` may be called within
@@ -49,20 +49,20 @@ class StopSignal:
             raise SystemExit(0)
 
     @property
-    def was_asked(self) -> bool:
+    def was_received(self) -> bool:
         """Whether a signal has come that nobody has waited for yet."""
         return not self._received.empty()
 
-    def hold(self, url: str, patience: Patience | None = None) -> None:
-        """Wait for a signal. Raises ServerLostError when Ray has ended, or nobody listens at `url`.
+    def hold(self, url: str, timeouts: HealthTimeouts | None = None) -> None:
+        """Wait for a signal. Raises ServerLostError if Ray ends or nothing listens at `url`.
 
         A server that is slow to answer has much to do, whoever wants that: standard error says so,
         once until it answers again, and the wait goes on.
         """
         self._raises = False
-        watched = _Watched(url, patience or Patience())
+        health = _Health(url, timeouts or HealthTimeouts())
         while not self._comes_within(_POLL_SECONDS):
-            watched.look()
+            health.check()
 
     def _comes_within(self, seconds: float) -> bool:
         try:
@@ -72,33 +72,33 @@ class StopSignal:
         return True
 
 
-class _Watched:
-    def __init__(self, url: str, patience: Patience) -> None:
-        self._url, self._patience = url, patience
+class _Health:
+    def __init__(self, url: str, timeouts: HealthTimeouts) -> None:
+        self._url, self._timeouts = url, timeouts
         self._daemons = [one for one in psutil.Process().children() if one.name() in _DAEMONS]
         self._answered = self._listened = time.monotonic()
         self._is_slow = False
 
-    def look(self) -> None:
-        """Take notice of how the server is. Raises ServerLostError."""
+    def check(self) -> None:
+        """Check the server once. Raises ServerLostError."""
         if any(_has_ended(daemon) for daemon in self._daemons):
             raise ServerLostError("Ray has ended, and the server with it: start it again")
-        if _answers(self._url, self._patience.answer):
+        if _answers(self._url, self._timeouts.answer):
             self._answered = self._listened = time.monotonic()
             self._is_slow = False
-        elif _listens(self._url, self._patience.answer):
+        elif _listens(self._url, self._timeouts.answer):
             self._listened = time.monotonic()
         self._judge(time.monotonic())
 
     def _judge(self, now: float) -> None:
-        if now - self._listened > self._patience.absence:
-            seconds = self._patience.absence
+        if now - self._listened > self._timeouts.absence:
+            seconds = self._timeouts.absence
             raise ServerLostError(
                 f"nobody has listened at {self._url} for {seconds:g} s: start it again"
             )
-        if not self._is_slow and now - self._answered > self._patience.silence:
+        if not self._is_slow and now - self._answered > self._timeouts.silence:
             self._is_slow = True
-            seconds = self._patience.silence
+            seconds = self._timeouts.silence
             print(
                 f"warning: {self._url}/health has not answered for {seconds:g} s: the server has "
                 "too much to do, or its replicas have failed",
@@ -123,7 +123,7 @@ def _answers(url: str, seconds: float) -> bool:
 
 
 def _listens(url: str, seconds: float) -> bool:
-    """Whether anybody does, however slow to accept: only a refusal says that nobody does."""
+    """Whether anything listens, however slow to accept; only a refused connection means no."""
     parts = urlsplit(url)
     try:
         socket.create_connection((parts.hostname, parts.port), timeout=seconds).close()

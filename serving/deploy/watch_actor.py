@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from serving.config import ServingConfig
 from serving.deploy.private_ray import KeyValueStore
 from serving.watches.board import Board
-from serving.watches.watch import Changes, Letters, Terms, Watch, WatchError, WatchesDownError
+from serving.watches.watch import Changes, HitBatch, Terms, Watch, WatchError, WatchesDownError
 
 NAME, NAMESPACE = "kway-watches", "kway"
 # Listeners and replicas each hold a call while they wait for news.
@@ -26,7 +26,7 @@ class WatchActor(Board):
     """The board, with what outlives it."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(ServingConfig.model_validate(config), kept=KeyValueStore(NAMESPACE))
+        super().__init__(ServingConfig.model_validate(config), storage=KeyValueStore(NAMESPACE))
 
 
 class RayWatches:
@@ -69,7 +69,7 @@ class RayWatches:
     async def listen(self, client: str, watch_id: str) -> str:
         return await self._call("listen", client, watch_id)
 
-    async def take(self, listener: str, wait_seconds: float) -> Letters:
+    async def take(self, listener: str, wait_seconds: float) -> HitBatch:
         return await self._call("take", listener, wait_seconds, wait=wait_seconds)
 
     async def leave(self, listener: str) -> None:

@@ -1,4 +1,4 @@
-"""The rows of several parts, of one or more runs, become one gallery in its listing's order.
+"""Assemble the rows of several parts, of one or more runs, into one gallery in listing order.
 
 Listed items and those that were indexed before are merged in one pass over both in order. Only the
 next item of each part is held in memory.
@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.aside import commit
-from serving.galleries.items import Item, item_line, order_of, read_items
-from serving.galleries.manifest import (
+from serving.galleries.format import (
     DATA_FILES,
     FEATURES,
     GALLERY,
@@ -21,13 +20,16 @@ from serving.galleries.manifest import (
     THUMBNAILS,
     UNREADABLE,
     GalleryInfo,
+    Item,
+    item_line,
+    order_of,
+    read_items,
 )
-from serving.galleries.matrix import HashedFile, matrix_header
-from serving.galleries.rows import RowReader
+from serving.galleries.rows import HashedFile, RowReader, matrix_header
 from serving.galleries.work_folder import About, WorkFolder
 
 
-class Found(NamedTuple):
+class IndexedItem(NamedTuple):
     """Where the features of an item lie."""
 
     rows: RowReader
@@ -36,17 +38,17 @@ class Found(NamedTuple):
 
 
 class _Part:
-    """Goes through one part in order, as far as it is asked about."""
+    """Iterates over one part in order, as far as it is needed."""
 
     def __init__(self, rows: RowReader, order: Callable[[str], Any]) -> None:
         self._rows, self._order, self._left = rows, order, iter(rows)
         self._next()
 
-    def find(self, key: Any, item: Item) -> Found | None:
+    def find(self, key: Any, item: Item) -> IndexedItem | None:
         while self._position >= 0 and self._key < key:
             self._next()
         same = self._position >= 0 and self._key == key and self._item[1:3] == item[1:3]
-        return Found(self._rows, self._position, self._item) if same else None
+        return IndexedItem(self._rows, self._position, self._item) if same else None
 
     def _next(self) -> None:
         following = next(self._left, None)
@@ -57,9 +59,9 @@ class _Part:
         self._key = self._order(self._item.name)
 
 
-def joined(
+def matched_items(
     items: Iterable[Item], indexed: Sequence[RowReader], order: Callable[[str], Any]
-) -> Iterator[tuple[Item, Found | None]]:
+) -> Iterator[tuple[Item, IndexedItem | None]]:
     """Each of `items` with where the same item, unchanged, was indexed; all in `order` of names."""
     parts = [_Part(rows, order) for rows in indexed]
     for item in items:
@@ -87,7 +89,7 @@ def assemble(
             name: opened.enter_context(HashedFile(work.finished / name)) for name in DATA_FILES
         }
         gallery = _GalleryWriter(files, num_items, about.dim)
-        for item, found in joined(read_items(work.listing), rows, order_of(about.reads)):
+        for item, found in matched_items(read_items(work.listing), rows, order_of(about.reads)):
             if found is not None:  # else it could not be read
                 gallery.append(item_line(item._replace(text=found.item.text)), found)
                 if gallery.count % _REPORT_EVERY == 0 or gallery.count == num_items:
@@ -113,7 +115,7 @@ class _GalleryWriter:
         files[OFFSETS].write(matrix_header("<u8", (num_items + 1, 2)))
         self._write_ends()
 
-    def append(self, line: bytes, found: Found) -> None:
+    def append(self, line: bytes, found: IndexedItem) -> None:
         self._files[ITEMS].write(line)
         self._files[FEATURES].write(found.rows.features(found.position))
         self._files[THUMBNAILS].write(found.rows.thumbnail(found.position))

@@ -1,6 +1,6 @@
-"""A collection becomes a gallery: listed, computed where it is new, put together, put in place.
+"""Index a collection: list it, compute what is new, assemble the gallery, move it into place.
 
-A kill at any point costs seconds of work, and leaves the gallery that stood before as it was.
+A kill at any point costs seconds of work and leaves the previous gallery unchanged.
 """
 
 import hashlib
@@ -15,23 +15,44 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
+
+from data.images.decode import MAX_PIXELS, decode, resize
+from data.images.jpeg_header import jpeg_size
 from data.pool import in_order
-from serving.galleries.assembling import assemble, joined
+from serving.galleries.assembling import assemble, matched_items
 from serving.galleries.collection import Collection, Unreadable, UnreadableFile
-from serving.galleries.items import Item, item_line, order_of, read_items, shown_name
-from serving.galleries.manifest import UNREADABLE, GalleryInfo, features_identity, read_info
+from serving.galleries.format import (
+    UNREADABLE,
+    GalleryInfo,
+    Item,
+    features_identity,
+    item_line,
+    order_of,
+    read_info,
+    read_items,
+    shown_name,
+)
 from serving.galleries.rows import RowReader, RowWriter
-from serving.galleries.thumbnails import thumbnail
 from serving.galleries.work_folder import About, WorkFolder, work_folder
 from serving.model import Model
 
 Report = Callable[[int, int], None]
 
 _SECONDS_BETWEEN_COMMITS = 10.0
+THUMBNAIL_SIDE = 160  # pixels of the longer side, at most
+_QUALITY = 80
+# A JPEG can be decoded at a fraction of its size, in a fraction of the time.
+_REDUCED = {
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+}
 
 
 @dataclass(frozen=True)
-class Indexing:
+class IndexOptions:
     """How a gallery is made. batch_size: pictures or texts in one forward pass; threads: those
     that read and decode; strict: what cannot be read fails it; force: also where the gallery was
     made of another folder."""
@@ -44,7 +65,7 @@ class Indexing:
 
 
 @dataclass(frozen=True)
-class Indexed:
+class IndexResult:
     """What a run did. `kept` items were computed before; `dropped` ones of the gallery before are
     gone or changed; `unreadable` are the first few of those that `info` counts."""
 
@@ -76,11 +97,11 @@ def index_collection(
     model: Model,
     collection: Collection,
     path: Path,
-    how: Indexing,
+    how: IndexOptions,
     *,
     computing: Report = lambda done, total: None,
     writing: Report = lambda done, total: None,
-) -> Indexed:
+) -> IndexResult:
     """Make, or bring up to date, the gallery `path` of `collection`.
 
     Raises ValueError where there is nothing to index, where `path` holds something else, and for
@@ -101,16 +122,16 @@ def index_collection(
         if before is None or not _is_current(before, listed, part.count, work, about):
             rows.append(_open(opened, part.path, about))
             info = assemble(work, about, rows, listed.kept + part.count, unreadable.count, writing)
-            work.put_in_place()
+            work.publish()
         else:
             info = before
     dropped = before.num_items - listed.in_gallery if before is not None else 0
-    return Indexed(
+    return IndexResult(
         info, part.count, listed.kept, dropped, collection.ignored, tuple(unreadable.first)
     )
 
 
-def _about(model: Model, collection: Collection, how: Indexing) -> About:
+def _about(model: Model, collection: Collection, how: IndexOptions) -> About:
     return About(
         reads=model.reads,
         backbone=features_identity(model.bundle),
@@ -138,7 +159,7 @@ def _list(
                 yield one
 
     with work.listing.open("wb") as listing, work.missing.open("wb") as new:
-        for item, found in joined(items(), rows, order_of(collection.reads)):
+        for item, found in matched_items(items(), rows, order_of(collection.reads)):
             listing.write(item_line(item))
             if found is None:
                 new.write(item_line(item))
@@ -150,7 +171,7 @@ def _list(
 
 
 def _prepared(
-    prepare: Callable[[Item], _Ready | Unreadable], items: Iterator[Item], how: Indexing
+    prepare: Callable[[Item], _Ready | Unreadable], items: Iterator[Item], how: IndexOptions
 ) -> Generator[_Ready | Unreadable, None, None]:
     """Read and decoded by threads, in order, no further ahead than the model needs."""
     pool = ThreadPoolExecutor(how.threads, "decode")
@@ -180,7 +201,7 @@ def _compute(
     missing: int,
     part: RowWriter,
     unreadable: UnreadableFile,
-    how: Indexing,
+    how: IndexOptions,
     report: Report,
 ) -> None:
     """Features of what is prepared, appended to `part` in its order."""
@@ -232,3 +253,28 @@ def _is_current(
     same_items = computed == 0 and listed.in_gallery == listed.kept == before.num_items
     sha256 = hashlib.sha256(work.unreadable.read_bytes()).hexdigest()
     return same_items and sha256 == before.files[UNREADABLE].sha256 and About.of(before) == about
+
+
+def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
+    """An image file -> a JPEG whose longer side has at most `THUMBNAIL_SIDE` pixels.
+
+    `raw` is one that `decode` has taken before. Raises ValueError for what cannot be decoded.
+    """
+    pixels = _reduced_jpeg(raw)
+    if pixels is None:
+        pixels = np.ascontiguousarray(decode(raw, 3, max_pixels)[:, :, ::-1])
+    scale = THUMBNAIL_SIDE / max(pixels.shape[:2])
+    if scale < 1:
+        height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
+        pixels = resize(pixels, height, width)
+    return cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])[1].tobytes()
+
+
+def _reduced_jpeg(raw: bytes) -> np.ndarray | None:
+    """Blue, green, red [H, W, 3] of a JPEG that is far larger than its thumbnail."""
+    size = jpeg_size(raw)
+    fraction = max(size) // THUMBNAIL_SIDE if size is not None else 1
+    for times, flag in _REDUCED.items():
+        if fraction >= times:
+            return cv2.imdecode(np.frombuffer(raw, np.uint8), flag)
+    return None

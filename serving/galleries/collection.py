@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, Protocol
 
 from data.aside import flush
 from data.sources.listing import ENDINGS
-from serving.galleries.items import Item
+from serving.galleries.format import Item
 from trainer.bundle.spec import Reads
 
 _NAMED = 5
@@ -114,7 +114,7 @@ class PictureFolder:
             for name in waiting[-1]:
                 if isinstance(name, Unreadable):
                     yield name
-                elif (found := self._look_at(name)) is None:
+                elif (found := self._inspect(name)) is None:
                     waiting.append(self._names(f"{name}/"))
                     break
                 elif isinstance(found, Item | Unreadable):
@@ -125,39 +125,39 @@ class PictureFolder:
     def read(self, item: Item) -> bytes:
         if item.size > _MAX_FILE_BYTES:
             raise ValueError(f"{item.size} bytes are over the limit of {_MAX_FILE_BYTES}")
-        with open(self._place(item.name), "rb") as file:
+        with open(self._path(item.name), "rb") as file:
             return file.read(_MAX_FILE_BYTES)
 
     def shown(self, item: Item, raw: bytes | str) -> Item:
         return item
 
-    def _place(self, name: str) -> str:
+    def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     def _names(self, prefix: str) -> Iterator[str | Unreadable]:
         try:
-            names = sorted(os.listdir(self._place(prefix)))
+            names = sorted(os.listdir(self._path(prefix)))
         except OSError as error:
             yield Unreadable(prefix or ".", f"a folder that cannot be listed ({error.strerror})")
             return
         for name in names:
             yield prefix + name
 
-    def _look_at(self, name: str) -> Item | Unreadable | bool | None:
+    def _inspect(self, name: str) -> Item | Unreadable | bool | None:
         """An item or why it is none; None for a folder, and True for what is ignored, counted."""
         file = name.rpartition("/")[2]
         is_picture = os.path.splitext(file)[1].lower() in ENDINGS and not file.startswith(".")
         try:
-            about = os.lstat(self._place(name))
+            about = os.lstat(self._path(name))
             if stat.S_ISDIR(about.st_mode) and not file.startswith("."):
                 return None
             if not is_picture:
                 self.ignored += 1
                 return True
             if stat.S_ISLNK(about.st_mode):
-                if not os.path.realpath(self._place(name)).startswith(f"{self._root}/"):
+                if not os.path.realpath(self._path(name)).startswith(f"{self._root}/"):
                     return Unreadable(name, "a link out of the folder")
-                about = os.stat(self._place(name))
+                about = os.stat(self._path(name))
         except OSError as error:
             return Unreadable(name, _reason(error))
         if not stat.S_ISREG(about.st_mode):  # to read a pipe would wait for ever

@@ -1,22 +1,42 @@
-"""An opened gallery: the features of a collection, mapped; its items and thumbnails by index."""
+"""Opened galleries, and searches in them: of each class, a page of the items it scores highest.
+
+The features of a gallery are memory-mapped; items and thumbnails are read by index. The scores of
+classes that were searched recently are cached, so that the next page costs no product.
+"""
 
 import hashlib
 import os
 import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 
-from serving.galleries.items import Item, parse_item
-from serving.galleries.manifest import (
-    AGAIN,
+import numpy as np
+import torch
+
+from heads.logits import ClassRows, LogitMap
+from heads.scores import score
+from serving.answer import NOT_ALIGNED, Question, threshold_of, verdict
+from serving.galleries.format import (
+    DAMAGE_REMEDY,
     FEATURES,
     ITEMS,
     OFFSETS,
     THUMBNAILS,
+    Item,
     check_same_backbone,
+    parse_item,
     read_info,
+    shown_name,
 )
-from serving.galleries.matrix import map_matrix
+from serving.galleries.rows import map_matrix
+from serving.schemas import ClassHits, GalleryHit, Hits
 from trainer.bundle.bundle import Bundle
+from trainer.bundle.spec import LossSpec
+
+_CACHE_BYTES = 256 * 2**20
+_FIRST_PAGE = 1024
 
 
 class Gallery:
@@ -37,7 +57,9 @@ class Gallery:
         for name, expected in self.info.files.items():
             with (self.path / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
-                    raise ValueError(f"{self.path / name} does not match its checksum: {AGAIN}")
+                    raise ValueError(
+                        f"{self.path / name} does not match its checksum: {DAMAGE_REMEDY}"
+                    )
 
     def item(self, index: int) -> Item:
         """Raises IndexError for an index outside the gallery."""
@@ -55,7 +77,129 @@ class Gallery:
     def _read(self, name: str, descriptor: int, index: int, column: int) -> bytes:
         if not 0 <= index < self.num_items:
             raise IndexError(f"item {index} is not within 0 … {self.num_items - 1}")
-        begin, end = (int(place) for place in self._ends[index : index + 2, column])
+        begin, end = (int(offset) for offset in self._ends[index : index + 2, column])
         if not begin <= end <= self.info.files[name].bytes:
-            raise ValueError(f"{self.path / OFFSETS} is damaged at item {index}: {AGAIN}")
+            raise ValueError(f"{self.path / OFFSETS} is damaged at item {index}: {DAMAGE_REMEDY}")
         return os.pread(descriptor, end - begin, begin)
+
+
+def class_scores(
+    features: np.ndarray, row: ClassRows, logits: LogitMap, loss: LossSpec
+) -> np.ndarray:
+    """Features [N, dim], which may be mapped and larger than memory, and the row of one class ->
+    scores float32 [N]."""
+    found = torch.from_numpy(logits.of_one_class(features, row))
+    return score(loss.score, found, eps=loss.eps).numpy()
+
+
+class Ranking:
+    """Scores of all items, and the order of the best as far as pages asked for it."""
+
+    def __init__(self, scores: np.ndarray) -> None:
+        self.scores = scores
+        self._best = best(scores, _FIRST_PAGE)
+
+    @property
+    def nbytes(self) -> int:
+        return self.scores.nbytes + self._best.nbytes
+
+    def reaching(self, threshold: float) -> int:
+        """How many items have a score of `threshold` or more."""
+        return int(np.count_nonzero(self.scores >= np.float64(threshold)))
+
+    def page(self, offset: int, limit: int) -> list[int]:
+        """Items from the best on; equal scores stand in the order of the items."""
+        wanted = min(offset + limit, len(self.scores))
+        known = self._best  # another thread may put a longer one in its place
+        if wanted > len(known):
+            # Twice as many, so that a reader who goes on page by page sorts a few times only.
+            self._best = known = best(self.scores, 2 * wanted)
+        return known[offset:wanted].tolist()
+
+
+def best(scores: np.ndarray, count: int) -> np.ndarray:
+    """The `count` items of the highest scores, int64, in order; ties go to the lowest index."""
+    num = len(scores)
+    if count >= num:
+        return np.argsort(-scores, kind="stable")
+    last = np.partition(scores, num - count)[num - count]
+    above = np.flatnonzero(scores > last)
+    ties = np.flatnonzero(scores == last)[: count - len(above)]
+    return np.concatenate([above[np.argsort(-scores[above], kind="stable")], ties])
+
+
+class Galleries:
+    """The galleries of one server by their names. Searched by any number of threads."""
+
+    def __init__(
+        self, folders: Mapping[str, Path], bundle: Bundle, *, cache_bytes: int = _CACHE_BYTES
+    ) -> None:
+        """Raises what `Gallery` raises for the first folder that is none of this bundle's."""
+        self._bundle = bundle
+        self._by_name = {name: Gallery(path, bundle) for name, path in folders.items()}
+        self._rankings = _Rankings(cache_bytes)
+
+    def names(self) -> list[str]:
+        return sorted(self._by_name)
+
+    def __getitem__(self, name: str) -> Gallery:
+        """Raises KeyError."""
+        return self._by_name[name]
+
+    def search(self, name: str, question: Question, *, offset: int, limit: int) -> Hits:
+        """Of each class of `question` items `offset` … `offset + limit` of the gallery `name`, from
+        the highest score on; with a threshold only those that reach it."""
+        loss = self._bundle.spec.loss
+        return Hits(
+            aligned=loss.aligned,
+            notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
+            num_items=self[name].num_items,
+            results=[
+                self._class_hits(name, class_id, question, offset, limit)
+                for class_id in question.class_ids
+            ],
+        )
+
+    def _class_hits(
+        self, name: str, class_id: int, question: Question, offset: int, limit: int
+    ) -> ClassHits:
+        ranking = self._ranking(name, class_id)
+        decided = threshold_of(self._bundle, class_id, question)
+        bar = decided.threshold
+        matches = None if bar is None else ranking.reaching(bar)
+        total = self[name].num_items if matches is None else matches
+        hits = []
+        for index in ranking.page(offset, min(limit, max(0, total - offset))):
+            item = self[name].item(index)
+            found = dict(verdict(decided, float(ranking.scores[index])))
+            hits.append(GalleryHit(**found, item=index, name=shown_name(item.name), text=item.text))
+        return ClassHits(**dict(decided), total=total, matches=matches, hits=hits)
+
+    def _ranking(self, name: str, class_id: int) -> Ranking:
+        ranking = self._rankings.get((name, class_id))
+        if ranking is None:
+            row, spec = self._bundle.rows([class_id]), self._bundle.spec
+            scores = class_scores(self[name].features, row, spec.logits, spec.loss)
+            ranking = Ranking(scores)
+            self._rankings.put((name, class_id), ranking)
+        return ranking
+
+
+class _Rankings:
+    """The rankings that were used last, of at most so many bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._lock = max_bytes, Lock()
+        self._held: OrderedDict[tuple[str, int], Ranking] = OrderedDict()
+
+    def get(self, key: tuple[str, int]) -> Ranking | None:
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+            return self._held.get(key)
+
+    def put(self, key: tuple[str, int], ranking: Ranking) -> None:
+        with self._lock:
+            self._held[key] = ranking
+            while sum(held.nbytes for held in self._held.values()) > self._max_bytes:
+                self._held.popitem(last=False)

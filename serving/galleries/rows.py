@@ -1,25 +1,103 @@
-"""Indexed items as they lie on disk, one after the other: lines, features, places, thumbnails.
+"""Indexed items on disk, one after the other: lines, features, offsets, thumbnails.
 
-A finished gallery and a part of an unfinished one are read alike; only the first has headers.
+A finished gallery and a part of an unfinished one are read in the same way. Only the gallery's
+features and offsets have headers: each is a safetensors file of a single matrix, so that its bytes
+can be streamed.
 """
 
+import hashlib
+import json
 import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import numpy as np
 
 from data.aside import commit, flush
-from serving.galleries.items import Item, item_line, parse_item
-from serving.galleries.manifest import FEATURES, GALLERY, ITEMS, OFFSETS, THUMBNAILS, read_info
-from serving.galleries.matrix import matrix_start
+from data.shards.mapped import mapped
+from serving.galleries.format import (
+    DAMAGE_REMEDY,
+    FEATURES,
+    GALLERY,
+    ITEMS,
+    OFFSETS,
+    THUMBNAILS,
+    FileInfo,
+    Item,
+    item_line,
+    parse_item,
+    read_info,
+)
 
+Kind = Literal["<f4", "<u8"]
+_DTYPES = {"<f4": "F32", "<u8": "U64"}
+_TENSOR = "matrix"
+# Long before it a damaged length would make us read gigabytes.
+_MAX_HEADER_BYTES = 4096
 _NAMES = (ITEMS, FEATURES, OFFSETS, THUMBNAILS)
 # Holds the number of items that are on the disk; without it there are none.
 COMMITTED = "committed"
 _PAIR = 16  # bytes of two places: of a line and of a thumbnail
+
+
+class HashedFile:
+    """A new file, hashed while it is written and on the disk when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._sha256, self.size = hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._sha256.update(data)
+        self.size += len(data)
+
+    def info(self) -> FileInfo:
+        return FileInfo(bytes=self.size, sha256=self._sha256.hexdigest())
+
+    def __enter__(self) -> "HashedFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                flush(self._file)
+        finally:
+            self._file.close()
+
+
+def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:
+    """What stands before the rows of a matrix in its safetensors file."""
+    size = shape[0] * shape[1] * np.dtype(kind).itemsize
+    entry = {"dtype": _DTYPES[kind], "shape": list(shape), "data_offsets": [0, size]}
+    header = json.dumps({_TENSOR: entry}, separators=(",", ":")).encode()
+    header += b" " * (-(len(header) + 8) % 64)  # rows begin where vector instructions like it
+    return len(header).to_bytes(8, "little") + header
+
+
+def matrix_start(path: Path, kind: Kind, shape: tuple[int, int]) -> int:
+    """Where the rows begin. Raises ValueError unless the file holds exactly this matrix."""
+    wanted = matrix_header(kind, shape)
+    size = shape[0] * shape[1] * np.dtype(kind).itemsize
+    with path.open("rb") as file:
+        found = file.read(min(len(wanted), _MAX_HEADER_BYTES))
+        if found != wanted:
+            raise ValueError(f"{path} does not hold {_DTYPES[kind]} {list(shape)}: {DAMAGE_REMEDY}")
+        if os.fstat(file.fileno()).st_size != len(wanted) + size:
+            raise ValueError(f"{path} is cut short or damaged: {DAMAGE_REMEDY}")
+    return len(wanted)
+
+
+def map_matrix(path: Path, kind: Kind, shape: tuple[int, int]) -> np.ndarray:
+    """The matrix, read-only, in memory that all processes of the machine share."""
+    start = matrix_start(path, kind, shape)
+    with path.open("rb") as file:
+        return mapped(file)[start:].view(kind).reshape(shape)
 
 
 class RowReader:

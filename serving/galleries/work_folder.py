@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from data.aside import commit, explained
-from serving.galleries.manifest import GALLERY, GalleryInfo, Sha256, read_info
+from serving.galleries.format import GALLERY, GalleryInfo, Sha256, read_info
 from serving.galleries.rows import COMMITTED
 from trainer.bundle.spec import Reads, Spec
 
@@ -44,7 +44,7 @@ class WorkFolder:
 
     def __init__(self, gallery: Path) -> None:
         self.gallery = gallery
-        self.path = _beside(gallery)
+        self.path = _work_path(gallery)
         self.listing, self.missing = self.path / "listing.jsonl", self.path / "missing.jsonl"
         self.unreadable = self.path / "unreadable.jsonl"
         self.finished, self._old = self.path / "gallery", self.path / "old"
@@ -59,9 +59,9 @@ class WorkFolder:
         numbers = [int(part.name.removeprefix("part-")) for part in self.path.glob("part-*")]
         return self.path / f"part-{max(numbers, default=-1) + 1:03d}"
 
-    def put_in_place(self) -> None:
-        """The finished gallery takes its name; a kill between the two renames is made good by the
-        next run."""
+    def publish(self) -> None:
+        """Move the finished gallery into place; the next run repairs a kill between the two
+        renames."""
         if self.gallery.exists():
             os.rename(self.gallery, self._old)
         os.rename(self.finished, self.gallery)
@@ -81,7 +81,7 @@ class WorkFolder:
             shutil.rmtree(self.path)
 
     def recover(self) -> None:
-        """Undo, or finish, what a kill left of `put_in_place`."""
+        """Undo, or finish, what a kill left of `publish`."""
         if self._old.exists() and not self.gallery.exists():
             os.rename(self._old, self.gallery)
         for left in (self._old, self.finished):
@@ -127,19 +127,19 @@ def work_folder(gallery: Path, about: About, *, force: bool = False) -> Iterator
         shutil.rmtree(work.path)
 
 
-def _beside(gallery: Path) -> Path:
+def _work_path(gallery: Path) -> Path:
     return gallery.with_name(gallery.name + _SUFFIX)
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    busy = f"{path} is being written by another kway index: wait for it"
+    message = f"{path} is being written by another kway index: wait for it"
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The other one may have ended, and removed this very file, since it was opened.
         if not os.path.samestat(os.fstat(descriptor), (path / _LOCK).stat()):
-            raise ValueError(busy)
+            raise ValueError(message)
     except (BlockingIOError, FileNotFoundError) as error:
-        raise ValueError(busy) from error
+        raise ValueError(message) from error
 
 
 def _read_about(file: Path) -> About | None:

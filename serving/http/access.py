@@ -5,9 +5,7 @@ a WebSocket; there the token may come as a subprotocol, `["kway", "bearer." + to
 """
 
 from collections.abc import Collection
-from typing import Any
 
-from fastapi import FastAPI
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,28 +41,6 @@ class Access:
                 return
         scope["state"] = {**scope.get("state", {}), "client": client}
         await self._app(scope, receive, _choosing_subprotocol(scope, send))
-
-
-def document_tokens(api: FastAPI, open_paths: Collection[str]) -> None:
-    """Add the tokens, and their refusals, to the OpenAPI document."""
-    plain = api.openapi
-
-    def openapi() -> dict[str, Any]:
-        if api.openapi_schema is None:
-            document = plain()
-            schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
-            schemes["token"] = {"type": "http", "scheme": "bearer"}
-            refusal = {"$ref": "#/components/schemas/ErrorBody"}
-            described = {"content": {"application/json": {"schema": refusal}}}
-            for path, methods in document["paths"].items():
-                for method in methods.values() if path not in open_paths else ():
-                    method["security"] = [{"token": []}]
-                    for status, what in (("401", "No token, or a wrong one"), ("503", "Try again")):
-                        method["responses"].setdefault(status, {"description": what, **described})
-        assert api.openapi_schema is not None
-        return api.openapi_schema
-
-    api.openapi = openapi  # type: ignore[method-assign]
 
 
 def _token(scope: Scope) -> str | None:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
 
-from serving.galleries.search import Galleries
-from serving.http.access import Access, document_tokens
+from serving.galleries.gallery import Galleries
+from serving.http.access import Access
 from serving.http.error_responses import install_handlers
-from serving.http.openapi import document_definitions, document_summaries
+from serving.http.openapi import complete_document
 from serving.http.routes import (
     classes,
     feeds,
@@ -22,7 +22,6 @@ from serving.http.routes import (
     page,
     query,
     server,
-    stream,
     watches,
 )
 from serving.http.routing import Resources, paths_of
@@ -42,7 +41,7 @@ class Group(NamedTuple):
 
 # In the order in which /docs shows them.
 GROUPS = (
-    Group("Query", "Is this image, or text, of class C?", (query.router, stream.router)),
+    Group("Query", "Is this image, or text, of class C?", (query.router,)),
     Group("Classes", "The classes that queries can name.", (classes.router,)),
     Group(
         "Watches",
@@ -81,10 +80,8 @@ def build_api(
     ).install(api)
     open_paths = paths_of(ROUTERS, lambda route: not route.needs_token)
     install_handlers(api)
-    document_summaries(api)
-    document_definitions(api)
-    if service.config.token_file is not None:
-        document_tokens(api, open_paths)
+    has_tokens = service.config.token_file is not None
+    complete_document(api, open_paths=open_paths if has_tokens else None)
     api.add_middleware(Access, clients=clients, open_paths=open_paths)
     for group in GROUPS:
         for router in group.routers:

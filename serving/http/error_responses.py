@@ -35,7 +35,7 @@ def install_handlers(api: FastAPI) -> None:
     from ray.exceptions import TaskCancelledError
 
     @api.exception_handler(ApiError)
-    async def refused(_: Request, error: ApiError) -> JSONResponse:
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
         return error_response(error.status, error.code, str(error), error.headers)
 
     @api.exception_handler(HTTPException)
@@ -48,12 +48,12 @@ def install_handlers(api: FastAPI) -> None:
         return error_response(422, "invalid_parameter", first_of(error.errors()))
 
     @api.exception_handler(ClientDisconnect)
-    async def nobody_waits(_: Request, error: Exception) -> JSONResponse:
+    async def client_disconnected(_: Request, error: Exception) -> JSONResponse:
         return error_response(400, "client_left", "the client left before it was answered")
 
     @api.exception_handler(Exception)
-    async def fault_of_ours(request: Request, error: Exception) -> JSONResponse:
+    async def internal_error(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, TaskCancelledError):  # what Ray does when a waiting client leaves
-            return await nobody_waits(request, error)
+            return await client_disconnected(request, error)
         _log.exception("a request failed", exc_info=error)
         return error_response(500, "internal", "the server failed; its log says why")

@@ -108,7 +108,7 @@ def text_fields(form: FormData) -> dict[str, list[str]]:
 async def pictures(form: FormData) -> list[bytes]:
     """The bytes of the files of `images`; ApiError 400 for one that is no file."""
     files = form.getlist("images")
-    for place, file in enumerate(files):
+    for position, file in enumerate(files):
         if not isinstance(file, UploadFile):
-            raise ApiError(400, "invalid_form", f"images[{place}] is no file: send its bytes")
+            raise ApiError(400, "invalid_form", f"images[{position}] is no file: send its bytes")
     return [await file.read() for file in files if isinstance(file, UploadFile)]

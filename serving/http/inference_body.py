@@ -16,12 +16,18 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
-    ValidationError,
 )
 
-from serving.api_error import ApiError, invalid
-from serving.http.json_body import parse_json, picture_bytes
-from serving.inference.tensors import Inference, Tensor, array_of, elements_of, parameters_of
+from serving.api_error import validated
+from serving.http.request_body import parse_json, picture_bytes
+from serving.inference.tensors import (
+    Inference,
+    Tensor,
+    array_of,
+    elements_of,
+    invalid_inference,
+    parameters_of,
+)
 from serving.schemas import Answer
 
 Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
@@ -78,10 +84,7 @@ def read_inference(
     Raises ApiError: 400 if it cannot be parsed, 413 for more than `most` elements in a tensor.
     """
     text, binary = _parts(raw, json_length)
-    try:
-        body = InferenceRequest.model_validate(parse_json(text, most))
-    except ValidationError as error:
-        raise invalid("invalid_inference", error, status=400) from error
+    body = validated(InferenceRequest, parse_json(text, most), "invalid_inference", status=400)
     data = _data(body.inputs, binary, most)
     pairs = zip(body.inputs, data, strict=True)
     return body, Inference(
@@ -121,33 +124,37 @@ def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
     is_length = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
     if not is_length or int(json_length) > len(raw):
         message = f"{HEADER} is {json_length[:40]!r}, and the body has {len(raw)} bytes"
-        raise _wrong(message)
+        raise invalid_inference(message)
     return raw[: int(json_length)], raw[int(json_length) :]
 
 
 def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list[Any]]:
     """The elements of each input; elements of BYTES are `bytes`."""
-    found, place = [], 0
+    found, offset = [], 0
     for one in inputs:
         size = one.parameters.get("binary_data_size")
         if (size is None) == (one.data is None):
-            raise _wrong(f"{one.name[:80]} has data and binary_data_size, or neither: send one")
+            raise invalid_inference(
+                f"{one.name[:80]} has data and binary_data_size, or neither: send one"
+            )
         if size is None:
             found.append(_json_elements(one))
             continue
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise _wrong(
+            raise invalid_inference(
                 f"{one.name[:80]} has binary_data_size {str(size)[:40]}: send a number of bytes"
             )
-        if place + size > len(binary):
-            raise _wrong(
-                f"{one.name[:80]} has binary_data_size {size}, and {len(binary) - place} bytes "
+        if offset + size > len(binary):
+            raise invalid_inference(
+                f"{one.name[:80]} has binary_data_size {size}, and {len(binary) - offset} bytes "
                 f"are left after the JSON: set {HEADER} to its length, or send binary_data=False"
             )
-        found.append(elements_of(one.name, one.datatype, binary[place : place + size], most))
-        place += size
-    if place != len(binary):
-        raise _wrong(f"{len(binary) - place} bytes follow the last input's: remove them")
+        found.append(elements_of(one.name, one.datatype, binary[offset : offset + size], most))
+        offset += size
+    if offset != len(binary):
+        raise invalid_inference(
+            f"{len(binary) - offset} bytes follow the last input's: remove them"
+        )
     return found
 
 
@@ -157,10 +164,10 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
         return list(data)
     texts = [one for one in data if isinstance(one, str)]
     if len(texts) != len(data):
-        raise _wrong(f"{tensor.name} contains elements that are not strings")
+        raise invalid_inference(f"{tensor.name} contains elements that are not strings")
     if tensor.name != "images":
         return [text.encode("utf-8", "surrogatepass") for text in texts]
-    return [picture_bytes(text, f"images[{place}]") for place, text in enumerate(texts)]
+    return [picture_bytes(text, f"images[{index}]") for index, text in enumerate(texts)]
 
 
 def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:
@@ -168,7 +175,3 @@ def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[st
     usual = {"binary_data": body.parameters.get("binary_data_output", False)}
     stated = {one.name: usual | one.parameters for one in body.outputs}
     return {one.name for one in outputs if stated.get(one.name, usual)["binary_data"] is True}
-
-
-def _wrong(message: str) -> ApiError:
-    return ApiError(400, "invalid_inference", message)

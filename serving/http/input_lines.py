@@ -4,22 +4,22 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 
-from serving.api_error import ApiError, invalid
+from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
-from serving.http.json_body import parse_json
 from serving.http.query_body import one_input
+from serving.http.request_body import parse_json
 from serving.schemas import Answer, Id, Verdict
 from serving.watches.feed import Frame
-from serving.watches.schemas import FrameId, FrameTime
+from serving.watches.schemas import FrameTime
 from trainer.bundle.spec import Reads
 
 
-class _Said(BaseModel):
-    id: FrameId | None = Field(None, description="comes back with whatever is said of this frame")
+class _FrameFields(BaseModel):
+    id: Id | None = Field(None, description="comes back with whatever is said of this frame")
     time: FrameTime | None = Field(None, description="comes back with its hits")
 
 
-class FrameIn(_Said):
+class FrameIn(_FrameFields):
     """One picture, or one text."""
 
     model_config = ConfigDict(extra="forbid")
@@ -33,44 +33,41 @@ def most_json_bytes(limits: ServingConfig) -> int:
     return max(limits.max_frame_bytes * 4 // 3, limits.max_text_chars * 12) + 2000
 
 
-def frame_of_json(raw: bytes | None, place: int, reads: Reads, limits: ServingConfig) -> Frame:
+def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: ServingConfig) -> Frame:
     """A line of JSON, `raw`, or None for one that was too long -> a frame, maybe a wrong one."""
-    said = _Said()
+    fields = _FrameFields()
     try:
         if raw is None:
             raise _too_long(limits.max_frame_bytes)
         found = parse_json(raw)
-        said = _said(found)
+        fields = _frame_fields(found)
         content: bytes | str | ApiError = _content(found, reads, limits)
     except ApiError as error:
         content = error
-    return Frame(place if said.id is None else said.id, content, said.time)
+    return Frame(position if fields.id is None else fields.id, content, fields.time)
 
 
-def frame_of_bytes(raw: bytes, place: int, reads: Reads, limits: ServingConfig) -> Frame:
+def frame_of_bytes(raw: bytes, position: int, reads: Reads, limits: ServingConfig) -> Frame:
     """A picture's bytes -> a frame, maybe a wrong one."""
     try:
         if reads == "texts":
             message = 'this model reads texts: send text messages of JSON, {"text": …}'
             raise ApiError(422, "not_a_picture_model", message)
-        return Frame(place, _bounded(raw, limits.max_frame_bytes))
+        return Frame(position, _bounded(raw, limits.max_frame_bytes))
     except ApiError as error:
-        return Frame(place, error)
+        return Frame(position, error)
 
 
-def _said(found: object) -> _Said:
-    """What a frame says of itself, even of a wrong one, if that is usable."""
+def _frame_fields(found: object) -> _FrameFields:
+    """The id and time of a frame, even of an invalid one, if they are valid."""
     try:
-        return _Said.model_validate(found)
+        return _FrameFields.model_validate(found)
     except ValidationError:
-        return _Said()
+        return _FrameFields()
 
 
 def _content(found: object, reads: Reads, limits: ServingConfig) -> bytes | str:
-    try:
-        frame = FrameIn.model_validate(found)
-    except ValidationError as error:
-        raise invalid("invalid_frame", error) from error
+    frame = validated(FrameIn, found, "invalid_frame")
     found = one_input(frame.image, frame.text, "invalid_frame", reads, limits)
     return found if isinstance(found, str) else _bounded(found, limits.max_frame_bytes)
 
@@ -115,14 +112,11 @@ def parse_line(raw: bytes, reads: Reads, limits: ServingConfig) -> Line:
     """
     found = parse_json(raw)
     try:
-        said = LineIn.model_validate(found)
-    except ValidationError as error:
-        return Line(_id_of(found), invalid("invalid_line", error))
-    try:
-        content = one_input(said.image, said.text, "invalid_line", reads, limits)
+        line = validated(LineIn, found, "invalid_line")
+        content = one_input(line.image, line.text, "invalid_line", reads, limits)
     except ApiError as error:
-        return Line(said.id, error)
-    return Line(said.id, content)
+        return Line(_id_of(found), error)
+    return Line(line.id, content)
 
 
 def _id_of(found: object) -> Id | None:

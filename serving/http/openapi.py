@@ -1,30 +1,34 @@
-"""Parts of the OpenAPI document that all operations share: groups, summaries, body schemas."""
+"""The OpenAPI document: what all operations share, and the schemas of bodies that FastAPI does not
+parse."""
 
+from collections.abc import Collection, Iterator
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from serving.http.ndjson import NDJSON
+from serving.http.streams import NDJSON
+
+_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 
 
 class NdjsonSchema(JSONResponse):
-    """Documents the lines of a response as JSON: FastAPI would document them as strings."""
+    """Document the lines of a response as JSON: FastAPI would document them as strings."""
 
     media_type = NDJSON
 
 
 def refused(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
     """The errors of a route whose `response_class` is `NdjsonSchema`; they are plain JSON."""
-    schema = {"$ref": "#/components/schemas/ErrorBody"}
-    described = {"description": "Refused", "content": {"application/json": {"schema": schema}}}
+    described = {"description": "Refused", "content": _ERROR}
     return dict.fromkeys(statuses, described)
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a body that FastAPI does not parse. `document_definitions` moves its `$defs` to
-    the target of its references."""
+    """The schema of a body that FastAPI does not parse. `complete_document` moves its `$defs` to
+    where its references point."""
     return model.model_json_schema(ref_template="#/components/schemas/{model}")
 
 
@@ -33,40 +37,59 @@ def request_body(model: type[BaseModel], kind: str = "application/json") -> dict
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema_of(model)}}}}
 
 
-def document_definitions(api: FastAPI) -> None:
-    """Move the definitions of each request body's schema into the document's components."""
+def complete_document(api: FastAPI, *, open_paths: Collection[str] | None) -> None:
+    """Complete FastAPI's document of `api`: summaries, definitions and tokens.
+
+    open_paths: the paths that need no token; None if no path does.
+    """
+    edits = [_set_summaries, _move_definitions]
+    if open_paths is not None:
+        edits.append(partial(_add_tokens, open_paths=open_paths))
     plain = api.openapi
 
     def openapi() -> dict[str, Any]:
         if api.openapi_schema is None:
             document = plain()
-            components = document["components"]["schemas"]
-            for methods in document["paths"].values():
-                for operation in methods.values():
-                    for content in operation.get("requestBody", {}).get("content", {}).values():
-                        for name, schema in content["schema"].pop("$defs", {}).items():
-                            assert components.setdefault(name, schema) == schema, name
+            for edit in edits:
+                edit(document)
         assert api.openapi_schema is not None
         return api.openapi_schema
 
     api.openapi = openapi  # type: ignore[method-assign]
 
 
-def document_summaries(api: FastAPI) -> None:
+def _set_summaries(document: dict[str, Any]) -> None:
     """Make the first paragraph of each operation's docstring its summary, not its name in code."""
-    plain = api.openapi
+    for _, operation in _operations(document):
+        text = operation.pop("description", operation["summary"])
+        summary, _, rest = text.partition("\n\n")
+        operation["summary"] = " ".join(summary.split()).removesuffix(".")
+        if rest:
+            operation["description"] = rest
 
-    def openapi() -> dict[str, Any]:
-        if api.openapi_schema is None:
-            for methods in plain()["paths"].values():
-                for operation in methods.values():
-                    summary, _, rest = operation.pop("description", operation["summary"]).partition(
-                        "\n\n"
-                    )
-                    operation["summary"] = " ".join(summary.split()).removesuffix(".")
-                    if rest:
-                        operation["description"] = rest
-        assert api.openapi_schema is not None
-        return api.openapi_schema
 
-    api.openapi = openapi  # type: ignore[method-assign]
+def _move_definitions(document: dict[str, Any]) -> None:
+    """Move the definitions of each request body's schema into the document's components."""
+    components = document["components"]["schemas"]
+    for _, operation in _operations(document):
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            for name, schema in content["schema"].pop("$defs", {}).items():
+                assert components.setdefault(name, schema) == schema, name
+
+
+def _add_tokens(document: dict[str, Any], open_paths: Collection[str]) -> None:
+    """Add bearer tokens, and the errors without a valid one."""
+    schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
+    schemes["token"] = {"type": "http", "scheme": "bearer"}
+    for path, operation in _operations(document):
+        if path in open_paths:
+            continue
+        operation["security"] = [{"token": []}]
+        for status, what in (("401", "No token, or a wrong one"), ("503", "Try again")):
+            operation["responses"].setdefault(status, {"description": what, "content": _ERROR})
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            yield path, operation

@@ -10,13 +10,19 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from serving.api_error import ApiError, invalid
+from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
 from serving.http.forms import known_charset, parse_form, pictures, text_fields
-from serving.http.json_body import MOST_VALUES, parse_json, picture_bytes
-from serving.http.request_body import bounded, content_type, whole_body
+from serving.http.request_body import (
+    MOST_VALUES,
+    bounded_parts,
+    content_type,
+    parse_json,
+    picture_bytes,
+    whole_body,
+)
 from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
 
@@ -127,21 +133,14 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
     if not raw.strip():
         example = '"images": ["<base64>", …]' if reads == "pictures" else '"texts": ["…", …]'
         raise ApiError(400, "empty_body", f'the body is empty: send {{"classes": […], {example}}}')
-    body = _validated(parse_json(raw, most_values(limits)))
+    body = validated(QueryBody, parse_json(raw, most_values(limits)), "invalid_query")
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
     sent = (body.texts if reads == "texts" else body.images) or []
     _check_input_count(sent, limits, reads)  # before the first of them is decoded
     inputs: Sequence[bytes | str] = sent
     if reads == "pictures":
-        inputs = [picture_bytes(one, f"images[{place}]") for place, one in enumerate(sent)]
+        inputs = [picture_bytes(one, f"images[{position}]") for position, one in enumerate(sent)]
     return Query(list(body.classes), inputs, body.recall, body.threshold)
-
-
-def _validated(values: object) -> QueryBody:
-    try:
-        return QueryBody.model_validate(values)
-    except ValidationError as error:
-        raise invalid("invalid_query", error) from error
 
 
 def most_values(limits: ServingConfig) -> int:
@@ -190,14 +189,15 @@ async def _from_form(
     request: Request, charset: str, service: Service, progress: InProgress
 ) -> Query:
     limits, reads = service.config, service.model.reads
-    async with aclosing(bounded(request, limits.max_body_bytes, service.uploads)) as body:
+    async with aclosing(bounded_parts(request, limits.max_body_bytes, service.uploads)) as body:
         form = await parse_form(request, body, charset, limits)
     try:
         progress.take_slot()
         fields = text_fields(form)
         _check_kind(reads, images="images" in form, texts="texts" in form)
         numbers = {name: fields[name][0] for name in ("recall", "threshold") if fields[name]}
-        asked = _validated({"classes": fields["classes"], **numbers})
+        values = {"classes": fields["classes"], **numbers}
+        asked = validated(QueryBody, values, "invalid_query")
         inputs = fields["texts"] if reads == "texts" else await pictures(form)
         return Query(list(asked.classes), inputs, asked.recall, asked.threshold)
     finally:
@@ -219,8 +219,8 @@ def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: R
 def _check_counts(query: Query, limits: ServingConfig, reads: Reads) -> None:
     _check_input_count(query.inputs, limits, reads)
     check_class_count(len(query.classes), limits.max_classes)
-    for place, one in enumerate(query.inputs):
-        check_text_length(one, limits.max_text_chars, f"texts[{place}]")
+    for position, one in enumerate(query.inputs):
+        check_text_length(one, limits.max_text_chars, f"texts[{position}]")
 
 
 def one_input(

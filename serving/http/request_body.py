@@ -1,6 +1,15 @@
-"""The bytes of a request's body: decompressed, and read within the limits of the server."""
+"""Request bodies: bytes, decompressed and read within limits; JSON, parsed within limits; and the
+images in that JSON, as base64 or data URLs.
+
+Other URLs are rejected and nothing is fetched: a server that fetched what a client names would send
+requests, in its own name, to whatever it can reach.
+"""
 
 import asyncio
+import base64
+import binascii
+import json
+import re
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
@@ -11,6 +20,15 @@ from fastapi import Request
 from serving.api_error import ApiError
 from serving.limits import Uploads
 from serving.service import InProgress, Service
+
+_PIECE = 2**16
+_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}
+# In one body or line; what may hold more inputs or classes by its limits, may hold more values.
+MOST_VALUES = 10_000
+_MOST_KEYS = 64
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_DATA_URL = re.compile(r"data:(image/[\w.+-]+|application/octet-stream)?;base64,", re.IGNORECASE)
+_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def content_type(headers: Mapping[str, str]) -> tuple[str, str]:
@@ -28,21 +46,23 @@ def _charset(stated: str) -> str:
 
 
 async def whole_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
-    """The body of a request; then `progress` has a slot. Raises the ApiErrors of `bounded`.
+    """The body of a request; then `progress` has a slot. Raises the ApiErrors of `bounded_parts`.
 
     Parse the body only afterwards, because slots limit such work.
     """
-    raw = b"".join([part async for part in bounded(request, limit, service.uploads)])
+    raw = b"".join([part async for part in bounded_parts(request, limit, service.uploads)])
     progress.take_slot()
     return raw
 
 
-async def bounded(request: Request, limit: int, uploads: Uploads) -> AsyncGenerator[bytes, None]:
+async def bounded_parts(
+    request: Request, limit: int, uploads: Uploads
+) -> AsyncGenerator[bytes, None]:
     """Yield the decompressed parts of a body, which counts as one of `uploads` meanwhile.
 
     Raises ApiError: 413 if its stated length, or its length as received or decompressed, exceeds
-    `limit`; 400 and 415 as `plain_parts`; 408 and 429 as `Uploads.parts`. Close the generator if
-    you do not read it to its end.
+    `limit`; 400 and 415 as `decompressed_parts`; 408 and 429 as `Uploads.parts`. Close the
+    generator if you do not read it to its end.
     """
     too_large = ApiError(
         413, "body_too_large", f"the body is over {limit} bytes: send less at once"
@@ -51,16 +71,12 @@ async def bounded(request: Request, limit: int, uploads: Uploads) -> AsyncGenera
     if not (stated.isascii() and stated.isdecimal()) or int(stated[:20]) > limit:
         raise too_large
     received = 0
-    async with aclosing(uploads.parts(request.state.client, plain_parts(request))) as parts:
+    async with aclosing(uploads.parts(request.state.client, decompressed_parts(request))) as parts:
         async for part in parts:
             received += len(part)
             if received > limit:
                 raise too_large
             yield part
-
-
-_PIECE = 2**16
-_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}
 
 
 def encoding_of(request: Request) -> str:
@@ -69,14 +85,7 @@ def encoding_of(request: Request) -> str:
     return "" if stated == "identity" else stated
 
 
-def plain_only(request: Request) -> None:
-    """Raise ApiError 415 for a compressed body of lines, because its length has no limit."""
-    if encoding := encoding_of(request):
-        message = f"lines must not be compressed: remove Content-Encoding {encoding[:40]}"
-        raise ApiError(415, "unknown_encoding", message)
-
-
-async def plain_parts(request: Request) -> AsyncGenerator[bytes, None]:
+async def decompressed_parts(request: Request) -> AsyncGenerator[bytes, None]:
     """The parts of a body, decompressed if it is compressed.
 
     Raises ApiError: 415 for another content encoding, 400 for damaged or truncated data.
@@ -101,17 +110,96 @@ async def _decompressed(parts: AsyncIterator[bytes], encoding: str) -> AsyncIter
             try:
                 piece = unpacking.decompress(part, _PIECE)
             except zlib.error as error:
-                raise _invalid(encoding, "is damaged") from error
+                raise _invalid_compression(encoding, "is damaged") from error
             # After a full piece, zlib may hold more output even if the whole part is consumed.
             part, is_full = unpacking.unconsumed_tail, len(piece) == _PIECE
             if piece:
                 yield piece
                 await asyncio.sleep(0)  # let other requests run
         if unpacking.unused_data:
-            raise _invalid(encoding, "has data after its end")
+            raise _invalid_compression(encoding, "has data after its end")
     if not unpacking.eof:
-        raise _invalid(encoding, "is cut off")
+        raise _invalid_compression(encoding, "is cut off")
 
 
-def _invalid(encoding: str, what: str) -> ApiError:
+def _invalid_compression(encoding: str, what: str) -> ApiError:
     return ApiError(400, "invalid_compression", f"the {encoding} body {what}: compress it again")
+
+
+def parse_json(raw: bytes, most: int = MOST_VALUES) -> object:
+    """UTF-8 JSON -> dicts, lists, strings and numbers, about `most` of them.
+
+    Raises ApiError 400 `invalid_json` for more, before any is made, for what is no UTF-8, no JSON
+    or nested too deep, and for a key that stands twice, an object of many keys, a number of
+    thousands of digits and half a surrogate pair. Of megabytes it takes long: call it in a thread.
+    """
+    _check_count(raw, most)
+    try:
+        found = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicate_keys)
+        if _SURROGATE.search(raw):
+            json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except RecursionError as error:
+        raise _invalid_json("it is nested too deep") from error
+    except UnicodeDecodeError as error:
+        raise _invalid_json(f"its byte {error.start} is no UTF-8") from error
+    except UnicodeEncodeError as error:
+        raise _invalid_json("a text holds half a surrogate pair") from error
+    except json.JSONDecodeError as error:
+        raise _invalid_json(f"{error.msg} at line {error.lineno} column {error.colno}") from error
+    except ValueError as error:
+        raise _invalid_json(str(error)) from error
+    return found
+
+
+def _check_count(raw: bytes, most: int) -> None:
+    """Each value, or pair of key and value, stands after one of `,` `[` `{` that is in no string.
+
+    Both passes run in C and make nothing that is much longer than `raw`.
+    """
+    if _count_starts(raw) <= most:
+        return
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    is_over = bare.count(b'"') > 4 * most  # two of a key, two of its value
+    if is_over or _count_starts(b"".join(bare.split(b'"')[::2])) > most:
+        raise _invalid_json(f"it holds over {most} values: send fewer at once")
+
+
+def _count_starts(raw: bytes) -> int:
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+
+
+def _without_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if len(pairs) > _MOST_KEYS:
+        raise ValueError(f"an object has {len(pairs)} keys, at most {_MOST_KEYS}")
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:80]!r} stands twice")
+        found[key] = value
+    return found
+
+
+def _invalid_json(reason: str) -> ApiError:
+    return ApiError(400, "invalid_json", f"Invalid JSON: {reason}")
+
+
+def picture_bytes(text: str, field: str) -> bytes:
+    """Base64 of a picture file, or `data:image/…;base64,…` -> its bytes.
+
+    Raises ApiError: 422 `urls_refused` for any other URL, 400 `invalid_base64`; `field` names it.
+    """
+    data_url = _DATA_URL.match(text)
+    if data_url is None and _URL.match(text[:64]):
+        raise ApiError(
+            422,
+            "urls_refused",
+            f"{field} is a URL, and this server fetches nothing: send the picture itself, in "
+            "base64, as a file of a form, or as the body with Content-Type: image/jpeg",
+        )
+    start = 0 if data_url is None else data_url.end()
+    try:
+        return base64.b64decode(text[start:], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ApiError(
+            400, "invalid_base64", f"{field} is not base64 of a picture file ({error})"
+        ) from error

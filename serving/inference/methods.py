@@ -13,9 +13,15 @@ from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError
-from serving.inference.model import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
 from serving.inference.protobuf import MOST_VALUES, inference_of, metadata_of, parsed, response_of
-from serving.inference.tensors import Inference, parameters_of
+from serving.inference.tensors import (
+    EXTENSIONS,
+    PLATFORM,
+    SERVER_NAME,
+    Inference,
+    InferenceModel,
+    parameters_of,
+)
 from serving.service import Service
 from serving.tokens import Clients, bearer_token
 

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError
-from serving.inference.tensors import Inference, Tensor, array_of, elements_of
+from serving.inference.tensors import Inference, Tensor, array_of, elements_of, invalid_inference
 
 _VARINT, _EIGHT_BYTES, _WITH_LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _FIXED_BYTES = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
@@ -37,43 +37,43 @@ def check_count(raw: bytes, kind: Descriptor, most: int) -> None:
             raise ApiError(413, "too_many_values", message)
 
 
-def _sizes(raw: bytes, place: int, end: int, kind: Descriptor) -> Iterator[int]:
+def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]:
     """A number for each field: the values that it may hold."""
-    while place < end:
+    while offset < end:
         yield 1
-        tag, place = _varint(raw, place, end, kind)
+        tag, offset = _varint(raw, offset, end, kind)
         if not tag >> 3:
             raise _no(kind)
         field, wire = kind.fields_by_number.get(tag >> 3), tag & 7
         if wire == _WITH_LENGTH:
-            size, place = _varint(raw, place, end, kind)
-            if size > end - place:
+            size, offset = _varint(raw, offset, end, kind)
+            if size > end - offset:
                 raise _no(kind)
             if field is not None and field.message_type is not None:
-                yield from _sizes(raw, place, place + size, field.message_type)
+                yield from _sizes(raw, offset, offset + size, field.message_type)
             elif field is not None and field.type not in _ONE_VALUE:
                 yield size
-            place += size
+            offset += size
         elif wire == _VARINT:
-            _, place = _varint(raw, place, end, kind)
+            _, offset = _varint(raw, offset, end, kind)
         elif wire in _FIXED_BYTES:
-            place += _FIXED_BYTES[wire]
+            offset += _FIXED_BYTES[wire]
         else:
             raise _no(kind)
 
 
-def _varint(raw: bytes, place: int, end: int, kind: Descriptor) -> tuple[int, int]:
+def _varint(raw: bytes, offset: int, end: int, kind: Descriptor) -> tuple[int, int]:
     """A number of 7 bits a byte, and the place after it."""
     value = 0
-    for count, byte in enumerate(raw[place : min(end, place + _VARINT_BYTES)]):
+    for count, byte in enumerate(raw[offset : min(end, offset + _VARINT_BYTES)]):
         value |= (byte & 127) << 7 * count
         if byte < 128:
-            return value, place + count + 1
+            return value, offset + count + 1
     raise _no(kind)
 
 
 def _no(kind: Descriptor) -> ApiError:
-    return ApiError(400, "invalid_inference", f"this is no {kind.name}")
+    return invalid_inference(f"this is no {kind.name}")
 
 
 _INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
@@ -88,7 +88,7 @@ def parsed(kind: type[Message], raw: bytes, most: int = MOST_VALUES) -> Any:
     try:
         return kind.FromString(raw)
     except DecodeError as error:
-        raise _wrong(f"this is no {kind.DESCRIPTOR.name}") from error
+        raise _no(kind.DESCRIPTOR) from error
 
 
 def inference_of(request: pb.ModelInferRequest, most: int = MOST_VALUES) -> Inference:
@@ -97,9 +97,11 @@ def inference_of(request: pb.ModelInferRequest, most: int = MOST_VALUES) -> Infe
     typed = [one.name for one in request.inputs if one.HasField("contents")]
     if request.raw_input_contents:
         if typed:
-            raise _wrong(f"{typed[0][:80]} has contents beside raw_input_contents: send one")
+            raise invalid_inference(
+                f"{typed[0][:80]} has contents beside raw_input_contents: send one"
+            )
         if len(request.raw_input_contents) != len(request.inputs):
-            raise _wrong(
+            raise invalid_inference(
                 f"{len(request.raw_input_contents)} raw_input_contents for "
                 f"{len(request.inputs)} inputs: send one for each"
             )
@@ -149,14 +151,16 @@ def metadata_of(tensors: Sequence[Tensor]) -> list[pb.ModelMetadataResponse.Tens
 def _shape(tensor: pb.ModelInferRequest.InferInputTensor) -> tuple[int, ...]:
     shape = tuple(tensor.shape)
     if any(size < 0 for size in shape):
-        raise _wrong(f"{tensor.name[:80]} has a negative size in its shape")
+        raise invalid_inference(f"{tensor.name[:80]} has a negative size in its shape")
     return shape
 
 
 def _typed_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
     field = _contents_field(tensor)
     if any(filled.name != field for filled, _ in tensor.contents.ListFields()):
-        raise _wrong(f"{tensor.name[:80]} is {tensor.datatype}: send its elements as {field}")
+        raise invalid_inference(
+            f"{tensor.name[:80]} is {tensor.datatype}: send its elements as {field}"
+        )
     return list(getattr(tensor.contents, field))
 
 
@@ -164,16 +168,12 @@ def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
     field = _INPUT_CONTENTS.get(tensor.datatype)
     if field is None:
         kinds = ", ".join(sorted(_INPUT_CONTENTS))
-        raise _wrong(f"{tensor.name[:80]} is {tensor.datatype[:20]}: inputs are {kinds}")
+        raise invalid_inference(f"{tensor.name[:80]} is {tensor.datatype[:20]}: inputs are {kinds}")
     return field
 
 
 def _scalar(name: str, value: pb.InferParameter) -> bool | int | float | str:
     choice = value.WhichOneof("parameter_choice")
     if choice is None:
-        raise _wrong(f"parameter {name[:80]} has no value")
+        raise invalid_inference(f"parameter {name[:80]} has no value")
     return getattr(value, choice)
-
-
-def _wrong(message: str) -> ApiError:
-    return ApiError(400, "invalid_inference", message)

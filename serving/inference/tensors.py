@@ -1,8 +1,9 @@
-"""What an inference requests and answers, over REST and gRPC alike.
+"""The Open Inference Protocol v2 without its transports, REST and gRPC: tensors of requests and
+answers, and the model that answers.
 
-Inputs: `images` or `texts`, BYTES [n]; `class_ids`, INT64 [m], or `classes`, BYTES [m] (names); the
-parameters `recall` or `threshold` say how to decide. Outputs: `scores`, FP32 [n, m]; where it is
-decided also `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
+Inputs: `images` or `texts`, BYTES [n]; `class_ids`, INT64 [m], or `classes`, BYTES [m] (names). The
+parameters `recall` or `threshold` state how to decide. Outputs: `scores`, FP32 [n, m], and, with a
+recall or threshold, `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
 
 Raw elements are gRPC's raw contents, and the binary tensor extension over REST: little-endian, in
 row-major order. A BYTES element is preceded by its length, 4 bytes.
@@ -12,6 +13,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import numpy as np
 from serving.api_error import ApiError
 from serving.config import ServingConfig
 from serving.schemas import Answer
+from serving.service import Service
 from trainer.bundle.spec import Reads
 
 INPUTS: dict[Reads, str] = {"pictures": "images", "texts": "texts"}
@@ -30,6 +33,10 @@ _MAX_DIMENSIONS = 8
 _LENGTH = struct.Struct("<I")
 _INPUT_DATATYPES = ("BYTES", "INT64")
 _OUTPUT_DTYPES = {"FP32": "<f4", "BOOL": "?"}
+SERVER_NAME, PLATFORM = "kway", "pytorch"
+EXTENSIONS = ("binary_tensor_data",)
+_DATATYPES = {"class_ids": "INT64", "scores": "FP32", "thresholds": "FP32", "matches": "BOOL"}
+_SHAPES = {"scores": (-1, -1), "thresholds": (-1,), "matches": (-1, -1)}
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Inference:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckedInference:
     """A request whose form is right."""
 
     inputs: Sequence[bytes | str]
@@ -62,11 +69,11 @@ class Asked:
     outputs: Sequence[str]
 
 
-def asked(inference: Inference, reads: Reads, limits: ServingConfig) -> Asked:
+def check_inference(inference: Inference, reads: Reads, limits: ServingConfig) -> CheckedInference:
     """Check a request for a model that `reads`. Raises ApiError (400, 413) with the reason."""
     tensors = {tensor.name: tensor for tensor in inference.inputs}
     if len(tensors) != len(inference.inputs):
-        raise _wrong("an input stands twice: send each once")
+        raise invalid_inference("an input stands twice: send each once")
     _check_names(tensors, reads)
     for tensor in tensors.values():
         _check_shape(tensor)
@@ -75,7 +82,7 @@ def asked(inference: Inference, reads: Reads, limits: ServingConfig) -> Asked:
     (classes,) = (tensors[name] for name in _CLASS_INPUTS if name in tensors)
     _check_datatype(classes, _CLASS_INPUTS[classes.name])
     recall, threshold = (_number(inference.parameters, name) for name in _PARAMETERS)
-    found = Asked(
+    found = CheckedInference(
         list(raw.data) if reads == "pictures" else [_text(raw, one) for one in raw.data],
         [_text(classes, one) if isinstance(one, bytes) else one for one in classes.data],
         recall,
@@ -86,7 +93,7 @@ def asked(inference: Inference, reads: Reads, limits: ServingConfig) -> Asked:
     return found
 
 
-def outputs_of(answer: Answer, request: Asked) -> list[Tensor]:
+def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
     """The wanted tensors of an answer. Raises ApiError where a class has no threshold at all."""
     rows = [result.verdicts for result in answer.results]
     shape = (len(rows), len(request.classes))
@@ -107,45 +114,51 @@ def outputs_of(answer: Answer, request: Asked) -> list[Tensor]:
 
 def parameters_of(answer: Answer) -> dict[str, bool | str]:
     """What goes with the tensors: whether the loss lets one score speak for itself."""
-    said: dict[str, bool | str] = {"aligned": answer.aligned}
-    return said if answer.notice is None else {**said, "notice": answer.notice}
+    parameters: dict[str, bool | str] = {"aligned": answer.aligned}
+    return parameters if answer.notice is None else {**parameters, "notice": answer.notice}
 
 
 def _check_names(tensors: Mapping[str, Tensor], reads: Reads) -> None:
     known = {INPUTS[reads], *_CLASS_INPUTS}
     if unknown := tensors.keys() - known:
-        raise _wrong(f"input {min(unknown)[:80]!r} is unknown: send {', '.join(sorted(known))}")
+        raise invalid_inference(
+            f"input {min(unknown)[:80]!r} is unknown: send {', '.join(sorted(known))}"
+        )
     if INPUTS[reads] not in tensors:
-        raise _wrong(f"this model reads {reads}: send them as the BYTES input {INPUTS[reads]!r}")
+        raise invalid_inference(
+            f"this model reads {reads}: send them as the BYTES input {INPUTS[reads]!r}"
+        )
     if len(tensors.keys() & _CLASS_INPUTS.keys()) != 1:
-        raise _wrong("send exactly one of the inputs class_ids (INT64) and classes (BYTES)")
+        raise invalid_inference(
+            "send exactly one of the inputs class_ids (INT64) and classes (BYTES)"
+        )
 
 
 def _check_shape(tensor: Tensor) -> None:
     if len(tensor.shape) > _MAX_DIMENSIONS:  # whose product might have millions of digits
-        raise _wrong(f"{tensor.name} has {len(tensor.shape)} dimensions: send one")
+        raise invalid_inference(f"{tensor.name} has {len(tensor.shape)} dimensions: send one")
     if not tensor.shape or math.prod(tensor.shape) != len(tensor.data):
-        raise _wrong(
+        raise invalid_inference(
             f"{tensor.name} has shape {list(tensor.shape)} and {len(tensor.data)} elements: they "
             "do not agree"
         )
     if max(tensor.shape) != len(tensor.data):
-        raise _wrong(f"{tensor.name} has shape {list(tensor.shape)}: send one dimension")
+        raise invalid_inference(f"{tensor.name} has shape {list(tensor.shape)}: send one dimension")
 
 
 def _check_datatype(tensor: Tensor, datatype: str) -> None:
     if tensor.datatype != datatype:
-        raise _wrong(f"{tensor.name} is {tensor.datatype[:20]}: send it as {datatype}")
+        raise invalid_inference(f"{tensor.name} is {tensor.datatype[:20]}: send it as {datatype}")
     kind: type = bytes if datatype == "BYTES" else int
     if any(not isinstance(one, kind) or isinstance(one, bool) for one in tensor.data):
-        raise _wrong(f"{tensor.name} holds what is no {datatype}")
+        raise invalid_inference(f"{tensor.name} holds what is no {datatype}")
 
 
 def _text(tensor: Tensor, raw: bytes) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _wrong(
+        raise invalid_inference(
             f"{tensor.name} holds what is not UTF-8 from its byte {error.start} on"
         ) from error
 
@@ -155,7 +168,7 @@ def _number(parameters: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _wrong(f"parameter {name} is {str(value)[:40]}: give a finite number")
+        raise invalid_inference(f"parameter {name} is {str(value)[:40]}: give a finite number")
     return float(value)
 
 
@@ -164,15 +177,17 @@ def _wanted(outputs: Sequence[str], *, is_decided: bool) -> Sequence[str]:
     for name in outputs:
         if name not in known:
             hint = "" if is_decided or name not in OUTPUTS else " without recall or threshold"
-            raise _wrong(f"there is no output {name[:80]!r}{hint}: ask for {', '.join(known)}")
+            raise invalid_inference(
+                f"there is no output {name[:80]!r}{hint}: ask for {', '.join(known)}"
+            )
     return tuple(outputs) or known
 
 
-def _check_counts(request: Asked, reads: Reads, limits: ServingConfig) -> None:
+def _check_counts(request: CheckedInference, reads: Reads, limits: ServingConfig) -> None:
     counts = ((reads, request.inputs, limits.max_inputs),)
     for name, held, limit in (*counts, ("classes", request.classes, limits.max_classes)):
         if not held:
-            raise _wrong(f"there are no {name} in the request")
+            raise invalid_inference(f"there are no {name} in the request")
         if len(held) > limit:
             message = f"{len(held)} {name} in one request, at most {limit}: split it"
             raise ApiError(413, f"too_many_{name}", message)
@@ -187,13 +202,13 @@ def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
     for more than `most` elements."""
     if datatype not in _INPUT_DATATYPES:
         kinds = ", ".join(_INPUT_DATATYPES)
-        raise _wrong(f"{name[:80]} is {datatype[:20]}: inputs are {kinds}")
+        raise invalid_inference(f"{name[:80]} is {datatype[:20]}: inputs are {kinds}")
     if datatype == "BYTES":
         return _with_lengths(name, raw, most)
     if len(raw) > 8 * most:
         raise _too_many(name, most)
     if len(raw) % 8:
-        raise _wrong(f"{name[:80]} has {len(raw)} raw bytes: an INT64 element takes 8")
+        raise invalid_inference(f"{name[:80]} has {len(raw)} raw bytes: an INT64 element takes 8")
     return np.frombuffer(raw, "<i8").tolist()
 
 
@@ -206,21 +221,23 @@ def array_of(tensor: Tensor) -> np.ndarray:
 
 def _with_lengths(name: str, raw: bytes, most: int) -> list[bytes]:
     elements: list[bytes] = []
-    place = 0
-    while place < len(raw):
+    offset = 0
+    while offset < len(raw):
         if len(elements) == most:
             raise _too_many(name, most)
-        start = place + _LENGTH.size
+        start = offset + _LENGTH.size
         if start > len(raw):
-            raise _wrong(f"{name[:80]}[{len(elements)}] is cut off within its 4 length bytes")
-        (length,) = _LENGTH.unpack_from(raw, place)
-        place = start + length
-        if place > len(raw):
-            raise _wrong(
+            raise invalid_inference(
+                f"{name[:80]}[{len(elements)}] is cut off within its 4 length bytes"
+            )
+        (length,) = _LENGTH.unpack_from(raw, offset)
+        offset = start + length
+        if offset > len(raw):
+            raise invalid_inference(
                 f"{name[:80]}[{len(elements)}] is cut off: {length} bytes are declared and "
                 f"{len(raw) - start} sent"
             )
-        elements.append(raw[start:place])
+        elements.append(raw[start:offset])
     return elements
 
 
@@ -229,5 +246,52 @@ def _too_many(name: str, most: int) -> ApiError:
     return ApiError(413, "too_many_values", message)
 
 
-def _wrong(message: str) -> ApiError:
+def invalid_inference(message: str) -> ApiError:
     return ApiError(400, "invalid_inference", message)
+
+
+class InferenceModel:
+    """A `Service` that answers in tensors. Every refusal is an ApiError."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.name = service.model.bundle.path.name
+
+    @property
+    def server_version(self) -> str:
+        return version("kway")
+
+    def check(self, name: str, model_version: str) -> None:
+        """Raises ApiError (404) for another model, or any version: there is one."""
+        if name != self.name:
+            message = f"model {name[:80]!r} is unknown: this server has {self.name!r}"
+            raise ApiError(404, "unknown_model", message)
+        if model_version:
+            message = f"model {self.name!r} has no versions: leave {model_version[:80]!r} out"
+            raise ApiError(404, "unknown_version", message)
+
+    def is_ready(self) -> bool:
+        try:
+            self._service.check_health()
+        except RuntimeError:
+            return False
+        return True
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """What a request holds, without data; a dimension of -1 is free."""
+        read = INPUTS[self._service.model.reads]
+        return [Tensor(read, "BYTES", (-1,), ()), Tensor("class_ids", "INT64", (-1,), ())]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [Tensor(name, _DATATYPES[name], _SHAPES[name], ()) for name in OUTPUTS]
+
+    async def infer(self, inference: Inference) -> tuple[list[Tensor], Answer]:
+        """The wanted outputs, and the answer that they are of. Call it while admitted."""
+        service = self._service
+        reads = service.model.reads
+        request = await service.in_thread(check_inference, inference, reads, service.config)
+        question = await service.question(request.classes, request.recall, request.threshold)
+        answer = await service.answer(request.inputs, question)
+        return outputs_of(answer, request), answer

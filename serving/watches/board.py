@@ -1,16 +1,144 @@
-"""All watches and their listeners, in one event loop: `Watches` for a single process.
+"""All watches and their listeners in one event loop: who owns which, how long they last, what has
+changed since when. `Board` is `Watches` for a single process.
 
-The Ray actor (`serving/deploy/watch_actor.py`) is this, in a process of its own.
+The Ray actor (`serving/deploy/watch_actor.py`) is a `Board` in a process of its own.
 """
 
 import asyncio
+import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 from serving.config import ServingConfig
 from serving.watches.listeners import Listeners
-from serving.watches.registry import Registry
-from serving.watches.watch import Changes, Letters, Terms, Watch
+from serving.watches.watch import (
+    Changes,
+    HitBatch,
+    Terms,
+    UnknownWatchError,
+    Watch,
+    WatchLimitError,
+    WatchState,
+)
+
+# Replicas that miss more removals than this get the whole list.
+_REMEMBERED_REMOVALS = 1000
+
+
+class Registry:
+    """Watches within the limits of `config`; `storage` outlives a restart, id -> JSON."""
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        *,
+        clock: Callable[[], float],
+        storage: MutableMapping[str, bytes],
+    ) -> None:
+        self.config = config
+        self.epoch, self.version = secrets.token_hex(8), 0
+        self._clock, self._storage = clock, storage
+        watches = [Watch.model_validate_json(text) for text in storage.values()]
+        self._watches = {watch.id: watch for watch in watches}
+        self._changed_at = dict.fromkeys(self._watches, 0)
+        self._listened: set[str] = set()
+        self._removals: deque[tuple[int, str]] = deque()
+        self._removals_known_since = 0
+
+    def create(self, client: str, terms: Terms) -> Watch:
+        """A new watch; WatchLimitError where there are too many."""
+        self._check_limits(client)
+        now = self._clock()
+        # `model_dump` and not `dict(terms)`: a Watch's own fields must not be passed in.
+        watch = Watch(
+            **terms.model_dump(include=set(Terms.model_fields)),
+            id=secrets.token_hex(8),
+            client=client,
+            created_at=now,
+            expires_at=now + terms.ttl_seconds,
+        )
+        self._put(watch)
+        return watch
+
+    def owned(self, client: str) -> list[Watch]:
+        """The client's watches, oldest first."""
+        mine = [watch for watch in self._watches.values() if watch.client == client]
+        return sorted(mine, key=lambda watch: watch.created_at)
+
+    def get(self, client: str, watch_id: str) -> Watch:
+        """Raises UnknownWatchError, for another client's watch, too."""
+        watch = self._watches.get(watch_id)
+        if watch is None or watch.client != client or watch.expires_at <= self._clock():
+            raise UnknownWatchError(
+                f"you have no watch {watch_id[:40]!r}: it was deleted, has expired, or never was"
+            )
+        return watch
+
+    def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
+        """Replace `fields` of a watch's terms and let its time run anew."""
+        unknown = set(fields) - set(Terms.model_fields)
+        assert not unknown, f"{unknown} are no terms of a watch"
+        watch = self.get(client, watch_id).model_copy(update=dict(fields))
+        watch = watch.model_copy(update={"expires_at": self._clock() + watch.ttl_seconds})
+        self._put(watch)
+        return watch
+
+    def remove(self, client: str, watch_id: str) -> None:
+        """Raises UnknownWatchError, for another client's watch, too."""
+        self._drop(self.get(client, watch_id).id)
+
+    def sweep(self) -> list[str]:
+        """Drop the watches whose time is over; their ids."""
+        now = self._clock()
+        over = [watch.id for watch in self._watches.values() if watch.expires_at <= now]
+        for watch_id in over:
+            self._drop(watch_id)
+        return over
+
+    def set_listened(self, watch_id: str, is_listened: bool) -> None:
+        """Note whether anybody listens to a watch's hits; nothing for one that is gone."""
+        if watch_id in self._watches and (watch_id in self._listened) != is_listened:
+            (self._listened.add if is_listened else self._listened.discard)(watch_id)
+            self._note(watch_id)
+
+    def changes_since(self, epoch: str, version: int) -> Changes:
+        """What is new since `version`; all there is for another epoch, or for too old a version."""
+        is_whole = epoch != self.epoch or version < self._removals_known_since
+        news = [
+            WatchState(watch, watch.id in self._listened)
+            for watch in self._watches.values()
+            if is_whole or self._changed_at[watch.id] > version
+        ]
+        gone = [watch_id for at, watch_id in self._removals if at > version and not is_whole]
+        now = self._clock()
+        return Changes(self.epoch, self.version, now, is_whole, tuple(news), tuple(gone))
+
+    def _check_limits(self, client: str) -> None:
+        own, most = len(self.owned(client)), self.config.max_watches_per_client
+        if own >= most:
+            raise WatchLimitError(f"you have {own} watches, at most {most}: delete one first")
+        if len(self._watches) >= self.config.max_watches:
+            raise WatchLimitError(
+                f"this server holds {len(self._watches)} watches and no more: try again later"
+            )
+
+    def _put(self, watch: Watch) -> None:
+        self._storage[watch.id] = watch.model_dump_json().encode()
+        self._watches[watch.id] = watch
+        self._note(watch.id)
+
+    def _note(self, watch_id: str) -> None:
+        self.version += 1
+        self._changed_at[watch_id] = self.version
+
+    def _drop(self, watch_id: str) -> None:
+        del self._storage[watch_id], self._watches[watch_id], self._changed_at[watch_id]
+        self._listened.discard(watch_id)
+        self.version += 1
+        self._removals.append((self.version, watch_id))
+        if len(self._removals) > _REMEMBERED_REMOVALS:
+            self._removals_known_since, _ = self._removals.popleft()
 
 
 class SteadyClock:
@@ -32,14 +160,14 @@ class Board:
         config: ServingConfig,
         *,
         clock: Callable[[], float] | None = None,
-        kept: MutableMapping[str, bytes] | None = None,
+        storage: MutableMapping[str, bytes] | None = None,
     ) -> None:
         clock = SteadyClock() if clock is None else clock
-        self._registry = Registry(config, clock=clock, kept={} if kept is None else kept)
+        self._registry = Registry(config, clock=clock, storage={} if storage is None else storage)
         self._listeners = Listeners(clock)
         self._listened: set[str] = set()
         self._change = asyncio.Event()
-        self._told_version = 0
+        self._announced_version = 0
 
     async def configure(self, config: ServingConfig) -> None:
         """Take other limits, as a newer version of the application may have."""
@@ -48,7 +176,7 @@ class Board:
     async def create(self, client: str, terms: Terms) -> Watch:
         self._sweep()
         watch = self._registry.create(client, terms)
-        self._tell()
+        self._announce()
         return watch
 
     async def owned(self, client: str) -> list[Watch]:
@@ -60,13 +188,13 @@ class Board:
 
     async def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
         watch = self._registry.change(client, watch_id, fields)
-        self._tell()
+        self._announce()
         return watch
 
     async def remove(self, client: str, watch_id: str) -> None:
         self._registry.remove(client, watch_id)
         self._end(watch_id, "deleted")
-        self._tell()
+        self._announce()
 
     async def changed_since(self, epoch: str, version: int, wait_seconds: float) -> Changes:
         self._sweep()
@@ -94,10 +222,10 @@ class Board:
             most_each=config.max_listeners_per_client,
             most_hits=config.max_listener_hits,
         )
-        self._tell()
+        self._announce()
         return listener
 
-    async def take(self, listener: str, wait_seconds: float) -> Letters:
+    async def take(self, listener: str, wait_seconds: float) -> HitBatch:
         found = self._listeners.get(listener)
         await _set_within(found.news, wait_seconds)
         self._sweep()
@@ -105,27 +233,27 @@ class Board:
 
     async def leave(self, listener: str) -> None:
         self._listeners.leave(listener)
-        self._tell()
+        self._announce()
 
     def _sweep(self) -> None:
         """Drop what is over: watches, and listeners whose replica has died."""
         for watch_id in self._registry.sweep():
             self._end(watch_id, "expired")
         self._listeners.sweep()
-        self._tell()
+        self._announce()
 
     def _end(self, watch_id: str, reason: str) -> None:
         for listener in self._listeners.of(watch_id):
             listener.end(reason)
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         """Note who is listened to now, and wake those that wait for a change, if there was one."""
         listened = self._listeners.listened()
         for watch_id in self._listened ^ listened:
             self._registry.set_listened(watch_id, watch_id in listened)
         self._listened = listened
-        if self._registry.version != self._told_version:
-            self._told_version = self._registry.version
+        if self._registry.version != self._announced_version:
+            self._announced_version = self._registry.version
             self._change.set()
             self._change = asyncio.Event()
 

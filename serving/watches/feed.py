@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pydantic import BaseModel
-from torch import Tensor
 
 from serving.api_error import ApiError
-from serving.batching import QueueFullError
+from serving.pipeline import pump_all, pump_latest
 from serving.schemas import ErrorDetail
 from serving.service import Service
-from serving.watches.live import LiveWatches
-from serving.watches.matching import Bars, Match, Plan
-from serving.watches.pipeline import pump_all, pump_latest
-from serving.watches.publisher import HitPublisher
+from serving.watches.live import HitPublisher, LiveWatches
+from serving.watches.matching import Criteria, Match, MatchPlan
 from serving.watches.schemas import (
     Acknowledged,
     Dropped,
@@ -27,7 +24,7 @@ from serving.watches.schemas import (
     FrameError,
     WatchHit,
 )
-from serving.watches.watch import Held, Watches
+from serving.watches.watch import Watches, WatchState
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,6 @@ class Frame:
     time: str | int | float | None = None
 
 
-# How long a frame waits before it asks again for a place in the model's queue.
-_QUEUE_SECONDS = 0.02
 # Stands before what `Service.features` says of an input; a frame is alone.
 _PLACE = "frame"
 
@@ -100,8 +95,8 @@ class Feed:
         self._service, self._limits = feeds.service, feeds.service.config
         self._is_acknowledged, self._write_line = is_acknowledged, write
         self._counts = FeedCounts(frames=0, hits=0, errors=0, dropped=0)
-        self._bars = Bars(self._service.model.bundle)
-        self._plan: Plan | None = None
+        self._criteria = Criteria(self._service.model.bundle)
+        self._plan: MatchPlan | None = None
         self._planned_for: tuple[str, int] | None = None
         self._planning = asyncio.Lock()
 
@@ -129,50 +124,38 @@ class Feed:
         self._feeds.counts.count_frame("ok")
         return _Answered(frame, hits)
 
-    async def _current_plan(self) -> Plan | None:
+    async def _current_plan(self) -> MatchPlan | None:
         """The questions of now; None where there is none."""
         live = self._feeds.live
         async with self._planning:
             if self._planned_for != live.version:
-                version, held = live.version, live.of(self._name, self._client)
-                self._plan = await self._service.in_thread(self._make_plan, held)
+                version, states = live.version, live.of(self._name, self._client)
+                self._plan = await self._service.in_thread(self._make_plan, states)
                 self._planned_for = version
                 self._feeds.counts.set_watches(len(live))
             return self._plan
 
-    def _make_plan(self, held: Sequence[Held]) -> Plan | None:
-        pairs = self._bars.of(held)
-        return Plan(self._service.model.bundle, pairs) if pairs else None
+    def _make_plan(self, states: Sequence[WatchState]) -> MatchPlan | None:
+        pairs = self._criteria.of(states)
+        return MatchPlan(self._service.model.bundle, pairs) if pairs else None
 
-    async def _hits(self, frame: Frame, content: bytes | str, plan: Plan) -> list[WatchHit]:
+    async def _hits(self, frame: Frame, content: bytes | str, plan: MatchPlan) -> list[WatchHit]:
         """Pass all hits on to those who listen; the sender's own come back."""
-        features = await self._in_turn(content)
-        matches = await self._service.in_thread(plan.matches, features, self._feeds.live.now())
+        service = self._service
+        features = await service.when_queue_has_room(lambda: service.features([content], _PLACE))
+        matches = await service.in_thread(plan.matches, features, self._feeds.live.now())
         self._feeds.counts.count_hits(len(matches))
         own = []
         for match in matches:
             hit = self._hit(frame, match)
-            if match.held.is_listened:
+            if match.state.is_listened:
                 self._feeds.outbox.put(hit.watch, hit.model_dump_json())
-            if match.held.watch.client == self._client:
+            if match.state.watch.client == self._client:
                 own.append(hit)
         return own
 
-    async def _in_turn(self, content: bytes | str) -> Tensor:
-        """Features [1, dim] of a frame, which waits where the queue for the model is full."""
-        seconds = self._limits.request_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    try:
-                        return await self._service.features([content], _PLACE)
-                    except QueueFullError:
-                        await asyncio.sleep(_QUEUE_SECONDS)
-        except TimeoutError as error:
-            raise ApiError(503, "timeout", f"no answer within {seconds:g} s") from error
-
     def _hit(self, frame: Frame, match: Match) -> WatchHit:
-        watch = match.held.watch
+        watch = match.state.watch
         return WatchHit(
             watch=watch.id,
             label=watch.label,

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from serving.watches.schemas import Dropped, Ended, Listening, Waiting
-from serving.watches.watch import Letters, ListenerLimitError, UnknownListenerError, Watches
+from serving.watches.watch import HitBatch, ListenerLimitError, UnknownListenerError, Watches
 
 # A listener takes its hits every few seconds; the replica of one that does not has died.
 _LEASE_SECONDS = 60.0
@@ -38,12 +38,12 @@ class Listener:
         self.ended = reason
         self.news.set()
 
-    def take(self) -> Letters:
-        letters = Letters(tuple(self._lines), self._dropped, self.ended)
+    def take(self) -> HitBatch:
+        batch = HitBatch(tuple(self._lines), self._dropped, self.ended)
         self._lines.clear()
         self._dropped = 0
         self.news.clear()
-        return letters
+        return batch
 
 
 class Listeners:
@@ -118,15 +118,15 @@ async def listen_to(
     try:
         await write(Listening(listening=watch_id).model_dump_json())
         while True:
-            letters = await watches.take(listener, WAIT_SECONDS)
-            if letters.dropped:
-                await write(Dropped(dropped=letters.dropped).model_dump_json())
-            for line in letters.lines:
+            batch = await watches.take(listener, WAIT_SECONDS)
+            if batch.dropped:
+                await write(Dropped(dropped=batch.dropped).model_dump_json())
+            for line in batch.lines:
                 await write(line)
-            if letters.ended is not None:
-                await write(Ended(end=letters.ended).model_dump_json())
+            if batch.ended is not None:
+                await write(Ended(end=batch.ended).model_dump_json())
                 return
-            if not letters.lines and not letters.dropped:
+            if not batch.lines and not batch.dropped:
                 await write(Waiting().model_dump_json())
     finally:
         await watches.leave(listener)

@@ -1,15 +1,17 @@
-"""A replica's copy of the watches, kept fresh by a long poll while frames come in.
+"""A replica's side of the watches: a copy of them, kept up to date by a long poll while frames come
+in, and a queue of hits on their way to listeners.
 
-Where the watches do not answer, the copy goes on without news; it still lets watches expire.
+If the watches do not answer, the replica continues with the last copy; watches in it still expire.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from serving.watches.watch import Changes, Held, Watches, WatchesDownError
+from serving.watches.watch import Changes, Watches, WatchesDownError, WatchState
 
 _POLL_SECONDS = 10.0
 _RETRY_SECONDS = 0.5
@@ -21,7 +23,7 @@ class LiveWatches:
 
     def __init__(self, watches: Watches) -> None:
         self._watches = watches
-        self._held: dict[str, Held] = {}
+        self._states: dict[str, WatchState] = {}
         self.version: tuple[str, int] = ("", 0)
         self._ahead = 0.0
         self._followers = 0
@@ -45,12 +47,12 @@ class LiveWatches:
                 self._task.cancel()
                 self._task = None
 
-    def of(self, feed: str, client: str) -> list[Held]:
+    def of(self, feed: str, client: str) -> list[WatchState]:
         """The watches that look at a feed and whose hits somebody gets: `client`, who sends the
         frames, its own ones; listeners, those that are listened to."""
         return [
             one
-            for one in self._held.values()
+            for one in self._states.values()
             if one.watch.looks_at(feed) and (one.is_listened or one.watch.client == client)
         ]
 
@@ -59,7 +61,7 @@ class LiveWatches:
         return time.monotonic() + self._ahead
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._states)
 
     async def _follow(self) -> None:
         is_down = False
@@ -83,8 +85,40 @@ class LiveWatches:
         if changes.epoch == epoch and changes.version <= version:
             return  # another poll was faster
         if changes.is_whole:
-            self._held = {}
+            self._states = {}
         for watch_id in changes.gone:
-            self._held.pop(watch_id, None)
-        self._held.update((one.watch.id, one) for one in changes.held)
+            self._states.pop(watch_id, None)
+        self._states.update((one.watch.id, one) for one in changes.states)
         self.version = (changes.epoch, changes.version)
+
+
+class HitPublisher:
+    """Sends hits to `watches`; used from one event loop."""
+
+    def __init__(self, watches: Watches, *, most: int, on_lost: Callable[[int], None]) -> None:
+        self._watches, self._most, self._on_lost = watches, most, on_lost
+        self._hits: deque[tuple[str, str]] = deque()
+        self._lost: Counter[str] = Counter()
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, watch_id: str, line: str) -> None:
+        """Send a hit of a watch, soon."""
+        if len(self._hits) == self._most:
+            lost, _ = self._hits.popleft()
+            self._lost[lost] += 1
+            self._on_lost(1)
+        self._hits.append((watch_id, line))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._send())
+
+    async def _send(self) -> None:
+        while self._hits:
+            hits, lost = list(self._hits), dict(self._lost)
+            self._hits.clear()
+            self._lost.clear()
+            try:
+                await self._watches.publish(hits, lost)
+            except WatchesDownError:
+                self._on_lost(len(hits))
+                self._lost.update(lost)  # who still listens is told with the next ones
+                self._lost.update(watch_id for watch_id, _ in hits)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from serving.answer import Question, threshold_of
-from serving.watches.watch import Held, Terms
+from serving.watches.watch import Terms, WatchState
 from trainer.bundle.bundle import Bundle
 
 _log = logging.getLogger("kway.serving")
 
 
 @dataclass(frozen=True)
-class Bar:
+class Criterion:
     """A class of a watch, and the score that decides it."""
 
     class_id: int
@@ -26,35 +26,35 @@ class Bar:
 class Match:
     """A class of a watch that a frame is of."""
 
-    held: Held
+    state: WatchState
     class_id: int
     score: float
     threshold: float
 
 
-class Bars:
+class Criteria:
     """What decides each watch, worked out once a watch."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
-        self._known: dict[str, tuple[Terms, list[Bar]]] = {}
+        self._known: dict[str, tuple[Terms, list[Criterion]]] = {}
 
-    def of(self, watches: Iterable[Held]) -> list[tuple[Held, Bar]]:
+    def of(self, watches: Iterable[WatchState]) -> list[tuple[WatchState, Criterion]]:
         """Every class of every watch. One that this model cannot decide is told of and left out:
         the watch was made for another model."""
         known, self._known = self._known, {}
         pairs = []
-        for held in watches:
-            watch = held.watch
-            terms, bars = known.get(watch.id, (None, []))
+        for state in watches:
+            watch = state.watch
+            terms, criteria = known.get(watch.id, (None, []))
             if terms is None or _question(terms) != _question(watch):
-                terms, bars = watch, self._bars(watch.id, watch)
-            self._known[watch.id] = (terms, bars)
-            pairs += [(held, bar) for bar in bars]
+                terms, criteria = watch, self._criteria(watch.id, watch)
+            self._known[watch.id] = (terms, criteria)
+            pairs += [(state, criterion) for criterion in criteria]
         return pairs
 
-    def _bars(self, watch_id: str, terms: Terms) -> list[Bar]:
-        bars = []
+    def _criteria(self, watch_id: str, terms: Terms) -> list[Criterion]:
+        criteria = []
         for name in terms.classes:
             try:
                 class_id = self._bundle.names.id_of_name(name)
@@ -66,32 +66,36 @@ class Bars:
             if threshold is None:
                 _log.warning("watch %s gets no hits of class %r: no threshold", watch_id, name)
                 continue
-            bars.append(Bar(class_id, threshold))
-        return bars
+            criteria.append(Criterion(class_id, threshold))
+        return criteria
 
 
 def _question(terms: Terms) -> tuple[tuple[str, ...], float | None, float | None]:
     return terms.classes, terms.recall, terms.threshold
 
 
-class Plan:
+class MatchPlan:
     """The questions of all watches that look at a feed, in a form that one product answers."""
 
-    def __init__(self, bundle: Bundle, pairs: Sequence[tuple[Held, Bar]]) -> None:
+    def __init__(self, bundle: Bundle, pairs: Sequence[tuple[WatchState, Criterion]]) -> None:
         self._bundle, self._pairs = bundle, pairs
-        self.class_ids = sorted({bar.class_id for _, bar in pairs})
-        columns = {class_id: place for place, class_id in enumerate(self.class_ids)}
-        self._columns = torch.tensor([columns[bar.class_id] for _, bar in pairs], dtype=torch.long)
+        self.class_ids = sorted({criterion.class_id for _, criterion in pairs})
+        columns = {class_id: index for index, class_id in enumerate(self.class_ids)}
+        self._columns = torch.tensor(
+            [columns[criterion.class_id] for _, criterion in pairs], dtype=torch.long
+        )
         # float64, as Python compares in an answer to a query.
-        self._bars = torch.tensor([bar.threshold for _, bar in pairs], dtype=torch.float64)
+        self._criteria = torch.tensor(
+            [criterion.threshold for _, criterion in pairs], dtype=torch.float64
+        )
 
     def matches(self, features: Tensor, now: float) -> list[Match]:
         """Features [1, dim] of a frame -> what watches that are alive at `now` see in it."""
         scores = self._bundle.scores(features, self.class_ids)[0].double()[self._columns]
-        found = (scores >= self._bars).nonzero()[:, 0].tolist()
-        pairs, values = [self._pairs[place] for place in found], scores[found].tolist()
+        found = (scores >= self._criteria).nonzero()[:, 0].tolist()
+        pairs, values = [self._pairs[index] for index in found], scores[found].tolist()
         return [
-            Match(held, bar.class_id, score, bar.threshold)
-            for (held, bar), score in zip(pairs, values, strict=True)
-            if held.watch.expires_at > now
+            Match(state, criterion.class_id, score, criterion.threshold)
+            for (state, criterion), score in zip(pairs, values, strict=True)
+            if state.watch.expires_at > now
         ]

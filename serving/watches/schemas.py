@@ -17,12 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from serving.schemas import ClassThreshold, ErrorDetail
+from serving.schemas import ClassThreshold, ErrorDetail, Id
 from serving.watches.watch import FeedName
 
-FrameId = (
-    Annotated[StrictStr, Field(max_length=200)] | Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
-)
 FrameTime = (
     Annotated[StrictStr, Field(max_length=64)]
     | Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
@@ -38,7 +35,7 @@ class WatchHit(BaseModel):
     watch: str
     label: str | None
     feed: str
-    frame: FrameId = Field(description="the frame's id or, without one, its place in the feed")
+    frame: Id = Field(description="the frame's id or, without one, its place in the feed")
     time: FrameTime | None = Field(description="as the feed gave it")
     class_name: str = Field(alias="class")
     class_id: int
@@ -49,14 +46,14 @@ class WatchHit(BaseModel):
 class FrameError(BaseModel):
     """What is wrong with one frame or, without `frame`, why a stream ends."""
 
-    frame: FrameId | None = None
+    frame: Id | None = None
     error: ErrorDetail
 
 
 class Acknowledged(BaseModel):
     """A frame was answered, after its hits; for feeds that ask for it."""
 
-    answered: FrameId
+    answered: Id
     hits: int
 
 

@@ -39,7 +39,7 @@ class Watch(Terms):
 
 
 @dataclass(frozen=True)
-class Held:
+class WatchState:
     """A watch as replicas need it: hits of one that nobody listens to go to its owner alone."""
 
     watch: Watch
@@ -48,7 +48,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Changes:
-    """What is new since a version; `is_whole`: `held` is all there is.
+    """What is new since a version; `is_whole`: `states` is all there is.
 
     `epoch` is another after a restart of the place that holds the watches; `now` is the time by the
     clock that ends them.
@@ -58,12 +58,12 @@ class Changes:
     version: int
     now: float
     is_whole: bool
-    held: tuple[Held, ...]
+    states: tuple[WatchState, ...]
     gone: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Letters:
+class HitBatch:
     """Hits for a listener, each a line of JSON, after `dropped` ones that it was too slow for.
 
     `ended`: why none will follow, if none will.
@@ -132,7 +132,7 @@ class Watches(Protocol):
         """A new listener's id. Raises UnknownWatchError and ListenerLimitError."""
         ...
 
-    async def take(self, listener: str, wait_seconds: float) -> Letters:
+    async def take(self, listener: str, wait_seconds: float) -> HitBatch:
         """What has come for a listener, like `changed_since`. Raises UnknownListenerError."""
         ...
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 from data.skipped import Skipped
 from data.sources.source import Modality
 from launch.commands.shard import app
-from launch.commands.shard_writing import write
-from launch.progress import plain_lines
+from launch.commands.shard_source import write
+from launch.terminal import plain_lines
 from tests.data.foreign_tars import Planted
 
 
@@ -99,7 +99,7 @@ def test_what_is_left_out_is_called_what_it_is(
 def test_lines_of_progress_wait_for_a_speed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.progress._SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("launch.terminal._SECONDS_BETWEEN_LINES", 0)
     report = plain_lines("writing")
     report(100, 1000)
     assert capsys.readouterr().err == ""

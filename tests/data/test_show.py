@@ -14,7 +14,7 @@ from data.sources import ImageFolder
 from data.tars.foreign import index_shards
 from data.writing.writer import write_shards
 from launch.commands.shard import app
-from launch.wording import plain
+from launch.terminal import table_cell
 from tests.data.conftest import write_picture
 from tests.data.foreign_tars import planted_shards, png, write_tar
 
@@ -101,7 +101,7 @@ def test_texts_are_shown_and_cannot_harm_a_terminal(texts: Path) -> None:
     assert "text of 39 [bold]U+001B[31mU+202E" in shown
     assert "\x1b" not in shown
     assert "\u202e" not in shown
-    assert len(plain("x" * 99, 10)) == 10
+    assert len(table_cell("x" * 99, 10)) == 10
 
 
 def test_a_contact_sheet_is_the_same_every_time(shards: Path, tmp_path: Path) -> None:

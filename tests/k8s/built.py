@@ -11,14 +11,14 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from launch.kubernetes.kustomize import FOLDER, build, program
+from launch.kubernetes.render import FOLDER, build, kustomize_command
 from tests.k8s.cel_rules import broken_rules, defaulted
 from tests.k8s.schemas import SCHEMAS
 
 
 def _reason() -> str | None:
     try:
-        program()
+        kustomize_command()
     except FileNotFoundError as error:
         return str(error)
     return None

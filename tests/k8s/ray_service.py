@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from launch.kubernetes.quantity import quantity
+from launch.kubernetes.objects import quantity
 from tests.k8s.cluster import Cluster
 from tests.k8s.pods import NAMESPACE, Pod
 

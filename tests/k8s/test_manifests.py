@@ -13,11 +13,10 @@ import yaml
 from typer.main import get_command
 
 from launch.kubernetes import problems
-from launch.kubernetes.kustomize import FOLDER, build
-from launch.kubernetes.objects import environment, jobs, option, pods, words
-from launch.kubernetes.quantity import quantity
+from launch.kubernetes.objects import environment, jobs, option, pods, quantity, words
+from launch.kubernetes.render import FOLDER, build
 from launch.main import app
-from launch.ranks import Placement
+from launch.ranks.placement import Placement
 from serving.deploy.environment import SERVING
 from tests.k8s.built import FOLDERS, ROOT, built, needs_kustomize, one, refusals
 from trainer.recipe import load_recipe

@@ -10,9 +10,8 @@ import pytest
 from launch.kubernetes import problems
 from launch.kubernetes.checks import RULES
 from launch.kubernetes.job_rules import JOB_RULES
-from launch.kubernetes.objects import jobs, pods
+from launch.kubernetes.objects import jobs, multiply, pods, quantity
 from launch.kubernetes.pod_rules import POD_RULES
-from launch.kubernetes.quantity import quantity, times
 from tests.k8s.built import built, needs_kustomize, one, refusals, set_at
 from tests.k8s.cel_rules import defaulted
 from tests.k8s.schemas import SCHEMAS
@@ -283,7 +282,7 @@ def test_a_line_names_its_object():
 def test_amounts_are_read_as_kubernetes_writes_them():
     read = {"500m": 0.5, "2": 2, "1.5Gi": 1.5 * 2**30, "3k": 3000, "1Ei": 2**60, "100M": 10**8}
     assert {text: float(quantity(text)) for text in read} == read
-    assert [times(text, 8) for text in ("500m", "2", "1.5Gi")] == ["4000m", "16", "12.0Gi"]
+    assert [multiply(text, 8) for text in ("500m", "2", "1.5Gi")] == ["4000m", "16", "12.0Gi"]
     for text in ("", "-1", "1 Gi", "1g", "1Kk", "Gi"):
         with pytest.raises(ValueError, match="no amount"):
             quantity(text)

@@ -9,9 +9,8 @@ import yaml
 
 from launch.kubernetes import problems
 from launch.kubernetes.agreement import on_devices
-from launch.kubernetes.kustomize import FOLDER
 from launch.kubernetes.objects import jobs, option, words
-from launch.kubernetes.render import Claims, Size, overlays, render
+from launch.kubernetes.render import FOLDER, Claims, Size, overlays, render
 from tests.k8s.built import ROOT, needs_kustomize, one, refusals
 from trainer.recipe import build_recipe, load_recipe
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.kubernetes.quantity import quantity
+from launch.kubernetes.objects import quantity
 
 Command = tuple[str, ...]
 

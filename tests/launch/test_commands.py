@@ -359,7 +359,7 @@ def test_folders_named_like_packages_where_one_stands_do_not_hide_them(glyphs, t
 
 def test_the_signal_handlers_are_ours_again_after_a_run():
     code = (
-        "import signal; from launch.ranks import Placement\n"
+        "import signal; from launch.ranks.placement import Placement\n"
         "from launch.ranks.run import run_ranks\n"
         "numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)\n"
         "before = [signal.getsignal(number) for number in numbers]\n"

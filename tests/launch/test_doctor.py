@@ -18,11 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
-from launch.doctor import CHECKS, Finding, Plans
-from launch.doctor.cgroup import cpu_quota, memory_limit, process_limit
+from launch.doctor import CHECKS, Finding, Workload
+from launch.doctor.check import workload_of
 from launch.doctor.collectives import smoke_test
-from launch.doctor.limits import shared_memory
-from launch.doctor.plans import plans_of
+from launch.doctor.limits import cpu_quota, memory_limit, process_limit, shared_memory
 from launch.doctor.rank import names
 from tests.shards import glyph_recipe, text_recipe
 from tests.system.processes import ROOT, environment, kway
@@ -30,16 +29,16 @@ from tests.system.processes import ROOT, environment, kway
 LEVELS = ("ok", "warning", "error")
 
 
-def found(check: str, plans: Plans) -> list[Finding]:
-    return list(CHECKS[check](plans))
+def found(check: str, workload: Workload) -> list[Finding]:
+    return list(CHECKS[check](workload))
 
 
-def found_elsewhere(check: str, plans: Plans, *, before: str = "", **variables: str) -> Any:
+def found_elsewhere(check: str, workload: Workload, *, before: str = "", **variables: str) -> Any:
     """The first finding of a process of its own, `before` which the shell does something."""
     code = (
         "import json, sys; from dataclasses import asdict; from pathlib import Path; "
-        "from launch.doctor import CHECKS, Plans; "
-        f"found = CHECKS[{check!r}](Plans(Path({str(plans.run)!r}))); "
+        "from launch.doctor import CHECKS, Workload; "
+        f"found = CHECKS[{check!r}](Workload(Path({str(workload.run)!r}))); "
         "print(json.dumps([asdict(finding) for finding in found]))"
     )
     done = subprocess.run(
@@ -54,8 +53,8 @@ def found_elsewhere(check: str, plans: Plans, *, before: str = "", **variables: 
 
 
 @pytest.fixture
-def plans(tmp_path: Path) -> Plans:
-    return Plans(tmp_path)
+def workload(tmp_path: Path) -> Workload:
+    return Workload(tmp_path)
 
 
 @contextmanager
@@ -88,42 +87,42 @@ def machine_with_clock(seconds_ahead: float) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("limit", "level"), [(300, "error"), (1024, "warning"), (8192, "ok")])
-def test_few_open_files_are_found(plans, limit, level):
-    finding = found_elsewhere("open files", plans, before=f"ulimit -n {limit};")
+def test_few_open_files_are_found(workload, limit, level):
+    finding = found_elsewhere("open files", workload, before=f"ulimit -n {limit};")
     assert finding["level"] == level
     assert f"{limit:,}".replace(",", "") in finding["found"].replace(",", "")
 
 
-def test_few_processes_are_found(plans):
-    finding = found_elsewhere("processes", plans, before="ulimit -u 900;")
+def test_few_processes_are_found(workload):
+    finding = found_elsewhere("processes", workload, before="ulimit -u 900;")
     assert finding["level"] == "warning"
     assert finding["found"].startswith("900")
 
 
-def test_shared_memory_too_small_for_the_loaders_is_found(plans, tmp_path):
-    huge, tight = (replace(plans, shared_bytes=size) for size in (1 << 60, 1))
+def test_shared_memory_too_small_for_the_loaders_is_found(workload, tmp_path):
+    huge, tight = (replace(workload, shared_bytes=size) for size in (1 << 60, 1))
     (finding,) = shared_memory(huge)
     assert finding.level == "error"
     assert "--shm-size" in finding.remedy
     (finding,) = shared_memory(tight)
     assert finding.level == "ok"
-    (finding,) = shared_memory(plans, tmp_path / "nothing")
+    (finding,) = shared_memory(workload, tmp_path / "nothing")
     assert finding.level == "error"
 
 
 @pytest.mark.parametrize(
     ("value", "level"), [("1000000", "warning"), ("many", "error"), ("0", "error")]
 )
-def test_a_wrong_number_of_threads_is_found(plans, monkeypatch, value, level):
+def test_a_wrong_number_of_threads_is_found(workload, monkeypatch, value, level):
     monkeypatch.setenv("OMP_NUM_THREADS", value)
-    (finding,) = found("threads", plans)
+    (finding,) = found("threads", workload)
     assert (finding.level, value in finding.found) == (level, True)
 
 
-def test_fewer_cpus_than_the_machine_has_are_found(plans):
+def test_fewer_cpus_than_the_machine_has_are_found(workload):
     if (os.cpu_count() or 1) < 2:
         pytest.skip("one CPU cannot be fewer")
-    finding = found_elsewhere("CPUs", plans, before="taskset -p -c 0 $$ > /dev/null;")
+    finding = found_elsewhere("CPUs", workload, before="taskset -p -c 0 $$ > /dev/null;")
     assert finding["level"] == "warning"
     assert finding["found"].startswith("1 of the machine's")
 
@@ -166,15 +165,15 @@ def test_a_group_outside_the_container_is_passed_over(tmp_path):
 # ------------------------------------------------------------------ storage
 
 
-def test_a_folder_that_cannot_hold_a_checkpoint_is_found(plans):
-    finding = found_elsewhere("run folder", plans, before="ulimit -f 1000;")
+def test_a_folder_that_cannot_hold_a_checkpoint_is_found(workload):
+    finding = found_elsewhere("run folder", workload, before="ulimit -f 1000;")
     assert (finding["level"], "ulimit -f" in finding["remedy"]) == ("error", True)
-    (finding,) = found("run folder", Plans(Path("/proc/runs")))
+    (finding,) = found("run folder", Workload(Path("/proc/runs")))
     assert (finding.level, "/proc (proc)" in finding.found) == ("error", True)
 
 
-def test_a_sound_folder_is_left_as_it_was_and_a_missing_one_is_not_made(plans, tmp_path):
-    (finding,) = found("run folder", Plans(tmp_path / "runs" / "one"))
+def test_a_sound_folder_is_left_as_it_was_and_a_missing_one_is_not_made(workload, tmp_path):
+    (finding,) = found("run folder", Workload(tmp_path / "runs" / "one"))
     assert finding.level in ("ok", "warning")  # a warning where tests run in memory
     assert list(tmp_path.iterdir()) == []
 
@@ -182,53 +181,53 @@ def test_a_sound_folder_is_left_as_it_was_and_a_missing_one_is_not_made(plans, t
 def test_a_run_folder_in_memory_is_found():
     if not any(mount.mountpoint == "/dev/shm" for mount in psutil.disk_partitions(all=True)):
         pytest.skip("no tmpfs here")
-    (finding,) = found("run folder", Plans(Path("/dev/shm/runs")))
+    (finding,) = found("run folder", Workload(Path("/dev/shm/runs")))
     assert (finding.level, "tmpfs" in finding.found) == ("warning", True)
 
 
 def test_a_full_disk_is_found():
-    (finding, *_) = found("disk space", Plans(Path("/proc")))
+    (finding, *_) = found("disk space", Workload(Path("/proc")))
     assert finding.level == "error"
 
 
 # ------------------------------------------------------------------ network
 
 
-def test_a_rendezvous_port_in_use_is_found_with_who_uses_it(plans):
+def test_a_rendezvous_port_in_use_is_found_with_who_uses_it(workload):
     with listening() as port:
-        (finding,) = found("ports", replace(plans, port=port))
+        (finding,) = found("ports", replace(workload, port=port))
         assert finding.level == "error"
         assert f"process {os.getpid()} " in finding.found
-    (finding,) = found("ports", replace(plans, port=port))
+    (finding,) = found("ports", replace(workload, port=port))
     assert finding.level == "ok"
 
 
 @pytest.mark.parametrize(("ahead", "words"), [(-40, " s behind"), (40, " s ahead of")])
-def test_a_peer_whose_clock_is_off_is_found(plans, ahead, words):
+def test_a_peer_whose_clock_is_off_is_found(workload, ahead, words):
     with machine_with_clock(ahead) as peer:
-        (finding,) = found("peers", replace(plans, peers=(peer,)))
+        (finding,) = found("peers", replace(workload, peers=(peer,)))
     assert finding.level == "error"
     seconds, found_words, _ = re.split(r"(?<=\d)( s behind| s ahead of)", finding.found)
     assert found_words == words
     assert 38 <= int(seconds.split()[-1]) <= 42  # a Date has whole seconds
 
 
-def test_a_peer_in_time_is_well_and_one_that_is_silent_is_told_apart(plans):
+def test_a_peer_in_time_is_well_and_one_that_is_silent_is_told_apart(workload):
     with machine_with_clock(0) as peer:
-        (finding,) = found("peers", replace(plans, peers=(peer,)))
+        (finding,) = found("peers", replace(workload, peers=(peer,)))
     assert (finding.level, "within" in finding.found) == ("ok", True)
     with listening() as port:
         gone = port
-    (finding,) = found("peers", replace(plans, peers=(f"127.0.0.1:{gone}",)))
+    (finding,) = found("peers", replace(workload, peers=(f"127.0.0.1:{gone}",)))
     assert (finding.level, "refused" in finding.found) == ("error", True)
 
 
-def test_interfaces_that_are_not_there_are_found(plans, monkeypatch):
+def test_interfaces_that_are_not_there_are_found(workload, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nope0")
-    (finding,) = found("gloo's interface", plans)
+    (finding,) = found("gloo's interface", workload)
     assert (finding.level, "no nope0" in finding.found) == ("error", True)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    (finding,) = found("gloo's interface", plans)
+    (finding,) = found("gloo's interface", workload)
     assert finding.level == "ok"
 
 
@@ -236,16 +235,16 @@ def test_interfaces_that_are_not_there_are_found(plans, monkeypatch):
     ("value", "level"),
     [("lo", "ok"), ("l", "ok"), ("=l", "error"), ("=lo", "ok"), ("nope", "error"), ("^nope", "ok")],
 )
-def test_nccl_s_own_way_of_naming_interfaces_is_known(plans, monkeypatch, value, level):
+def test_nccl_s_own_way_of_naming_interfaces_is_known(workload, monkeypatch, value, level):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
-    (finding,) = found("NCCL's interface", plans)
+    (finding,) = found("NCCL's interface", workload)
     assert finding.level == level
 
 
-def test_variables_that_slow_training_down_are_found(plans, monkeypatch):
+def test_variables_that_slow_training_down_are_found(workload, monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "info")
     monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0")
-    hurtful, harmless = found("variables", plans)
+    hurtful, harmless = found("variables", workload)
     assert (hurtful.level, hurtful.remedy) == ("warning", "unset NCCL_DEBUG")
     assert (harmless.level, "NCCL_IB_HCA=mlx5_0" in harmless.found) == ("ok", True)
 
@@ -261,25 +260,25 @@ def fake_package(folder: Path, name: str, version: str, code: str = "") -> None:
     (folder / f"{name}-{version}.dist-info" / "METADATA").write_text(metadata)
 
 
-def test_an_old_package_is_found(plans, tmp_path):
+def test_an_old_package_is_found(workload, tmp_path):
     fake_package(tmp_path, "webdataset", "0.1")
-    finding = found_elsewhere("packages", plans, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    finding = found_elsewhere("packages", workload, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert finding["level"] == "error"
     assert "webdataset is 0.1 and kway needs >=" in finding["found"]
     assert finding["remedy"].startswith("pip install 'webdataset>=")
 
 
-def test_a_package_that_breaks_imports_is_found(plans, tmp_path):
+def test_a_package_that_breaks_imports_is_found(workload, tmp_path):
     name = "torch" + "vision"
     fake_package(tmp_path, name, "0.9", "raise RuntimeError('operator nms does not exist')")
-    finding = found_elsewhere(name, plans, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    finding = found_elsewhere(name, workload, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (finding["level"], "nms does not exist" in finding["found"]) == ("error", True)
     assert finding["remedy"].startswith(f"pip uninstall {name}")
 
 
-def test_a_torch_that_does_not_load_is_found(plans, tmp_path):
+def test_a_torch_that_does_not_load_is_found(workload, tmp_path):
     fake_package(tmp_path, "torch", "2.13", "raise ImportError('libcudart.so.13: no such file')")
-    finding = found_elsewhere("torch", plans, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    finding = found_elsewhere("torch", workload, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (finding["level"], "libcudart" in finding["found"]) == ("error", True)
 
 
@@ -298,7 +297,7 @@ def test_three_ranks_do_every_collective():
 
 def test_ranks_that_hang_are_named_and_none_is_left():
     before = children()
-    finding = smoke_test("gloo", 2, patience_seconds=0)
+    finding = smoke_test("gloo", 2, timeout_seconds=0)
     assert (finding.level, finding.found) == ("error", "rank 0, the start: hangs")
     assert children() <= before
 
@@ -308,9 +307,9 @@ def test_ranks_that_hang_are_named_and_none_is_left():
 
 def test_a_recipe_says_what_its_loaders_need(glyphs, texts, tmp_path):
     with_workers = glyph_recipe(glyphs, tmp_path, data__workers=3)
-    needs = plans_of(with_workers, ranks=2, port=None, peers=())
+    needs = workload_of(with_workers, ranks=2, port=None, peers=())
     assert needs.shared_bytes == 4 * 3 * 12 * 16 * 16  # held x workers x batch x pixels
-    needs = plans_of(text_recipe(texts, tmp_path), ranks=2, port=None, peers=())
+    needs = workload_of(text_recipe(texts, tmp_path), ranks=2, port=None, peers=())
     assert (needs.shared_bytes, needs.run) == (0, tmp_path)
 
 

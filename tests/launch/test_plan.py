@@ -22,13 +22,13 @@ from heads.losses import CrossEntropy
 from heads.tree import LabelTree, build_cover_tree
 from heads.weights import ClassWeights
 from launch.plan.advice import changes, warnings
+from launch.plan.backbone_cost import measure_backbone
 from launch.plan.classes import Classes, classes_of
 from launch.plan.cluster import Cluster, Machine
+from launch.plan.device_memory import class_index
 from launch.plan.dry_run import dry_run
-from launch.plan.host import ClassListCost, HostLine
-from launch.plan.memory import class_index
-from launch.plan.network import measure_network
-from launch.plan.plan import Asked, Plan, make_plan
+from launch.plan.host_memory import ClassListCost, HostLine
+from launch.plan.plan import Plan, PlanRequest, make_plan
 from launch.plan.table import duration, show, size
 from tests.ranks import run_on_ranks
 from tests.shards import TINY_RESNET, glyph_recipe, text_recipe
@@ -45,7 +45,9 @@ GPU = Machine("gpu", "cuda", 1 << 36, 1e12, {"fp32": 1e13, "bf16": 1e14}, 1e11, 
 def planned(
     folder: Path, *, nodes: int = 1, gpus: int = 2, classes: int = 1000, **keys: Any
 ) -> Plan:
-    return make_plan(glyph_recipe(folder, folder / "run", **keys), Asked(GPU, nodes, gpus, classes))
+    return make_plan(
+        glyph_recipe(folder, folder / "run", **keys), PlanRequest(GPU, nodes, gpus, classes)
+    )
 
 
 def memory_line(plan: Plan, what: str) -> int:
@@ -90,7 +92,7 @@ def test_a_ring_sends_what_its_algorithm_says_at_the_slowest_link():
 
 def test_the_head_of_a_hundred_million_classes_is_planned_without_making_it(tmp_path: Path):
     plan = planned(tmp_path, nodes=16, gpus=8, classes=100_000_000, train__global_batch=1024)
-    dim = plan.network.dim
+    dim = plan.backbone.dim
     assert memory_line(plan, "head weights") == -(-100_000_000 // 128) * (dim + 1) * 4
     assert memory_line(plan, "class index") >= 8 * 100_000_000  # the place of every class
     features = bytes_of(plan, "head: features")
@@ -101,7 +103,7 @@ def test_class_groups_of_one_trade_memory_for_a_gradient_on_the_wire(tmp_path: P
     shared = planned(tmp_path, gpus=4)
     alone = planned(tmp_path, gpus=4, train__class_group=1)
     assert memory_line(alone, "head weights") == 4 * memory_line(shared, "head weights")
-    whole = 1000 * (alone.network.dim + 1) * 4
+    whole = 1000 * (alone.backbone.dim + 1) * 4
     assert bytes_of(alone, "head: weight gradients") == {("all_reduce", "data"): whole}
     assert not bytes_of(shared, "head: weight gradients")
     assert not bytes_of(alone, "head: features")
@@ -110,7 +112,7 @@ def test_class_groups_of_one_trade_memory_for_a_gradient_on_the_wire(tmp_path: P
 def test_a_strategy_holds_its_share_of_the_backbone(tmp_path: Path):
     ddp = planned(tmp_path, gpus=8)
     fsdp = planned(tmp_path, gpus=8, train__strategy={"kind": "fsdp"})
-    whole = ddp.network.numel * 4
+    whole = ddp.backbone.numel * 4
     assert memory_line(ddp, "backbone weights") == whole
     assert memory_line(fsdp, "backbone weights") == pytest.approx(whole / 8, rel=0.2)
 
@@ -118,8 +120,8 @@ def test_a_strategy_holds_its_share_of_the_backbone(tmp_path: Path):
 def test_activation_checkpointing_holds_less_and_computes_more(tmp_path: Path):
     kept = planned(tmp_path)
     again = planned(tmp_path, train__activation_checkpointing=True)
-    assert again.network.activations < 0.75 * kept.network.activations
-    assert again.network.flops > kept.network.flops
+    assert again.backbone.activations < 0.75 * kept.backbone.activations
+    assert again.backbone.flops > kept.backbone.flops
 
 
 def test_half_precision_halves_the_features_on_the_wire(tmp_path: Path):
@@ -130,7 +132,7 @@ def test_half_precision_halves_the_features_on_the_wire(tmp_path: Path):
 
 def test_flops_of_a_backbone_are_those_of_its_layers(tmp_path: Path):
     recipe = text_recipe(tmp_path, tmp_path / "run")
-    network = measure_network(recipe, rows=4, ranks=1, cuda=False)
+    network = measure_backbone(recipe, rows=4, ranks=1, cuda=False)
     tokens, width, layers = 4 * 24, 16, 2
     linear = layers * (4 * width * width + 2 * width * 24)
     attention = layers * 2 * 24 * width
@@ -145,17 +147,17 @@ def test_fp32_convolutions_count_at_the_rate_of_tf32_and_other_products_do_not(t
     """With memory of infinite bandwidth, only products take time."""
     rates = {"fp32": 1e13, "tf32": 1e14, "bf16": 1e15}
     machine = Machine("gpu", "cuda", 1 << 36, 1e30, rates, 1e11, 1e10)
-    asked = Asked(machine, 1, 1, 1000)
-    images = make_plan(glyph_recipe(tmp_path, tmp_path / "run"), asked)
-    texts = make_plan(text_recipe(tmp_path, tmp_path / "run"), asked)
+    request = PlanRequest(machine, 1, 1, 1000)
+    images = make_plan(glyph_recipe(tmp_path, tmp_path / "run"), request)
+    texts = make_plan(text_recipe(tmp_path, tmp_path / "run"), request)
     for plan, rate in ((images, rates["tf32"]), (texts, rates["fp32"])):
         seconds = seconds_of_products(plan)
         backbone = seconds["forward"] + seconds["backward"]
-        assert backbone == pytest.approx(plan.network.flops / rate)
+        assert backbone == pytest.approx(plan.backbone.flops / rate)
         assert seconds["head"] == pytest.approx(6 * plan.head.logits * plan.head.dim / 1e13)
-    half = make_plan(glyph_recipe(tmp_path, tmp_path / "run", train__precision="bf16"), asked)
+    half = make_plan(glyph_recipe(tmp_path, tmp_path / "run", train__precision="bf16"), request)
     seconds = seconds_of_products(half)
-    assert seconds["forward"] + seconds["backward"] == pytest.approx(half.network.flops / 1e15)
+    assert seconds["forward"] + seconds["backward"] == pytest.approx(half.backbone.flops / 1e15)
     assert seconds["head"] == pytest.approx(seconds_of_products(images)["head"] / 100)
 
 
@@ -165,7 +167,7 @@ def test_the_class_index_is_as_large_as_the_real_one(tmp_path: Path, kind: str):
     recipe = glyph_recipe(tmp_path, tmp_path / "run", head={"weights": {"kind": kind}})
     cover = build_cover_tree(vectors)
     trees = {"dense": LabelTree.dense(3000), "utree": cover.utree(), "vtree": cover.vtree()}
-    plan = make_plan(recipe, Asked(GPU, 1, 2, 3000), label_vectors=vectors)
+    plan = make_plan(recipe, PlanRequest(GPU, 1, 2, 3000), label_vectors=vectors)
     weights = ClassWeights(trees[kind], group_size=2, device=torch.device("cpu"))
     assert plan.classes.nodes == trees[kind].num_nodes
     assert class_index(plan.head) == pytest.approx(_tensor_bytes(vars(weights)), rel=0.1)
@@ -194,8 +196,8 @@ def test_a_tree_that_is_not_there_is_planned_as_the_largest(tmp_path: Path):
 
 
 def test_trailing_ranks_may_hold_no_class():
-    assert Classes(5, 5, 1.0, 0, 0, plain=True, exact=True).fewest(4) == 0
-    assert Classes(5, 5, 1.0, 0, 0, plain=True, exact=True).held(4) == 2
+    assert Classes(5, 5, 1.0, 0, 0, plain=True, exact=True).min_nodes(4) == 0
+    assert Classes(5, 5, 1.0, 0, 0, plain=True, exact=True).max_nodes(4) == 2
 
 
 # ---- what does not fit
@@ -205,10 +207,10 @@ def test_what_does_not_fit_is_changed_until_it_does(tmp_path: Path):
     keys: dict[str, Any] = {"train__global_batch": 4096, "train__class_group": 1}
     roomy = planned(tmp_path, gpus=4, classes=20_000, **keys)
     small = Machine("small", "cuda", roomy.memory.peak - 10_000_000, 1e12, GPU.flops, 1e11, 1e10)
-    asked = Asked(small, 1, 4, 20_000)
-    plan = make_plan(roomy.recipe, asked)
+    request = PlanRequest(small, 1, 4, 20_000)
+    plan = make_plan(roomy.recipe, request)
     assert not plan.memory.fits
-    found = changes(plan, asked)
+    found = changes(plan, request)
     assert [change.fits for change in found] == [False] * (len(found) - 1) + [True]
     assert found[0].what == "train.class_group=world"
     assert found[-1].peak < plan.memory.peak
@@ -226,8 +228,8 @@ def test_stages_of_deepspeed_are_tried_one_after_another(tmp_path: Path):
         for stage in range(3)
     )
     small = replace(GPU, memory=stage_2.memory.peak)
-    asked = Asked(small, 1, 8, 1000)
-    found = changes(make_plan(stage_0.recipe, asked), asked)
+    request = PlanRequest(small, 1, 8, 1000)
+    found = changes(make_plan(stage_0.recipe, request), request)
     assert [change.what for change in found] == [
         "train.strategy.stage=1",
         "train.strategy.stage=2",
@@ -247,7 +249,7 @@ def test_a_class_group_that_does_not_divide_the_ranks_is_refused(tmp_path: Path)
         with pytest.raises(ValueError, match=r"train\.class_group is 3"):
             plan(
                 glyph_recipe(tmp_path, tmp_path / "run", train__class_group=3),
-                Asked(GPU, 1, 4, 100),
+                PlanRequest(GPU, 1, 4, 100),
             )
 
 
@@ -263,7 +265,7 @@ def test_a_dry_run_builds_the_ranks_of_a_large_world(tmp_path: Path, strategy: s
         train__class_group="node",
         train__global_batch=1000,
     )
-    ranks = dry_run(recipe, Asked(GPU, 64, 8, 99_999_999))
+    ranks = dry_run(recipe, PlanRequest(GPU, 64, 8, 99_999_999))
     assert (ranks.size, ranks.mesh) == (512, (64, 8))
     first, *_, last = ranks.ranks
     assert [rank.rank for rank in ranks.ranks] == [0, 7, 256, 511]
@@ -275,7 +277,7 @@ def test_a_dry_run_builds_the_ranks_of_a_large_world(tmp_path: Path, strategy: s
 
 
 def test_a_dry_run_leaves_no_process_group_behind(tmp_path: Path):
-    dry_run(glyph_recipe(tmp_path, tmp_path / "run"), Asked(GPU, 2, 2, 100))
+    dry_run(glyph_recipe(tmp_path, tmp_path / "run"), PlanRequest(GPU, 2, 2, 100))
     assert not torch.distributed.is_initialized()
 
 
@@ -392,7 +394,7 @@ def test_numbers_have_three_digits():
 
 def test_units_of_fsdp_hold_every_weight_once(tmp_path: Path):
     recipe = glyph_recipe(tmp_path, tmp_path / "run")
-    network = measure_network(recipe, rows=2, ranks=1, cuda=False)
+    network = measure_backbone(recipe, rows=2, ranks=1, cuda=False)
     backbone = build_backbone(recipe.backbone, image=recipe.data.image)
     assert network.numel == sum(p.numel() for p in backbone.parameters())
     assert len(network.units) == len(TINY_RESNET["depths"]) + 1
@@ -407,9 +409,9 @@ def host_line(plan: Plan, what: str) -> HostLine:
 
 def test_the_planned_main_memory_of_a_head_is_what_building_it_uses(tmp_path: Path):
     recipe = glyph_recipe(tmp_path, tmp_path / "run")
-    plan = make_plan(recipe, Asked(GPU, 1, 1, 300_000))
+    plan = make_plan(recipe, PlanRequest(GPU, 1, 1, 300_000))
     tracemalloc.start()
-    head = ClassHead(plan.network.dim, 300_000, CrossEntropy())
+    head = ClassHead(plan.backbone.dim, 300_000, CrossEntropy())
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     line = host_line(plan, "label tree and first rows")
@@ -467,12 +469,12 @@ def test_every_rank_of_a_machine_holds_the_class_list(tmp_path: Path):
     assert plan.host.peak > 8 * line.manifest
     assert plan.host.fits is None
     for size_gib, fits in ((512, False), (2048, True)):
-        asked = Asked(GPU, 16, 8, 10**8, host_bytes=size_gib << 30)
-        assert make_plan(plan.recipe, asked).host.fits is fits
+        request = PlanRequest(GPU, 16, 8, 10**8, host_bytes=size_gib << 30)
+        assert make_plan(plan.recipe, request).host.fits is fits
 
 
 def test_the_class_list_and_vectors_of_shards_are_counted(glyphs, tmp_path: Path):
-    plan = make_plan(glyph_recipe(glyphs, tmp_path / "run"), Asked(GPU, 1, 1))
+    plan = make_plan(glyph_recipe(glyphs, tmp_path / "run"), PlanRequest(GPU, 1, 1))
     manifest = Manifest.load(glyphs)
     kept = 13 * ClassListCost.of(manifest.classes).kept
     assert host_line(plan, "class list").training == pytest.approx(kept, rel=0.05)
@@ -482,7 +484,7 @@ def test_the_class_list_and_vectors_of_shards_are_counted(glyphs, tmp_path: Path
 
 def test_on_cpus_steps_take_main_memory(tmp_path: Path):
     cpu = replace(GPU, kind="cpu")
-    plan = make_plan(glyph_recipe(tmp_path, tmp_path / "run"), Asked(cpu, 1, 2, 1000))
+    plan = make_plan(glyph_recipe(tmp_path, tmp_path / "run"), PlanRequest(cpu, 1, 2, 1000))
     assert host_line(plan, "a step, as above").training == plan.memory.peak
     assert plan.host.capacity == 2 * cpu.memory
 
@@ -509,6 +511,6 @@ def test_the_copy_of_a_checkpoint_is_what_a_rank_writes(
     written = run_on_ranks(ranks, bytes_written_by_a_rank, glyphs, class_ranks, strategy)
     changes = {**COPIED, "train__class_group": class_ranks or "world"}
     recipe = glyph_recipe(tmp_path, tmp_path / "run", **changes, train__strategy={"kind": strategy})
-    plan = make_plan(recipe, Asked(replace(GPU, kind="cpu"), 1, ranks, 13))
+    plan = make_plan(recipe, PlanRequest(replace(GPU, kind="cpu"), 1, ranks, 13))
     line = host_line(plan, "checkpoint being written")
     assert line.training == pytest.approx(max(written), rel=0.15)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from launch.plan.cluster import Machine
-from launch.plan.plan import Asked, Plan, make_plan
+from launch.plan.plan import Plan, PlanRequest, make_plan
 from tests.launch.measured_step import measure_steps
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe, text_recipe
@@ -81,7 +81,7 @@ def by_kind(sizes: Iterable[tuple[str, str, int]], recipe: Recipe) -> dict[str, 
 
 def differences(recipe: Recipe, measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """(planned, measured) of all that is measured."""
-    plan = make_plan(recipe, Asked(CPU, 1, 2, classes=NUM_CLASSES), label_vectors=vectors())
+    plan = make_plan(recipe, PlanRequest(CPU, 1, 2, classes=NUM_CLASSES), label_vectors=vectors())
     planned = by_kind([(c.operation, c.group, c.total) for c in plan.collectives], recipe)
     heard = by_kind(measured["collectives"], recipe)
     held = measured["held"]

@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic import rendezvous
 
-from launch.ranks import meeting
-from launch.ranks.codes import (
-    code_that_counts,
-    codes_of_their_own,
-    is_mended_by_another_try,
-    reason,
+from launch.ranks import rendezvous as kway_rendezvous
+from launch.ranks.agent import (
+    is_retryable,
+    kill_reason,
+    own_exit_codes,
+    run_exit_code,
 )
-from launch.ranks.ending import end
 from launch.ranks.placement import Placement, parse_conf, parse_nodes
-from launch.ranks.stop import SignalException, StopRequest
+from launch.ranks.stop import SignalException, StopRequest, end_processes
 from tests.system.processes import kway
 
 
@@ -40,23 +39,23 @@ from tests.system.processes import kway
     ],
 )
 def test_the_code_that_tells_most_counts(codes, counts):
-    assert code_that_counts(codes) == counts
-    assert code_that_counts(reversed(codes)) == counts
+    assert run_exit_code(codes) == counts
+    assert run_exit_code(reversed(codes)) == counts
 
 
 def test_ranks_that_were_ended_for_another_ones_sake_do_not_count():
-    assert codes_of_their_own({0: -15, 1: 1, 2: -15}) == {1: 1}
-    assert codes_of_their_own({0: -15, 1: -15}) == {0: -15, 1: -15}
+    assert own_exit_codes({0: -15, 1: 1, 2: -15}) == {1: 1}
+    assert own_exit_codes({0: -15, 1: -15}) == {0: -15, 1: -15}
 
 
 def test_only_what_another_try_may_mend_is_tried_again():
-    assert [code for code in (0, 1, 2, 75, 130, 137) if is_mended_by_another_try(code)] == [1, 137]
+    assert [code for code in (0, 1, 2, 75, 130, 137) if is_retryable(code)] == [1, 137]
 
 
 def test_a_rank_that_could_not_speak_is_named():
-    assert reason({0: 1, 3: -9}) == "rank 3 was ended by SIGKILL (out of memory?)"
-    assert reason({2: -11}) == "rank 2 was ended by SIGSEGV"
-    assert reason({0: 1, 1: -signal.SIGTERM, 2: 75}) is None
+    assert kill_reason({0: 1, 3: -9}) == "rank 3 was ended by SIGKILL (out of memory?)"
+    assert kill_reason({2: -11}) == "rank 2 was ended by SIGSEGV"
+    assert kill_reason({0: 1, 1: -signal.SIGTERM, 2: 75}) is None
 
 
 @pytest.mark.parametrize(
@@ -126,15 +125,15 @@ def test_the_settings_of_the_meeting_are_those_that_torch_reads():
 
 
 def test_a_launcher_that_waits_for_other_machines_says_so_after_a_while(monkeypatch, capfd):
-    monkeypatch.setattr(meeting, "_SECONDS_OF_SILENCE", 0.05)
+    monkeypatch.setattr(kway_rendezvous, "_SILENT_SECONDS", 0.05)
     two = Placement(min_nodes=2, max_nodes=2, rdzv_endpoint="node1:29400")
-    with meeting.waiting(two):
+    with kway_rendezvous.report_waiting(two):
         pass
-    with meeting.waiting(Placement()):
+    with kway_rendezvous.report_waiting(Placement()):
         time.sleep(0.2)
     assert capfd.readouterr().err == ""
     said, deadline = "", time.monotonic() + 20
-    with meeting.waiting(two):
+    with kway_rendezvous.report_waiting(two):
         while ")" not in said and time.monotonic() < deadline:
             time.sleep(0.2)  # what is written while it reads is lost
             said += capfd.readouterr().err
@@ -180,10 +179,10 @@ def stubborn() -> "subprocess.Popen[str]":
 
 def test_what_does_not_end_when_asked_is_killed_after_its_time():
     process = stubborn()
-    assert end([process], signal.SIGTERM, 0.5)
+    assert end_processes([process], signal.SIGTERM, 0.5)
     assert process.returncode == -signal.SIGKILL
     process = stubborn()
-    assert not end([process], signal.SIGTERM, 60, again=True)
+    assert not end_processes([process], signal.SIGTERM, 60, repeat=True)
     assert process.returncode == -signal.SIGTERM
 
 
@@ -193,11 +192,11 @@ def test_the_first_signal_is_obeyed_and_a_later_ctrl_c_is_haste():
         with pytest.raises(SignalException):
             os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert not stop.in_a_hurry
+        assert not stop.is_urgent
         os.kill(os.getpid(), signal.SIGINT)
         process = stubborn()
-        assert stop.in_a_hurry
-        assert end([process], signal.SIGTERM, 60, stop=stop)
+        assert stop.is_urgent
+        assert end_processes([process], signal.SIGTERM, 60, stop=stop)
         assert process.returncode == -signal.SIGKILL
         assert stop.number == signal.SIGTERM
     assert signal.getsignal(signal.SIGINT) is before

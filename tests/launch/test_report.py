@@ -16,9 +16,9 @@ import yaml
 from safetensors.numpy import save_file
 
 from launch.report import read_runs, report_page
-from launch.report.lines import _apart, smoothed
-from launch.report.numbers import duration, figure, share_of_phases
-from launch.report.pictures import SECTIONS, axis_of
+from launch.report.charts import _apart, smoothed
+from launch.report.figures import SECTIONS, axis_of
+from launch.report.numbers import format_duration, format_number, share_of_phases
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from trainer.train import train
@@ -120,7 +120,9 @@ def test_a_run_of_the_trainer_stands_on_the_page(glyphs, tmp_path):
     best = max(sorted(found, key=lambda e: e["step"]), key=lambda e: e["auprc"])
     assert cells(page, "state") == ["done"]
     assert cells(page, "steps") == ["4"]
-    assert cells(page, "best auprc (at step)") == [f"{figure(best['auprc'])} ({best['step']})"]
+    assert cells(page, "best auprc (at step)") == [
+        f"{format_number(best['auprc'])} ({best['step']})"
+    ]
     for title in ("Loss", "Learning rate", "top1", "AUPRC of the classes", "Throughput"):
         assert f"<h3>{title}</h3>" in page, title
     assert 'class="troubles"' not in page
@@ -334,11 +336,16 @@ def test_smoothing_keeps_lines_and_ends():
     [(0.83124, "0.8312"), (1250, "1,250"), (3.1e-5, "3.10e-05"), (np.nan, "not finite"), (0, "0")],
 )
 def test_numbers_are_short(value, text):
-    assert figure(value) == text
+    assert format_number(value) == text
 
 
 def test_times_have_the_unit_that_fits():
-    assert [duration(s) for s in (45, 600, 7200, 1e6)] == ["45 s", "10 min", "2 h", "11.6 days"]
+    assert [format_duration(s) for s in (45, 600, 7200, 1e6)] == [
+        "45 s",
+        "10 min",
+        "2 h",
+        "11.6 days",
+    ]
 
 
 def test_long_runs_make_no_large_page(made):

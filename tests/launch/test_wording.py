@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner
 
+from data.printable import printable
 from launch.commands.shard import app
 from launch.main import main
-from launch.wording import plain, printable
+from launch.terminal import table_cell
 from tests.data.conftest import write_picture
 
 
@@ -23,7 +24,7 @@ def test_what_moves_a_cursor_or_ends_a_line_is_printed_as_its_number() -> None:
 
 def test_a_cell_of_a_table_shows_markup_as_it_stands() -> None:
     table = Table()
-    table.add_row(plain("[/red] of [bold]\n\x1b"))
+    table.add_row(table_cell("[/red] of [bold]\n\x1b"))
     console = Console(width=60)
     with console.capture() as shown:
         console.print(table)

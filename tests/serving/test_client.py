@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from launch.commands import query
 from serving.client import Client, RefusedError
-from serving.client.ndjson import STREAMED
-from serving.client.responses import Served
+from serving.client.messages import Served
+from serving.client.ndjson import STREAM_EVENTS
 from serving.client.transport import Transport
 from tests.serving.canned import answering
 
@@ -267,10 +267,12 @@ def test_what_is_no_http_is_neither_sent_again_nor_quoted() -> None:
     with answering(b"") as (url, heads):
         asking = Transport(url, None, 5.0, 60.0)
         for ask in (
-            lambda: asking.ask(Served, "GET", "/", **wrong),
-            lambda: asking.tell("POST", "/", **wrong),
-            lambda: next(asking.converse(STREAMED, "GET", "/", **wrong)),
-            lambda: next(asking.converse(STREAMED, "POST", "/", content=iter([b""]), **wrong)),
+            lambda: asking.request(Served, "GET", "/", **wrong),
+            lambda: asking.request_once("POST", "/", **wrong),
+            lambda: next(asking.stream_events(STREAM_EVENTS, "GET", "/", **wrong)),
+            lambda: next(
+                asking.stream_events(STREAM_EVENTS, "POST", "/", content=iter([b""]), **wrong)
+            ),
         ):
             with pytest.raises(ValueError, match="is no HTTP") as found:
                 ask()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from serving.client import Client, RefusedError
-from serving.galleries.building import Indexing, index_collection
+from serving.galleries.building import IndexOptions, index_collection
 from serving.galleries.collection import open_collection
 from serving.model import Model
 from tests.serving import in_process
@@ -24,7 +24,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     bundle = write_of_texts(folder / "texts")
     (folder / "lines").write_text("".join(f"a cat {'a dog ' * (i % 9)}{i}\n" for i in range(NUM)))
     collection = open_collection(folder / "lines", "texts")
-    index_collection(Model.open(bundle), collection, folder / "made", Indexing(batch_size=8))
+    index_collection(Model.open(bundle), collection, folder / "made", IndexOptions(batch_size=8))
     with in_process.listening(application(bundle, galleries={"one.two": folder / "made"})) as url:
         yield url
 

@@ -113,7 +113,7 @@ def test_whatever_a_server_says_the_error_is_one_of_two(
 
 
 def test_an_answer_of_endless_size_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.client.responses._MAX_ANSWER_BYTES", 10_000)
+    monkeypatch.setattr("serving.client.messages._MAX_ANSWER_BYTES", 10_000)
     small = gzip.compress(b" " * 10**6)
     with (
         answering(saying(small, head=b"Content-Encoding: gzip\r\n")) as (url, _),

@@ -209,7 +209,7 @@ def test_a_listener_hears_hits_of_others_feeds_until_the_watch_ends(
 def test_a_listener_that_lost_its_connection_says_that_it_listens_anew(
     url: str, alice: Client, bob: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watches, "_LISTEN_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(watches, "_RELISTEN_SECONDS", 0.1)
     watch = made(alice)
     with relayed(url) as relay, Client(relay.url, token=ALICE, patience=30) as client:
         heard = client.listen(watch.id)

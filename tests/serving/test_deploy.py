@@ -19,7 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from launch.commands import serve
-from serving.deploy.ports import free_block, free_port
+from serving.deploy.session import free_block, free_port
 from tests.serving.started import (
     Server,
     as_json,

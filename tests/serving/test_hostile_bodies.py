@@ -30,11 +30,11 @@ from serving.deploy.private_uvicorn import set_server_options
 from serving.http import query_body
 from serving.http.inference_body import InferenceRequest
 from serving.http.input_lines import most_json_bytes
-from serving.http.json_body import parse_json
-from serving.http.ndjson import count_lines, split_lines
 from serving.http.query_body import QueryBody
+from serving.http.request_body import parse_json
 from serving.http.routes.galleries import SearchBody
-from serving.inference import model as inference_model
+from serving.http.streams import count_lines, split_lines
+from serving.inference import tensors
 from serving.inference.protobuf import inference_of, parsed
 from serving.service import Service
 from serving.watches.schemas import WatchBody
@@ -210,13 +210,13 @@ def test_too_many_pictures_are_refused_before_one_is_decoded(
 def test_tensors_are_checked_away_from_the_event_loop(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, asked = [], inference_model.asked
+    threads, asked = [], tensors.check_inference
 
     def seen(*arguments: Any) -> Any:
         threads.append(threading.current_thread().name)
         return asked(*arguments)
 
-    monkeypatch.setattr(inference_model, "asked", seen)
+    monkeypatch.setattr(tensors, "check_inference", seen)
     assert httpx.post(url + "/v2/models/pets/infer", json={"inputs": []}).status_code == 400
     assert [name.startswith("prepare") for name in threads] == [True]
 

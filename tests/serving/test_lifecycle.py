@@ -160,10 +160,10 @@ def test_a_full_replica_rejects_a_request_before_its_body_arrives(bundle: Path) 
 
 HOLD = """
 import sys
-from serving.deploy.stop_signal import Patience, StopSignal
+from serving.deploy.stop_signal import HealthTimeouts, StopSignal
 stop = StopSignal()
 try:
-    stop.hold(sys.argv[1], Patience(answer=0.3, silence=0.5, absence=2.0))
+    stop.hold(sys.argv[1], HealthTimeouts(answer=0.3, silence=0.5, absence=2.0))
 except OSError as error:
     sys.exit(f"error: {error}")
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fastapi import APIRouter, FastAPI, WebSocket
 
-from serving.deploy.edge import _pattern
+from serving.deploy.haproxy import _pattern
 from serving.http import app
 from serving.http.routing import ServiceDep, facts, paths_of
 from tests.serving.in_process import application, ask, refusal

@@ -17,7 +17,7 @@ from data.images.decode import crops_for_evaluation, decode, for_evaluation
 from serving.answer import ask
 from serving.batching import Batcher, QueueFullError
 from serving.deploy.metrics_page import render
-from serving.deploy.ports import free_port
+from serving.deploy.session import free_port
 from serving.model import Model
 from tests.tiny_bundle import NAMES, tiny_backbone, write
 

@@ -13,17 +13,15 @@ import pytest
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.http.ndjson import split_lines
+from serving.http.streams import split_lines
 from serving.limits import ClientLimit
+from serving.pipeline import _Slot, pump_all, pump_latest
 from serving.watches import listeners
-from serving.watches.board import Board
-from serving.watches.live import LiveWatches
-from serving.watches.pipeline import _Slot, pump_all, pump_latest
-from serving.watches.publisher import HitPublisher
-from serving.watches.registry import Registry
+from serving.watches.board import Board, Registry
+from serving.watches.live import HitPublisher, LiveWatches
 from serving.watches.watch import (
     Changes,
-    Letters,
+    HitBatch,
     ListenerLimitError,
     Terms,
     UnknownListenerError,
@@ -50,7 +48,7 @@ class Clock:
 
 def test_a_watch_lives_for_its_time_and_a_change_renews_it() -> None:
     clock, kept = Clock(), {}
-    registry = Registry(ServingConfig(), clock=clock, kept=kept)
+    registry = Registry(ServingConfig(), clock=clock, storage=kept)
     first, second = registry.create("a", terms()), registry.create("a", terms(20))
     clock.now += 9
     assert registry.change("a", first.id, {}).expires_at == clock.now + 10
@@ -62,25 +60,25 @@ def test_a_watch_lives_for_its_time_and_a_change_renews_it() -> None:
 
 
 def test_changes_name_what_is_new_and_what_is_gone_since_a_version() -> None:
-    registry = Registry(ServingConfig(max_watches_per_client=1), clock=Clock(), kept={})
+    registry = Registry(ServingConfig(max_watches_per_client=1), clock=Clock(), storage={})
     first = registry.create("a", terms())
     with pytest.raises(WatchLimitError):
         registry.create("a", terms())
     start = registry.changes_since("", 0)
     assert start.is_whole
-    assert registry.changes_since(start.epoch, start.version).held == ()
+    assert registry.changes_since(start.epoch, start.version).states == ()
     second = registry.create("b", terms())
     registry.remove("a", first.id)
     news = registry.changes_since(start.epoch, start.version)
     assert (news.is_whole, news.gone) == (False, (first.id,))
-    assert [held.watch for held in news.held] == [second]
+    assert [held.watch for held in news.states] == [second]
     nothing = registry.changes_since(news.epoch, news.version)
-    assert (nothing.held, nothing.gone) == ((), ())
+    assert (nothing.states, nothing.gone) == ((), ())
     for _ in range(1001):
         registry.remove("a", registry.create("a", terms()).id)
     late = registry.changes_since(start.epoch, start.version)
     assert late.is_whole
-    assert [held.watch for held in late.held] == [second]
+    assert [held.watch for held in late.states] == [second]
 
 
 def test_a_slow_listener_loses_the_oldest_hits_and_is_told_how_many() -> None:
@@ -91,7 +89,7 @@ def test_a_slow_listener_loses_the_oldest_hits_and_is_told_how_many() -> None:
         await board.publish([(watch_id, str(place)) for place in range(5)], {watch_id: 10})
         letters = await board.take(listener, 0)
         assert (letters.lines, letters.dropped) == (("2", "3", "4"), 12)
-        assert await board.take(listener, 0) == Letters((), 0, None)
+        assert await board.take(listener, 0) == HitBatch((), 0, None)
 
     asyncio.run(run())
 
@@ -121,9 +119,9 @@ def test_a_listener_whose_replica_died_is_forgotten() -> None:
         board = Board(ServingConfig(), clock=clock)
         watch_id = (await board.create("a", terms(1000))).id
         listener = await board.listen("a", watch_id)
-        assert (await board.changed_since("", 0, 0)).held[0].is_listened
+        assert (await board.changed_since("", 0, 0)).states[0].is_listened
         clock.now += 61
-        assert not (await board.changed_since("", 0, 0)).held[0].is_listened
+        assert not (await board.changed_since("", 0, 0)).states[0].is_listened
         with pytest.raises(UnknownListenerError):
             await board.take(listener, 0)
 
@@ -132,18 +130,18 @@ def test_a_listener_whose_replica_died_is_forgotten() -> None:
 
 def test_a_restarted_registry_finds_its_watches_under_another_epoch() -> None:
     kept: dict[str, bytes] = {}
-    before = Registry(ServingConfig(), clock=Clock(), kept=kept)
+    before = Registry(ServingConfig(), clock=Clock(), storage=kept)
     made = before.create("a", terms())
-    after = Registry(ServingConfig(), clock=Clock(), kept=kept)
+    after = Registry(ServingConfig(), clock=Clock(), storage=kept)
     assert after.owned("a") == [made]
     assert before.epoch != after.epoch
     changes = after.changes_since(before.epoch, before.version)
-    assert (changes.is_whole, [held.watch for held in changes.held]) == (True, [made])
+    assert (changes.is_whole, [held.watch for held in changes.states]) == (True, [made])
 
 
 def test_owned_watches_come_in_the_order_of_their_making() -> None:
     clock = Clock()
-    registry = Registry(ServingConfig(), clock=clock, kept={})
+    registry = Registry(ServingConfig(), clock=clock, storage={})
     made = []
     for _ in range(4):
         clock.now -= 1  # whatever order they are kept in
@@ -152,7 +150,7 @@ def test_owned_watches_come_in_the_order_of_their_making() -> None:
 
 
 def test_who_is_listened_to_is_a_change_once_each_time() -> None:
-    registry = Registry(ServingConfig(), clock=Clock(), kept={})
+    registry = Registry(ServingConfig(), clock=Clock(), storage={})
     made, version = registry.create("a", terms()), registry.version
     registry.set_listened(made.id, False)
     registry.set_listened("gone", True)
@@ -160,10 +158,10 @@ def test_who_is_listened_to_is_a_change_once_each_time() -> None:
     registry.set_listened(made.id, True)
     registry.set_listened(made.id, True)
     assert registry.version == version + 1
-    (held,) = registry.changes_since(registry.epoch, version).held
+    (held,) = registry.changes_since(registry.epoch, version).states
     assert held.is_listened
     registry.set_listened(made.id, False)
-    (held,) = registry.changes_since(registry.epoch, version + 1).held
+    (held,) = registry.changes_since(registry.epoch, version + 1).states
     assert not held.is_listened
     registry.set_listened(made.id, True)
     registry.remove("a", made.id)
@@ -204,9 +202,9 @@ def test_a_listener_hears_its_hits_in_order_and_those_of_its_watch_alone() -> No
         await asyncio.sleep(0)
         await board.publish([(first, "1"), (second, "2"), (first, "3")], {second: 2})
         async with asyncio.timeout(10):
-            assert await waiting == Letters(("1", "3"), 0, None)
-        assert await board.take(listeners[1], 0) == Letters(("1", "3"), 0, None)
-        assert await board.take(listeners[2], 0) == Letters(("2",), 2, None)
+            assert await waiting == HitBatch(("1", "3"), 0, None)
+        assert await board.take(listeners[1], 0) == HitBatch(("1", "3"), 0, None)
+        assert await board.take(listeners[2], 0) == HitBatch(("2",), 2, None)
 
     asyncio.run(run())
 
@@ -226,7 +224,7 @@ def test_a_watch_that_is_over_ends_its_own_listeners_alone_after_their_last_hits
         async with asyncio.timeout(10):
             assert (await waiting).ended == "deleted"  # at once
         clock.now += 9.5
-        assert await board.take(listeners[0], 0) == Letters(("last",), 0, None)
+        assert await board.take(listeners[0], 0) == HitBatch(("last",), 0, None)
         clock.now += 0.5
         ended = [(await board.take(listener, 0)).ended for listener in listeners]
         assert ended == ["expired", "deleted", None]
@@ -545,7 +543,7 @@ async def main():
     await other.remove("a", gone.id)
     listener = await one.listen("a", kept.id)
     await other.publish([(kept.id, "hit")], {kept.id: 4})
-    assert await one.take(listener, 5) == Letters(("hit",), 4, None)
+    assert await one.take(listener, 5) == HitBatch(("hit",), 4, None)
     live = LiveWatches(other)
     async with live.followed():
         before = live.version

@@ -14,7 +14,7 @@ from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from data.images.config import ImageConfig
-from launch.plan.network import measure_network
+from launch.plan.backbone_cost import measure_backbone
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.trainer.training import started, take_steps, whole_entries
@@ -352,7 +352,7 @@ def test_a_run_trains_is_exported_and_answers_as_it_was_trained(pictures, tmp_pa
 def test_the_plan_measures_a_network_as_it_is(model_type):
     config = small(model_type)
     recipe = glyph_recipe(Path("unused"), Path("unused"), backbone__config=config)
-    network = measure_network(recipe, rows=4, ranks=2, cuda=False)
+    network = measure_backbone(recipe, rows=4, ranks=2, cuda=False)
     backbone = build(config)
     norms = [part for part in backbone.modules() if isinstance(part, nn.BatchNorm2d)]
     assert (network.dim, network.numel) == (backbone.dim, num_weights(backbone))

@@ -57,21 +57,23 @@ class _Searches:
     responses={status: {"model": ErrorBody} for status in (422, 429)},
 )
 async def classes(
-    asked: Annotated[ClassSearch, Query()],
+    parameters: Annotated[ClassSearch, Query()],
     service: ServiceDep,
     searches: Annotated[_Searches, Depends(per_application(_Searches))],
 ) -> Response:
     """Classes whose names contain `search`; those that begin with it first."""
     with searches.limit.one():
         loop = asyncio.get_running_loop()
-        page = await loop.run_in_executor(searches.thread, _page, service, asked)
+        page = await loop.run_in_executor(searches.thread, _page, service, parameters)
     return Response(page, media_type="application/json")
 
 
-def _page(service: Service, asked: ClassSearch) -> bytes:
+def _page(service: Service, parameters: ClassSearch) -> bytes:
     """The answer's JSON: of a thousand classes it takes long, too."""
-    found, total = service.search(asked.search, limit=asked.limit, offset=asked.offset)
-    page = ClassPage(total=total, classes=[_describe(service, place) for place in found])
+    found, total = service.search(
+        parameters.search, limit=parameters.limit, offset=parameters.offset
+    )
+    page = ClassPage(total=total, classes=[_describe(service, class_id) for class_id in found])
     return page.model_dump_json().encode()
 
 

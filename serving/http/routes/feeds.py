@@ -7,16 +7,21 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, WebSocket
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 from starlette.requests import ClientDisconnect
 
-from serving.api_error import ApiError, invalid
+from serving.api_error import ApiError, validated
 from serving.http.input_lines import FrameIn, frame_of_bytes, frame_of_json, most_json_bytes
-from serving.http.ndjson import NDJSON, NDJSON_KINDS, LinesOut, NdjsonAnswer, split_lines
 from serving.http.openapi import NdjsonSchema, refused, request_body
-from serving.http.request_body import content_type, plain_only
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
-from serving.http.websockets import accepted
+from serving.http.streams import (
+    NDJSON,
+    LinesOut,
+    NdjsonAnswer,
+    accepted,
+    check_is_lines,
+    split_lines,
+)
 from serving.limits import ClientLimit
 from serving.service import Service
 from serving.watches.feed import Feed, Feeds, Frame
@@ -24,7 +29,6 @@ from serving.watches.schemas import Acknowledged, Dropped, FeedDone, FrameError,
 from serving.watches.watch import FeedName, WatchesDownError
 
 T = TypeVar("T")
-_NAME: TypeAdapter[str] = TypeAdapter(FeedName)
 
 
 class FeedParameters(BaseModel):
@@ -36,6 +40,10 @@ class FeedParameters(BaseModel):
         False, description="drop frames that a newer one has overtaken, and say how many"
     )
     acknowledge: bool = Field(False, description="a line for every frame, after its hits")
+
+
+class _FeedPath(BaseModel):
+    feed: FeedName
 
 
 class FeedLine(RootModel[WatchHit | FrameError | Acknowledged | Dropped | FeedDone]):
@@ -66,7 +74,7 @@ LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
 async def send(
     request: Request,
     feed: Annotated[FeedName, Path()],
-    asked: Annotated[FeedParameters, Query()],
+    parameters: Annotated[FeedParameters, Query()],
     resources: ResourcesDep,
     limit: LimitDep,
 ) -> Response:
@@ -74,18 +82,14 @@ async def send(
 
     Read the answer while you send: who does not read is not read either.
     """
-    kind, _ = content_type(request.headers)
-    if kind not in NDJSON_KINDS:
-        message = f"send lines of JSON as {NDJSON}, not {kind[:80]!r}"
-        raise ApiError(415, "unknown_content_type", message)
-    plain_only(request)
+    check_is_lines(request)
     feeds = resources.feeds
 
     async def work(request: Request, out: LinesOut) -> None:
         async with _followed(feeds, limit, request.state.client):
             await out.start()
-            run = _feed(feeds, feed, request.state.client, asked, out.line)
-            await run(frames_of_lines(request.stream(), feeds.service), latest=asked.latest)
+            run = _feed(feeds, feed, request.state.client, parameters, out.line)
+            await run(frames_of_lines(request.stream(), feeds.service), latest=parameters.latest)
 
     return NdjsonAnswer(work, idle_seconds=feeds.service.config.feed_idle_seconds)
 
@@ -96,11 +100,11 @@ async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: 
     """A frame a message: a picture's bytes, or the JSON of a line as text."""
     feeds, config = resources.feeds, resources.service.config
     async with accepted(socket, config, config.feed_idle_seconds) as out:
-        name = _checked(lambda: _NAME.validate_python(feed))
-        asked = _checked(lambda: FeedParameters.model_validate(dict(socket.query_params)))
+        name = validated(_FeedPath, {"feed": feed}, "invalid_parameter").feed
+        parameters = validated(FeedParameters, dict(socket.query_params), "invalid_parameter")
         async with _followed(feeds, limit, socket.state.client):
-            run = _feed(feeds, name, socket.state.client, asked, out.line)
-            await run(frames_of_messages(socket, feeds.service), latest=asked.latest)
+            run = _feed(feeds, name, socket.state.client, parameters, out.line)
+            await run(frames_of_messages(socket, feeds.service), latest=parameters.latest)
 
 
 async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> AsyncIterator[Frame]:
@@ -109,46 +113,48 @@ async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> Async
     Raises ApiError where none comes for too long.
     """
     config, reads = service.config, service.model.reads
-    lines, place = split_lines(body, most_json_bytes(config)), 0
+    lines, position = split_lines(body, most_json_bytes(config)), 0
     while True:
         try:
             raw = await _before_idle(anext(lines), config.feed_idle_seconds)
         except StopAsyncIteration:
             return
         if raw is None or raw.strip():
-            yield await service.in_thread(frame_of_json, raw, place, reads, config)
-            place += 1
+            yield await service.in_thread(frame_of_json, raw, position, reads, config)
+            position += 1
 
 
 async def frames_of_messages(socket: WebSocket, service: Service) -> AsyncIterator[Frame]:
     """Messages -> frames; empty ones are none. ApiError where none comes for too long."""
     config, reads = service.config, service.model.reads
-    most, place = most_json_bytes(config), 0
+    most, position = most_json_bytes(config), 0
     while True:
         message = await _before_idle(socket.receive(), config.feed_idle_seconds)
         if message["type"] == "websocket.disconnect":
             raise ClientDisconnect
         if raw := message.get("bytes"):
-            yield frame_of_bytes(raw, place, reads, config)
+            yield frame_of_bytes(raw, position, reads, config)
         elif text := message.get("text"):
             raw = text.encode() if len(text) <= most else None
-            yield await service.in_thread(frame_of_json, raw, place, reads, config)
+            yield await service.in_thread(frame_of_json, raw, position, reads, config)
         else:
             continue
-        place += 1
+        position += 1
 
 
 def _feed(
     feeds: Feeds,
     name: str,
     client: str,
-    asked: FeedParameters,
+    parameters: FeedParameters,
     line: Callable[[str], Awaitable[None]],
 ) -> Callable[..., Awaitable[None]]:
-    async def write(said: BaseModel) -> None:
-        await line(said.model_dump_json(by_alias=True))
+    async def write(event: BaseModel) -> None:
+        await line(event.model_dump_json(by_alias=True))
 
-    return Feed(feeds, name=name, client=client, is_acknowledged=asked.acknowledge, write=write).run
+    return Feed(
+        feeds, name=name, client=client, is_acknowledged=parameters.acknowledge, write=write
+    ).run
 
 
 async def _before_idle(coming: Awaitable[T], seconds: float) -> T:
@@ -158,13 +164,6 @@ async def _before_idle(coming: Awaitable[T], seconds: float) -> T:
     except TimeoutError as error:
         message = f"no frame came for {seconds:g} s: an empty line now and then is enough"
         raise ApiError(408, "idle", message) from error
-
-
-def _checked(validate: Callable[[], T]) -> T:
-    try:
-        return validate()
-    except ValidationError as error:
-        raise invalid("invalid_parameter", error) from error
 
 
 @asynccontextmanager

@@ -3,21 +3,17 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from serving.api_error import ApiError, invalid
-from serving.galleries.gallery import Gallery
-from serving.galleries.schemas import Hits
-from serving.galleries.search import Galleries
+from serving.api_error import ApiError, validated
+from serving.galleries.gallery import Galleries, Gallery
 from serving.http.error_responses import REFUSALS
-from serving.http.json_body import parse_json
 from serving.http.openapi import request_body
 from serving.http.query_body import RECALL_MEANING, check_class_count, most_values
-from serving.http.request_body import whole_body
+from serving.http.request_body import parse_json, whole_body
 from serving.http.routing import ResourcesDep
-from serving.schemas import ErrorBody
+from serving.schemas import ErrorBody, GalleryFound, GalleryList, Hits
 from serving.service import InProgress, Service
-from trainer.bundle.spec import Reads
 
 _MAX_LIMIT = 1000
 # Hits in one answer, over all its classes: some 2 MB.
@@ -40,17 +36,6 @@ class SearchBody(BaseModel):
     offset: int = Field(0, ge=0, le=2**62, description="hits before the first of this page")
 
 
-class GalleryFound(BaseModel):
-    name: str
-    num_items: int
-    reads: Reads
-    thumbnails: bool
-
-
-class GalleryList(BaseModel):
-    galleries: list[GalleryFound]
-
-
 router = APIRouter()
 
 
@@ -69,10 +54,10 @@ async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
     service, galleries = resources.service, resources.galleries
     async with service.admitted() as progress:
         _named(galleries, name)
-        asked = await _read(request, service, progress)
-        question = await service.question(asked.classes, asked.recall, asked.threshold)
+        body = await _read(request, service, progress)
+        question = await service.question(body.classes, body.recall, body.threshold)
         found: Hits = await service.in_thread(
-            lambda: galleries.search(name, question, offset=asked.offset, limit=asked.limit)
+            lambda: galleries.search(name, question, offset=body.offset, limit=body.limit)
         )
         return found
 
@@ -121,20 +106,17 @@ async def _read(request: Request, service: Service, progress: InProgress) -> Sea
     raw = await whole_body(request, service.config.max_body_bytes, service, progress)
     if not raw.strip():
         raise ApiError(400, "empty_body", 'the body is empty: send {"classes": […]}')
-    asked: SearchBody = await service.in_thread(_parsed, raw, most_values(service.config))
-    check_class_count(len(asked.classes), service.config.max_classes)
-    if len(asked.classes) * asked.limit > _MAX_HITS:
+    body: SearchBody = await service.in_thread(_parsed, raw, most_values(service.config))
+    check_class_count(len(body.classes), service.config.max_classes)
+    if len(body.classes) * body.limit > _MAX_HITS:
         raise ApiError(
             422,
             "invalid_query",
-            f"{len(asked.classes)} classes with a limit of {asked.limit} may give over {_MAX_HITS} "
+            f"{len(body.classes)} classes with a limit of {body.limit} may give over {_MAX_HITS} "
             "hits: ask for fewer of either",
         )
-    return asked
+    return body
 
 
 def _parsed(raw: bytes, most: int) -> SearchBody:
-    try:
-        return SearchBody.model_validate(parse_json(raw, most))
-    except ValidationError as error:
-        raise invalid("invalid_query", error) from error
+    return validated(SearchBody, parse_json(raw, most), "invalid_query")

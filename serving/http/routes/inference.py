@@ -21,7 +21,7 @@ from serving.http.openapi import request_body
 from serving.http.query_body import most_values
 from serving.http.request_body import whole_body
 from serving.http.routing import Resources, ServiceDep, facts, per_application
-from serving.inference.model import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
+from serving.inference.tensors import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
 
 
 class ProtocolError(BaseModel):

@@ -1,14 +1,38 @@
-"""`POST /v1/query`: is each picture, or text, of these classes? By JSON, a form or a raw body."""
+"""`POST /v1/query` and `POST /v1/query:stream`: is each image, or text, of these classes?
 
+A query is JSON, a form or a raw body. A stream has one input per line, and hits are sent while the
+body arrives: a few lines are in progress at a time, so that batches form. Nothing more is read
+meanwhile, so the connection slows down a client that sends faster. Answers keep the order of lines.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+from pydantic import Field, RootModel
 
+from serving.answer import Question
+from serving.api_error import ApiError
 from serving.http.error_responses import REFUSALS
-from serving.http.openapi import schema_of
+from serving.http.input_lines import LineIn, parse_line, verdicts_of
+from serving.http.openapi import NdjsonSchema, refused, request_body, schema_of
 from serving.http.query_body import QueryBody, QuestionParameters, read_query
-from serving.http.routing import ServiceDep, facts
-from serving.schemas import Answer
+from serving.http.routing import Resources, ServiceDep, facts, per_application
+from serving.http.streams import (
+    NDJSON,
+    NDJSON_KINDS,
+    LinesOut,
+    NdjsonAnswer,
+    check_is_lines,
+    count_lines,
+    split_lines,
+)
+from serving.limits import ClientLimit
+from serving.pipeline import pump_all
+from serving.schemas import Answer, Counts, Done, ErrorDetail, Hit, Id, LineError
+from serving.service import InProgress, Service
 
 _FORM = {
     "type": "object",
@@ -47,7 +71,7 @@ router = APIRouter()
 @router.post("/v1/query", responses=REFUSALS, openapi_extra=_BODY)
 @facts(is_idempotent=True)
 async def query(
-    request: Request, asked: Annotated[QuestionParameters, Query()], service: ServiceDep
+    request: Request, parameters: Annotated[QuestionParameters, Query()], service: ServiceDep
 ) -> Answer:
     """Is each picture, or text, of these classes?
 
@@ -55,8 +79,162 @@ async def query(
     question in the URL.
     """
     async with service.admitted() as progress:
-        found = await read_query(request, asked, service, progress)
+        found = await read_query(request, parameters, service, progress)
         question = await service.question(found.classes, found.recall, found.threshold)
         answer = await service.answer(found.inputs, question)
         progress.inputs = len(answer.results)
         return answer
+
+
+class StreamParameters(QuestionParameters):
+    all: bool = Field(False, description="every verdict of every line, and not the matches alone")
+
+
+class LineOut(RootModel[Hit | LineError | Done]):
+    """One line of the answer."""
+
+
+def _limit(resources: Resources) -> ClientLimit:
+    config = resources.service.config
+    return ClientLimit(config.max_streams, "streams", most_each=config.max_streams_per_client)
+
+
+@router.post(
+    "/v1/query:stream",
+    response_class=NdjsonSchema,
+    responses={
+        200: {"model": LineOut, "description": "a line for each hit, the last one with counts"},
+        **refused(*REFUSALS),
+    },
+    openapi_extra=request_body(LineIn, NDJSON),
+)
+@facts(streams=True)
+async def stream(
+    request: Request,
+    parameters: Annotated[StreamParameters, Query()],
+    service: ServiceDep,
+    limit: Annotated[ClientLimit, Depends(per_application(_limit))],
+) -> Response:
+    """Is each line's picture, or text, of these classes? Answered while lines still come.
+
+    Read the answer while you send: who does not read is not read either.
+    """
+    check_is_lines(request, kinds=(*NDJSON_KINDS, ""))
+
+    async def work(request: Request, out: LinesOut) -> None:
+        classes = parameters.needed_classes(service.config.max_classes)
+        async with service.admitted(is_timed=False) as progress:
+            # Inside: a stream that is rejected by the limit is counted, too.
+            with limit.one(request.state.client):
+                progress.take_slot()
+                question = await service.question(classes, parameters.recall, parameters.threshold)
+                await out.start()
+                answering = _Stream(service, question, parameters.all, progress)
+                await answering.run(request.stream(), out)
+
+    return NdjsonAnswer(work, idle_seconds=service.config.stream_idle_seconds)
+
+
+def _as_json(line: Hit | LineError | Done) -> str:
+    """A line without the fields that are null at its top level."""
+    unset = {name for name in ("line", "id", "notice") if getattr(line, name, "") is None}
+    return line.model_dump_json(by_alias=True, exclude=unset)
+
+
+class _Stream:
+    """One stream: its lines in progress, in order, and the counts of its answers.
+
+    The lines in progress hold at most as many bytes as the body of one request.
+    """
+
+    def __init__(
+        self, service: Service, question: Question, all_: bool, progress: InProgress
+    ) -> None:
+        self._service, self._question, self._all = service, question, all_
+        self._progress, self._limits = progress, service.config
+        self._decides = question.decides
+        self._counts = Counts(inputs=0, hits=0 if self._decides else None, errors=0)
+        self._bytes, self._fewer_bytes = 0, asyncio.Event()
+
+    async def run(self, body: AsyncIterator[bytes], out: LinesOut) -> None:
+        """Answer every line; ClientDisconnect if the client left, or does not read."""
+
+        async def write(line: Hit | LineError) -> None:
+            self._count(line)
+            if isinstance(line, LineError) or line.verdicts:
+                await out.line(_as_json(line))
+
+        try:
+            most = self._limits.max_lines_in_flight
+            await pump_all(self._lines(body), self._answer, write, limit=most)
+        except ApiError as error:  # why the stream ends before its body
+            await out.line(_as_json(LineError(error=_detail(error))))
+        await out.line(_as_json(Done(done=self._counts)))
+
+    async def _lines(self, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes | None]]:
+        """The lines with their positions; None for one that is too long. ApiError after a time
+        without any."""
+        lines, position = split_lines(body, self._limits.max_body_bytes), 0
+        seconds = self._limits.stream_idle_seconds
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    raw = await anext(lines)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                message = f"no line came for {seconds:g} s: an empty one now and then is enough"
+                raise ApiError(408, "idle", message) from error
+            if raw is None or raw.strip():
+                await self._wait_for_bytes(raw)
+                yield position, raw
+            position += count_lines(raw)
+
+    async def _wait_for_bytes(self, raw: bytes | None) -> None:
+        size = len(raw or b"")
+        while self._bytes and self._bytes + size > self._limits.max_body_bytes:
+            self._fewer_bytes.clear()
+            await self._fewer_bytes.wait()
+        self._bytes += size
+
+    async def _answer(self, item: tuple[int, bytes | None]) -> Hit | LineError:
+        position, raw = item
+        id_: Id | None = None
+        try:
+            service, reads = self._service, self._service.model.reads
+            line = await service.parsed(parse_line, self._whole(raw), reads, self._limits)
+            id_, content = line.id, line.content
+            if isinstance(content, ApiError):
+                raise content
+            answer = await service.when_queue_has_room(
+                lambda: service.answer([content], self._question)
+            )
+        except ApiError as error:
+            return LineError(line=position, id=id_, error=_detail(error))
+        finally:
+            self._bytes -= len(raw or b"")
+            self._fewer_bytes.set()
+        verdicts = verdicts_of(answer, self._decides and not self._all)
+        return Hit(line=position, id=id_, verdicts=verdicts, notice=answer.notice)
+
+    def _whole(self, raw: bytes | None) -> bytes:
+        if raw is None:
+            limit = self._limits.max_body_bytes
+            message = f"the line is over {limit} bytes: send a smaller picture or text"
+            raise ApiError(413, "line_too_long", message)
+        return raw
+
+    def _count(self, line: Hit | LineError) -> None:
+        if isinstance(line, LineError):
+            self._counts.errors += 1
+            return
+        self._counts.inputs += 1
+        self._progress.inputs += 1
+        if self._counts.hits is not None:
+            self._counts.hits += any(one.match for one in line.verdicts)
+
+
+def _detail(error: ApiError) -> ErrorDetail:
+    # A line has one input: its index in a request says nothing.
+    message = str(error).removeprefix("images[0]: ").removeprefix("texts[0]: ")
+    return ErrorDetail(code=error.code, message=message)

@@ -7,18 +7,16 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, WebSocket
 from fastapi.responses import Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from serving.answer import Question, threshold_of
-from serving.api_error import ApiError, invalid
+from serving.api_error import ApiError, validated
 from serving.http.error_responses import REFUSALS
-from serving.http.json_body import parse_json
-from serving.http.ndjson import LinesOut, NdjsonAnswer, until_disconnect
 from serving.http.openapi import NdjsonSchema, refused, request_body
 from serving.http.query_body import check_class_count
-from serving.http.request_body import content_type, whole_body
+from serving.http.request_body import content_type, parse_json, whole_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
-from serving.http.websockets import accepted, wait_for_close
+from serving.http.streams import LinesOut, NdjsonAnswer, accepted, until_disconnect, wait_for_close
 from serving.limits import ClientLimit
 from serving.schemas import ClassThreshold
 from serving.service import InProgress, Service
@@ -128,8 +126,8 @@ async def hits(
             await out.line(line)
 
         with limit.one(), _as_api_errors():
-            heard = listen_to(resources.watches, request.state.client, watch_id, write)
-            await until_disconnect(left, heard)
+            listening = listen_to(resources.watches, request.state.client, watch_id, write)
+            await until_disconnect(left, listening)
 
     return NdjsonAnswer(work, idle_seconds=_SEND_SECONDS)
 
@@ -140,8 +138,8 @@ async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit:
     """The same as JSON text messages."""
     async with accepted(socket, resources.service.config, _SEND_SECONDS) as out:
         with limit.one(), _as_api_errors():
-            heard = listen_to(resources.watches, socket.state.client, watch_id, out.line)
-            await until_disconnect(lambda: wait_for_close(socket), heard)
+            listening = listen_to(resources.watches, socket.state.client, watch_id, out.line)
+            await until_disconnect(lambda: wait_for_close(socket), listening)
 
 
 async def _read(request: Request, model: type[T], progress: InProgress, service: Service) -> T:
@@ -156,10 +154,7 @@ async def _read(request: Request, model: type[T], progress: InProgress, service:
 
 
 def _parsed(raw: bytes, model: type[T]) -> T:
-    try:
-        return model.model_validate(parse_json(raw))
-    except ValidationError as error:
-        raise invalid("invalid_watch", error) from error
+    return validated(model, parse_json(raw), "invalid_watch")
 
 
 async def _terms(service: Service, body: WatchBody) -> Terms:

@@ -1,0 +1,177 @@
+"""The backbone in numbers: its weights by FSDP unit, and what a pass holds, moves and computes.
+
+The real encoder runs forward and backward on tensors without memory (`FakeTensorMode`) of the real
+shapes, so nothing here depends on architectures.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from launch.plan.operations import OperationRecorder, Work
+from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.batch_norm import apply_batch_norm_mode
+from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_blocks
+from trainer.config import Recipe
+from trainer.strategies.cost import Shapes, numel
+
+# What `trainer/backbone/batch_norm.py` holds beside what torch's own kernel does, in backward.
+_OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
+# Of CUDA's autocast list: these the CPU's leaves in 16 bits.
+_IN_FLOAT32 = (F.layer_norm, F.group_norm, F.softmax, torch.softmax, torch.layer_norm)
+
+
+@dataclass(frozen=True)
+class BackboneCost:
+    """A backbone at a micro-batch of `rows`; bytes, but for `dim` and the channels.
+
+    `units` are the shapes of all weights, block by block as FSDP gathers them, the root's last.
+    `inputs` is the micro-batch on the device. `activations` are live when forward ends,
+    `backward_peak` is the most that is live until backward ends, both besides weights and inputs;
+    the latter counts the weights' gradients. `batch_norms` are the channels of each synchronised
+    layer, `norms_again` of those that activation checkpointing computes twice. `forward` and
+    `backward` are the operations.
+    """
+
+    dim: int
+    rows: int
+    units: tuple[Shapes, ...]
+    buffers: int
+    inputs: int
+    batch_norms: tuple[int, ...]
+    norms_again: tuple[int, ...]
+    activations: int
+    backward_peak: int
+    feature_itemsize: int
+    forward: tuple[Work, ...]
+    backward: tuple[Work, ...]
+
+    @property
+    def numel(self) -> int:
+        """Weights of the backbone."""
+        return sum(numel(unit) for unit in self.units)
+
+    @property
+    def shapes(self) -> Iterator[tuple[int, ...]]:
+        return (shape for unit in self.units for shape in unit)
+
+    @property
+    def flops(self) -> int:
+        """Of matrix products and convolutions, forward and backward."""
+        return sum(work.flops for work in (*self.forward, *self.backward))
+
+
+def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> BackboneCost:
+    """Run the recipe's encoder once on `rows` samples without computing or allocating anything."""
+    train = recipe.train
+    half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[train.precision]
+    with ExitStack() as stack:
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        config = recipe.backbone.without_weights()
+        backbone = build_backbone(config, image=recipe.data.image).train()
+        units = tuple(_units(backbone))
+        mode = recipe.backbone.batch_norm
+        apply_batch_norm_mode(backbone, mode, None, torch.device("cpu"))
+        norms = _sync_batch_norms(backbone, mode)
+        again: tuple[int, ...] = ()
+        if train.activation_checkpointing:
+            blocks = repeated_blocks(backbone.encoder)
+            again = tuple(c for block in blocks for c in _sync_batch_norms(block, mode))
+            checkpoint_blocks(backbone.encoder)
+        backbone.precision, backbone.channels_last = half, train.channels_last
+        inputs = _inputs(recipe, backbone, rows)
+        known = [*backbone.parameters(), *backbone.buffers(), *inputs.values()]
+        recorder = OperationRecorder(
+            known, _OUR_BATCH_NORM if norms and ranks > 1 and not cuda else None
+        )
+        if cuda:
+            stack.enter_context(CudaRules(autocast=half is not None))
+        with recorder:
+            features = backbone(inputs)
+            activations, forward = recorder.live, tuple(recorder.work)
+            recorder.reset()
+            features.backward(torch.empty_like(features))
+    return BackboneCost(
+        dim=backbone.dim,
+        rows=rows,
+        units=units,
+        buffers=_bytes(backbone.buffers()),
+        inputs=_bytes(iter(inputs.values())),
+        batch_norms=norms,
+        norms_again=again,
+        activations=activations,
+        backward_peak=recorder.peak,
+        feature_itemsize=features.itemsize,
+        forward=forward,
+        backward=tuple(recorder.work),
+    )
+
+
+def _units(backbone: Backbone) -> Iterator[Shapes]:
+    """As `trainer/strategies/fsdp.py` cuts them; a weight belongs to the innermost."""
+    taken: set[int] = set()
+    for module in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder), backbone):
+        own = [p for p in module.parameters() if id(p) not in taken]
+        taken.update(id(p) for p in own)
+        if own:
+            yield tuple(tuple(p.shape) for p in own)
+
+
+def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:
+    if backbone.modality == "text":
+        text = recipe.data.text
+        if text is None:
+            raise ValueError("the backbone reads texts: give data.text")
+        tokens = torch.ones(rows, text.max_length, dtype=torch.int64)
+        return {"input_ids": tokens, "attention_mask": tokens.clone()}
+    side = recipe.data.largest_side
+    shape = (rows, recipe.data.image.channels, side, side)
+    return {"pixel_values": torch.zeros(shape, dtype=torch.uint8)}
+
+
+def _sync_batch_norms(backbone: nn.Module, mode: str) -> tuple[int, ...]:
+    if mode != "sync":
+        return ()
+    return tuple(m.num_features for m in backbone.modules() if type(m) is nn.BatchNorm2d)
+
+
+def _bytes(tensors: Iterator[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+class CudaRules(TorchFunctionMode):
+    """Dropout keeps a mask of one byte a number, attention keeps no probabilities, and under
+    autocast norms and softmax are computed in float32."""
+
+    def __init__(self, *, autocast: bool) -> None:
+        super().__init__()
+        self._autocast = autocast
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout:
+            return _dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            kwargs = {**kwargs, "dropout_p": 0.0}
+        if self._autocast and func in _IN_FLOAT32:
+            args = (args[0].float(), *args[1:])
+        return func(*args, **kwargs)
+
+
+def _dropout(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    del inplace
+    if not training or p == 0:
+        return input
+    out: torch.Tensor = torch.native_dropout(input, p, True)[0]
+    return out

@@ -1,0 +1,262 @@
+"""The cost of the head: its shard, the rows of a call, its blocks and what they keep for backward;
+and the memory and traffic of the loss per logit, measured on one small block."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from heads.config import HeadConfig
+from heads.logits import LogitMap
+from heads.losses import Block, ClassFacts, Loss
+from heads.step import BlockWork, Kept, Step
+from heads.tree import LabelTree
+from launch.plan.backbone_cost import BackboneCost
+from launch.plan.classes import Classes
+from launch.plan.cluster import Cluster
+from launch.plan.operations import OperationRecorder
+from trainer.config import Recipe
+from trainer.strategies.cost import FLOAT32
+
+# Enough that what does not grow with the block is nothing, and a few milliseconds of work.
+_ROWS, _CLASSES = 256, 2048
+_VECTOR_DIM = 300
+
+
+@dataclass(frozen=True)
+class LossCost:
+    """Of a loss: numbers a row that ranks exchange, and bytes a logit in float32 beside the logit.
+
+    `kept` is what a graph keeps until backward, `peak` the most that is live in a block's forward
+    and backward, `forward` and `backward` what they read and write. `constants` are bytes a class
+    that the loss itself holds.
+    """
+
+    width: int
+    couples_rows: bool
+    kept: float
+    peak: float
+    forward: float
+    backward: float
+    constants: float
+
+
+def measure_loss(loss: Loss) -> LossCost:
+    """Run the loss on one block of random logits."""
+    generator = torch.Generator().manual_seed(0)
+    loss = loss.prepare(_any_classes(generator))
+    logits = torch.randn(_ROWS, _CLASSES, generator=generator)
+    classes = torch.arange(_CLASSES)
+    labels = torch.randint(_CLASSES, (_ROWS,), generator=generator)
+    leaf = logits.requires_grad_()
+    with OperationRecorder([logits, classes, labels]) as recorder:
+        view = Block.of(classes, labels, labels, leaf, _weights(loss))
+        with torch.enable_grad():
+            work = BlockWork(leaf, view, loss.statistics(leaf, view))
+        kept, forward = recorder.live, sum(each.bytes for each in recorder.work)
+        recorder.work = []
+        gradient = work.gradient_of_logits(tuple(torch.ones_like(stat) for stat in work.stats))
+        backward = sum(each.bytes for each in recorder.work)
+    del gradient
+    per = logits.numel()
+    identity = loss.identity(torch.zeros(1))
+    return LossCost(
+        width=sum(stat.numel() for stat in identity),
+        couples_rows=loss.couples_rows,
+        kept=kept / per,
+        peak=recorder.peak / per,
+        forward=forward / per,
+        backward=backward / per,
+        constants=_constant_bytes(loss) / _CLASSES,
+    )
+
+
+def _any_classes(generator: torch.Generator) -> ClassFacts:
+    return ClassFacts(
+        _CLASSES,
+        counts=torch.ones(_CLASSES),
+        label_vectors=torch.randn(_CLASSES, _VECTOR_DIM, generator=generator),
+        tree=LabelTree.dense(_CLASSES),
+    )
+
+
+def _weights(loss: Loss) -> Tensor | None:
+    sampled = loss.sampled(_CLASSES, _ROWS) is not None
+    return torch.ones(_CLASSES, dtype=torch.float64) if sampled else None
+
+
+def _constant_bytes(loss: Loss) -> int:
+    return sum(each.numel() * each.itemsize for each in loss.constants().values())
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """One call of the head on the fullest rank; `calls` of them are made in a step.
+
+    `rows` are this rank's, `group_rows` and `world_rows` those of its class group and of all.
+    `nodes` are its vectors of `dim` numbers (`per_node` with the bias), `computed` the classes that
+    a step computes of them, in `blocks` of `block_classes`. `graphs`: the blocks' graphs are all
+    kept; otherwise
+    `kept_numbers` logits are, which spare `kept_share` of the work of making them again.
+    `normalizes`: the rows of a block are divided by their norms.
+    `itemsize` is that of products, `feature_itemsize` of the features.
+    """
+
+    classes: Classes
+    loss: LossCost
+    calls: int
+    rows: int
+    group_rows: int
+    world_rows: int
+    row_weights: bool
+    nodes: int
+    dim: int
+    per_node: int
+    normalizes: bool
+    computed: int
+    blocks: int
+    block_classes: int
+    graphs: bool
+    kept_numbers: int
+    kept_share: float
+    itemsize: int
+    feature_itemsize: int
+
+    @property
+    def logits(self) -> int:
+        """Of a call on this rank."""
+        return self.group_rows * self.computed
+
+    @property
+    def shard(self) -> int:
+        """Bytes of this rank's rows and their bias."""
+        return self.nodes * self.per_node * FLOAT32
+
+
+def head_shape(
+    recipe: Recipe, backbone: BackboneCost, classes: Classes, loss: LossCost, cluster: Cluster
+) -> HeadShape:
+    """What the engine would make of the recipe on the fullest rank."""
+    train, group = recipe.train, cluster.class_ranks
+    share = -(-train.global_batch // cluster.ranks)
+    parts = min(train.micro_batches, share)
+    calls = 1 if loss.couples_rows else parts
+    mixed = recipe.data.augment.mix is not None
+    rows = -(-share // calls) * (2 if mixed else 1)
+    group_rows = min(rows * group, train.global_batch * (2 if mixed else 1))
+    half = train.precision != "fp32"
+    itemsize = 2 if half else backbone.feature_itemsize
+    computed = _computed(recipe.head, classes, group, rows * cluster.ranks)
+    blocks = _Blocks.cut(
+        group_rows,
+        backbone.dim,
+        computed,
+        plain=classes.plain,
+        logit_map=recipe.head.logits,
+        memory_bytes=recipe.head.memory_mib << 20,
+        half=half,
+        cuda=cluster.machine.kind == "cuda",
+    )
+    return HeadShape(
+        classes=classes,
+        loss=loss,
+        calls=calls,
+        rows=rows,
+        group_rows=group_rows,
+        world_rows=group_rows * cluster.data_ranks,
+        row_weights=mixed,
+        nodes=classes.max_nodes(group),
+        dim=backbone.dim,
+        per_node=backbone.dim + recipe.head.bias,
+        normalizes=recipe.head.logits.normalizes,
+        computed=computed,
+        blocks=blocks.num,
+        block_classes=min(blocks.classes, computed),
+        graphs=blocks.graphs,
+        kept_numbers=blocks.kept_numbers,
+        kept_share=blocks.kept_share,
+        itemsize=itemsize,
+        feature_itemsize=backbone.feature_itemsize,
+    )
+
+
+def _computed(head: HeadConfig, classes: Classes, group: int, world_rows: int) -> int:
+    """Classes of a rank that a training step computes: all, or what the loss draws of them."""
+    held = classes.max_classes(group)
+    if head.loss.over_nodes:
+        return classes.max_nodes(group)  # the siblings of a batch's paths; no more than all
+    sampled = head.loss.sampled(classes.num_classes, world_rows)
+    return held if sampled is None else min(held, math.ceil(sampled / group))
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    num: int
+    classes: int
+    graphs: bool
+    kept_numbers: int
+    kept_share: float
+
+    @classmethod
+    def cut(
+        cls,
+        rows: int,
+        dim: int,
+        computed: int,
+        *,
+        plain: bool,
+        logit_map: LogitMap,
+        memory_bytes: int,
+        half: bool,
+        cuda: bool,
+    ) -> "_Blocks":
+        """By the engine's own rules, on features without memory."""
+        compute = torch.bfloat16 if half else torch.float32
+        with FakeTensorMode():
+            features = torch.empty(rows, dim, dtype=compute, device="meta" if cuda else "cpu")
+            step = _step(features, _Weights(plain), logit_map, memory_bytes)
+            size = step.classes_at_once()
+            blocks: list[Any] = [
+                _Sized(range(start, min(start + size, computed)))
+                for start in range(0, computed, size)
+            ]
+            kept = Kept(step, blocks, with_grad=True)
+            buffer = kept.place(0)
+            numbers = 0 if buffer is None else buffer.numel()
+        # One block's place is for those that are not kept.
+        lasting = numbers - (rows * min(size, computed) if numbers < rows * computed else 0)
+        share = 1.0 if kept.graphs else lasting / max(1, rows * computed)
+        return cls(len(blocks), size, kept.graphs, numbers, share)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    is_plain: bool
+
+
+@dataclass(frozen=True)
+class _Sized:
+    class_ids: range
+
+
+def _step(features: torch.Tensor, weights: Any, logit_map: LogitMap, memory_bytes: int) -> Step:
+    nothing: Any = None
+    return Step(
+        weights=weights,
+        loss=nothing,
+        logit_map=logit_map,
+        memory_bytes=memory_bytes,
+        features_Gd=features,
+        labels_G=nothing,
+        rows=nothing,
+        bias=nothing,
+        offset=nothing,
+        log_prior=nothing,
+        margins=nothing,
+        choice=None,
+        compute_dtype=features.dtype,
+        stats_dtype=torch.promote_types(features.dtype, torch.float32),
+    )

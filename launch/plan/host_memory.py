@@ -1,0 +1,151 @@
+"""The main memory of a machine: what each of its ranks needs to read the class list, to build the
+head and to train.
+
+Every rank parses the manifest and keeps the class list as Python objects. Loader processes do not
+count, because they are forked and share the list without writing to it.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from data.shards.manifest import ClassInfo
+from launch.plan.backbone_cost import BackboneCost
+from launch.plan.cluster import Cluster
+from launch.plan.device_memory import Memory
+from launch.plan.head_cost import HeadShape
+from trainer.config import Recipe
+from trainer.strategies.cost import FLOAT32
+
+HostMoment = Literal["manifest", "head", "training"]
+HOST_MOMENTS: tuple[HostMoment, ...] = ("manifest", "head", "training")
+
+# Python, torch, transformers and the trainer on a CPU, measured as resident memory.
+_PROCESS_BYTES = 450 << 20
+_INT64 = 8
+_SAMPLED = 1000
+# Bytes per node of the label tree, while the head is built and afterwards, and copies of the first
+# rows while it is built. Measured with 300,000 classes of 9 and 41 columns.
+_TREE_BYTES, _KEPT_TREE_BYTES, _ROW_COPIES = 86, 57, 2.16
+
+
+@dataclass(frozen=True)
+class ClassListCost:
+    """Bytes of main memory per class: `kept` while the run lasts, `parsing` at most while the
+    manifest is parsed and its checksum computed. Measured with 100,000 and 1,000,000 classes."""
+
+    kept: float
+    parsing: float
+
+    @classmethod
+    def of(cls, classes: Sequence[ClassInfo]) -> "ClassListCost":
+        """The mean over evenly spaced classes of a class list."""
+        costs = [cls._of_class(info) for info in classes[:: max(1, len(classes) // _SAMPLED)]]
+        return cls(*(sum(column) / len(costs) for column in zip(*costs, strict=True)))
+
+    @classmethod
+    def assumed(cls) -> "ClassListCost":
+        """The cost if there is no class list: names of 24 characters, no attributes."""
+        return cls(*cls._of_class(ClassInfo(name="a" * 24)))
+
+    @staticmethod
+    def _of_class(info: ClassInfo) -> tuple[float, float]:
+        """Besides the objects, parsing needs the file and, for its checksum, the classes as
+        mappings and as ASCII JSON, both as text and as bytes."""
+        kept, mappings = 591 + sys.getsizeof(info.name), 440
+        if info.attributes:
+            kept += 139 + sum(map(sys.getsizeof, info.attributes.values()))
+            mappings += 300
+        file, text = info.model_dump_json().encode(), json.dumps(info.model_dump())
+        return kept, kept + mappings + len(file) + 2 * len(text)
+
+
+@dataclass(frozen=True)
+class HostLine:
+    """One item of a rank's main memory, in bytes: while the manifest is parsed, at most while the
+    head is built, and during training."""
+
+    what: str
+    manifest: int = 0
+    head: int = 0
+    training: int = 0
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The main memory of one rank, by item, on a machine with `ranks` and `capacity` bytes (None:
+    unknown)."""
+
+    lines: tuple[HostLine, ...]
+    ranks: int
+    capacity: int | None
+
+    def total(self, moment: HostMoment) -> int:
+        """Bytes of a rank."""
+        return sum(getattr(line, moment) for line in self.lines)
+
+    @property
+    def peak_moment(self) -> HostMoment:
+        """The phase in which a rank needs the most."""
+        return max(HOST_MOMENTS, key=self.total)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of all ranks of a machine."""
+        return self.ranks * self.total(self.peak_moment)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the machine has enough; None if its capacity is unknown."""
+        return None if self.capacity is None else self.peak <= self.capacity
+
+
+def host_memory(
+    recipe: Recipe,
+    backbone: BackboneCost,
+    head: HeadShape,
+    memory: Memory,
+    cluster: Cluster,
+    cost: ClassListCost,
+    *,
+    label_vectors: int,
+    capacity: int | None,
+) -> HostMemory:
+    """The main memory of a machine of the cluster; `label_vectors` are the bytes of the shards'
+    label vectors. On CPUs the steps use main memory, too."""
+    classes, nodes = head.classes.num_classes, head.classes.nodes
+    kept, parsing = int(cost.kept * classes), int(cost.parsing * classes)
+    # While the head is built: a tuple of the names, and the number of samples of each class.
+    building = kept + 2 * _INT64 * classes
+    rows = head.shard
+    tree, kept_tree = _TREE_BYTES * nodes + int(_ROW_COPIES * rows), _KEPT_TREE_BYTES * nodes
+    lines = [
+        HostLine("Python and libraries", *[_PROCESS_BYTES] * 3),
+        HostLine("class list", parsing, building, kept),
+        HostLine("label vectors", 0, label_vectors, label_vectors),
+        HostLine("label tree and first rows", 0, tree, kept_tree),
+        HostLine("checkpoint being written", 0, 0, _checkpoint(recipe, backbone, head, cluster)),
+    ]
+    if cluster.machine.kind == "cpu":
+        lines.append(HostLine("a step, as above", 0, 0, memory.peak))
+    there = tuple(line for line in lines if any(getattr(line, m) for m in HOST_MOMENTS))
+    return HostMemory(there, cluster.gpus, capacity)
+
+
+def _checkpoint(recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster) -> int:
+    """Bytes of the copy of what a rank writes (`trainer/checkpoints/staging.py`); it is kept
+    between saves."""
+    if not recipe.checkpoint.in_background:
+        return 0
+    shard = head.shard
+    factored = recipe.head.weights.kind == "factored"
+    copies = 1 + (recipe.train.ema is not None)
+    of_head = copies + (0 if factored else recipe.optimizer.num_moments)
+    # Ranks of different class groups hold the same shards and write whole tensors in turn.
+    size = -(-of_head // cluster.data_ranks) * shard
+    whole = (copies + recipe.optimizer.num_moments) * backbone.numel * FLOAT32
+    size += -(-(whole + copies * backbone.buffers) // cluster.ranks)
+    # torch rounds pinned memory up.
+    return 1 << (size - 1).bit_length() if cluster.machine.kind == "cuda" else size

@@ -1,0 +1,156 @@
+"""The collectives of a step besides the strategy's: those of the head (`heads/engine.py`,
+`heads/factored.py`), of batch norm and of the trainer itself."""
+
+from collections.abc import Iterable
+
+from launch.plan.backbone_cost import BackboneCost
+from launch.plan.cluster import Cluster
+from launch.plan.head_cost import HeadShape
+from trainer.config import Recipe
+from trainer.strategies.cost import FLOAT32, Collective, Operation, Phase
+
+_INT64 = _FLOAT64 = 8
+_SIZES = 8  # what `Engine.agree` sends of a rank
+_AGREED = 3 * 8  # of a rank, `trainer/steps/agreement.py`
+
+
+def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
+    """One step of `ClassHead`: labels, features and statistics out, gradients back."""
+    group, world = cluster.class_ranks * shape.rows, shape.world_rows
+    width, dim, calls = shape.loss.width, shape.dim, shape.calls
+    parts = [
+        ("head: sizes", "all_gather", "class", cluster.class_ranks * _SIZES * _INT64),
+        ("head: sizes", "all_gather", "data", cluster.data_ranks * _SIZES * _INT64),
+        ("head: labels", "all_gather", "class", group * _INT64),
+        ("head: labels", "all_gather", "data", world * _INT64),
+        ("head: features", "all_gather", "class", group * dim * shape.itemsize),
+        ("head: boundary rows", "all_reduce", "class", _boundary(shape)),
+        ("head: statistics", "all_gather", "class", cluster.class_ranks * _stats(shape)),
+        ("head: statistics", "all_gather", "data", world * width * FLOAT32),
+        ("head: boundary gradients", "all_reduce", "class", _boundary(shape)),
+        ("head: feature gradients", "reduce_scatter", "class", group * dim * FLOAT32),
+    ]
+    if shape.row_weights:
+        parts += [
+            ("head: row weights", "all_gather", "class", group * FLOAT32),
+            ("head: row weights", "all_gather", "data", world * FLOAT32),
+        ]
+    once = Collective(
+        "head: weight gradients",
+        "all_reduce",
+        "data",
+        shape.shard,
+        phase="head",
+    )
+    each = [Collective(*part, phase="head", calls=calls) for part in parts]  # type: ignore[arg-type]
+    return [*each, once]
+
+
+def factored_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
+    """One step of `FactoredHead`, whose weights' gradients never travel: d x d sums do."""
+    group, world = cluster.class_ranks * shape.rows, shape.world_rows
+    dim, calls = shape.dim, shape.calls
+    square = (dim + 1) * dim * _FLOAT64
+    figures = (4 + shape.row_weights) * _FLOAT64
+    features = dim * shape.feature_itemsize
+    each_call = [
+        ("head: sizes", "all_gather", "class", cluster.class_ranks * _SIZES * _INT64),
+        ("head: sizes", "all_gather", "data", cluster.data_ranks * _SIZES * _INT64),
+        ("head: agreement", "all_reduce", "class", _INT64),
+        ("head: agreement", "all_reduce", "data", _INT64),
+        ("head: labels", "all_gather", "class", group * _INT64),
+        ("head: labels' rows", "reduce_scatter", "class", group * dim * _FLOAT64),
+        ("head: statistics", "all_gather", "class", group * figures),
+        ("head: statistics", "all_gather", "data", world * figures),
+        ("head: labels of the gradient", "all_gather", "class", group * _INT64),
+        ("head: labels of the gradient", "all_gather", "data", world * _INT64),
+        ("head: gradients of statistics", "all_gather", "class", group * _FLOAT64),
+        ("head: gradients of statistics", "all_gather", "data", world * _FLOAT64),
+        ("head: features of the gradient", "all_gather", "class", group * features),
+        ("head: features of the gradient", "all_gather", "data", world * features),
+    ]
+    each_step = [
+        ("head: sums of the gradient", "all_reduce", "class", square),
+        ("head: sums of the gradient", "all_reduce", "data", square),
+        ("head: sums of the labels' rows", "all_reduce", "class", square),
+    ]
+    return [Collective(*part, phase="head", calls=calls) for part in each_call] + [  # type: ignore[arg-type]
+        Collective(*part, phase="optimizer")  # type: ignore[arg-type]
+        for part in each_step
+    ]
+
+
+def _boundary(shape: HeadShape) -> int:
+    return shape.classes.boundary * shape.per_node * FLOAT32
+
+
+def _stats(shape: HeadShape) -> int:
+    return shape.group_rows * shape.loss.width * FLOAT32
+
+
+def batch_norm_traffic(
+    backbone: BackboneCost, cluster: Cluster, *, passes: int, parts: int
+) -> list[Collective]:
+    """Synchronised statistics of each layer, over all ranks: mean, variance and count forward, two
+    sums backward (`trainer/backbone/batch_norm.py`; on CUDA torch's SyncBatchNorm, with one count a
+    rank)."""
+    cuda = cluster.machine.kind == "cuda"
+
+    def statistics(channels: Iterable[int]) -> int:
+        numbers = sum(2 * c + 1 if cuda else 3 * c for c in channels)
+        return cluster.ranks * numbers * FLOAT32
+
+    def collective(
+        operation: Operation,
+        size: int,
+        phase: Phase,
+        calls: int,
+        layers: int,
+        what: str = "batch norm",
+    ) -> Collective:
+        return Collective(what, operation, "world", size, phase, calls, messages=layers)
+
+    norms, again = backbone.batch_norms, backbone.norms_again
+    sums = 2 * sum(norms) * FLOAT32
+    parts_of = [
+        collective("all_gather", statistics(norms), "forward", passes, len(norms)),
+        collective(
+            "all_gather", statistics(again), "backward", parts, len(again), "batch norm again"
+        ),
+        collective("all_reduce", sums, "backward", parts, len(norms)),
+    ]
+    return [part for part in parts_of if part.bytes]
+
+
+def first_rank_traffic(recipe: Recipe, backbone: BackboneCost) -> list[Collective]:
+    """Statistics of local batch norms, which follow the first rank's once a step."""
+    if recipe.backbone.batch_norm != "local" or not backbone.buffers:
+        return []
+    what = "batch norm: statistics of rank 0"
+    return [Collective(what, "broadcast", "world", backbone.buffers, "backward")]
+
+
+def scalar_traffic(
+    recipe: Recipe, backbone: BackboneCost, cluster: Cluster, *, parts: int
+) -> list[Collective]:
+    """What ranks agree on, the gradient's norm over the shards, the weights of micro-batches."""
+    agreed = cluster.ranks * _AGREED
+    scalar = [
+        Collective("agreement", "all_gather", "world", agreed, "step"),
+        Collective("norm of the head", "all_reduce", "class", _FLOAT64, "optimizer"),
+    ]
+    strategy = recipe.train.strategy
+    if strategy.shards_updates:
+        scalar.append(
+            Collective("norm of the backbone", "all_reduce", "world", _FLOAT64, "optimizer")
+        )
+    if recipe.optimizer.needs_whole_tensors:
+        what, pair = "norms of weights", 2 * FLOAT32  # of a weight that decays, and of its step
+        scalar.append(Collective(what, "all_reduce", "class", pair, "optimizer"))
+        if strategy.weights_are_dtensors:
+            pairs = pair * sum(len(shape) > 1 for shape in backbone.shapes)
+            scalar.append(Collective(what, "all_reduce", "world", pairs, "optimizer"))
+    if parts > 1:
+        what = "weights of micro-batches"
+        scalar.append(Collective(what, "all_reduce", "world", parts * FLOAT32, "forward"))
+    return scalar

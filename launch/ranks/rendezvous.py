@@ -1,0 +1,213 @@
+"""The rendezvous in which the launchers of a run learn their ranks: torch's, with clear errors.
+
+torch shares one store between its agent and the ranks. Restarted ranks then read the addresses of
+the previous attempt and hang (pytorch#135712), so here each attempt gets its own store.
+"""
+
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from threading import Timer
+from typing import TypeVar
+
+from torch.distributed import DistError, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import create_rdzv_handler
+from torch.distributed.elastic.rendezvous.utils import (
+    _matches_machine_hostname,
+    parse_rendezvous_endpoint,
+)
+
+from data.retry import TransientError, wait_before_retry
+from launch.ranks.interruptible import InterruptibleRendezvous, interruptible
+from launch.ranks.placement import Placement
+
+Answer = TypeVar("Answer")
+
+_DEFAULT_PORT = 29400
+_JOIN_SECONDS = 600
+_LAST_CALL_SECONDS = 30  # torch's default
+# A host that does not answer for this long is considered lost.
+_ANSWER_SECONDS = 15
+_RETRY_SECONDS = 0.5
+_OUTCOME_SECONDS = 1.0
+# Report a wait that takes longer.
+_SILENT_SECONDS = 5
+
+
+def open_rendezvous(placement: Placement) -> RendezvousHandler:
+    """The handler of torch's agent; waits for the machine that hosts the rendezvous.
+
+    Raises TimeoutError if it does not answer within `join_timeout`, RendezvousError, DistError.
+    """
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    seconds = join_seconds(placement)
+    parameters = RendezvousParameters(
+        backend="static" if placement.is_static else "c10d",
+        endpoint=placement.endpoint,
+        run_id=placement.run_id,
+        min_nodes=placement.min_nodes,
+        max_nodes=placement.max_nodes,
+        local_addr=placement.local_addr or _loopback(placement),
+        # torch's client retries to connect for this long; `_connected` times out earlier.
+        **{**placement.rdzv_conf, "read_timeout": str(2 * seconds)},
+    )
+    host, port = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
+    if placement.is_static:
+        rank = placement.node_rank or 0
+        if rank:  # its handler connects later, where torch does not keep the timeout
+            _connected(
+                lambda: TCPStore(host, port, timeout=timedelta(seconds=2 * seconds)),
+                placement,
+                hosts=False,
+            )
+        parameters.config |= {"rank": rank, "timeout": seconds}
+        return create_rdzv_handler(parameters)
+    is_host = parameters.get_as_bool("is_host")
+    hosts = _matches_machine_hostname(host) if is_host is None else is_host
+    backend, store = _connected(lambda: create_backend(parameters), placement, hosts=hosts)
+    answer = int(placement.rdzv_conf.get("read_timeout", _ANSWER_SECONDS))
+    store.set_timeout(timedelta(seconds=answer))
+    return InterruptibleRendezvous(create_handler(store, backend, parameters))
+
+
+def _connected(connect: Callable[[], Answer], placement: Placement, *, hosts: bool) -> Answer:
+    """The result of `connect`. A launcher that does not host the rendezvous first waits for its
+    port, and reconnects if the connection breaks."""
+    seconds = join_seconds(placement)
+    deadline = time.monotonic() + seconds
+    last_answer = deadline - min(_OUTCOME_SECONDS, seconds / 2)
+    attempt = 1
+    with report_waiting(placement, "the machine that hosts the rendezvous"):
+        while True:
+            if not hosts:
+                _wait_for_port(placement, deadline)
+            try:
+                left = max(0.0, last_answer - time.monotonic())
+                return interruptible(connect, seconds=left)
+            except TimeoutError as error:
+                raise TimeoutError(_no_answer(placement)) from error
+            except (RendezvousConnectionError, DistError) as error:
+                if hosts:
+                    raise
+                broken = TransientError(_innermost(error))
+            wait_before_retry(
+                f"the rendezvous at {placement.endpoint}",
+                broken,
+                attempt,
+                attempts=math.inf,
+                deadline=deadline,
+                remedy="check that only the host's kway train listens there, and start all again",
+            )
+            attempt += 1
+
+
+def _no_answer(placement: Placement) -> str:
+    return (
+        f"the rendezvous at {placement.endpoint} accepts connections and has not answered for "
+        f"{join_seconds(placement)} s ({_connection_outcome(placement)}): restart its host, or "
+        "choose another port if another program listens on this one"
+    )
+
+
+def _connection_outcome(placement: Placement) -> str:
+    """What happens to a connection to the endpoint, which torch's client does not report."""
+    address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
+    try:
+        with socket.create_connection(address, timeout=_OUTCOME_SECONDS / 2) as connection:
+            return "it sends other data" if connection.recv(1) else "it closes them"
+    except OSError as error:
+        return str(error)
+
+
+@contextmanager
+def report_waiting(placement: Placement, what: str | None = None) -> Iterator[None]:
+    """Print one line if the block takes a while because it waits for other machines."""
+    if placement.max_nodes == 1:
+        yield
+        return
+    least, most = placement.min_nodes, placement.max_nodes
+    machines = f"{most} machines" if least == most else f"{least} to {most} machines"
+    line = (
+        f"waiting for {what or machines} at {placement.endpoint} "
+        f"(join_timeout {join_seconds(placement)} s)"
+    )
+    # In a thread, because torch may wait in C++.
+    timer = Timer(_SILENT_SECONDS, print, (line,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def failure_reason(error: Exception, placement: Placement) -> str:
+    """One line with a remedy."""
+    where = f"the rendezvous at {placement.endpoint}"
+    if "EADDRINUSE" in _innermost(error):
+        return (
+            f"{where} cannot be hosted here, its port is in use: stop the program that listens "
+            "there, or choose another port on all machines"
+        )
+    match error:
+        case TimeoutError() | TransientError():  # those of `interruptible` have no text
+            return str(error) or f"{where} has stopped answering: restart its host, then all others"
+        case RendezvousClosedError():
+            return f"{where} is over: another machine's ranks failed for good; see its output"
+        case RendezvousTimeoutError():
+            return (
+                f"{where} ended with fewer than {placement.min_nodes} machines: start kway train "
+                "on all of them, or give more time by --rdzv-conf join_timeout=SECONDS"
+            )
+        case RendezvousConnectionError():
+            return f"{where} is lost: its host has ended or the network is cut; start all again"
+    return f"{where} failed: {' '.join(str(error).split())}"
+
+
+def join_seconds(placement: Placement) -> int:
+    """How long a launcher waits for the others, in seconds."""
+    return int(placement.rdzv_conf.get("join_timeout", _JOIN_SECONDS))
+
+
+def longest_rendezvous(placement: Placement) -> int:
+    """Seconds after which torch's own timeouts end a rendezvous, if the store answers."""
+    last_call = int(placement.rdzv_conf.get("last_call_timeout", _LAST_CALL_SECONDS))
+    return join_seconds(placement) + last_call + 2 * _ANSWER_SECONDS
+
+
+def _innermost(error: BaseException) -> str:
+    """The first line of the error at the end of the chain of causes."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _loopback(placement: Placement) -> str | None:
+    return "127.0.0.1" if placement.max_nodes == 1 else None
+
+
+def _wait_for_port(placement: Placement, deadline: float) -> None:
+    """Waits in Python instead of torch's store, so that signals are handled meanwhile."""
+    address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
+    while time.monotonic() < deadline:
+        # The host's name may not resolve before it is up.
+        with suppress(OSError), socket.create_connection(address, timeout=_RETRY_SECONDS * 4):
+            return
+        time.sleep(_RETRY_SECONDS)
+    raise TimeoutError(
+        f"{placement.endpoint} did not answer for {join_seconds(placement)} s: start kway train on "
+        "the machine that hosts the rendezvous, and check that its port is open"
+    )

@@ -1,0 +1,113 @@
+"""What the commands print: progress, consoles and cells of tables, durations."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from data.printable import printable
+
+_SECONDS_BETWEEN_LINES = 10
+
+Report = Callable[[int, int], None]
+_CELL_LENGTH = 40
+
+
+@contextmanager
+def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
+    """Yield `report(done, total)`, which shows progress, rate and remaining time on stderr.
+
+    The bar is shown from the first report until all is done, so that the bar of one part of the
+    work may come before that of the whole.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield plain_lines(verb, unit)
+        return
+    columns = (
+        TextColumn(verb),
+        BarColumn(),
+        DownloadColumn() if unit == "bytes" else MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(verb, total=None, rate="")
+    rate = _Rate()
+
+    def report(done: int, total: int) -> None:
+        speed = rate.of(done)
+        shown = f"{speed / 1e6:,.1f} MB/s" if unit == "bytes" else f"{speed:,.0f} {unit}/s"
+        bar.update(task, completed=done, total=total, rate=shown)
+        if done < total:
+            bar.start()
+        else:
+            bar.stop()
+
+    try:
+        yield report
+    finally:
+        bar.stop()
+
+
+def plain_lines(verb: str, unit: str = "samples") -> Report:
+    """The `progress` of output that is not a terminal: a line every few seconds."""
+    rate = _Rate()
+    last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        speed = rate.of(done)
+        if speed == 0 or time.monotonic() - last < _SECONDS_BETWEEN_LINES:
+            return
+        last = time.monotonic()
+        left = (total - done) / speed
+        print(
+            f"{verb} {done:,} of {total:,} {unit}, {speed:,.0f} {unit}/s, {left:,.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    return report
+
+
+class _Rate:
+    """Units a second since the first report, which a resumed run makes far from zero."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def of(self, done: int) -> float:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, done)
+        seconds = now - self._first[0]
+        return (done - self._first[1]) / seconds if seconds > 0 else 0.0
+
+
+def wide_console(columns: int) -> Console:
+    """A console with at least `columns` off a terminal, where rich's 80 would break tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=columns)
+
+
+def seconds_since(started: float) -> str:
+    """The time since a `time.monotonic()`, such as `12.3 s`."""
+    return f"{time.monotonic() - started:.1f} s"
+
+
+def table_cell(text: str, length: int = _CELL_LENGTH) -> Text:
+    """`text` as a cell of a table: printable, without markup, gaps collapsed, cut to `length`."""
+    safe = printable(" ".join(text.split()))
+    return Text(safe if len(safe) <= length else safe[: length - 1] + "…")

@@ -1,0 +1,356 @@
+"""HAProxy in front of the replicas, by kway's rules: a program that Ray starts in HAProxy's place.
+
+Ray writes HAProxy's configuration at each change of the replicas and starts the program named by
+RAY_SERVE_HAPROXY_BINARY_PATH. This one puts kway's addresses, time limits and refusals into that
+file, and becomes the real HAProxy. It refuses what it does not know: a port opened to others by a
+new version of Ray is an error, not a surprise. Standard library only: it runs at each change.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# The characters of a path that stand for themselves in a regular expression of HAProxy.
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/:_-]*")
+_PARAMETER = re.compile(r"\{\w+\}")
+# What Ray would decode without a check, or take as an order, from a client.
+_RAY_HEADERS = (
+    "x-request-timeout-seconds",
+    "x-request-disconnect-disabled",
+    "x-session-id",
+    "^serve[-_]multiplexed[-_]model[-_]id$ -m reg",
+)
+# Ray's own pages, /-/routes and /-/healthz, answer without a token: they are not for clients.
+# Neither is what is no path at all, such as `*`: no backend would take it.
+_NO_PATH = "{ path,url_dec -m beg /-/ } || !{ path_beg / }"
+# The same of gRPC, which has its own codes: 12 is UNIMPLEMENTED.
+_NO_RAY_SERVICE = (
+    "return status 200 content-type application/grpc hdr grpc-status 12 "
+    'hdr grpc-message "there is no such service" if { path_beg /ray.serve. }'
+)
+_RAY_METADATA = ("application", "multiplexed_model_id")
+# While no replica is up, HAProxy forwards requests to Ray's own proxy, a `backup` server, which
+# queues them for a replica that is being replaced. Once the application is deleted, at shutdown,
+# that proxy answers 404. kway has a route for every path, so this 404 means "not ready" and becomes
+# 503: clients and caches would treat a 404 as final.
+_FROM_RAYS_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
+_MEANT_BY_RAY = {404: 503}
+# HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
+_GRPC_STATUSES = {408: 4, 502: 14, 503: 14, 504: 4}
+_SOCKET = "{ req.hdr(upgrade) -m str -i websocket }"
+_IS_SOCKET = "{ var(txn.is_socket) -m bool }"  # the same, of an answer
+_RETRY_SECONDS = 1
+_REFUSALS = {
+    400: ("bad_request", "malformed HTTP request"),
+    403: ("refused", "this is not allowed"),
+    404: ("no_such_path", "there is nothing at this path"),
+    405: ("wrong_method", "this path does not take this method"),
+    408: ("slow_request", "the request did not arrive in time: send it faster"),
+    429: ("too_busy", "too many requests wait for the model: try again"),
+    500: ("internal", "the server failed; its log says why"),
+    501: ("wrong_method", "this server does not know such requests"),
+    502: ("replica_lost", "the replica that worked on the request was lost: try again"),
+    503: ("not_ready", "no replica is ready: try again"),
+    504: ("timeout", "no answer in time: try again"),
+}
+# This has to be the last rule for answers: a `return` before it replaces the answer by an error and
+# ends the evaluation of rules.
+_LOG_ERRORS_ALONE = "    http-response set-log-level silent if { status lt 400 }"
+_SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
+# Logs to a port on this machine where nothing may listen, and pages about the proxy itself.
+_DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
+_DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
+
+
+@dataclass(frozen=True)
+class ProxySettings:
+    """Where HAProxy listens, as its `bind` lines name it, and what it lets through.
+
+    `http_bind` and `grpc_bind`: address:port. Times are in seconds. `max_grpc_calls` are at one
+    replica at once. `stream_paths` have no limit of time or size here; requests to
+    `idempotent_paths`, and every GET, are repeated where a replica fails before it answers. Both
+    are paths as routes state them, such as `/v1/feeds/{feed}`. `hosts`: the names that it may be
+    asked by, without a port; none: any. `errors`: a FIFO that receives a line
+    `STATUS TERMINATION` for each error answered.
+    """
+
+    haproxy: str
+    http_bind: str
+    grpc_bind: str | None
+    max_body_bytes: int
+    head_seconds: float
+    idle_seconds: float
+    answer_seconds: float
+    stream_paths: tuple[str, ...] = ()
+    idempotent_paths: tuple[str, ...] = ()
+    max_grpc_calls: int = 256
+    hosts: tuple[str, ...] = ()
+    errors: str | None = None
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "ProxySettings":
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def rewrite(text: str, settings: ProxySettings) -> str:
+    """Ray's configuration of HAProxy with the addresses and rules of `settings`.
+
+    Raises ValueError where the text is not what Ray 2.60 writes.
+    """
+    lines = [line for section in _sections(text) for line in _rewrite_section(section, settings)]
+    found = sorted(line.split()[1] for line in lines if line.split()[:1] == ["bind"])
+    wanted = sorted(bind for bind in (settings.http_bind, settings.grpc_bind) if bind is not None)
+    if found != wanted:
+        raise ValueError(f"HAProxy would listen on {found}, not {wanted}: another version of Ray?")
+    return "\n".join([*lines, ""])
+
+
+def _sections(text: str) -> Iterator[list[str]]:
+    """The sections of a configuration, each with its title first; comments and blanks left out."""
+    section: list[str] = []
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if not line[0].isspace():
+            if section:
+                yield section
+            section = []
+        section.append(line.rstrip())
+    if section:
+        yield section
+
+
+def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
+    title, *lines = section
+    if _SECTION.fullmatch(title) is None:
+        raise ValueError(f"HAProxy's configuration has {title!r}: another version of Ray?")
+    if title in _DROPPED_SECTIONS:
+        return []
+    kept = [line for line in lines if not _DROPPED_LINES.match(line.strip())]
+    match title:
+        case "global":
+            return [title, *(line.replace(" mode 666 ", " mode 600 ") for line in kept)]
+        case "defaults":
+            kept = [line for line in kept if not _is_ours_to_time(line)]
+            return [title, *kept, *_defaults(settings)]
+        case "frontend http_frontend":
+            own = [f"    bind {settings.http_bind}", *_error_log(settings), *_rules(settings)]
+            return [title, *own, *_without_bind(kept)]
+        case "frontend grpc_frontend":
+            bind = f"    bind {settings.grpc_bind} proto h2"
+            return [
+                title,
+                bind,
+                *_error_log(settings),
+                *_grpc_rules(settings),
+                *_without_bind(kept),
+            ]
+        case "backend default_backend":  # nothing is deployed, or no longer
+            return [title, "    http-request return " + _refusal(503)]
+        case "backend default_grpc_backend":
+            return [title, "    http-request return " + _grpc_refusal(503)]
+    if title.startswith("backend grpc-"):
+        return [title, *_grpc_backend(kept, settings)]
+    if title.startswith("backend http-"):
+        kept.append(
+            f"    http-request set-timeout server {_time(settings.answer_seconds)} "
+            f"unless {_is_one_of(settings.stream_paths)}"
+        )
+    return [title, *kept]
+
+
+def _is_ours_to_time(line: str) -> bool:
+    return line.split()[:2] in (
+        ["timeout", "client"],
+        ["timeout", "server"],
+        ["timeout", "http-request"],
+    )
+
+
+def _without_bind(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.split()[0] != "bind"]
+
+
+def _defaults(settings: ProxySettings) -> list[str]:
+    return [
+        # When HAProxy is replaced, at each change of the replicas, the old process answers requests
+        # on open connections before it closes them: most clients do not retry.
+        "    option idle-close-on-response",
+        f"    timeout http-request {_time(settings.head_seconds)}",
+        f"    timeout client {_time(settings.idle_seconds)}",
+        "    timeout server 1h",  # of streams; the others' is set by request
+        "    timeout tunnel 1h",
+        *(f"    http-error {_refusal(status)}" for status in sorted(_REFUSALS)),
+    ]
+
+
+def _error_log(settings: ProxySettings) -> list[str]:
+    """Log answers to standard output, which `main` connects to the FIFO."""
+    if settings.errors is None:
+        return []
+    return [
+        "    log stdout format raw local0",
+        '    log-format "%ST %ts"',
+        "    option dontlognull",  # connections without a request
+    ]
+
+
+def _rules(settings: ProxySettings) -> list[str]:
+    is_stream = _is_one_of(settings.stream_paths)
+    too_large = f"the body is over {settings.max_body_bytes} bytes: send less at once"
+    body = _body("body_too_large", too_large)
+    rules = [
+        *_host_rules(settings),
+        f"return {_refusal(404)} if {_NO_PATH}",
+        # As announced, by Content-Length or by the size of a first chunk.
+        f"return status 413 content-type application/json string '{body}' "
+        f"if {{ req.body_size gt {settings.max_body_bytes} }} !{is_stream}",
+        *(f"del-header {name}" for name in _RAY_HEADERS),
+        _unless_a_name("x-request-id"),
+        # A watch that is created twice would be two.
+        f"disable-l7-retry unless METH_GET || {_is_one_of(settings.idempotent_paths)}",
+        # A body that trickles in holds no replica. One over a buffer's size is passed on as it
+        # comes, under the limit of time of the replica.
+        f"wait-for-body time {_time(settings.head_seconds)} unless {is_stream}",
+        f"set-var(txn.is_socket) bool(true) if {_SOCKET}",
+    ]
+    # Ray's own refusals are plain text; kway's are JSON already.
+    answers = [
+        f"return {_refusal(503)} if {_IS_SOCKET} {_FROM_RAYS_PROXY} {_plain(500)}",
+        # Ray means 429 or, of a replica that ends, to be asked again; but it answers a handshake as
+        # it would a request, and uvicorn makes 500 of that. It is never kway's: a token is refused
+        # in JSON, a path that is none by 403, and all else is told after the handshake.
+        f"return {_refusal(429)} if {_IS_SOCKET} {_plain(500)}",
+        *(
+            f"return {_refusal(_MEANT_BY_RAY.get(status, status))} if {_plain(status)}"
+            for status in sorted(_REFUSALS)
+        ),
+    ]
+    return [
+        "    option disable-h2-upgrade",  # nothing of ours speaks it here
+        *(f"    http-request {rule}" for rule in rules),
+        *(f"    http-response {answer}" for answer in answers),
+        _LOG_ERRORS_ALONE,
+    ]
+
+
+def _is_one_of(paths: Iterable[str]) -> str:
+    """The condition that a request's path is one of `paths`.
+
+    Routes match the decoded path, in which `%3A` is `:`, and so does this.
+    """
+    return f"{{ path,url_dec -m reg ^({'|'.join(map(_pattern, paths))})$ }}"
+
+
+def _pattern(path: str) -> str:
+    """`/v1/feeds/{feed}` as a regular expression. Raises ValueError for a path it cannot state."""
+    literals = _PARAMETER.split(path)
+    if not all(_PLAIN_PATH.fullmatch(literal) for literal in literals):
+        raise ValueError(f"HAProxy's rules know no route {path!r}: use letters, digits, / : _ -")
+    return "[^/]+".join(literals)
+
+
+def _host_rules(settings: ProxySettings) -> list[str]:
+    """Refuse other names: a page elsewhere may let its own lead here, and its browser asks us."""
+    if not settings.hosts:
+        return []
+    message = (
+        f"without tokens this server answers to {', '.join(settings.hosts)} alone: ask for one"
+    )
+    return [
+        "return status 403 content-type application/json "
+        f"string '{_body('other_host', message)}' "
+        f"unless {{ req.fhdr(host),host_only -m str -i {' '.join(settings.hosts)} }}"
+    ]
+
+
+def _grpc_rules(settings: ProxySettings) -> list[str]:
+    """The rules for gRPC calls."""
+    rules = [
+        _NO_RAY_SERVICE,
+        *(f"del-header {name}" for name in _RAY_METADATA),
+        _unless_a_name("request_id"),
+        # A stream's is open for as long as the client likes; there are none, as a replica says.
+        f"wait-for-body time {_time(settings.head_seconds)} unless {{ path_end StreamInfer }}",
+    ]
+    return [
+        f"    http-error {_grpc_refusal(408)}",
+        *(f"    http-request {rule}" for rule in rules),
+        _LOG_ERRORS_ALONE,
+    ]
+
+
+def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
+    """A backend of replicas without Ray's own proxy as a backup.
+
+    At shutdown that proxy answers NOT_FOUND in the trailers of a response, which HAProxy cannot
+    read or replace. Without it a call fails with UNAVAILABLE, which clients retry.
+    """
+    return [
+        # Includes calls whose messages are still arriving: a replica holds them before it sees a
+        # token.
+        *(_with_maxconn(line, settings) for line in lines if not line.endswith(" backup")),
+        f"    http-request set-timeout server {_time(settings.answer_seconds)}",
+        *(f"    http-error {_grpc_refusal(status)}" for status in _GRPC_STATUSES),
+    ]
+
+
+def _grpc_refusal(status: int) -> str:
+    """The HTTP answer `status` with the corresponding gRPC status."""
+    return (
+        f"status {status} content-type application/grpc hdr grpc-status {_GRPC_STATUSES[status]} "
+        f'hdr grpc-message "{_REFUSALS[status][1]}"'
+    )
+
+
+def _with_maxconn(line: str, settings: ProxySettings) -> str:
+    return f"{line} maxconn {settings.max_grpc_calls}" if line.split()[0] == "server" else line
+
+
+def _unless_a_name(header: str) -> str:
+    """Drop a header that is not one plain word: `req.hdr` is content with one good part of it."""
+    is_a_name = f"{{ req.fhdr({header}) -m reg ^[A-Za-z0-9._-]{{1,100}}$ }}"
+    return f"del-header {header} unless {{ req.fhdr_cnt({header}) 1 }} {is_a_name}"
+
+
+def _refusal(status: int) -> str:
+    retry = f" hdr Retry-After {_RETRY_SECONDS}" if status in (429, 502, 503, 504) else ""
+    body = _body(*_REFUSALS[status])
+    return f"status {status} content-type application/json{retry} string '{body}'"
+
+
+def _plain(status: int) -> str:
+    return f"{{ status {status} }} {{ res.hdr(content-type) -m beg text/plain }}"
+
+
+def _body(code: str, message: str) -> str:
+    """An `ErrorBody` (`serving/schemas.py`) in single quotes' reach."""
+    body = json.dumps({"error": {"code": code, "message": message}})
+    assert "'" not in body
+    return body
+
+
+def _time(seconds: float) -> str:
+    return f"{max(1, round(1000 * seconds))}ms"
+
+
+def main(settings_file: str, *arguments: str) -> None:
+    """Rewrite the file after `-f` in place, and become HAProxy with the same arguments."""
+    settings = ProxySettings.load(Path(settings_file))
+    path = Path(arguments[arguments.index("-f") + 1])
+    path.write_text(rewrite(path.read_text(encoding="utf-8"), settings), encoding="utf-8")
+    if settings.errors is not None:
+        # HAProxy drops lines that do not fit. Also opened for reading, so as not to need a reader.
+        os.dup2(os.open(settings.errors, os.O_RDWR | os.O_NONBLOCK), sys.stdout.fileno())
+    os.execv(settings.haproxy, [settings.haproxy, *arguments])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

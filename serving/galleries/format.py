@@ -1,0 +1,195 @@
+"""The format of a gallery: the files of its folder, `gallery.json`, and the lines of its items.
+
+gallery.json           this description, with the size and SHA-256 of every other file
+features.safetensors   float32 [items, dim]
+items.jsonl            an item a line, see `Item`
+offsets.safetensors    uint64 [items + 1, 2]: where each item's line, and its thumbnail, begins
+thumbnails.bin         JPEG after JPEG, of a gallery of pictures
+unreadable.jsonl       what could not be read, with the reason
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, ValidationError, model_validator
+
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.files import BACKBONE, ENCODER, TOKENIZER, read_manifest
+from trainer.bundle.spec import Reads, Spec
+
+FORMAT_VERSION = 1
+GALLERY = "gallery.json"
+FEATURES, ITEMS, OFFSETS = "features.safetensors", "items.jsonl", "offsets.safetensors"
+THUMBNAILS, UNREADABLE = "thumbnails.bin", "unreadable.jsonl"
+# The remedy for what is damaged.
+DAMAGE_REMEDY = "copy the gallery again, or remove it and index again"
+DATA_FILES = (FEATURES, ITEMS, OFFSETS, THUMBNAILS, UNREADABLE)
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class FileInfo(Spec):
+    bytes: int = Field(ge=0)
+    sha256: Sha256
+
+
+class GalleryInfo(Spec):
+    """`gallery.json` as it lies on disk."""
+
+    format_version: Literal[1] = 1
+    reads: Reads
+    backbone: Sha256 = Field(description="`features_identity` of the bundle that made it")
+    source: str = Field(description="the folder, or the file of texts, that was indexed")
+    num_items: int = Field(gt=0)
+    dim: int = Field(gt=0)
+    thumbnails: bool
+    unreadable: int = Field(ge=0, description="files, or lines, that could not be read")
+    files: dict[str, FileInfo]
+
+    @model_validator(mode="after")
+    def _complete(self) -> "GalleryInfo":
+        if set(self.files) != set(DATA_FILES):
+            raise ValueError(f"files has to name {', '.join(DATA_FILES)}")
+        return self
+
+
+def read_info(path: Path) -> GalleryInfo:
+    """What the gallery `path` says of itself, its files being there in their sizes.
+
+    Raises FileNotFoundError where it, or a file of it, is missing, and ValueError where it is
+    damaged or of a newer format.
+    """
+    file = path / GALLERY
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{path} is no gallery: it has no {GALLERY}; make one by kway index"
+        )
+    text = file.read_bytes()
+    try:
+        version = json.loads(text).get("format_version")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged ({error}): {DAMAGE_REMEDY}") from error
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise ValueError(
+            f"{path} is a gallery of format {version} and this kway reads up to {FORMAT_VERSION}: "
+            "update kway"
+        )
+    try:
+        info = GalleryInfo.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise ValueError(f"{file}: {where}: {first['msg']}") from error
+    _check_sizes(path, info)
+    return info
+
+
+def _check_sizes(path: Path, info: GalleryInfo) -> None:
+    for name, expected in info.files.items():
+        file = path / name
+        if not file.is_file():
+            raise FileNotFoundError(f"{path} lacks {name}: {DAMAGE_REMEDY}")
+        if (size := file.stat().st_size) != expected.bytes:
+            raise ValueError(
+                f"{file} has {size} bytes instead of {expected.bytes}: {DAMAGE_REMEDY}"
+            )
+
+
+def features_identity(bundle: Bundle) -> str:
+    """SHA-256 over all that decides what features a bundle computes.
+
+    Class weights, thresholds and names are not among it: a gallery outlives a new head.
+    """
+    checksums = {name: file.sha256 for name, file in read_manifest(bundle.path).files.items()}
+    tokenizer = {
+        name: digest for name, digest in checksums.items() if name.startswith(f"{TOKENIZER}/")
+    }
+    spec = bundle.spec
+    identity = {
+        "weights": checksums[BACKBONE],
+        "encoder": _encoder(bundle),
+        "tokenizer": tokenizer,
+        "pooling": spec.pooling,
+        # Without defaults: a setting that a later kway adds leaves the identity as it was.
+        "image": spec.image and spec.image.model_dump(mode="json", exclude_defaults=True),
+        "text": spec.text and spec.text.model_dump(mode="json", exclude_defaults=True),
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
+    """Raise ValueError where the gallery's features are not of `bundle`'s backbone."""
+    if (info.backbone, info.dim) != (features_identity(bundle), bundle.spec.dim):
+        raise ValueError(
+            f"{path} holds features of another backbone, or of other preprocessing, than "
+            f"{bundle.path}: make another gallery with kway index {bundle.path} {info.source} -o …"
+        )
+
+
+def _encoder(bundle: Bundle) -> dict[str, Any]:
+    """The architecture of the backbone: its configuration, or of an imported one its options and
+    source."""
+    imported = bundle.spec.backbone
+    if imported is not None:
+        return imported.model_dump(mode="json")
+    encoder: dict[str, Any] = json.loads((bundle.path / ENCODER / "config.json").read_bytes())
+    encoder.pop("transformers_version", None)  # of the export, and decides nothing
+    return encoder
+
+
+class Item(NamedTuple):
+    """`name`: the path in the folder, "/" between its parts, or the number of the line.
+
+    It is the same item as another of its name where `size` and `stamp` are equal, too.
+    """
+
+    name: str
+    size: int
+    stamp: int
+    start: int = 0
+    text: str | None = None
+
+
+def item_line(item: Item) -> bytes:
+    """One line of ASCII, its end included, even for a name with line breaks or that is no UTF-8."""
+    fields = item if item.start or item.text is not None else item[:3]
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+def parse_item(line: bytes) -> Item:
+    """Raises ValueError for what `item_line` did not write."""
+    try:
+        item = Item(*json.loads(line))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"{line[:80]!r} is no item") from error
+    if not (isinstance(item.name, str) and isinstance(item.size, int) and _is_int(item.stamp)):
+        raise ValueError(f"{line[:80]!r} is no item")
+    return item
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int)
+
+
+def shown_name(name: str) -> str:
+    """A name as JSON can hold it: bytes that are no UTF-8 become `\\xff`."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def read_items(path: Path) -> Iterator[Item]:
+    """The items of a file of such lines."""
+    with path.open("rb") as file:
+        yield from map(parse_item, file)
+
+
+def order_of(reads: Reads) -> Callable[[str], Any]:
+    """Name -> what items are sorted by: the parts of a path, or the number of a line."""
+    return int if reads == "texts" else _parts
+
+
+def _parts(name: str) -> list[str]:
+    return name.split("/")

@@ -1,0 +1,121 @@
+"""From inputs that arrive to answers that leave, with a bounded number of inputs in between."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeVar
+
+from serving.api_error import ApiError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def pump_all(
+    items: AsyncIterator[T],
+    answer: Callable[[T], Awaitable[R]],
+    write: Callable[[R], Awaitable[None]],
+    *,
+    limit: int,
+) -> None:
+    """Answer every item, `limit` at a time, and write the answers in the items' order.
+
+    While `limit` of them are in progress nothing more is read. An ApiError of `items` is raised
+    after the answers to the items before it are written; any other error is raised at once.
+    """
+    room, waiting = asyncio.Semaphore(limit), asyncio.Queue[asyncio.Task[R] | None]()
+
+    async def read() -> ApiError | None:
+        try:
+            while True:
+                await room.acquire()
+                item = await anext(items)
+                waiting.put_nowait(tasks.create_task(_awaited(answer(item))))
+        except StopAsyncIteration:
+            return None
+        except ApiError as error:
+            return error
+        finally:
+            waiting.put_nowait(None)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(read())
+            while (task := await waiting.get()) is not None:
+                await write(await task)
+                room.release()
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    if (early := reader.result()) is not None:
+        raise early
+
+
+async def pump_latest(
+    items: AsyncIterator[T],
+    answer: Callable[[T], Awaitable[R]],
+    write: Callable[[R], Awaitable[None]],
+    *,
+    on_dropped: Callable[[int], Awaitable[None]],
+) -> None:
+    """Answer one item at a time, each time the newest; tell how many it has replaced.
+
+    For live feeds: what is read never waits, and is never old.
+    """
+    slot = _Slot[T]()
+
+    async def read() -> ApiError | None:
+        try:
+            async for item in items:
+                slot.put(item)
+        except ApiError as error:
+            return error
+        finally:
+            slot.close()
+        return None
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(read())
+            while await slot.is_filled():
+                item, dropped = slot.take()
+                if dropped:
+                    await on_dropped(dropped)
+                await write(await answer(item))
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    if (early := reader.result()) is not None:
+        raise early
+
+
+async def _awaited(work: Awaitable[R]) -> R:
+    return await work
+
+
+class _Slot(Generic[T]):
+    """Room for one item; a newer one takes its place."""
+
+    def __init__(self) -> None:
+        self._items: list[T] = []
+        self._dropped, self._is_closed = 0, False
+        self._news = asyncio.Event()
+
+    def put(self, item: T) -> None:
+        self._dropped += len(self._items)
+        self._items = [item]
+        self._news.set()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._news.set()
+
+    async def is_filled(self) -> bool:
+        """Wait for an item; False where none will come."""
+        while not self._items and not self._is_closed:
+            self._news.clear()
+            await self._news.wait()
+        return bool(self._items)
+
+    def take(self) -> tuple[T, int]:
+        """The item, and how many it has replaced since the last one."""
+        (item,), dropped = self._items, self._dropped
+        self._items, self._dropped = [], 0
+        return item, dropped
