@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
-from data import Batch, Cursor
+from data.loading.batch import Batch, Cursor
 from heads.collectives import listening
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Recipe

@@ -4,8 +4,7 @@ import time
 
 from rich.text import Text
 
-from data.counted import counted
-from data.printable import printable
+from data.messages import counted, printable
 
 __all__ = ["counted", "plain", "printable", "seconds_since"]
 

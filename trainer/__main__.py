@@ -8,7 +8,7 @@ from trainer.process.shadowed import check_packages
 if __name__ == "__main__":
     check_packages("data", "heads")
 
-from data.parent import die_with_parent
+from data.processes import die_with_parent
 from trainer.process.standard_output import hide_native_warnings, outlive_listeners
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
+from data.base_config import Duration, Interval
 from data.config import DataConfig
-from data.duration import Duration, Interval
 from heads.config import HeadConfig
 from trainer.frozen import Frozen, or_instance
 from trainer.optimizers import SGD, Optimizer

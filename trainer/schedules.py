@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, SerializeAsAny
 
-from data.duration import Duration
+from data.base_config import Duration
 from trainer.frozen import Frozen, or_instance
 
 

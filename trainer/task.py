@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from data import Batch
+from data.loading.batch import Batch
 from heads import ClassHead, FactoredHead, build_head
 from heads.collectives import all_reduce_sum
 from heads.engine import NOTHING_COUNTS

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import torch
 
-from data import Batch, Cursor, Manifest, Split
+from data.loading.batch import Batch, Cursor
 from data.loading.stream import Stream
+from data.shards.manifest import Manifest
+from data.shards.split import Split
 from heads.collectives import listening
 from trainer.backbone.buffers import kept_buffers, restore_buffers
 from trainer.backbone.compatibility import check_modality, tokenizer_digest

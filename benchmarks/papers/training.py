@@ -137,7 +137,7 @@ def evaluated_logits(
     """All logits [N, K] of the recipe's evaluation split, labels [N], and the columns' classes."""
     import torch
 
-    from data import EvalLoader
+    from data.loading.loader import EvalLoader
     from trainer.evaluation.features import gathered_rows
     from trainer.evaluation.of_run import open_evaluation_split
     from trainer.evaluation.turns import never

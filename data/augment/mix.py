@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 from pydantic import Field, model_validator
 
-from data.augment.boxes import Box
-from data.frozen_config import FrozenConfig
+from data.augment.base import Box
+from data.base_config import FrozenConfig
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,21 @@ from collections.abc import Callable
 import numpy as np
 from pydantic import Field
 
-from data.augment.change import Change, Fill
-from data.augment.colour import brightness, contrast, saturation, sharpness
-from data.augment.geometry import rotate, shear, translate
-from data.augment.tone import autocontrast, equalize, posterize, solarize
-from data.frozen_config import FrozenConfig
+from data.augment.base import Augmentation, Fill
+from data.augment.image_operations import (
+    autocontrast,
+    brightness,
+    contrast,
+    equalize,
+    posterize,
+    rotate,
+    saturation,
+    sharpness,
+    shear,
+    solarize,
+    translate,
+)
+from data.base_config import FrozenConfig
 
 _SHIFT = 150 / 331  # AutoAugment's pixels and the side of the pictures that it was found on
 
@@ -38,7 +48,7 @@ OPERATIONS: dict[str, Callable[[np.ndarray, float, Fill], np.ndarray]] = {
 _ALL = tuple(OPERATIONS.values())
 
 
-class RandAugment(FrozenConfig, Change):
+class RandAugment(FrozenConfig, Augmentation):
     """RandAugment (Cubuk et al. 2020) on the paper's scale, which is also timm's.
 
     Each of a few operations is drawn with replacement. torchvision's scale ends at 30 instead of

@@ -22,8 +22,7 @@ from PIL import (
 )
 
 from data.images.config import ImageConfig
-from data.images.jpeg_header import has_more_scans, jpeg_size
-from data.images.png_header import png_header
+from data.images.headers import has_more_scans, jpeg_size, png_header
 
 # Loader processes are the parallelism here; OpenCV's own threads would fight them, and hang a fork.
 cv2.setNumThreads(0)
@@ -176,7 +175,7 @@ def for_evaluation(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
 
     Evaluation and serving both call this, so that a model sees the same pixels in both.
     """
-    return planes(centre(picture, config))
+    return planes(center_crop(picture, config))
 
 
 def crops_for_evaluation(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
@@ -194,7 +193,7 @@ def crops_for_evaluation(picture: np.ndarray, config: ImageConfig) -> np.ndarray
     return crops if config.crops == 5 else np.concatenate([crops, crops[..., ::-1]])
 
 
-def centre(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
+def center_crop(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
     """[H, W, C] -> [size, size, C]: short side to `resize`, then the centre."""
     picture = resize_short_side(picture, config.resize or config.size)
     top, left = ((side - config.size) // 2 for side in picture.shape[:2])

@@ -13,9 +13,9 @@ from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 
 from data.images.decode import decode
-from data.inspection.show import examples
+from data.images.fonts import font_folder
+from data.inspection.contents import examples
 from data.shards.split import Split
-from data.sources.fonts import font_folder
 
 _TILE = 128
 _GAP = 10

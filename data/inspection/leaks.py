@@ -16,8 +16,7 @@ import numpy as np
 from data.loading.order import permuted_index
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.text.emoji_table import PARTS
-from data.text.joiners import ZWJ
+from data.text.emoji_table import PARTS, ZWJ
 
 MIN_TEXTS = 20
 FALL = 0.02

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from data.aside import explained, flush
+from data.files import explained, flush
 
 Fill = Callable[[IO[bytes]], None]
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from data.loading.order import Order
-from data.remote.address import check_url, file_url
 from data.remote.cache import Cache
-from data.remote.cache_config import CacheConfig
+from data.remote.config import CacheConfig, check_url, file_url
 from data.remote.fetch import fetch
 from data.shards.index import ShardIndex, index_path, map_index
 from data.shards.manifest import ShardInfo

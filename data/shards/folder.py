@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from data.loading.order import Order
-from data.remote.address import is_url
-from data.remote.cache_config import CacheConfig
+from data.remote.config import CacheConfig, is_url
 from data.remote.folder import RemoteFolder
 from data.shards.index import ShardIndex, open_index
 from data.shards.manifest import ShardInfo

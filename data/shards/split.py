@@ -14,14 +14,13 @@ from isal import isal_zlib
 
 from data.loading.order import InOrder, Order
 from data.loading.substitute import BadSampleError
-from data.printable import printable
-from data.remote.cache_config import CacheConfig
-from data.remote.read_ahead import ReadAhead
+from data.messages import printable
+from data.remote.config import CacheConfig
+from data.remote.prefetch import ShardPrefetcher
 from data.retry import retried, wait_before_retry
 from data.shards.folder import ShardFolder, open_folder
 from data.shards.index import ShardIndex, check_labels, read_key, read_member
 from data.shards.manifest import ClassInfo, Manifest
-from data.shards.utf8 import decode_text
 from data.tars.headers import BLOCK
 
 Answer = TypeVar("Answer")
@@ -51,7 +50,7 @@ class Split:
         self._indices: list[ShardIndex] = retried(
             str(self.folder), lambda: self.folder.indices(self._shards)
         )
-        self._ahead = ReadAhead(self.folder, self._shards)
+        self._ahead = ShardPrefetcher(self.folder, self._shards)
         self._starts = np.cumsum([0, *(shard.samples for shard in self._shards)])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -311,3 +310,11 @@ def open_split(
             raise
         raise ValueError(f"{folder}: {error}") from error
     return opened
+
+
+def decode_text(data: bytes) -> str:
+    """Raises ValueError with the place where `data` is not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 from its byte {error.start} on") from error

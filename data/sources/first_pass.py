@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from data.messages import Report, silent
 from data.shards.split_names import renamed_splits, shard_splits
 from data.sources.source import CommandSource
-from data.text.settle import Rules, Settled, Work, pass_notes
-from data.text.spans import Kept, Report, Span, silent
-from data.text.tasks import Task
+from data.text.references import LabeledText, Span
+from data.text.selection import Selection, SelectionFolder, SelectionRules, Task, pass_notes
 
 
 class FirstPassSource(CommandSource):
@@ -37,17 +37,17 @@ class FirstPassSource(CommandSource):
         """The files in the order in which references count them."""
 
     @abstractmethod
-    def pass_rules(self) -> Rules:
+    def pass_rules(self) -> SelectionRules:
         """How classes and duplicates are chosen."""
 
     @abstractmethod
     def spans(self) -> list[Span]: ...
 
     @abstractmethod
-    def kept(self, span: Span, counts: Counter[str]) -> Iterator[Kept]: ...
+    def kept(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]: ...
 
     def splits(self) -> dict[str, Sequence[Task]]:
-        work = Work(self.work)
+        work = SelectionFolder(self.work)
         in_shards = shard_splits(self._settled.splits)
         return {in_shards[split]: work.tasks(split) for split in self._settled.splits}
 
@@ -57,14 +57,14 @@ class FirstPassSource(CommandSource):
 
     def clean_up(self) -> None:
         """Remove what the first pass left."""
-        Work(self.work).remove()
+        SelectionFolder(self.work).remove()
 
     @cached_property
-    def _settled(self) -> Settled:
+    def _settled(self) -> Selection:
         # What it was made of, and where: its references count files by their order.
         files = [str(path.resolve()) for path in self.pass_files()]
         about = json.dumps([self.describe().model_dump(), files])
-        return Work(self.work).settled(
+        return SelectionFolder(self.work).settled(
             about, self, self.pass_rules(), workers=self.pass_workers, report=self.report
         )
 

@@ -1,7 +1,7 @@
 """Characters drawn from the fonts that matplotlib ships: thousands of classes, no download.
 
 One class a character (or a group of characters that look the same), faces and mild distortions as
-samples, whole styles held out for the test split. Drawing itself is `fonts.py`.
+samples, whole styles held out for the test split. Drawing itself is `data/images/fonts.py`.
 """
 
 import unicodedata
@@ -19,12 +19,12 @@ from fontTools.unicodedata import block
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.images.fonts import PLAIN, Distortion, Pen, face_characters
 from data.option import Option
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.fonts import PLAIN, Distortion, Pen, face_characters
-from data.sources.name_vectors import name_vectors, split_words
 from data.sources.source import STRICT, CommandSource, Sample
+from data.text.name_vectors import name_vectors, split_words
 
 MIN_FACES = 8
 # One style of each family is never trained on. Every class stands in at least one of these faces.
@@ -49,7 +49,7 @@ _KINDS = {
     "S": "symbols",
 }
 
-Pictures = dict[int, dict[str, bytes]]  # code point -> face -> its picture
+Drawings = dict[int, dict[str, bytes]]  # code point -> face -> its picture
 
 
 class _Task(NamedTuple):
@@ -173,7 +173,7 @@ class Glyphs(CommandSource):
         return Pen(self.size)
 
     @cached_property
-    def _pictures(self) -> Pictures:
+    def _pictures(self) -> Drawings:
         return _draw_characters(face_characters())
 
     @cached_property
@@ -191,7 +191,7 @@ class Glyphs(CommandSource):
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
 
-def _draw_characters(faces: dict[str, frozenset[int]]) -> Pictures:
+def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
     """Every character of at least `MIN_FACES` faces in each face that has ink for it.
 
     Left out: control, format, private-use and unassigned code points, and spaces.
@@ -203,7 +203,7 @@ def _draw_characters(faces: dict[str, frozenset[int]]) -> Pictures:
         if count[code] >= MIN_FACES and unicodedata.category(chr(code))[0] not in "CZ"
     ]
     pen = Pen(_LOOK)
-    pictures: Pictures = {}
+    pictures: Drawings = {}
     for code in wanted:
         drawn = {
             face: pen.picture(glyph).tobytes()
@@ -215,7 +215,7 @@ def _draw_characters(faces: dict[str, frozenset[int]]) -> Pictures:
     return pictures
 
 
-def look_alikes(pictures: Pictures) -> list[list[int]]:
+def look_alikes(pictures: Drawings) -> list[list[int]]:
     """Groups of characters that cannot be told apart, each sorted; most groups have one member.
 
     Two characters join when their pictures are equal in more than half of the faces where both
@@ -252,7 +252,7 @@ def _path(character: str) -> str:
     return join_path((block(character), f"{block(character)}, {kind}"))
 
 
-def _glyph_class(codes: Sequence[int], pictures: Pictures) -> _GlyphClass:
+def _glyph_class(codes: Sequence[int], pictures: Drawings) -> _GlyphClass:
     faces = sorted({face for code in codes for face in pictures[code]})
     chosen = {face: next(c for c in codes if face in pictures[c]) for face in faces}
     return _GlyphClass(tuple(codes), chosen)

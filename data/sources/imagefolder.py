@@ -14,15 +14,21 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.images.packing import PackedImages
 from data.option import Argument, Option
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
-from data.sources.keys import webdataset_keys
-from data.sources.listing import ENDINGS, File, Listing, list_class_folders, list_label_file
-from data.sources.packing import PackedImages
+from data.sources.layouts.class_folders import (
+    ENDINGS,
+    File,
+    Listing,
+    list_class_folders,
+    list_label_file,
+    webdataset_keys,
+)
+from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
 from data.sources.source import STRICT, CommandSource, Sample
-from data.sources.taxonomy import PlacedClasses, TaxonomyOption
 
 
 class _Task(NamedTuple):
@@ -145,10 +151,10 @@ class ImageFolder(PackedImages, CommandSource):
         return notes
 
     @cached_property
-    def _placed(self) -> PlacedClasses | None:
+    def _placed(self) -> ClassTaxonomy | None:
         if self.taxonomy is None:
             return None
-        return PlacedClasses(self.taxonomy, self._class_names)
+        return ClassTaxonomy(self.taxonomy, self._class_names)
 
     @property
     def _files(self) -> list[File]:

@@ -1,6 +1,6 @@
 """ImageNet as published for ILSVRC 2012: tar files read in place, or the extracted folders.
 
-Where pictures lie is `ilsvrc_listing.py`, what synsets mean `ilsvrc_devkit.py`.
+`layouts/ilsvrc_images.py` lists the images, `layouts/ilsvrc_devkit.py` describes the synsets.
 """
 
 import hashlib
@@ -15,23 +15,23 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.images.packing import PackedImages
+from data.messages import Report, silent
 from data.option import Argument, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
-from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
-from data.sources.ilsvrc_listing import (
+from data.sources.layouts.class_folders import webdataset_keys
+from data.sources.layouts.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
+from data.sources.layouts.ilsvrc_images import (
     TRAIN_TAR,
     VAL_TAR,
-    Picture,
-    Pictures,
+    ImageEntry,
+    ImageList,
     list_training,
     list_validation,
 )
-from data.sources.keys import webdataset_keys
-from data.sources.packing import PackedImages
+from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
 from data.sources.source import STRICT, CommandSource, Sample
-from data.sources.taxonomy import PlacedClasses, TaxonomyOption
-from data.text.spans import Report, silent
 
 _NAMED = 3
 
@@ -160,9 +160,9 @@ class ImageNet(PackedImages, CommandSource):
         ]
 
     @cached_property
-    def _placed(self) -> PlacedClasses | None:
+    def _placed(self) -> ClassTaxonomy | None:
         taxonomy = self.taxonomy or self._devkit
-        return None if taxonomy is None else PlacedClasses(taxonomy, self._synsets)
+        return None if taxonomy is None else ClassTaxonomy(taxonomy, self._synsets)
 
     @cached_property
     def _devkit(self) -> Devkit | None:
@@ -174,11 +174,11 @@ class ImageNet(PackedImages, CommandSource):
         return None
 
     @cached_property
-    def _training(self) -> Pictures:
+    def _training(self) -> ImageList:
         return list_training(self.folder, self.report)
 
     @cached_property
-    def _validation(self) -> Pictures | None:
+    def _validation(self) -> ImageList | None:
         return list_validation(self.folder, self._devkit)
 
     @cached_property
@@ -198,7 +198,7 @@ class ImageNet(PackedImages, CommandSource):
         return synsets
 
     @cached_property
-    def _splits(self) -> dict[str, list[Picture]]:
+    def _splits(self) -> dict[str, list[ImageEntry]]:
         trained = set(self._synsets)
         test = self._validation.found if self._validation else []
         splits = {
@@ -208,7 +208,7 @@ class ImageNet(PackedImages, CommandSource):
         return {split: pictures for split, pictures in splits.items() if pictures}
 
     @property
-    def _outside(self) -> list[Picture]:
+    def _outside(self) -> list[ImageEntry]:
         trained = set(self._synsets)
         listed = self._validation.found if self._validation else []
         return [picture for picture in listed if picture.synset not in trained]
@@ -223,7 +223,7 @@ def _place(file: str, name: str) -> str:
     return f"{file}: {name}" if file.endswith(".tar") else file
 
 
-def _missing(devkit: Devkit, training: Pictures, validation: Pictures | None) -> list[str]:
+def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) -> list[str]:
     """What the devkit counts and is not there: a subset, or a loss."""
     found = Counter(picture.synset for picture in training.found)
     expected = {s.wnid: s.pictures for s in devkit.synsets.values() if s.pictures}

@@ -16,11 +16,11 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.class_names import read_class_names
+from data.images.packing import lossless
 from data.option import Argument
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.packing import lossless
 from data.sources.source import STRICT, CommandSource, Sample
+from data.tars.labels import read_class_names
 
 _STEMS = {"train": "train", "test": "t10k"}
 _BYTES = 0x08  # of an element, in the third byte of the magic number

@@ -1,17 +1,22 @@
-"""What the shard writer needs of a source, and what `kway shard` needs of one that it offers.
+"""What the shard writer needs of a source, what `kway shard` needs of one that it offers, and how
+its samples are rendered by several processes.
 
 A source is sent to worker processes once, so it keeps its own state small and opens files late.
 """
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from pydantic import ConfigDict
 
+from data.processes import end_with_parent, in_order, spawned
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
@@ -115,3 +120,41 @@ class CommandSource(ABC):
     def clean_up(self) -> None:
         """Remove temporary files, once shards are written or the input turned out to be bad."""
         return
+
+
+_CHUNK = 64
+_TASKS_A_WORKER = 2_000  # fewer do not repay the start of a process
+
+
+def num_workers(asked: int | None, num_tasks: int) -> int:
+    """`asked`, or one a core where there is enough to do."""
+    if asked is not None:
+        return asked
+    return min(len(os.sched_getaffinity(0)), 1 + num_tasks // _TASKS_A_WORKER)
+
+
+@contextmanager
+def rendered(
+    source: Source, tasks: Iterable[Any], workers: int
+) -> Iterator[Iterator[Sample | Skipped]]:
+    """Samples of `tasks`, in their order, made by `workers` processes (0, 1: in this one)."""
+    if workers < 2:
+        yield map(source.render, tasks)
+        return
+    chosen = iter(tasks)
+    chunks = iter(lambda: list(islice(chosen, _CHUNK)), [])
+    with spawned(workers, _start_worker, source) as pool:
+        yield chain.from_iterable(in_order(pool, _render_chunk, chunks, ahead=4 * workers))
+
+
+_source: Source
+
+
+def _start_worker(source: Source) -> None:
+    global _source
+    _source = source
+    end_with_parent()
+
+
+def _render_chunk(tasks: list[Any]) -> list[Sample | Skipped]:
+    return [_source.render(task) for task in tasks]

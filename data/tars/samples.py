@@ -3,6 +3,7 @@
 The tar is walked by its headers, then read once. What is no whole sample is named and counted.
 """
 
+import hashlib
 import re
 from array import array
 from collections import Counter
@@ -10,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 from isal import isal_zlib
 
-from data.inspection.shard_pass import ShardPass
 from data.shards.index import Entry
 from data.skipped import Skipped
 from data.tars.headers import BLOCK, Fault, Member, walk
-from data.tars.label_text import LABEL_EXTENSIONS, label_text
+from data.tars.labels import LABEL_EXTENSIONS, label_text
 
 NAMED = 10
 _PEEKED = 1000
@@ -208,3 +209,65 @@ def _read(
             other_files=tuple(members.other_files),
             unfinished=next((fault.what for fault in members.faults if fault.ends_tar), ""),
         )
+
+
+_CHUNK = 4 << 20
+
+
+class ShardPass:
+    """Gives members in the order of their offsets while the whole file is hashed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._sha256 = hashlib.sha256()
+        self._chunk = memoryview(b"")
+        self._start = 0
+
+    def take(self, offset: int, size: int) -> memoryview:
+        """Bytes [offset, offset + size), fewer where the file ends before; valid until the next.
+
+        Raises ValueError for an offset before the last one.
+        """
+        if offset < self._start:
+            raise ValueError(f"byte {offset:,} was asked for after byte {self._start:,}")
+        if offset + size > self._start + len(self._chunk):
+            self._advance(offset, size)
+        first = offset - self._start
+        return self._chunk[first : first + size]
+
+    def sha256(self) -> str:
+        """Hash what is left; hexadecimal digits of the whole file."""
+        while self._read(_CHUNK):
+            pass
+        return self._sha256.hexdigest()
+
+    def _advance(self, offset: int, size: int) -> None:
+        while offset >= self._start + len(self._chunk):
+            self._start += len(self._chunk)
+            self._chunk = memoryview(self._read(_CHUNK))
+            if not self._chunk:
+                self._start = offset
+                return
+        rest = self._chunk[offset - self._start :]
+        parts = [bytes(rest)]
+        missing = size - len(rest)
+        while missing > 0 and (more := self._read(max(missing, _CHUNK))):
+            parts.append(more)
+            missing -= len(more)
+        self._chunk, self._start = memoryview(b"".join(parts)), offset
+
+    def _read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._sha256.update(data)
+        return data
+
+    def __enter__(self) -> "ShardPass":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import emoji
 
-from data.text.emoji_groups import TABLE
-from data.text.emoji_table import fold
+from data.text.emoji_table import TABLE, fold
 
 _HEAD = """\
 # Groups, subgroups and emoji of Unicode's emoji-test.txt, version {version}, without skin tones.

@@ -46,7 +46,7 @@ def evaluate(
     allow_import: AllowImport = None,
 ) -> None:
     """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
-    from data import Manifest
+    from data.shards.manifest import Manifest
     from trainer.evaluation import load_evaluation
     from trainer.evaluation.class_table import ClassTable, write_csv
     from trainer.evaluation.of_run import Wanted

@@ -20,7 +20,7 @@ def report(
 
     Runs may be under way, cut off or damaged: the page says what could not be read.
     """
-    from data.aside import commit
+    from data.files import commit
     from launch.report import read_runs, report_page
 
     found = read_runs(runs)

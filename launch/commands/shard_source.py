@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
+from data.shards.duplicates import find_duplicates
 from data.sources import SOURCES, CommandSource
 from data.sources.label_vectors import WithLabelVectors
-from data.writing.duplicates import find_duplicates
 from launch.commands.shard_writing import SAMPLES_PER_SHARD, Out, PerShard, Workers, write
 from launch.options import Given, build, options_of, with_options
 from launch.progress import Report, progress

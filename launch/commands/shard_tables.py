@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from data.inspection.show import SplitContents, histogram, texts
+from data.inspection.contents import SplitContents, histogram, texts
 from data.shards.manifest import Manifest
 from data.shards.split import Split
 from launch.wording import plain, printable

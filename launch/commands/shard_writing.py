@@ -43,7 +43,7 @@ def write(
     vectors: the source with label vectors from a file, instead of its own; ignored: files that the
     source does not read.
     """
-    from data.writing.writer import write_shards
+    from data.shards.writer import write_shards
 
     started = time.monotonic()
     with progress("writing") as report, written_to(out, "--out"):

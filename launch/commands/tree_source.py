@@ -69,12 +69,12 @@ def build_named_tree(source: Path, options: TreeOptions) -> "tuple[NamedTree, Or
 def read_class_list(path: Path) -> ClassList:
     """From a folder of shards, or the lines of a file."""
     if path.is_dir():
-        from data import Manifest
+        from data.shards.manifest import Manifest
 
         classes = Manifest.read(path).classes
         words = [info.attributes.get("words") or info.name for info in classes]
         return ClassList([info.name for info in classes], [one.split(", ")[0] for one in words])
-    from data.class_names import read_class_names
+    from data.tars.labels import read_class_names
 
     names = read_class_names(path)
     return ClassList(names, names)
@@ -88,7 +88,9 @@ def _check(source: Path, origin: Origin, options: TreeOptions) -> None:
 
 
 def _from_shards(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin]":
-    from data import Manifest, class_paths, load_label_vectors
+    from data.shards.hierarchy import class_paths
+    from data.shards.label_vectors import load_label_vectors
+    from data.shards.manifest import Manifest
     from heads.tree import tree_of_paths
 
     if options.classes is not None:

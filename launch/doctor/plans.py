@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trainer.config import Recipe
 
 # torch's loader processes each hold so many batches: two asked for ahead, one being made, one being
-# copied (`data/loading/pixel_memory.py`, which would load torch).
+# copied (`data/loading/workers.py`, which would load torch).
 _BATCHES_HELD = 4
 _ASSUMED_WORKERS = 4
 _ASSUMED_BATCH = 256

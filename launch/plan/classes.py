@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data import Manifest
-from data.remote.address import is_url
+from data.remote.config import is_url
+from data.shards.manifest import Manifest
 from heads.build import build_tree
 from heads.hierarchical import classes_at_leaves
 from heads.tree import LabelTree

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.aside import commit
+from data.files import commit
 from serving.galleries.items import Item, item_line, order_of, read_items
 from serving.galleries.manifest import (
     DATA_FILES,

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data.pool import in_order
+from data.processes import in_order
 from serving.galleries.assembling import assemble, joined
 from serving.galleries.collection import Collection, Unreadable, UnreadableFile
 from serving.galleries.items import Item, item_line, order_of, read_items, shown_name

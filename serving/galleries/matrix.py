@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from data.aside import flush
+from data.files import flush
 from data.shards.mapped import mapped
 from serving.galleries.manifest import AGAIN, FileInfo
 

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import numpy as np
 
-from data.aside import commit, flush
+from data.files import commit, flush
 from serving.galleries.items import Item, item_line, parse_item
 from serving.galleries.manifest import FEATURES, GALLERY, ITEMS, OFFSETS, THUMBNAILS, read_info
 from serving.galleries.matrix import matrix_start

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 
 from data.images.decode import MAX_PIXELS, decode, resize
-from data.images.jpeg_header import jpeg_size
+from data.images.headers import jpeg_size
 
 SIDE = 160  # pixels of the longer side, at most
 _QUALITY = 80

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import Manifest, load_label_vectors, open_split
 from data.images.decode import decode
+from data.images.fonts import face_characters
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from data.sources import Glyphs
-from data.sources.fonts import face_characters
 from data.sources.glyphs import TEST_FACES
-from data.writing.writer import write_shards
 
 
 def by_character(source: Glyphs) -> dict[str, int]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from data import Manifest
+from data.shards.manifest import Manifest
 from heads import ClassHead
 from tests.heads.cases import (
     LOSS_KINDS,

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from playwright.sync_api import expect
 from tritonclient import grpc as triton
 
-from data import open_split
 from data.loading.loader import EvalLoader
+from data.shards.split import open_split
 from serving.client import Client
 from tests.ranks import rank_world
 from tests.serving.browsing import chromium, visit

@@ -7,8 +7,10 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from data import Manifest, load_label_vectors, open_split
 from data.images.decode import decode, for_evaluation
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from trainer.evaluation import (

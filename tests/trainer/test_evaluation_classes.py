@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data import Manifest
+from data.shards.manifest import Manifest
 from heads.slc import ClassMeasures
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe

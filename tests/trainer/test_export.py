@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data import open_split
 from data.images.decode import decode, for_evaluation
+from data.shards.split import open_split
 from tests.heads.cases import naive_logits, naive_rows
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe

@@ -2,7 +2,8 @@
 
 import pytest
 
-from data import Manifest, class_paths
+from data.shards.hierarchy import class_paths
+from data.shards.manifest import Manifest
 from heads.tree import tree_of_paths
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe

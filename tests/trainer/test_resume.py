@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import Cursor
+from data.loading.batch import Cursor
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe

@@ -1,7 +1,7 @@
 """Whether shards, tokenizer and model fit together, said before anything is trained or exported."""
 
 from data.shards.manifest import Manifest
-from data.tokens.tokenizer import Tokenizer, open_tokenizer
+from data.text.tokenizer import Tokenizer, open_tokenizer
 from trainer.backbone.backbone import Backbone
 from trainer.backbone.text_inputs import check_reading
 from trainer.checkpoints import Checkpoint

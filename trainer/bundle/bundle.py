@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor
 
-from data.tokens.tokenizer import Tokenizer, open_tokenizer
+from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.logits import ClassRows
 from heads.scores import score
 from trainer.backbone.backbone import Backbone, build_backbone

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from safetensors.numpy import save_file
 
-from data.shards.paused_gc import paused_gc
+from data.shards.manifest import paused_gc
 from trainer.bundle.class_names import ClassNames, NameIndex, index_names
 from trainer.bundle.mapped_file import Shapes, mapped_arrays
 from trainer.bundle.spec import ClassEntry

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from data.config import DataConfig, TextConfig
-from data.tokens.tokenizer import Tokenizer, open_tokenizer
+from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead, ClassRows
 from heads.config import HeadConfig
 from trainer.backbone.onnx_backbone import write_onnx

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from data.tokens.tokenizer import CONFIG_FILE, TOKENIZER_FILE
+from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from trainer.bundle.class_list import INDEX, LINES
 from trainer.bundle.spec import BundleSpec, Spec
 from trainer.bundle.thresholds import FILE as THRESHOLDS

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_model
 from torch import Tensor
 
-from data.tokens.tokenizer import Tokenizer
+from data.text.tokenizer import Tokenizer
 from trainer.backbone.backbone import Backbone
 from trainer.bundle.class_list import write_classes
 from trainer.bundle.files import (

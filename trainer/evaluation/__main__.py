@@ -3,7 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
 """
 
-from data.parent import die_with_parent
+from data.processes import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()  # before what is slow to import: a launcher may be killed meanwhile

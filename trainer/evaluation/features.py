@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from data import Batch
+from data.loading.batch import Batch
 from heads.collectives import all_gather_equal, all_gather_rows, all_reduce_max
 from trainer.evaluation.turns import EvaluationStopped, StopQuestion
 from trainer.task import Task

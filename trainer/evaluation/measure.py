@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from data import Batch, EvalLoader, Manifest, open_split
+from data.loading.batch import Batch
+from data.loading.loader import EvalLoader
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
 from heads import ClassHead
 from heads.collectives import all_reduce_sum
 from heads.similarity import similarity_accuracy

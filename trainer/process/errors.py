@@ -37,7 +37,7 @@ def report_error(
         return None if missing is None else say(missing, BAD_INPUT)
     if world is None and isinstance(error, ValueError | OSError) and not is_lost_peer(error):
         return say(str(error), code_of(error))
-    from data.loading.reader import LOST_WORKER, is_lost_worker
+    from data.loading.workers import LOST_WORKER, is_lost_worker
     from trainer.faults import LostRankError, advice, is_out_of_memory
 
     if isinstance(error, LostRankError):

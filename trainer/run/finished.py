@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data import Manifest, Split, class_paths, load_label_vectors, open_split
 from data.loading.stream import Stream
+from data.shards.hierarchy import class_paths
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
+from data.shards.split import Split, open_split
 from trainer.backbone.compatibility import check_tokenizer, tokenizer_digest
 from trainer.checkpoints import Checkpoint, find_checkpoint, open_checkpoint
 from trainer.checkpoints.entries import averaged_entries, load_entries, model_entries

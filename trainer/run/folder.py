@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from data.aside import commit
+from data.files import commit
 from trainer.checkpoints import committed_folders
 from trainer.config import Recipe
 from trainer.imports import component_at, import_paths, imported_components, with_component

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data import Batch, Cursor, Manifest
+from data.loading.batch import Batch, Cursor
+from data.shards.manifest import Manifest
 from trainer.checkpoints import CheckpointWriter
 from trainer.checkpoints.entries import training_entries
 from trainer.config import Duration, Recipe

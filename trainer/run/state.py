@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from data import Cursor
+from data.loading.batch import Cursor
 from trainer.backbone.compatibility import check_tokenizer
 from trainer.checkpoints import Checkpoint
 

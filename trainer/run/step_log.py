@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from data import Batch
-from data.aside import explained
+from data.files import explained
+from data.loading.batch import Batch
 from trainer.telemetry.jsonl import drop_lines_after
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from data import Batch
+from data.loading.batch import Batch
 from heads.collectives import all_gather_equal, all_gather_rows
 from trainer.process.signals import ASKS_TO_STOP
 from trainer.world import World

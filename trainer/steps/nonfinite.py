@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from data import Batch
+from data.loading.batch import Batch
 from trainer.telemetry.jsonl import drop_lines_after
 
 _REMEDY = (

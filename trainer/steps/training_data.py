@@ -2,9 +2,12 @@
 
 from typing import Any
 
-from data import Cursor, Manifest, Split, TrainLoader, open_split
 from data.config import DataConfig
+from data.loading.batch import Cursor
+from data.loading.loader import TrainLoader
 from data.loading.stream import Stream, StreamLoader, open_stream
+from data.shards.manifest import Manifest
+from data.shards.split import Split, open_split
 from trainer.config import Recipe
 from trainer.world import World
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from data.aside import NO_SPACE, commit, explained
+from data.files import NO_SPACE, commit, explained
 from data.retry import is_transient
 
 _MAX_WAITING_BYTES = 4 * 2**20
