@@ -24,7 +24,7 @@ from sklearn.svm import LinearSVC
 from benchmarks.timing import CONSOLE
 from data.loading.loader import EvalLoader
 from data.shards.split import open_split
-from trainer.run.finished import open_trained
+from trainer.run.trained_run import open_trained
 from trainer.world import open_world
 
 MODELS: dict[str, tuple[Callable[..., LogisticRegression | LinearSVC], tuple[float, ...]]] = {

@@ -17,15 +17,17 @@ from trainer.config import Recipe
 from trainer.faults import Watchdog
 from trainer.process.signals import StopSignals
 from trainer.recipe import build_recipe
+from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import provenance
-from trainer.run.running import Running
-from trainer.run.state import TrainState
-from trainer.run.step_log import SampleLog
-from trainer.steps.busy import BusyClock
+from trainer.run.resume import TrainState
+from trainer.steps.agreement import BusyTimer
 from trainer.steps.nonfinite import NonFiniteSteps
 from trainer.task import Task, build_task
-from trainer.telemetry import ModelFlops, Phases, Telemetry
+from trainer.telemetry.jsonl import SampleLog
+from trainer.telemetry.mfu import ModelFlops
+from trainer.telemetry.phases import Phases
+from trainer.telemetry.telemetry import Telemetry
 from trainer.train import take_steps
 from trainer.world import World, open_world
 
@@ -107,7 +109,7 @@ def _trainer(
     phases = Phases(world.device)
     folder = RunFolder(recipe.run)
     folder.path.mkdir()
-    busy = BusyClock(phases.collective)
+    busy = BusyTimer(phases.collective)
     opened.enter_context(listening(busy.around))
     names = [f"class {label}" for label in range(_CLASSES)]
     task = build_task(recipe, class_names=names, label_vectors=None, world=world, phases=phases)
@@ -125,7 +127,7 @@ def _trainer(
         flops=ModelFlops(recipe, _CLASSES),
     )
     writer = CheckpointWriter(folder.checkpoints, recipe.checkpoint, world, start_step=0)
-    run = Running(
+    run = ActiveRun(
         recipe=recipe,
         folder=folder,
         world=world,

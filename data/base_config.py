@@ -1,9 +1,17 @@
 """What the models of a recipe share: their base class, and the length of a training."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 
 class FrozenConfig(BaseModel):
@@ -42,3 +50,13 @@ def _not_zero(duration: Duration) -> Duration:
 
 
 Interval = Annotated[Duration, AfterValidator(_not_zero)]
+
+
+def or_instance(base: type) -> WrapValidator:
+    """Validates a union of built-in kinds, and accepts an instance of any other subclass of `base`
+    as it is: `trainer/imports.py` has made it."""
+
+    def validated(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        return value if isinstance(value, base) else validate(value)
+
+    return WrapValidator(validated)

@@ -9,7 +9,7 @@ if __name__ == "__main__":
     check_packages("data", "heads")
 
 from data.processes import die_with_parent
-from trainer.process.standard_output import hide_native_warnings, outlive_listeners
+from trainer.process.standard_output import hide_native_warnings, tolerate_closed_output
 
 if __name__ == "__main__":
     # Before all that is slow to import: a launcher killed meanwhile would leave this rank training.
@@ -105,7 +105,7 @@ def _check_world_size(wanted: str | None) -> None:
 
 
 if __name__ == "__main__":
-    outlive_listeners()
+    tolerate_closed_output()
     if code := main():
         from trainer.world import leave
 

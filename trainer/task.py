@@ -15,9 +15,14 @@ from heads import ClassHead, FactoredHead, build_head
 from heads.collectives import all_reduce_sum
 from heads.engine import NOTHING_COUNTS
 from trainer.backbone.backbone import Backbone, build_backbone
-from trainer.backbone.batch_norm import apply_batch_norm_mode, follow_first_rank
+from trainer.backbone.batch_norm import (
+    apply_batch_norm_mode,
+    copy_buffers,
+    follow_first_rank,
+    persistent_buffers,
+    restore_buffers,
+)
 from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
-from trainer.backbone.buffers import kept_buffers, persistent_buffers, restore_buffers
 from trainer.config import Recipe
 from trainer.optimizers import (
     build_head_optimizer,
@@ -163,7 +168,7 @@ class Task(nn.Module):
         after = random_state(device)
         self.head.accumulates = False
         loss, gradient = self._loss(torch.cat(outputs), parts, 1.0)
-        buffers = kept_buffers(self.backbone)
+        buffers = copy_buffers(self.backbone)
         gradients = gradient.split([len(part.labels) for part in parts])
         for index, (part, state, grad) in enumerate(zip(parts, states, gradients, strict=True)):
             set_random_state(state, device)
@@ -193,7 +198,7 @@ class Task(nn.Module):
 
     def _backward(self, features: Tensor, gradient: Tensor) -> None:
         # Checkpointed blocks run once more: what their first forward left in the buffers stays.
-        kept = kept_buffers(self.backbone) if self.recipe.train.activation_checkpointing else None
+        kept = copy_buffers(self.backbone) if self.recipe.train.activation_checkpointing else None
         with self.phases("backward"):
             self.strategy.backward(features, gradient)
         if kept is not None:

@@ -14,26 +14,25 @@ from data.loading.stream import Stream
 from data.shards.manifest import Manifest
 from data.shards.split import Split
 from heads.collectives import listening
-from trainer.backbone.buffers import kept_buffers, restore_buffers
+from trainer.backbone.batch_norm import copy_buffers, restore_buffers
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Duration, Recipe
 from trainer.faults import Watchdog
 from trainer.process.signals import StopSignals
-from trainer.run.finished import class_counts_of, class_paths_of, label_vectors_of
+from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import provenance
-from trainer.run.resume import resume
-from trainer.run.running import Running
-from trainer.run.state import TrainState
-from trainer.run.step_log import SampleLog
+from trainer.run.resume import TrainState, resume
+from trainer.run.training_data import class_paths_of, label_vectors_of, open_loader, open_training
 from trainer.schedules import RunLength
-from trainer.steps.agreement import agree
-from trainer.steps.busy import BusyClock
+from trainer.steps.agreement import BusyTimer, agree
 from trainer.steps.nonfinite import NonFiniteSteps
-from trainer.steps.training_data import open_loader, open_training
 from trainer.task import Task, build_task
-from trainer.telemetry import ModelFlops, Phases, Telemetry, check_telemetry
+from trainer.telemetry.jsonl import SampleLog
+from trainer.telemetry.mfu import ModelFlops
+from trainer.telemetry.phases import Phases
+from trainer.telemetry.telemetry import Telemetry, check_telemetry
 from trainer.world import World
 
 
@@ -64,7 +63,7 @@ def _train(
     watchdog = opened.enter_context(
         Watchdog(world, timeout_seconds=recipe.train.timeout_seconds, phases=phases)
     )
-    busy = BusyClock(phases.collective)
+    busy = BusyTimer(phases.collective)
     opened.enter_context(listening(busy.around))
 
     # ---------------------------------------------------------------- data
@@ -86,7 +85,7 @@ def _train(
         class_names=manifest.class_names,
         label_vectors=label_vectors,
         world=world,
-        class_counts=class_counts_of(training),
+        class_counts=training.class_counts(),
         class_paths=class_paths_of(recipe, manifest),
         phases=phases,
     )
@@ -156,7 +155,7 @@ def _train(
     sample_log = opened.enter_context(
         SampleLog(folder.path, rank=world.rank, wanted=recipe.telemetry.sample_ids)
     )
-    run = Running(
+    run = ActiveRun(
         recipe=recipe,
         folder=folder,
         world=world,
@@ -200,7 +199,7 @@ def _check_first_batch(
     world.barrier()
 
 
-def take_steps(run: Running, num_steps: int) -> None:
+def take_steps(run: ActiveRun, num_steps: int) -> None:
     """Go on to `num_steps`, with the evaluations and checkpoints that are due, and measure the
     model at the end (collective)."""
     recipe, world, task, telemetry = run.recipe, run.world, run.task, run.telemetry
@@ -263,7 +262,7 @@ def _update(
     Where they are not finite no weight changes: a step too large for fp16 lowers its scale, any
     other is left out with all that it did to batch norm's statistics.
     """
-    buffers = kept_buffers(task.backbone) if broken.cap else []
+    buffers = copy_buffers(task.backbone) if broken.cap else []
     loss = norm = math.nan
     try:
         loss = float(task.backward(batch, step=step))

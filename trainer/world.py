@@ -11,7 +11,7 @@ from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError, ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from heads.collectives import announced
@@ -131,3 +131,37 @@ def _device(wanted: str, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+_LOST_RANK_MESSAGES = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Socket closed",
+    "Connection refused",
+    "NCCL communicator was aborted",
+    "remote process exited",
+)
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from or during, is about another rank's end."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if _is_of_a_connection(found):
+            return True
+        seen.append(found)
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def _is_of_a_connection(error: BaseException) -> bool:
+    if isinstance(error, DistNetworkError | DistStoreError | DistBackendError):
+        return True
+    # A data source's own connection errors are OSError, and no rank's.
+    return isinstance(error, RuntimeError) and any(
+        word in str(error) for word in _LOST_RANK_MESSAGES
+    )

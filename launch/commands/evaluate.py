@@ -17,7 +17,7 @@ from launch.wording import plain, printable
 if TYPE_CHECKING:
     from trainer.evaluation import Evaluation
     from trainer.evaluation.class_table import ClassTable
-    from trainer.evaluation.of_run import Wanted
+    from trainer.evaluation.run_evaluation import EvaluationRequest
 
 Order = Literal["index", "positives", "accuracy", "average_precision"]
 _NAME = 24  # so that two of them and their numbers fit 80 columns
@@ -49,9 +49,11 @@ def evaluate(
     from data.shards.manifest import Manifest
     from trainer.evaluation import load_evaluation
     from trainer.evaluation.class_table import ClassTable, write_csv
-    from trainer.evaluation.of_run import Wanted
+    from trainer.evaluation.run_evaluation import EvaluationRequest
 
-    wanted = Wanted(run, checkpoint, split, tuple(settings or ()), tuple(allow_import or ()))
+    wanted = EvaluationRequest(
+        run, checkpoint, split, tuple(settings or ()), tuple(allow_import or ())
+    )
     recipe = wanted.recipe()
     if classes:
         check_writable(classes, "--classes")
@@ -75,8 +77,8 @@ def evaluate(
         print(printable(f"{len(table.names)} classes: {classes}"))
 
 
-def _here(wanted: "Wanted") -> int:
-    from trainer.evaluation.of_run import evaluate_run, open_evaluation_split
+def _here(wanted: "EvaluationRequest") -> int:
+    from trainer.evaluation.run_evaluation import evaluate_run, open_evaluation_split
     from trainer.faults import is_out_of_memory
     from trainer.process.errors import report_error
     from trainer.world import open_world
@@ -102,7 +104,7 @@ def _here(wanted: "Wanted") -> int:
         raise typer.Exit(code) from error
 
 
-def _on_ranks(wanted: "Wanted", num_processes: int) -> int:
+def _on_ranks(wanted: "EvaluationRequest", num_processes: int) -> int:
     """The step that several processes evaluated; their exit code where they failed."""
     from launch.ranks.placement import Placement
     from launch.ranks.run import run_ranks

@@ -16,7 +16,7 @@ from heads.hierarchical import classes_at_leaves
 from heads.tree import LabelTree
 from heads.weights import shard_range
 from trainer.config import Recipe
-from trainer.run.finished import class_paths_of, label_vectors_of
+from trainer.run.training_data import class_paths_of, label_vectors_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import psutil
 import torch
 
 from launch.plan.cluster import Machine
-from trainer.telemetry.devices import DEVICES
+from trainer.devices import DEVICES
 
 _BITS = 8
 # Of a network adapter a GPU, as in the makers' own servers of eight: assumed, --link-gbps says it.

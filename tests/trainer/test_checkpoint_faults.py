@@ -19,7 +19,7 @@ from tests.trainer.checkpoint_kills import ended_before_change, kill_and_resume
 from tests.trainer.checkpoint_mutations import digest_of, reseal, tensor_files
 from tests.trainer.checkpoint_runs import config, load_into_zeros, newest_is_whole, save_steps
 from trainer.checkpoints import CheckpointWriter, committed_folders, find_checkpoint
-from trainer.checkpoints.disk_error import explain
+from trainer.checkpoints.exchange import explain_disk_error
 
 MEGABYTE = 2**20
 
@@ -148,10 +148,10 @@ def test_a_failure_in_the_background_is_told_once_before_the_next_save(tmp_path)
 
 def test_other_errors_of_the_disk_have_remedies_too(tmp_path):
     for number, remedy in ((errno.EROFS, "writable"), (errno.EIO, "check the disk")):
-        line = explain(OSError(number, os.strerror(number), "x"), tmp_path / "not yet")
+        line = explain_disk_error(OSError(number, os.strerror(number), "x"), tmp_path / "not yet")
         assert remedy in line
         assert f"are free at {tmp_path}" in line
-    assert explain(OSError("2 bytes missing"), tmp_path).startswith("2 bytes missing; ")
+    assert explain_disk_error(OSError("2 bytes missing"), tmp_path).startswith("2 bytes missing; ")
 
 
 # ------------------------------------------------------------------ killed

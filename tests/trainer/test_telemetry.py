@@ -28,9 +28,9 @@ from tests.trainer.telemetry_reports import (
     telemetry,
 )
 from trainer.config import TelemetryConfig
-from trainer.telemetry import PHASES, Phases
-from trainer.telemetry.endpoint import Endpoint
 from trainer.telemetry.jsonl import JsonLines
+from trainer.telemetry.phases import PHASES, Phases
+from trainer.telemetry.prometheus import Endpoint
 from trainer.train import train
 
 

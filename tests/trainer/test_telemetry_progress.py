@@ -15,9 +15,9 @@ import pytest
 
 from tests.system.processes import ROOT, environment
 from tests.trainer.telemetry_reports import NUM_STEPS, NUMBERS, telemetry
-from trainer.telemetry.progress import Shown
+from trainer.telemetry.progress import StepSummary
 
-LARGE = Shown(
+LARGE = StepSummary(
     loss=12.3456,
     learning_rate=0.05,
     samples_per_second=123_456,

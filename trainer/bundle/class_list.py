@@ -17,10 +17,8 @@ from safetensors.numpy import save_file
 
 from data.shards.manifest import paused_gc
 from trainer.bundle.class_names import ClassNames, NameIndex, index_names
-from trainer.bundle.mapped_file import Shapes, mapped_arrays
-from trainer.bundle.spec import ClassEntry
-
-LINES, INDEX = "classes.jsonl", "classes.safetensors"
+from trainer.bundle.mapped_arrays import Shapes, mapped_arrays
+from trainer.bundle.spec import INDEX, LINES, ClassEntry
 
 
 @paused_gc()

@@ -5,7 +5,9 @@ Any safetensors reader opens it. It is not a general writer: one tensor, row-maj
 
 import json
 import os
+import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-
-from trainer.bundle.row_cache import HotRows
 
 _ITEM_BYTES = 4
 # Rows and bytes that the kernel takes in one call, with room.
@@ -74,7 +74,7 @@ class RowFile:
         self, path: Path, *, name: str, num_rows: int, width: int, cache_bytes: int = 0
     ) -> None:
         self.path, self.num_rows, self.width = path, num_rows, width
-        self._hot = HotRows(max_bytes=cache_bytes)
+        self._hot = RowCache(max_bytes=cache_bytes)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._close = weakref.finalize(self, os.close, self._descriptor)
         try:
@@ -150,3 +150,54 @@ def _parse_header(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return header if isinstance(header, dict) else {}
+
+
+# What Python holds beside a row's numbers, roughly.
+_EXTRA_BYTES = 250
+# A question for more than this share of what fits would drive all others out.
+_LARGE_SHARE = 8
+
+
+class RowCache:
+    """Rows by number, those not asked for longest leaving first. Threads may use it together."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, rows: Sequence[int], out: np.ndarray) -> list[int]:
+        """Fill `out` [n, width] where a row is held; the places of those that are not."""
+        if self._is_large(rows, out):
+            return list(range(len(rows)))
+        missing = []
+        with self._lock:
+            for place, row in enumerate(rows):
+                held = self._held.get(row)
+                if held is None:
+                    missing.append(place)
+                    continue
+                out[place] = held
+                self._held.move_to_end(row)
+        return missing
+
+    def keep(self, rows: Sequence[int], places: Sequence[int], out: np.ndarray) -> None:
+        """Hold the rows of `out` [n, width] at `places`."""
+        if self._is_large(rows, out):
+            return
+        most = self._max_bytes // _bytes_of(out)
+        with self._lock:
+            for place in places:
+                self._held[rows[place]] = out[place].copy()
+            while len(self._held) > most:
+                self._held.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _is_large(self, rows: Sequence[int], out: np.ndarray) -> bool:
+        return len(rows) * _bytes_of(out) * _LARGE_SHARE > self._max_bytes
+
+
+def _bytes_of(out: np.ndarray) -> int:
+    return int(out.shape[1]) * out.itemsize + _EXTRA_BYTES

@@ -12,7 +12,8 @@ from torch import Tensor
 from data.text.tokenizer import Tokenizer
 from trainer.backbone.backbone import Backbone
 from trainer.bundle.class_list import write_classes
-from trainer.bundle.files import (
+from trainer.bundle.row_file import write_rows
+from trainer.bundle.spec import (
     BACKBONE,
     CARD,
     ENCODER,
@@ -21,12 +22,12 @@ from trainer.bundle.files import (
     TENSOR,
     TOKENIZER,
     WEIGHTS,
+    BundleManifest,
+    BundleSpec,
+    ClassEntry,
     FileEntry,
-    Manifest,
     sha256_of,
 )
-from trainer.bundle.row_file import write_rows
-from trainer.bundle.spec import BundleSpec, ClassEntry
 from trainer.bundle.thresholds import ClassThresholds
 
 
@@ -76,7 +77,7 @@ def write_bundle(
         if write_onnx is not None:
             write_onnx(aside / ONNX)
         (aside / CARD).write_text(model_card, encoding="utf-8")
-        manifest = Manifest(model=spec, files=_describe_files(aside))
+        manifest = BundleManifest(model=spec, files=_describe_files(aside))
         (aside / SPEC).write_text(_json_of(manifest) + "\n", encoding="utf-8")
         _make_lasting(aside)
         _put_in_place(aside, path, force=force)
@@ -98,7 +99,7 @@ def _write_classes(
         thresholds.write(folder, written)
 
 
-def _json_of(manifest: Manifest) -> str:
+def _json_of(manifest: BundleManifest) -> str:
     """Without `backbone` where there is none: versions before it would refuse the key."""
     unused = {"model": {"backbone"}} if manifest.model.backbone is None else None
     return manifest.model_dump_json(indent=1, exclude=unused)

@@ -1,18 +1,18 @@
-"""One save from its pieces to a committed folder: the ranks write, rank 0 commits and retires."""
+"""One save from its pieces to a committed folder: the ranks write, rank 0 commits, and deletes the
+checkpoints that are not kept."""
 
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch.distributed import ProcessGroup
 
 from data.retry import is_transient, retried
-from trainer.checkpoints.disk_error import explain, failure
-from trainer.checkpoints.durable_file import write_file
-from trainer.checkpoints.exchange import exchange
+from trainer.checkpoints.exchange import disk_failure, exchange, explain_disk_error
 from trainer.checkpoints.find import inspect_checkpoint
 from trainer.checkpoints.folders import (
     PARTIAL,
@@ -28,9 +28,45 @@ from trainer.checkpoints.folders import (
 )
 from trainer.checkpoints.manifest import MANIFEST_FILE, STATE_FILE, Best, FileDigest, Manifest
 from trainer.checkpoints.pieces import Piece
-from trainer.checkpoints.retention import Retention, Stored, superseded
-from trainer.checkpoints.shard_file import write_shard
+from trainer.checkpoints.shard_file import write_file, write_shard
 from trainer.world import World
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A committed checkpoint's step and, where there was an evaluation, its measure."""
+
+    step: int
+    best: float | None = None
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The newest `last`; multiples of `every_steps`; the best by `mode` (max or min)."""
+
+    last: int
+    every_steps: int | None = None
+    mode: Literal["max", "min"] | None = None
+
+
+def superseded(stored: Sequence[Stored], retention: Retention) -> set[int]:
+    """Steps that may be deleted; never the newest. Of equal measures the first one is the best."""
+    kept = set(sorted(one.step for one in stored)[-retention.last :])
+    if retention.every_steps is not None:
+        kept |= {one.step for one in stored if one.step % retention.every_steps == 0}
+    if retention.mode is not None:
+        kept |= _best(stored, sign=1 if retention.mode == "max" else -1)
+    return {one.step for one in stored} - kept
+
+
+def _best(stored: Sequence[Stored], *, sign: int) -> set[int]:
+    measured = [
+        (sign * one.best, -one.step)
+        for one in stored
+        if one.best is not None and math.isfinite(one.best)
+    ]
+    return {-max(measured)[1]} if measured else set()
+
 
 # What state.json holds beside the trainer's own keys.
 WRITERS_KEYS = frozenset({"world_size", "random_states", "best"})
@@ -100,13 +136,13 @@ class Commit:
             answer = retried(what, stage)
         except (OSError, MemoryError) as error:
             may_pass = is_transient(error) or isinstance(error, MemoryError)
-            trouble = [explain(error, self.root), may_pass]
+            trouble = [explain_disk_error(error, self.root), may_pass]
         answers = exchange([answer, trouble], self.group)
         for rank, (_, met) in enumerate(answers):
             if met is not None:
                 line, may_pass = met
                 where = f" on rank {rank}" if self.world.size > 1 else ""
-                raise failure(f"{what}{where}: {line}", transient=may_pass)
+                raise disk_failure(f"{what}{where}: {line}", transient=may_pass)
         return [answer for answer, _ in answers]
 
     def _start(self, step: int) -> list[int]:

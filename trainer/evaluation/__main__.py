@@ -18,10 +18,10 @@ from trainer.process.exit_codes import DONE, INTERRUPTED
 def main(arguments: list[str] | None = None) -> int:
     """Evaluate what the command line names; returns the exit code."""
     options = _parser().parse_args(arguments)
-    from trainer.evaluation.of_run import Wanted, evaluate_run
+    from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
     from trainer.world import open_world
 
-    wanted = Wanted(
+    wanted = EvaluationRequest(
         options.run,
         options.checkpoint,
         options.split,

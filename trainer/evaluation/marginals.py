@@ -21,8 +21,8 @@ from heads.losses.symmetric import (
     no_scores,
     symmetric_polynomials,
 )
+from trainer.evaluation.class_scores import Ranking
 from trainer.evaluation.features import SplitRows
-from trainer.evaluation.ranking import Ranking
 
 # Shape legend: n pictures, V views of one, r pictures worked on together, B = r x V, C classes.
 

@@ -14,13 +14,16 @@ from typing import Protocol, Self
 import torch
 import torch.distributed as dist
 
-from trainer.faults.board import Board
-from trainer.faults.rank_state import RankState, main_thread_place
-from trainer.faults.recorder import Collective, Recorded, Recorder
-from trainer.faults.verdict import name_the_hang, name_the_lost_store
+from trainer.faults.flight_recorder import Collective, FlightRecorder, RecordedCollectives
+from trainer.faults.hang_report import (
+    RankState,
+    describe_hang,
+    describe_lost_store,
+    main_thread_location,
+)
+from trainer.faults.rank_store import RankStore
 from trainer.process.exit_codes import FAILED
-from trainer.process.lost_peer import is_lost_peer
-from trainer.world import World, leave
+from trainer.world import World, is_lost_rank, leave
 
 # Between the two looks at all ranks: one that is alive writes several times in it.
 _GAP_SECONDS = 4.0
@@ -60,7 +63,7 @@ class Watchdog:
         self._world, self._timeout, self._phases = world, timeout_seconds, phases
         self._gap = min(_GAP_SECONDS, timeout_seconds / 2)
         self._interval = self._gap / _LOOKS_A_GAP
-        self._recorder = Recorder()
+        self._recorder = FlightRecorder()
         self._step = 0
         self._beat = 0
         self._pending: Collective | None = None
@@ -81,7 +84,7 @@ class Watchdog:
                 "torch's flight recorder is off, without which no hang can be named: set "
                 "TORCH_FR_BUFFER_SIZE to 256 or leave it out"
             )
-        self._board = Board(
+        self._board = RankStore(
             topic, rank=self._world.rank, size=self._world.size, interval=self._interval
         )
         # At once: a rank that stops soon after has been seen.
@@ -120,7 +123,7 @@ class Watchdog:
             return
         if error is None:
             error = self._wait_for_all()
-        if error is not None and is_lost_peer(error):
+        if error is not None and is_lost_rank(error):
             line = self.explain(error)
             self._let_others_know()
             self._close()
@@ -135,7 +138,7 @@ class Watchdog:
         try:
             self._world.barrier()
         except RuntimeError as error:
-            if not is_lost_peer(error):
+            if not is_lost_rank(error):
                 raise
             return error
         return None
@@ -174,16 +177,16 @@ class Watchdog:
             beat=self._beat,
             step=self._step,
             phase=self._phases.current or "",
-            place=main_thread_place(),
+            place=main_thread_location(),
             newest=recorded.newest,
             pending=recorded.pending,
             waited_seconds=now - self._since if recorded.pending else 0.0,
         )
 
-    def _recorded(self) -> Recorded:
+    def _recorded(self) -> RecordedCollectives:
         """What the recorder says; a collective that raised no longer stands there as pending."""
         if self._failed is not None:
-            return Recorded(newest=self._failed, pending=self._failed)
+            return RecordedCollectives(newest=self._failed, pending=self._failed)
         return self._recorder.look()
 
     def _states(self) -> _States | None:
@@ -196,9 +199,9 @@ class Watchdog:
         """The line, or None where another rank says it."""
         after = self._states()
         if before is None or after is None:
-            return name_the_lost_store(self._look(), rank=self._world.rank, host=self._board.host)
+            return describe_lost_store(self._look(), rank=self._world.rank, host=self._board.host)
         first = self._board.claim(limit_seconds=_ANSWER_SECONDS)
-        return None if first is False else name_the_hang(before, after, size=self._world.size)
+        return None if first is False else describe_hang(before, after, size=self._world.size)
 
     def _end(self, line: str | None) -> None:
         if line is not None:

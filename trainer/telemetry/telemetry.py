@@ -18,17 +18,13 @@ from torch import Tensor
 from trainer.checkpoints.folders import step_of
 from trainer.config import TelemetryConfig
 from trainer.faults.stragglers import Stragglers
-from trainer.telemetry.endpoint import Endpoint
-from trainer.telemetry.flops import ModelFlops
 from trainer.telemetry.jsonl import JsonLines
-from trainer.telemetry.memory import memory_bytes, scarce
-from trainer.telemetry.metrics import Metrics
-from trainer.telemetry.pace import Pace
+from trainer.telemetry.mfu import ModelFlops, Utilization, peak_flops
 from trainer.telemetry.phases import NOT_OF_A_STEP, Phases
-from trainer.telemetry.progress import Screen, Shown
+from trainer.telemetry.progress import Pace, Screen, StepSummary, limiting_memory, memory_bytes
+from trainer.telemetry.prometheus import Endpoint, Metrics
 from trainer.telemetry.tensorboard import TensorBoard, check_tensorboard
 from trainer.telemetry.trainjob import TrainJobStatus
-from trainer.telemetry.utilisation import Utilisation, peak_flops
 from trainer.world import World
 
 _TOLD_OF_A_STEP = ("loss", "learning_rate", "samples_per_second")
@@ -71,7 +67,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         peak = None
         if flops is not None:
             peak = peak_flops(world.device, flops.precision, config.peak_tflops)
-        self._utilisation = Utilisation(flops, peak, self.say)
+        self._utilisation = Utilization(flops, peak, self.say)
 
     def __enter__(self) -> "Telemetry":
         self.metrics = Metrics(
@@ -262,13 +258,13 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         if self.board is not None:
             self.board.write(step, numbers)
 
-    def _shown(self, numbers: dict[str, Any]) -> Shown:
-        return Shown(
+    def _shown(self, numbers: dict[str, Any]) -> StepSummary:
+        return StepSummary(
             loss=numbers["loss"],
             learning_rate=numbers["learning_rate"],
             samples_per_second=numbers["samples_per_second"],
             data_wait_ratio=numbers["data_wait_ratio"],
-            memory_bytes=scarce(numbers["memory"]),
+            memory_bytes=limiting_memory(numbers["memory"]),
             remaining_seconds=self._pace.remaining_seconds(),
             mfu=numbers.get("mfu"),
         )

@@ -1,10 +1,11 @@
-"""What a step has to compute at least, in operations: the numerator of the MFU (PaLM, app. B).
+"""MFU: the share of a device's peak that goes into the operations of the model (PaLM, app. B).
 
-Counted once a shape of input on tensors without memory, so it is the same under every strategy and
-costs a step nothing. What is computed twice (checkpointed activations, cached gradients) counts
-once.
+Operations are counted once a shape of input on tensors without memory, so the count is the same
+under every strategy and costs a step nothing. What is computed twice (checkpointed activations,
+cached gradients) counts once.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -16,7 +17,7 @@ from data.images.config import ImageConfig
 from heads.config import HeadConfig
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.config import BackboneOptions, Recipe
-from trainer.telemetry.devices import Precision
+from trainer.devices import Precision, device_named
 
 # A multiplication and an addition forward, two of each backward: of the weights, of the inputs.
 _PASSES = 3
@@ -80,3 +81,55 @@ def head_flops(head: HeadConfig, *, dim: int, num_classes: int) -> float | None:
 def _without_memory(config: BackboneOptions, image: ImageConfig | None) -> Backbone:
     with torch.device("meta"):
         return build_backbone(config.without_weights(), image=image)
+
+
+def peak_flops(
+    device: torch.device, precision: Precision, given_tflops: float | None
+) -> float | None:
+    """Operations a second that `device` can do at most; None where nobody has said.
+
+    `given_tflops` of the recipe goes before the table of devices.
+    """
+    if given_tflops is not None:
+        return given_tflops * 1e12
+    if device.type != "cuda":
+        return None
+    known = device_named(torch.cuda.get_device_name(device))
+    return None if known is None else known.peak_flops(precision)
+
+
+class Utilization:
+    """Adds up the operations of this rank's rows; there is none where no peak is known."""
+
+    def __init__(
+        self, flops: ModelFlops | None, peak: float | None, say: Callable[[str], None]
+    ) -> None:
+        self._flops, self._peak, self._say = flops, peak, say
+        self._operations = 0.0
+
+    def add(self, inputs: dict[str, Tensor]) -> None:
+        """Rows [b, ...] that this rank trained on."""
+        if self._flops is None or self._peak is None:
+            return
+        try:
+            per_row = self._flops.per_row(inputs)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            self._give_up(f"the operations of the encoder cannot be counted ({reason})")
+            return
+        if per_row is None:
+            self._give_up("this head makes no row of logits")
+            return
+        self._operations += per_row * len(next(iter(inputs.values())))
+
+    def take(self, seconds: float) -> float | None:
+        """The share of the peak over `seconds`, since the last call; None: not known."""
+        if self._flops is None or self._peak is None:
+            return None
+        share = self._operations / seconds / self._peak
+        self._operations = 0.0
+        return share
+
+    def _give_up(self, reason: str) -> None:
+        self._peak = None
+        self._say(f"no MFU: {reason}")

@@ -1,7 +1,7 @@
-"""A board in the process group's store where every rank writes its state and reads the others'.
+"""The states of all ranks in the process group's store: each rank writes its own and reads all.
 
 A call to a store whose host was stopped does not return, whatever its timeout says: all calls are
-made by a thread of the board's own, and whoever asks waits for the answer no longer than it likes.
+made by a separate thread, and the caller waits for the answer no longer than its limit.
 """
 
 import os
@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 _OVER = "over"
 
 
-class Board:
+class RankStore:
     """One rank's side of the board.
 
     `topic` is the same on all ranks and new in every run of them: an older run's words may still

@@ -1,11 +1,16 @@
-"""What a run trains on: the recipe's split, or its stream of tars, and the batches of it."""
+"""What a run trains on: the recipe's split, or its stream of tars, the batches of it, and what the
+shards know about the classes."""
 
 from typing import Any
+
+import numpy as np
 
 from data.config import DataConfig
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.loading.stream import Stream, StreamLoader, open_stream
+from data.shards.hierarchy import class_paths
+from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
 from trainer.config import Recipe
@@ -39,3 +44,15 @@ def open_loader(
     if isinstance(training, Stream):
         return StreamLoader(training, recipe.data, **options)
     return TrainLoader(training, recipe.data, **options)
+
+
+def class_paths_of(recipe: Recipe, manifest: Manifest) -> list[tuple[str, ...]] | None:
+    """Names above each class in the shards' hierarchy, None where the recipe asks for none."""
+    return class_paths(recipe.data.shards, manifest) if recipe.head.needs_hierarchy else None
+
+
+def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:
+    """The shards' label vectors, None where their source gives none."""
+    if manifest.label_vectors is None:
+        return None
+    return load_label_vectors(recipe.data.shards, manifest, recipe.data.cache)

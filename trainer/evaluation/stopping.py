@@ -1,6 +1,6 @@
-"""Asks all ranks together, now and then, whether an evaluation goes on.
+"""Lets all ranks stop an evaluation together.
 
-Ranks have work in different numbers of pieces; the question is put equally often on all of them.
+Ranks have work in different numbers of pieces; the question is asked equally often on all of them.
 """
 
 from collections.abc import Callable
@@ -10,26 +10,26 @@ import torch
 from heads.collectives import all_reduce_max
 from trainer.world import World
 
-StopQuestion = Callable[[], bool]
+ShouldStop = Callable[[], bool]
 
 
 class EvaluationStopped(Exception):  # noqa: N818  nothing went wrong
     """All ranks agreed to stop in the middle of an evaluation: it has no result."""
 
 
-def never() -> bool:
+def never_stop() -> bool:
     """Goes on."""
     return False
 
 
-class Turns:
+class StopChecks:
     """As many turns on every rank as the rank with most has pieces (collective).
 
     `take` before a piece, `rest` after the last one; each raises EvaluationStopped on all ranks
     once `should_stop`, on which the ranks agree, is true.
     """
 
-    def __init__(self, num_pieces: int, should_stop: StopQuestion, world: World) -> None:
+    def __init__(self, num_pieces: int, should_stop: ShouldStop, world: World) -> None:
         count = torch.tensor(num_pieces, device=world.device)
         self._left = int(all_reduce_max(count, world.group))
         self._should_stop = should_stop

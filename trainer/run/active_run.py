@@ -14,13 +14,12 @@ from trainer.evaluation import EvaluationStopped, evaluate_split, save_evaluatio
 from trainer.faults import Watchdog
 from trainer.process.signals import Preempted, StopSignals
 from trainer.run.folder import RunFolder
-from trainer.run.state import TrainState
-from trainer.run.step_log import SampleLog
-from trainer.steps.agreement import agree
-from trainer.steps.busy import BusyClock
+from trainer.run.resume import TrainState
+from trainer.steps.agreement import BusyTimer, agree
 from trainer.steps.nonfinite import NonFiniteSteps
 from trainer.task import Task
-from trainer.telemetry import Telemetry
+from trainer.telemetry.jsonl import SampleLog
+from trainer.telemetry.telemetry import Telemetry
 from trainer.world import World
 
 
@@ -36,7 +35,7 @@ class Loader(Protocol):
 
 
 @dataclass
-class Running:
+class ActiveRun:
     """What a run has open, and the `state` that its next checkpoint holds.
 
     `origin` is its provenance, which every checkpoint stores. An epoch has `num_samples`.
@@ -54,7 +53,7 @@ class Running:
     label_vectors: np.ndarray | None
     stop: StopSignals
     watchdog: Watchdog
-    busy: BusyClock
+    busy: BusyTimer
     telemetry: Telemetry
     writer: CheckpointWriter
     broken: NonFiniteSteps

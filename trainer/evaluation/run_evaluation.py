@@ -9,17 +9,17 @@ from data.shards.split import Split, open_split
 from trainer.config import Recipe
 from trainer.evaluation.measure import evaluate_split
 from trainer.evaluation.saved import save_evaluation
-from trainer.run.finished import open_trained
 from trainer.run.folder import RunFolder, settings_of
+from trainer.run.trained_run import open_trained
 from trainer.world import World
 
 _SETTINGS = ("data.image.crops", "data.image.resize", "data.workers")
 # With another value of these what is measured is the same.
-_NO_MATTER = ("evaluation.batch", "data.workers", "data.eval_split")
+_IRRELEVANT = ("evaluation.batch", "data.workers", "data.eval_split")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EvaluationRequest:
     """What to evaluate: the newest checkpoint or that of a step, on the recipe's evaluation split
     or another, with `settings` (key=value) over the recipe's. Only components of `allow_imports`
     are imported."""
@@ -49,19 +49,19 @@ class Wanted:
         recipe's own, whose thresholds are exported."""
         place, recipe = RunFolder(self.run), self.recipe()
         own = place.load_recipe(allow_imports=self.allow_imports)
-        others = _others(own, recipe)
+        others = _changed_settings(own, recipe)
         if recipe.data.eval_split == own.data.eval_split and not others:
             return place.evaluations
         return place.evaluations / ",".join([recipe.data.eval_split, *others])
 
 
-def _others(own: Recipe, wanted: Recipe) -> list[str]:
+def _changed_settings(own: Recipe, wanted: Recipe) -> list[str]:
     """`key=value` of each setting that measures something else than the recipe's own."""
     before = settings_of(own)
     return [
         f"{key}={json.dumps(value, separators=(',', ':'))}"
         for key, value in sorted(settings_of(wanted).items())
-        if key not in _NO_MATTER and (key not in before or before[key] != value)
+        if key not in _IRRELEVANT and (key not in before or before[key] != value)
     ]
 
 
@@ -72,7 +72,10 @@ def open_evaluation_split(recipe: Recipe) -> Split:
 
 
 def evaluate_run(
-    wanted: Wanted, world: World, *, progress: Callable[[int], None] = lambda samples: None
+    wanted: EvaluationRequest,
+    world: World,
+    *,
+    progress: Callable[[int], None] = lambda samples: None,
 ) -> int:
     """Evaluate and save to `wanted.folder()`; the checkpoint's step (collective)."""
     recipe = wanted.recipe()

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from data.loading.stream import Stream
-from data.shards.hierarchy import class_paths
-from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
-from data.shards.split import Split, open_split
+from data.shards.split import open_split
 from trainer.backbone.compatibility import check_tokenizer, tokenizer_digest
 from trainer.checkpoints import Checkpoint, find_checkpoint, open_checkpoint
 from trainer.checkpoints.entries import averaged_entries, load_entries, model_entries
 from trainer.checkpoints.folders import step_folder
 from trainer.config import Recipe
 from trainer.run.folder import RunFolder
+from trainer.run.training_data import class_paths_of, label_vectors_of
 from trainer.task import Task, build_task
 from trainer.world import World
 
@@ -58,7 +56,7 @@ def open_trained(
         with open_split(
             data.shards, data.train_split, cache=data.cache, manifest=manifest
         ) as split:
-            class_counts = class_counts_of(split)
+            class_counts = split.class_counts()
     task = build_task(
         recipe,
         class_names=manifest.class_names,
@@ -86,20 +84,3 @@ def _checkpoint(folder: RunFolder, world: World, step: int | None) -> Checkpoint
         reason = f": {refused[0]}" if refused else ": train it first"
         raise FileNotFoundError(f"run {folder.path} has no checkpoint to load{reason}")
     return checkpoint
-
-
-def class_counts_of(training: Split | Stream) -> np.ndarray | None:
-    """Samples of each class [K]; None for a stream."""
-    return training.class_counts()
-
-
-def class_paths_of(recipe: Recipe, manifest: Manifest) -> list[tuple[str, ...]] | None:
-    """Names above each class in the shards' hierarchy, None where the recipe asks for none."""
-    return class_paths(recipe.data.shards, manifest) if recipe.head.needs_hierarchy else None
-
-
-def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:
-    """The shards' label vectors, None where their source gives none."""
-    if manifest.label_vectors is None:
-        return None
-    return load_label_vectors(recipe.data.shards, manifest, recipe.data.cache)

@@ -32,7 +32,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedCollectives:
     """`newest` is what this rank issued last; `pending` the oldest one that has not ended.
 
     `pending_seconds` is how long ago that was issued, by a clock that can be set.
@@ -43,7 +43,7 @@ class Recorded:
     pending_seconds: float = 0.0
 
 
-class Recorder:
+class FlightRecorder:
     """Reads the recorder, in full only where that can tell something new.
 
     A full reading takes milliseconds in which no other Python code runs, and in a large world one
@@ -52,11 +52,11 @@ class Recorder:
 
     def __init__(self) -> None:
         self._counts: list[Any] | None = None
-        self._recorded = Recorded(None, None)
+        self._recorded = RecordedCollectives(None, None)
         self._has_read = False
         self._num_looks = 0
 
-    def look(self) -> Recorded:
+    def look(self) -> RecordedCollectives:
         """What this process has issued and waits for; while it gets on, that of an earlier look."""
         counts = [dump(False)["pg_status"] for dump in _dumps()]
         stands = counts == self._counts
@@ -70,15 +70,15 @@ class Recorder:
             self._has_read = True
         return self._recorded
 
-    def read(self) -> Recorded:
+    def read(self) -> RecordedCollectives:
         """What this process has issued and waits for, over all groups and backends."""
         entries = sorted(_entries(), key=lambda entry: entry["time_created_ns"])
         newest = _collective(entries[-1]) if entries else None
         pending = next((entry for entry in entries if entry["pending"]), None)
         if pending is None:
-            return Recorded(newest, None)
+            return RecordedCollectives(newest, None)
         seconds = (time.time_ns() - pending["time_created_ns"]) / 1e9
-        return Recorded(newest, _collective(pending), seconds)
+        return RecordedCollectives(newest, _collective(pending), seconds)
 
 
 def _dumps() -> list[Callable[[bool], dict[str, Any]]]:

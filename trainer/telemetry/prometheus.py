@@ -1,22 +1,24 @@
-"""A rank's numbers for Prometheus; names carry base units.
+"""A rank's numbers for Prometheus, and the endpoint that serves them; names carry base units.
 
 Counters count what this process has done, so that `rate` and `increase` are right over restarts;
 `kway_train_step` is where the run is. A gauge that nothing has set yet is not there.
 """
 
+import errno
 import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, start_http_server
 
+from trainer.config import TelemetryConfig
 from trainer.telemetry.phases import PHASES, Phase, Phases
 from trainer.world import World
 
 # Numbers of a logged step -> name and meaning.
-_OF_A_STEP = {
+_STEP_GAUGES = {
     "loss": ("loss", "Loss of the last logged step"),
     "learning_rate": ("learning_rate", "Learning rate of the backbone"),
     "gradient_norm": ("gradient_norm", "Global gradient norm before clipping"),
@@ -64,9 +66,9 @@ class Metrics:
         )
         help_text = "Time when this process began to report"
         self._gauge("start_timestamp_seconds", help_text).set_to_current_time()
-        self._set("restarts", _OF_A_STEP["restarts"][1], restarts)
+        self._set("restarts", _STEP_GAUGES["restarts"][1], restarts)
         # From the start: an alert sees that it grows, and not what it first is.
-        self._set("skipped_steps", _OF_A_STEP["skipped_steps"][1], skipped_steps)
+        self._set("skipped_steps", _STEP_GAUGES["skipped_steps"][1], skipped_steps)
         info = Info("kway_train_rank", "Which rank this is", registry=self.registry)
         info.info(
             {
@@ -88,7 +90,7 @@ class Metrics:
         self._gauge("last_step_timestamp_seconds", help_text).set_to_current_time()
 
     def step(self, numbers: dict[str, Any]) -> None:
-        for key, (name, help_text) in _OF_A_STEP.items():
+        for key, (name, help_text) in _STEP_GAUGES.items():
             if key in numbers:
                 self._set(name, help_text, numbers[key])
         for phase, seconds in numbers["phases"].items():
@@ -145,3 +147,43 @@ class Metrics:
 
 def _is_in(phase: Phase, phases: Phases) -> bool:
     return phases.counted == phase
+
+
+_LAST_PORT = 65_535
+
+
+class Endpoint:
+    """Serves a registry at `url` until it is closed."""
+
+    def __init__(
+        self, config: TelemetryConfig, local_rank: int, registry: CollectorRegistry
+    ) -> None:
+        """Raises OSError where the port cannot be had."""
+        assert config.port is not None
+        port = config.port + local_rank if config.port else 0
+        if port > _LAST_PORT:
+            raise ValueError(
+                f"telemetry.port {config.port} + local rank {local_rank} is {port}, more than "
+                f"{_LAST_PORT}: choose a lower one"
+            )
+        whose = f" (of local rank {local_rank})" if local_rank else ""
+        try:
+            self._server, self._thread = start_http_server(port, config.host, registry)
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise OSError(
+                    f"telemetry.host is {config.host}, no address of this machine "
+                    f"({error.strerror}): give one, such as 127.0.0.1, or 0.0.0.0 for all"
+                ) from error
+            raise OSError(
+                f"telemetry.port {port}{whose} on {config.host} cannot be used "
+                f"({error.strerror}): choose another, or 0 for any free one"
+            ) from error
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self.port = self._server.server_port
+        self.url = f"http://{host}:{self.port}/metrics"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
