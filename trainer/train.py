@@ -63,8 +63,8 @@ def _train(
     watchdog = opened.enter_context(
         Watchdog(world, timeout_seconds=recipe.train.timeout_seconds, phases=phases)
     )
-    busy = BusyTimer(phases.collective)
-    opened.enter_context(listening(busy.around))
+    busy_timer = BusyTimer(phases.collective)
+    opened.enter_context(listening(busy_timer.around))
 
     # ---------------------------------------------------------------- data
     data = recipe.data
@@ -165,10 +165,10 @@ def _train(
         label_vectors=label_vectors,
         stop=stop,
         watchdog=watchdog,
-        busy=busy,
+        busy_timer=busy_timer,
         telemetry=telemetry,
         writer=writer,
-        broken=NonFiniteSteps(
+        nonfinite=NonFiniteSteps(
             folder.path,
             rank=world.rank,
             cap=recipe.train.max_skipped_steps,
@@ -207,30 +207,32 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
         run.evaluate()  # the run was stopped in the middle of it
         run.saved_step = None  # a checkpoint tells what was measured
         run.save()
-    run.busy.take()  # Exclude start-up time from the first step.
+    run.busy_timer.take()  # Exclude start-up time from the first step.
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
     for step in range(run.state.step + 1, num_steps + 1):
         run.watchdog.at(step)
         with task.phases("data"):
             batch = next(run.loader)
-        agreed = agree(world, stop=run.stop.received, batch=batch, busy_seconds=run.busy.take())
-        run.end_if_asked(agreed.stop)
+        agreed = agree(
+            world, stop=run.stop.received, batch=batch, busy_seconds=run.busy_timer.take()
+        )
+        run.stop_if_requested(agreed.stop)
         run.loader.add_bad(agreed.bad)
 
         factor = recipe.schedule.rate_factor(step - 1, length)
-        loss, norm = _update(task, batch, factor, run.broken, telemetry, step=step)
+        loss, norm = _update(task, batch, factor, run.nonfinite, telemetry, step=step)
         run.advance(
             replace(
                 run.state,
                 step=step,
                 cursor=run.loader.cursor,
-                skipped=run.broken.skipped,
+                skipped=run.nonfinite.skipped,
                 loss_scale=task.loss_scale.to_json(),
             )
         )
         run.sample_log.write(step, batch)
         telemetry.beat(step, agreed.busy_seconds, batch.inputs)
-        run.hear_writer()
+        run.report_saves()
         if telemetry.is_due(step):
             telemetry.step(
                 step,
@@ -238,7 +240,7 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
                 learning_rate=recipe.optimizer.lr * factor,
                 gradient_norm=norm,
                 bad_samples=len(run.state.cursor.bad),
-                skipped_steps=run.broken.skipped,
+                skipped_steps=run.nonfinite.skipped,
             )
         # Before the checkpoint: what comes after one is not done again on resuming from it.
         if run.is_evaluation_due(num_steps):
@@ -252,7 +254,7 @@ def _update(
     task: Task,
     batch: Batch,
     factor: float,
-    broken: NonFiniteSteps,
+    nonfinite: NonFiniteSteps,
     telemetry: Telemetry,
     *,
     step: int,
@@ -262,7 +264,7 @@ def _update(
     Where they are not finite no weight changes: a step too large for fp16 lowers its scale, any
     other is left out with all that it did to batch norm's statistics.
     """
-    buffers = copy_buffers(task.backbone) if broken.cap else []
+    buffers = copy_buffers(task.backbone) if nonfinite.cap else []
     loss = norm = math.nan
     try:
         loss = float(task.backward(batch, step=step))
@@ -276,7 +278,7 @@ def _update(
         return loss, norm
     task.zero_gradients()
     if not (math.isfinite(loss) and task.loss_scale.overflowed()):
-        telemetry.say(broken.leave_out(step, batch, reason))
+        telemetry.say(nonfinite.leave_out(step, batch, reason))
         restore_buffers(task.backbone, buffers)
     return loss, norm
 

@@ -67,19 +67,19 @@ class Crop(FrozenConfig):
         return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
-def resized(picture: np.ndarray, size: int) -> np.ndarray:
+def resized(image: np.ndarray, size: int) -> np.ndarray:
     """[H, W, C] -> [size, size, C], twice as fast as the area averaging that evaluation does.
 
     Bilinear, after whole blocks of pixels were averaged where a side is twice as long or more. To
     Lanczos' method it comes as close as area averaging does up to 1.5 times, within 2 dB to 2.
     """
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     rows, columns = max(height // size, 1), max(width // size, 1)
     if rows > 1 or columns > 1:
         height, width = height // rows, width // columns
-        whole = picture[: height * rows, : width * columns]
-        picture = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
-    drawn = cv2.resize(picture, (size, size), interpolation=cv2.INTER_LINEAR)
+        whole = image[: height * rows, : width * columns]
+        image = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
+    drawn = cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR)
     return drawn.reshape(size, size, -1)
 
 

@@ -120,16 +120,16 @@ class Pen:
             return None
         return Glyph(np.asarray(canvas.crop(box)), top + box[1])
 
-    def picture(self, glyph: Glyph, distortion: Distortion = PLAIN) -> np.ndarray:
+    def draw(self, glyph: Glyph, distortion: Distortion = PLAIN) -> np.ndarray:
         """The glyph on its baseline, centred across; shrunk or moved only where it would be cut."""
-        place = self._place(glyph, distortion)
-        ink = cv2.warpAffine(glyph.ink, place, (self._side, self._side), flags=cv2.INTER_LINEAR)
+        matrix = self._affine_map(glyph, distortion)
+        ink = cv2.warpAffine(glyph.ink, matrix, (self._side, self._side), flags=cv2.INTER_LINEAR)
         if (sigma := distortion.blur * self._side) > 0.3:
             ink = cv2.GaussianBlur(ink, (0, 0), sigma)
         ink = cv2.resize(ink, (self.size, self.size), interpolation=cv2.INTER_AREA)
         return 255 - cv2.convertScaleAbs(ink, alpha=distortion.weight)
 
-    def _place(self, glyph: Glyph, change: Distortion) -> np.ndarray:
+    def _affine_map(self, glyph: Glyph, change: Distortion) -> np.ndarray:
         """Affine map [2, 3] from the glyph's pixels to the canvas."""
         height, width = glyph.ink.shape
         cos, sin = math.cos(change.angle), math.sin(change.angle)

@@ -47,19 +47,19 @@ def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes,
     what `data.images` does not decode.
     """
     extension = inspect(data, MAX_PIXELS)
-    picture = decode(data, 3, MAX_PIXELS)
-    if short_side is None or min(picture.shape[:2]) <= short_side:
+    image = decode(data, 3, MAX_PIXELS)
+    if short_side is None or min(image.shape[:2]) <= short_side:
         return data, extension
-    picture = cv2.cvtColor(resize_short_side(picture, short_side), cv2.COLOR_RGB2BGR)
-    written, jpeg = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, quality])
+    image = cv2.cvtColor(resize_short_side(image, short_side), cv2.COLOR_RGB2BGR)
+    written, jpeg = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, quality])
     assert written
     return jpeg.tobytes(), "jpg"
 
 
-def lossless(picture: np.ndarray) -> bytes:
+def lossless(image: np.ndarray) -> bytes:
     """PNG of pixels uint8, RGB [H, W, 3] or grey [H, W]."""
-    if picture.ndim == 3:
-        picture = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
-    written, png = cv2.imencode(".png", picture, _PNG)
+    if image.ndim == 3:
+        image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+    written, png = cv2.imencode(".png", image, _PNG)
     assert written
     return png.tobytes()

@@ -126,9 +126,9 @@ def check_leaks(
     texts, labels, names = _read(folder, manifest, split, limit)
     middle = len(texts) // 2
     chars = _vocabulary(texts[:middle], len(names))
-    place = {char: i for i, char in enumerate(chars)}
-    learned = _half(texts[:middle], labels[:middle], place)
-    measured = _half(texts[middle:], labels[middle:], place)
+    index = {char: i for i, char in enumerate(chars)}
+    learned = _half(texts[:middle], labels[:middle], index)
+    measured = _half(texts[middle:], labels[middle:], index)
     counts = learned.table(len(chars), len(names))
     classes = np.bincount(learned.labels, minlength=len(names)).astype(np.float64)
     model = _Model.fit(counts, classes)
@@ -174,10 +174,10 @@ def _vocabulary(texts: Sequence[str], num_classes: int) -> list[str]:
     return found[: max(1, _MAX_TABLE // num_classes)]
 
 
-def _half(texts: Sequence[str], labels: np.ndarray, place: dict[str, int]) -> _Half:
+def _half(texts: Sequence[str], labels: np.ndarray, index: dict[str, int]) -> _Half:
     return _Half(
         [
-            np.array([place[char] for char in set(text) if char in place], np.int64)
+            np.array([index[char] for char in set(text) if char in index], np.int64)
             for text in texts
         ],
         labels,

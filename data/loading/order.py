@@ -132,14 +132,14 @@ class Order:
         """Sample indices at `positions` (int64 [N]) of an epoch that is read group by group."""
         shards, starts, groups = self._epoch(epoch)
         numbers = np.searchsorted(groups, positions, side="right") - 1
-        places = np.empty_like(positions)
+        permuted = np.empty_like(positions)
         for number in np.unique(numbers).tolist():
             here, (first, end) = numbers == number, groups[number : number + 2].tolist()
-            places[here] = first + permuted_index(
+            permuted[here] = first + permuted_index(
                 self.seed, epoch, positions[here] - first, end - first, part=number
             )
-        visit = np.searchsorted(starts, places, side="right") - 1
-        indices: np.ndarray = self._first[shards[visit]] + places - starts[visit]
+        visit = np.searchsorted(starts, permuted, side="right") - 1
+        indices: np.ndarray = self._first[shards[visit]] + permuted - starts[visit]
         return indices
 
     def _epoch(self, number: int) -> _Epoch:

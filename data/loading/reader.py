@@ -62,8 +62,8 @@ class Reader(Dataset):
         labels, substitutes = np.empty(len(indices), np.int64), []
 
         def items() -> Iterator[Any]:
-            for place, (item, label, substitute) in enumerate(rows):
-                labels[place] = label
+            for position, (item, label, substitute) in enumerate(rows):
+                labels[position] = label
                 if substitute is not None:
                     substitutes.append(substitute)
                 yield item
@@ -168,7 +168,7 @@ class TrainingReader(Reader):
         wanted = np.union1d(positions, positions ^ 1)
         epochs, indices = self._locate(wanted)
         rows = list(self._rows(epochs, indices, side))
-        own, other = (np.searchsorted(wanted, place) for place in (positions, positions ^ 1))
+        own, other = (np.searchsorted(wanted, position) for position in (positions, positions ^ 1))
         draws = [mix.draw(side, pair_rng(self._seed, at)) for at in positions.tolist()]
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)
         batch = self.batch(
@@ -176,6 +176,6 @@ class TrainingReader(Reader):
             indices[own],
             side=side,
         )
-        labels = torch.tensor([rows[place][1] for place in other.tolist()], dtype=torch.int64)
+        labels = torch.tensor([rows[position][1] for position in other.tolist()], dtype=torch.int64)
         weights = torch.tensor([draw.weight for draw in draws], dtype=torch.float32)
         return replace(batch, mixed=Mixed(labels, weights))

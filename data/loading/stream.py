@@ -149,7 +149,7 @@ class StreamLoader(EndlessLoader):
             self._config,
             buffer=stream.config.buffer,
             sides=self._sides,
-            place=RankShare(
+            rank_share=RankShare(
                 seed=self.cursor.seed,
                 start=start,
                 rank=self._rank,

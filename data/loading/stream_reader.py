@@ -70,7 +70,7 @@ class StreamReader(IterableDataset):
         *,
         buffer: int,
         sides: ProgressiveSizes,
-        place: RankShare,
+        rank_share: RankShare,
     ) -> None:
         self._shards = shards
         self._tars = tars
@@ -78,28 +78,28 @@ class StreamReader(IterableDataset):
         self._config = config
         self._buffer = buffer
         self._sides = sides
-        self._place = place
+        self._rank_share = rank_share
         self._bad: dict[int, str] = {}
         self._new: list[Substitute] = []
 
     def __iter__(self) -> Iterator[Batch | ValueError | OSError]:
         worker = get_worker_info()
         number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        place = self._place
-        reader = place.rank * count + number
-        rng = random.Random(f"{place.seed} {place.start} {reader}")
-        samples = shuffled(self._samples(reader, place.num_ranks * count), self._buffer, rng)
+        rank_share = self._rank_share
+        reader = rank_share.rank * count + number
+        rng = random.Random(f"{rank_share.seed} {rank_share.start} {reader}")
+        samples = shuffled(self._samples(reader, rank_share.num_ranks * count), self._buffer, rng)
         sound = self._decoded(samples)
         try:
             for step in itertools.count(number, count):
-                start = place.start + step * place.global_batch
-                yield self._batch(itertools.islice(sound, place.rows), start)
+                start = rank_share.start + step * rank_share.global_batch
+                yield self._batch(itertools.islice(sound, rank_share.rows), start)
         except (ValueError, OSError) as error:
             yield error
 
     def _samples(self, reader: int, readers: int) -> Iterator[_Buffered]:
         """What one of `readers` reads, pass after pass; ValueError where no tar has a sample."""
-        seed, start, num_shards = self._place.seed, self._place.start, len(self._shards)
+        seed, start, num_shards = self._rank_share.seed, self._rank_share.start, len(self._shards)
         dealt = np.arange(reader, num_shards, readers)
         empty: set[int] = set()
         for epoch in itertools.count():
@@ -156,7 +156,7 @@ class StreamReader(IterableDataset):
         known, pairs = torch.tensor(labels, dtype=torch.int64), None
         mix = self._config.augment.mix
         if mix is not None and self._config.text is None:
-            items, pairs = self._mixed(items, known, start + self._place.offset, side, mix)
+            items, pairs = self._mixed(items, known, start + self._rank_share.offset, side, mix)
         left, self._new = tuple(self._new), []
         return Batch(
             self._inputs.collate(items, len(items), side=side),
@@ -172,8 +172,8 @@ class StreamReader(IterableDataset):
         return self._inputs.for_training(
             decoded,
             side=side,
-            seed=self._place.seed,
-            epoch=epoch + self._place.start,
+            seed=self._rank_share.seed,
+            epoch=epoch + self._rank_share.start,
             index=number,
         )
 
@@ -185,7 +185,7 @@ class StreamReader(IterableDataset):
         partners = np.minimum(rows ^ 1, len(items) - 1)
         draws = [
             # Two positions to a pair, whatever the parity of the first row's.
-            mix.draw(side, pair_rng(self._place.seed, 2 * (position + row // 2)))
+            mix.draw(side, pair_rng(self._rank_share.seed, 2 * (position + row // 2)))
             for row in rows.tolist()
         ]
         blended = [
@@ -216,6 +216,6 @@ def shuffled(samples: Iterator[_Buffered], size: int, rng: random.Random) -> Ite
 
 
 def _drawn(waiting: list[_Buffered], rng: random.Random) -> _Buffered:
-    place = rng.randrange(len(waiting))
-    waiting[place], waiting[-1] = waiting[-1], waiting[place]
+    index = rng.randrange(len(waiting))
+    waiting[index], waiting[-1] = waiting[-1], waiting[index]
     return waiting.pop()

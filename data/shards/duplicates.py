@@ -119,12 +119,12 @@ class _Shards:
 
     def read(self, samples: np.ndarray) -> Iterator[tuple[int, int, bytes]]:
         """(shard, row, bytes) of `samples`, which are sorted."""
-        places = np.searchsorted(self._starts, samples, side="right") - 1
-        for shard in np.unique(places).tolist():
+        numbers = np.searchsorted(self._starts, samples, side="right") - 1
+        for shard in np.unique(numbers).tolist():
             path, index = self.paths[shard], self.indices[shard]
             descriptor = os.open(path, os.O_RDONLY)
             try:
-                for row in (samples[places == shard] - self._starts[shard]).tolist():
+                for row in (samples[numbers == shard] - self._starts[shard]).tolist():
                     data = read_member(descriptor, index, row)
                     if data is None:
                         raise ValueError(

@@ -115,7 +115,7 @@ class Split:
 
     def key(self, i: int) -> str:
         """The webdataset key of sample `i`."""
-        shard, row = self._place(i)
+        shard, row = self._locate(i)
         return self._from_shard(shard, read_key, self._indices[shard], row)
 
     def read(self, i: int) -> tuple[bytes, str, int]:
@@ -123,7 +123,7 @@ class Split:
 
         Raises BadSampleError where the checksum does not hold or the label has no class.
         """
-        shard, row = self._place(i)
+        shard, row = self._locate(i)
         index = self._indices[shard]
         data = self._from_shard(shard, read_member, index, row)
         if data is None:
@@ -168,7 +168,7 @@ class Split:
 
     def bad(self, i: int, reason: str) -> BadSampleError:
         """An error that names the shard and key of sample `i`."""
-        address = self.folder.address(self._shards[self._place(i)[0]])
+        address = self.folder.address(self._shards[self._locate(i)[0]])
         return BadSampleError(f"{address}: {printable(self._name(i))}: {reason}")
 
     def _name(self, i: int) -> str:
@@ -224,7 +224,7 @@ class Split:
         """
         self._ahead.will_read(order, position)
 
-    def _place(self, i: int) -> tuple[int, int]:
+    def _locate(self, i: int) -> tuple[int, int]:
         if not 0 <= i < len(self):
             raise IndexError(f"sample {i} of split {self.name!r} with {len(self)}")
         shard = int(np.searchsorted(self._starts, i, side="right")) - 1

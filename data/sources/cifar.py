@@ -75,8 +75,8 @@ class _Cifar(CommandSource):
 
     def render(self, task: _Task) -> Sample:
         planes = np.frombuffer(task.pixels, np.uint8).reshape(3, _SIDE, _SIDE)
-        picture = np.ascontiguousarray(planes.transpose(1, 2, 0))
-        return Sample(task.key, lossless(picture), "png", task.label)
+        image = np.ascontiguousarray(planes.transpose(1, 2, 0))
+        return Sample(task.key, lossless(image), "png", task.label)
 
     @property
     def origin(self) -> Path:

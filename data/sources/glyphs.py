@@ -152,7 +152,7 @@ class Glyphs(CommandSource):
         if task.variant >= 0:
             change = Distortion.draw(self._rng(task))
             key = f"{key}-{task.variant}"
-        written, png = cv2.imencode(".png", self._pen.picture(glyph, change), _PNG)
+        written, png = cv2.imencode(".png", self._pen.draw(glyph, change), _PNG)
         assert written
         return Sample(key, png.tobytes(), "png", task.label)
 
@@ -162,10 +162,10 @@ class Glyphs(CommandSource):
         return np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
 
     def _test_faces(self, group: _GlyphClass) -> list[str]:
-        pictures = self._pictures
-        trained = {pictures[c][f] for f, c in group.faces.items() if f not in TEST_FACES}
+        drawings = self._drawings
+        trained = {drawings[c][f] for f, c in group.faces.items() if f not in TEST_FACES}
         held_out = [face for face in group.faces if face in TEST_FACES]
-        new = [face for face in held_out if pictures[group.faces[face]][face] not in trained]
+        new = [face for face in held_out if drawings[group.faces[face]][face] not in trained]
         return new or held_out[:1]
 
     @cached_property
@@ -173,16 +173,16 @@ class Glyphs(CommandSource):
         return Pen(self.size)
 
     @cached_property
-    def _pictures(self) -> Drawings:
+    def _drawings(self) -> Drawings:
         return _draw_characters(face_characters())
 
     @cached_property
     def _groups(self) -> list[_GlyphClass]:
-        pictures = self._pictures
-        groups: Iterable[Sequence[int]] = [(code,) for code in sorted(pictures)]
+        drawings = self._drawings
+        groups: Iterable[Sequence[int]] = [(code,) for code in sorted(drawings)]
         if self.confusables == "merge":
-            groups = look_alikes(pictures)
-        classes = [_glyph_class(group, pictures) for group in groups]
+            groups = look_alikes(drawings)
+        classes = [_glyph_class(group, drawings) for group in groups]
         classes.sort(key=lambda group: (-len(group.faces), group.codes[0]))
         return classes[: self.classes_limit]
 
@@ -203,19 +203,19 @@ def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
         if count[code] >= MIN_FACES and unicodedata.category(chr(code))[0] not in "CZ"
     ]
     pen = Pen(_LOOK)
-    pictures: Drawings = {}
+    drawings: Drawings = {}
     for code in wanted:
         drawn = {
-            face: pen.picture(glyph).tobytes()
+            face: pen.draw(glyph).tobytes()
             for face, codes in faces.items()
             if code in codes and (glyph := pen.glyph(face, code)) is not None
         }
         if len(drawn) >= MIN_FACES:
-            pictures[code] = drawn
-    return pictures
+            drawings[code] = drawn
+    return drawings
 
 
-def look_alikes(pictures: Drawings) -> list[list[int]]:
+def look_alikes(drawings: Drawings) -> list[list[int]]:
     """Groups of characters that cannot be told apart, each sorted; most groups have one member.
 
     Two characters join when their pictures are equal in more than half of the faces where both
@@ -223,12 +223,12 @@ def look_alikes(pictures: Drawings) -> list[list[int]]:
     """
     twins: Counter[tuple[int, int]] = Counter()
     same: defaultdict[tuple[str, bytes], list[int]] = defaultdict(list)
-    for code, drawn in sorted(pictures.items()):
-        for face, picture in drawn.items():
-            same[face, picture].append(code)
+    for code, drawn in sorted(drawings.items()):
+        for face, drawing in drawn.items():
+            same[face, drawing].append(code)
     for codes in same.values():
         twins.update(combinations(codes, 2))
-    first = {code: code for code in pictures}
+    first = {code: code for code in drawings}
 
     def root(code: int) -> int:
         while first[code] != code:
@@ -236,11 +236,11 @@ def look_alikes(pictures: Drawings) -> list[list[int]]:
         return code
 
     for (a, b), equal in sorted(twins.items()):
-        if 2 * equal > len(pictures[a].keys() & pictures[b].keys()):
+        if 2 * equal > len(drawings[a].keys() & drawings[b].keys()):
             low, high = sorted((root(a), root(b)))
             first[high] = low
     groups: defaultdict[int, list[int]] = defaultdict(list)
-    for code in sorted(pictures):
+    for code in sorted(drawings):
         groups[root(code)].append(code)
     return list(groups.values())
 
@@ -252,7 +252,7 @@ def _path(character: str) -> str:
     return join_path((block(character), f"{block(character)}, {kind}"))
 
 
-def _glyph_class(codes: Sequence[int], pictures: Drawings) -> _GlyphClass:
-    faces = sorted({face for code in codes for face in pictures[code]})
-    chosen = {face: next(c for c in codes if face in pictures[c]) for face in faces}
+def _glyph_class(codes: Sequence[int], drawings: Drawings) -> _GlyphClass:
+    faces = sorted({face for code in codes for face in drawings[code]})
+    chosen = {face: next(c for c in codes if face in drawings[c]) for face in faces}
     return _GlyphClass(tuple(codes), chosen)

@@ -77,9 +77,9 @@ class ImageNet(PackedImages, CommandSource):
     def describe(self) -> SourceInfo:
         # Neither folder nor layout: extracted pictures give the same shards as the tars.
         listing = hashlib.sha256(repr([info.model_dump() for info in self.classes()]).encode())
-        for split, pictures in self._splits.items():
-            for picture in pictures:
-                listing.update(repr((split, picture.name, picture.size, picture.synset)).encode())
+        for split, images in self._splits.items():
+            for image in images:
+                listing.update(repr((split, image.name, image.size, image.synset)).encode())
         parameters: dict[str, Any] = {
             "listing": listing.hexdigest()[:16],
             "short_side": self.target_side,
@@ -123,7 +123,7 @@ class ImageNet(PackedImages, CommandSource):
             data, extension = self.packed(data)
         except ValueError as error:
             if self.skip_bad:
-                return Skipped(_place(task.file, task.key), str(error))
+                return Skipped(_location(task.file, task.key), str(error))
             where = f"{path}, {task.key} in it" if path.suffix == ".tar" else str(path)
             raise ValueError(f"{where}: {error}; download it again, or give --skip-bad") from error
         return Sample(task.key, data, extension, task.label)
@@ -155,8 +155,8 @@ class ImageNet(PackedImages, CommandSource):
         listed = [self._training] + ([self._validation] if self._validation else [])
         reason = "validation image of a class that is not in training"
         return [
-            *(one for pictures in listed for one in pictures.skipped),
-            *(Skipped(_place(picture.file, picture.name), reason) for picture in self._outside),
+            *(one for images in listed for one in images.skipped),
+            *(Skipped(_location(image.file, image.name), reason) for image in self._outside),
         ]
 
     @cached_property
@@ -183,7 +183,7 @@ class ImageNet(PackedImages, CommandSource):
 
     @cached_property
     def _synsets(self) -> list[str]:
-        synsets = sorted({picture.synset for picture in self._training.found})
+        synsets = sorted({image.synset for image in self._training.found})
         if len(synsets) < 2:
             raise ValueError(
                 f"{self.folder} has {len(synsets)} classes of training pictures: 2 are needed"
@@ -203,15 +203,15 @@ class ImageNet(PackedImages, CommandSource):
         test = self._validation.found if self._validation else []
         splits = {
             "train": self._training.found,
-            "test": [picture for picture in test if picture.synset in trained],
+            "test": [image for image in test if image.synset in trained],
         }
-        return {split: pictures for split, pictures in splits.items() if pictures}
+        return {split: images for split, images in splits.items() if images}
 
     @property
     def _outside(self) -> list[ImageEntry]:
         trained = set(self._synsets)
         listed = self._validation.found if self._validation else []
-        return [picture for picture in listed if picture.synset not in trained]
+        return [image for image in listed if image.synset not in trained]
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers read; they need neither listing nor class list, nor whom to report to.
@@ -219,13 +219,13 @@ class ImageNet(PackedImages, CommandSource):
         return {**state, "taxonomy": None, "report": silent}
 
 
-def _place(file: str, name: str) -> str:
+def _location(file: str, name: str) -> str:
     return f"{file}: {name}" if file.endswith(".tar") else file
 
 
 def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) -> list[str]:
     """What the devkit counts and is not there: a subset, or a loss."""
-    found = Counter(picture.synset for picture in training.found)
+    found = Counter(image.synset for image in training.found)
     expected = {s.wnid: s.pictures for s in devkit.synsets.values() if s.pictures}
     notes = []
     if absent := sorted(expected.keys() - found.keys()):

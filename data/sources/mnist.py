@@ -61,9 +61,9 @@ class Mnist(CommandSource):
 
     def describe(self) -> SourceInfo:
         content = hashlib.sha256(repr(self._class_names).encode())
-        for pictures, labels in self._arrays.values():
-            content.update(repr(pictures.shape).encode())
-            content.update(pictures.tobytes() + labels.tobytes())
+        for images, labels in self._arrays.values():
+            content.update(repr(images.shape).encode())
+            content.update(images.tobytes() + labels.tobytes())
         return SourceInfo(kind=self.kind, parameters={"content": content.hexdigest()[:16]})
 
     def classes(self) -> tuple[ClassInfo, ...]:
@@ -72,10 +72,10 @@ class Mnist(CommandSource):
     def splits(self) -> dict[str, Sequence[_Task]]:
         return {
             split: [
-                _Task(f"{split}-{i:05d}", int(label), picture)
-                for i, (picture, label) in enumerate(zip(pictures, labels, strict=True))
+                _Task(f"{split}-{i:05d}", int(label), image)
+                for i, (image, label) in enumerate(zip(images, labels, strict=True))
             ]
-            for split, (pictures, labels) in self._arrays.items()
+            for split, (images, labels) in self._arrays.items()
         }
 
     def render(self, task: _Task) -> Sample:
@@ -101,16 +101,16 @@ class Mnist(CommandSource):
         """Split -> pictures uint8 [N, H, W], labels uint8 [N]."""
         arrays = {}
         for split, stem in _STEMS.items():
-            pictures = _read_idx(self.folder, f"{stem}-images", 3)
+            images = _read_idx(self.folder, f"{stem}-images", 3)
             labels = _read_idx(self.folder, f"{stem}-labels", 1)
-            if len(pictures) != len(labels):
+            if len(images) != len(labels):
                 raise ValueError(
-                    f"{self.folder}: {stem}-images holds {len(pictures):,} pictures and "
+                    f"{self.folder}: {stem}-images holds {len(images):,} pictures and "
                     f"{stem}-labels {len(labels):,} labels: download both again"
                 )
-            if not pictures.size:
+            if not images.size:
                 raise ValueError(f"{self.folder}: {stem}-images is empty: download it again")
-            arrays[split] = pictures, labels
+            arrays[split] = images, labels
         return arrays
 
     def __getstate__(self) -> dict[str, Any]:

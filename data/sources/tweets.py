@@ -193,12 +193,12 @@ class Tweets(FirstPassSource):
     def _key(self, fields: dict[str, Any], task: Task) -> str:
         """Unique by the record's place, and by the label where a record gives several."""
         identity = _plain(fields, self.identity, _ID_NAMES, _ID)
-        place = f"{task.file:x}-{task.offset:x}"
+        suffix = f"{task.file:x}-{task.offset:x}"
         if self.policy == "each":
-            place = f"{place}-{task.label}"
+            suffix = f"{suffix}-{task.label}"
         if identity is not None:
-            place = f"{identity}-{place}"
-        return f"{self._language(fields)}/{place}"
+            suffix = f"{identity}-{suffix}"
+        return f"{self._language(fields)}/{suffix}"
 
     def _check_columns(self, one: RecordFile) -> None:
         assert one.columns is not None

@@ -193,9 +193,9 @@ def _problems(
     incomplete = {tar: [scan.unfinished] for tar, scan in scans.items() if scan.unfinished}
     if expected is not None:
         groups = {tar: scan.groups for tar, scan in scans.items()}
-        for place, mismatch in expected.mismatches(folder, groups).items():
+        for path, mismatch in expected.mismatches(folder, groups).items():
             problems.add(*mismatch)
-            incomplete.setdefault(place, []).append(mismatch.reason)
+            incomplete.setdefault(path, []).append(mismatch.reason)
     return problems, {tar: "; ".join(reasons) for tar, reasons in incomplete.items()}
 
 

@@ -158,8 +158,8 @@ class ExpectedSamples:
                 for tar, found in tars.items()
             }
         return {
-            place: Skipped(str(place), f"found {found:,} samples, expected {expected:,}")
-            for place, (found, expected) in wanted.items()
+            path: Skipped(str(path), f"found {found:,} samples, expected {expected:,}")
+            for path, (found, expected) in wanted.items()
             if found != expected
         }
 

@@ -77,8 +77,8 @@ class TarScan:
     def entries(self, row: int) -> tuple[Entry, Entry]:
         """The sample itself and its label member."""
         sample, label = (
-            Entry(self.extensions[extension], *place)
-            for extension, place in zip(
+            Entry(self.extensions[extension], *numbers)
+            for extension, numbers in zip(
                 self.extension[row].tolist(), self.places[row].tolist(), strict=True
             )
         )

@@ -164,8 +164,8 @@ def _local_pieces(path: str, start: int) -> Generator[bytes, None, None]:
             yield piece
 
 
-def _left_out(address: str, place: str, reason: str) -> Substitute:
-    name = f"{address}: {place}"
+def _left_out(address: str, location: str, reason: str) -> Substitute:
+    name = f"{address}: {location}"
     return Substitute(_number(name), None, f"{name}: {reason}")
 
 

@@ -186,9 +186,9 @@ def _deal(
     label_at = {name: i for i, name in enumerate(labels)}
     split_at = {name: i for i, name in enumerate(splits)}
     for rows in _batches(paths, label_at, split_at, rules.test_fraction):
-        place = ((rows["high"] >> np.uint64(40)) * np.uint64(num_parts)) >> np.uint64(24)
-        order = np.argsort(place, kind="stable")
-        bounds = np.searchsorted(place[order], np.arange(num_parts + 1))
+        part_of_row = ((rows["high"] >> np.uint64(40)) * np.uint64(num_parts)) >> np.uint64(24)
+        order = np.argsort(part_of_row, kind="stable")
+        bounds = np.searchsorted(part_of_row[order], np.arange(num_parts + 1))
         for number, part in enumerate(parts):
             if bounds[number] < bounds[number + 1]:
                 with part.open("ab") as file:

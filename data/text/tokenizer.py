@@ -224,12 +224,12 @@ def _one_line(reason: object) -> str:
 
 
 def _not_unicode(texts: Sequence[str]) -> str:
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         try:
             text.encode()
         except UnicodeEncodeError as error:
             return (
-                f"text {place} is no Unicode: half of a surrogate pair stands at its character "
+                f"text {index} is no Unicode: half of a surrogate pair stands at its character "
                 f"{error.start}"
             )
     return "a text is no string"

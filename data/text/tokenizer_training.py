@@ -115,10 +115,10 @@ class _Texts:
         if num < 2:
             raise ValueError(f"split {split.name!r} has {num} text, and 2 or more are needed")
         num_held = max(1, min(num // _HELD_OUT_SHARE, _MAX_HELD_OUT))
-        places = permuted_index(0, 0, np.arange(min(num, num_held + limit)), num)
+        indices = permuted_index(0, 0, np.arange(min(num, num_held + limit)), num)
         # In the order of the shards, which a disk reads faster.
-        self.held_out_places = np.sort(places[:num_held])
-        self.training_places = np.sort(places[num_held:])
+        self.held_out_indices = np.sort(indices[:num_held])
+        self.training_indices = np.sort(indices[num_held:])
         self.problems = Problems()
         self.num_read = 0
         self._split = split
@@ -128,22 +128,22 @@ class _Texts:
     def training(self) -> Iterator[str]:
         """Read twice: first for the alphabet, then for the words."""
         first = self._done == 0
-        for place in self.training_places.tolist():
+        for index in self.training_indices.tolist():
             self._done += 1
-            self._report(self._done, 2 * len(self.training_places))
-            yield from self._text(place, count=first)
+            self._report(self._done, 2 * len(self.training_indices))
+            yield from self._text(index, count=first)
 
     def held_out(self) -> Iterator[str]:
-        for place in self.held_out_places.tolist():
-            yield from self._text(place, count=True)
+        for index in self.held_out_indices.tolist():
+            yield from self._text(index, count=True)
 
-    def _text(self, place: int, *, count: bool) -> Iterator[str]:
+    def _text(self, index: int, *, count: bool) -> Iterator[str]:
         """One text, or none where it is damaged."""
         try:
-            text, _ = self._split.text(place)
+            text, _ = self._split.text(index)
         except BadSampleError as error:
             if count:
-                self.problems.add(f"text {place}", str(error))
+                self.problems.add(f"text {index}", str(error))
             return
         self.num_read += count
         yield text

@@ -135,13 +135,13 @@ def test_a_failure_in_the_background_is_told_once_before_the_next_save(tmp_path)
     root = tmp_path / "checkpoints"
     root.write_text("in the way")
     with CheckpointWriter(root, config(), rank_world(), start_step=0) as writer:
-        assert writer.troubles() == []
+        assert writer.failures() == []
         writer.save({"weight": torch.zeros(1)}, {"step": 1})
-        while not (told := writer.troubles()):
+        while not (told := writer.failures()):
             pass
         assert [(trouble.step, trouble.is_lost) for trouble in told] == [(1, True)]
         assert "step-00000001 could not be written" in told[0].reason
-        assert writer.troubles() == []
+        assert writer.failures() == []
         with pytest.raises(OSError, match="could not be written"):
             writer.finish()
 

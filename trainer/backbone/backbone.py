@@ -196,7 +196,7 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
     if is_text:
         _check_padding(settings)
     if isinstance(settings, FixedSizeConfig) and image is not None:
-        settings.check_picture(image.size, image.size)
+        settings.check_image_size(image.size, image.size)
     try:
         # A pooler that stands after the token that we read would get no gradient, and DDP waits for
         # those.

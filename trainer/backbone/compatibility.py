@@ -31,14 +31,14 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
     if manifest.modality != "text" or text is None:
         return
     tokenizer = open_tokenizer(text.tokenizer, max_length=text.max_length)
-    padding_row, places = _positions(backbone)
+    padding_row, num_positions = _positions(backbone)
     _check_tokens(text.tokenizer, tokenizer, backbone, padding_row)
-    if places is not None and text.max_length > places:
+    if num_positions is not None and text.max_length > num_positions:
         raise ValueError(
-            f"data.text.max_length is {text.max_length} and the backbone has {places} "
+            f"data.text.max_length is {text.max_length} and the backbone has {num_positions} "
             "positions: lower it"
         )
-    check_reading(backbone, pad_id=tokenizer.pad_id, places=places)
+    check_reading(backbone, pad_id=tokenizer.pad_id, num_positions=num_positions)
 
 
 def _positions(backbone: Backbone) -> tuple[int | None, int | None]:
@@ -49,8 +49,9 @@ def _positions(backbone: Backbone) -> tuple[int | None, int | None]:
         row = getattr(part, "padding_idx", None)
         if name.rpartition(".")[2] == "position_embeddings" and row is not None:
             return row, len(part.weight) - row - 1
-    places = getattr(backbone.settings, "max_position_embeddings", None)
-    return None, places if places is not None and places > 0 else None  # XLNet says -1
+    num_positions = getattr(backbone.settings, "max_position_embeddings", None)
+    # XLNet has -1.
+    return None, num_positions if num_positions is not None and num_positions > 0 else None
 
 
 def _check_tokens(
@@ -103,14 +104,14 @@ _EQUAL_TOLERANCE = 1e-5
 _MASK_TOLERANCE = 1e-4
 
 
-def check_reading(backbone: Backbone, *, pad_id: int, places: int | None) -> None:
+def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None) -> None:
     """Raise ValueError where the features of texts that differ behind the first token are the same,
     or depend on what stands under the padding.
 
     places: positions of the backbone, where they are limited. Modes and torch's random state stay
     as they are.
     """
-    width = min(_PROBE_TOKENS, places or _PROBE_TOKENS)
+    width = min(_PROBE_TOKENS, num_positions or _PROBE_TOKENS)
     if width < 4:  # no room for two tokens and two of padding
         return
     kind = backbone.architecture

@@ -96,19 +96,19 @@ class RowFile:
         out = np.empty((len(rows), self.width), dtype="<f4")
         missing = self._hot.take(rows, out)
         for run in self._runs(rows, missing):
-            self._read_run(rows[run[0]], [out[place] for place in run])
+            self._read_run(rows[run[0]], [out[position] for position in run])
         self._hot.keep(rows, missing, out)
         return torch.from_numpy(out)
 
-    def _runs(self, rows: Sequence[int], places: list[int]) -> Iterator[list[int]]:
+    def _runs(self, rows: Sequence[int], positions: list[int]) -> Iterator[list[int]]:
         """The places in runs whose rows lie one behind the other in the file."""
         longest = max(1, min(_MAX_RUN, _MAX_RUN_BYTES // (self.width * _ITEM_BYTES)))
         run: list[int] = []
-        for place in sorted(places, key=rows.__getitem__):
-            if run and (rows[place] != rows[run[-1]] + 1 or len(run) == longest):
+        for position in sorted(positions, key=rows.__getitem__):
+            if run and (rows[position] != rows[run[-1]] + 1 or len(run) == longest):
                 yield run
                 run = []
-            run.append(place)
+            run.append(position)
         if run:
             yield run
 
@@ -172,23 +172,23 @@ class RowCache:
             return list(range(len(rows)))
         missing = []
         with self._lock:
-            for place, row in enumerate(rows):
+            for position, row in enumerate(rows):
                 held = self._held.get(row)
                 if held is None:
-                    missing.append(place)
+                    missing.append(position)
                     continue
-                out[place] = held
+                out[position] = held
                 self._held.move_to_end(row)
         return missing
 
-    def keep(self, rows: Sequence[int], places: Sequence[int], out: np.ndarray) -> None:
-        """Hold the rows of `out` [n, width] at `places`."""
+    def keep(self, rows: Sequence[int], positions: Sequence[int], out: np.ndarray) -> None:
+        """Hold the rows of `out` [n, width] at `positions`."""
         if self._is_large(rows, out):
             return
         most = self._max_bytes // _bytes_of(out)
         with self._lock:
-            for place in places:
-                self._held[rows[place]] = out[place].copy()
+            for position in positions:
+                self._held[rows[position]] = out[position].copy()
             while len(self._held) > most:
                 self._held.popitem(last=False)
 

@@ -50,6 +50,6 @@ def disk_failure(line: str, *, transient: bool) -> OSError:
 
 
 def _free(root: Path) -> str:
-    place = next(path for path in (root, *root.absolute().parents) if path.exists())
-    usage = shutil.disk_usage(place)
-    return f"{usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB are free at {place}"
+    folder = next(path for path in (root, *root.absolute().parents) if path.exists())
+    usage = shutil.disk_usage(folder)
+    return f"{usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB are free at {folder}"

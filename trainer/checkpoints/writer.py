@@ -99,7 +99,7 @@ class CheckpointWriter:
     where they are on a device. At most one save is under way: the next one waits and says so.
 
     A save that could not be written is an OSError of one line from `finish`, or from the next
-    `save` where that fails too, on all ranks alike; `troubles` tells of it earlier.
+    `save` where that fails too, on all ranks alike; `failures` tells of it earlier.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CheckpointWriter:
         self._pending: Future[Path] | None = None
         self._pending_step = 0
         self._committed: deque[Path] = deque()
-        self._troubles: deque[SaveFailure] = deque()
+        self._failures: deque[SaveFailure] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -194,9 +194,9 @@ class CheckpointWriter:
         """The folders committed since this was asked last; asks no other rank."""
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
-    def troubles(self) -> list[SaveFailure]:
+    def failures(self) -> list[SaveFailure]:
         """What went wrong since this was asked last; asks no other rank."""
-        return [self._troubles.popleft() for _ in range(len(self._troubles))]
+        return [self._failures.popleft() for _ in range(len(self._failures))]
 
     def finish(self) -> None:
         """Wait until what was saved is committed. Raises OSError where it could not be."""
@@ -221,13 +221,13 @@ class CheckpointWriter:
         try:
             folder = self._commit.write(save)
         except OSError as error:
-            self._troubles.append(SaveFailure(save.step, str(error), is_lost=True))
+            self._failures.append(SaveFailure(save.step, str(error), is_lost=True))
             raise
         self._committed.append(folder)
         try:
             self._commit.retire(save.step)
         except OSError as error:  # the checkpoint is there all the same, and the next one tries too
-            self._troubles.append(SaveFailure(save.step, str(error), is_lost=False))
+            self._failures.append(SaveFailure(save.step, str(error), is_lost=False))
         return folder
 
 

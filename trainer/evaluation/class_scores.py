@@ -86,10 +86,10 @@ def score_classes(
     ranking = Ranking(k, true_scores)
     measures = [block_measures(true_scores[:, None][:, :0], labels, labels[:0], recalls)]
     at_once = classes_at_once(head, len(labels))
-    turns = StopChecks(num_blocks(head, at_once), should_stop, world)
+    stop_checks = StopChecks(num_blocks(head, at_once), should_stop, world)
     broken = torch.tensor(-1, device=labels.device)
     for block in head.score_blocks(features, at_once):
-        turns.take()
+        stop_checks.check()
         scores, class_ids = block.scores, block.class_ids
         highest = scores.amax(1)
         if highest.isnan().any():  # said at the end, by all ranks: others wait for this one
@@ -105,7 +105,7 @@ def score_classes(
             measures.append(
                 block_measures(own, labels, class_ids[present], recalls, group=data_group)
             )
-    turns.rest()
+    stop_checks.check_remaining()
     _check_numbers(broken, world)
     return ClassScores(
         ranking.over_ranks(class_group),
@@ -167,17 +167,17 @@ def count_reached(
     features, labels = rows.features.mean(1), rows.labels
     bars = thresholds.tolist()
     at_once = classes_at_once(head, len(labels))
-    turns = StopChecks(num_blocks(head, at_once), should_stop, world)
+    stop_checks = StopChecks(num_blocks(head, at_once), should_stop, world)
     ids = [labels[:0]]
     counts = [labels.new_zeros(0, len(bars), 2)]
     for block in head.score_blocks(features, at_once):
-        turns.take()
+        stop_checks.check()
         ids.append(block.class_ids)
         counted = [
             torch.stack(_counts(block.scores, labels, block.class_ids, bar), 1) for bar in bars
         ]
         counts.append(torch.stack(counted, 1))
-    turns.rest()
+    stop_checks.check_remaining()
     group = head.engine.class_group
     of_ranks = all_rows(all_reduce_sum(torch.cat(counts), head.engine.data_group), group)
     in_order = torch.empty((head.num_classes, *of_ranks.shape[1:]), dtype=torch.int64)

@@ -151,7 +151,7 @@ def measure(
     num_samples = int(positives.sum())
     if num_samples == 0:
         raise ValueError("the split has no sample: there is nothing to evaluate")
-    walked = score_classes(
+    scores = score_classes(
         head,
         rows,
         positives,
@@ -160,24 +160,24 @@ def measure(
         world=world,
         should_stop=should_stop,
     )
-    right = walked.predicted == labels.unsqueeze(1)
+    right = scores.predicted == labels.unsqueeze(1)
     metrics = {f"top{k}": _share(right[:, :k].any(1), num_samples, data_group) for k in config.topk}
     if marginal is not None:
         for k in marginal.ks:
-            turns = StopChecks(num_pieces(rows), should_stop, world)
-            best = _marginal_best(head, rows, k, marginal, walked.predicted, turns)
-            turns.rest()
+            stop_checks = StopChecks(num_pieces(rows), should_stop, world)
+            best = _marginal_best(head, rows, k, marginal, scores.predicted, stop_checks)
+            stop_checks.check_remaining()
             hits = (best == labels.unsqueeze(1)).any(1)
             metrics[f"marginal_top{k}"] = _share(hits, num_samples, data_group)
-    first = walked.predicted[:, 0]
+    first = scores.predicted[:, 0]
     if label_vectors is not None:
         sa = similarity_accuracy(label_vectors, labels, first, group=data_group)
         metrics["sa"] = float(sa)
-    metrics |= walked.classes.summary()
-    pooled = pooled_thresholds(all_rows(walked.true_scores, data_group), config.recalls).cpu()
+    metrics |= scores.classes.summary()
+    pooled = pooled_thresholds(all_rows(scores.true_scores, data_group), config.recalls).cpu()
     return Evaluation(
         metrics,
-        walked.classes,
+        scores.classes,
         pooled,
         count_reached(head, rows, pooled, world=world, should_stop=should_stop),
         num_samples,
@@ -205,13 +205,18 @@ def _share(hits: Tensor, num_samples: int, group: ProcessGroup | None) -> float:
 
 
 def _marginal_best(
-    head: ClassHead, rows: SplitRows, k: int, by: MarginalTopK, predicted: Tensor, turns: StopChecks
+    head: ClassHead,
+    rows: SplitRows,
+    k: int,
+    by: MarginalTopK,
+    predicted: Tensor,
+    stop_checks: StopChecks,
 ) -> Tensor:
     """The k classes [n, k] that the views' marginals predict."""
     # Of one view they are those of the highest scores; and k may be all classes.
     if rows.features.shape[1] == 1 or k >= head.num_classes or not len(predicted):
         return predicted[:, :k]
-    return marginal_top(head, rows, k, by.temperature, turns.take)
+    return marginal_top(head, rows, k, by.temperature, stop_checks.check)
 
 
 MOST_CONFUSIONS = 1000  # pairs that an evaluation keeps
@@ -230,8 +235,8 @@ def most_confused(
     pairs, counts = (labels[wrong] * num_classes + predicted[wrong]).unique(return_counts=True)
     # A pair is sent once a rank, and never more of them than there are samples.
     pairs, counts = all_rows(pairs, group), all_rows(counts, group)
-    pairs, place = pairs.unique(return_inverse=True)
-    totals = torch.zeros_like(pairs).index_add_(0, place, counts)
+    pairs, positions = pairs.unique(return_inverse=True)
+    totals = torch.zeros_like(pairs).index_add_(0, positions, counts)
     order = totals.argsort(descending=True, stable=True)[:MOST_CONFUSIONS]
     pairs = pairs[order]
     return torch.stack([pairs // num_classes, pairs % num_classes, totals[order]], dim=1)

@@ -47,12 +47,12 @@ class EvaluationRequest:
     def folder(self) -> Path:
         """Where the measures go. Those of another split or by other settings do not replace the
         recipe's own, whose thresholds are exported."""
-        place, recipe = RunFolder(self.run), self.recipe()
-        own = place.load_recipe(allow_imports=self.allow_imports)
+        run_folder, recipe = RunFolder(self.run), self.recipe()
+        own = run_folder.load_recipe(allow_imports=self.allow_imports)
         others = _changed_settings(own, recipe)
         if recipe.data.eval_split == own.data.eval_split and not others:
-            return place.evaluations
-        return place.evaluations / ",".join([recipe.data.eval_split, *others])
+            return run_folder.evaluations
+        return run_folder.evaluations / ",".join([recipe.data.eval_split, *others])
 
 
 def _changed_settings(own: Recipe, wanted: Recipe) -> list[str]:

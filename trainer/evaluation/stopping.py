@@ -18,30 +18,31 @@ class EvaluationStopped(Exception):  # noqa: N818  nothing went wrong
 
 
 def never_stop() -> bool:
-    """Goes on."""
+    """For evaluations that nothing stops."""
     return False
 
 
 class StopChecks:
-    """As many turns on every rank as the rank with most has pieces (collective).
+    """Calls `should_stop` equally often on every rank: once per piece of the rank that has the most
+    pieces (collective).
 
-    `take` before a piece, `rest` after the last one; each raises EvaluationStopped on all ranks
-    once `should_stop`, on which the ranks agree, is true.
+    `check` before each piece, `check_remaining` after the last one; both raise EvaluationStopped on
+    all ranks once `should_stop`, on which the ranks agree, is true.
     """
 
     def __init__(self, num_pieces: int, should_stop: ShouldStop, world: World) -> None:
         count = torch.tensor(num_pieces, device=world.device)
-        self._left = int(all_reduce_max(count, world.group))
+        self._num_left = int(all_reduce_max(count, world.group))
         self._should_stop = should_stop
 
-    def take(self) -> None:
-        """The turn before a piece of work."""
-        assert self._left, "more pieces than were announced"
-        self._left -= 1
+    def check(self) -> None:
+        """The check before a piece of work."""
+        assert self._num_left, "more pieces than were announced"
+        self._num_left -= 1
         if self._should_stop():
             raise EvaluationStopped("the evaluation was stopped before its end")
 
-    def rest(self) -> None:
-        """The turns that other ranks still have."""
-        while self._left:
-            self.take()
+    def check_remaining(self) -> None:
+        """The checks that other ranks still make."""
+        while self._num_left:
+            self.check()

@@ -17,13 +17,13 @@ _LIBRARIES = ("torch", "deepspeed", "contextlib")
 class RankState:
     """`beat` grows while the rank lives; `waited_seconds` is the age of `pending` as seen so far.
 
-    `place` is the line of code that the main thread is at: `module:line`.
+    `location` is the line of code that the main thread is at: `module:line`.
     """
 
     beat: int
     step: int
     phase: str
-    place: str
+    location: str
     newest: Collective | None
     pending: Collective | None
     waited_seconds: float
@@ -56,7 +56,7 @@ def _is_of_a_library(frame: FrameType) -> bool:
     return module.partition(".")[0] in _LIBRARIES or module.startswith(__package__)
 
 
-# A line for a person: of many ranks in many places only the first few places are told.
+# The line is for a person: of many groups of ranks only the first few are listed.
 _MAX_GROUPS = 4
 
 
@@ -118,20 +118,22 @@ def _last_seen(state: RankState | None) -> str:
 
 def _describe_state(state: RankState) -> str:
     phase = f" in {state.phase}" if state.phase else ""
-    place = f" ({state.place})" if state.place else ""
+    location = f" ({state.location})" if state.location else ""
     what = "after" if state.pending is None else "waiting in"
     collective = state.pending or state.newest
-    return f"at step {state.step}{phase}{place}" + (f", {what} {collective}" if collective else "")
+    return f"at step {state.step}{phase}{location}" + (
+        f", {what} {collective}" if collective else ""
+    )
 
 
 def _describe_waits(states: Mapping[int, RankState]) -> list[str]:
     """Ranks in one collective are told together, with the longest wait of them."""
     longest: dict[str, float] = {}
-    places = {rank: _describe_wait(state) for rank, state in states.items()}
-    for rank, place in places.items():
-        longest[place] = max(longest.get(place, 0.0), states[rank].waited_seconds)
+    waits = {rank: _describe_wait(state) for rank, state in states.items()}
+    for rank, wait in waits.items():
+        longest[wait] = max(longest.get(wait, 0.0), states[rank].waited_seconds)
     return _group_ranks(
-        {rank: f"{place} for {longest[place]:.0f} s" for rank, place in places.items()},
+        {rank: f"{wait} for {longest[wait]:.0f} s" for rank, wait in waits.items()},
         "waits",
         "wait",
     )
@@ -139,8 +141,8 @@ def _describe_waits(states: Mapping[int, RankState]) -> list[str]:
 
 def _describe_wait(state: RankState) -> str:
     phase = f" of {state.phase}" if state.phase else ""
-    place = f" ({state.place})" if state.place else ""
-    return f"in {state.pending}{phase} at step {state.step}{place}"
+    location = f" ({state.location})" if state.location else ""
+    return f"in {state.pending}{phase} at step {state.step}{location}"
 
 
 def _group_ranks(texts: Mapping[int, str], one: str, several: str) -> list[str]:

@@ -36,11 +36,11 @@ _States = dict[int, RankState]
 class LostRankError(RuntimeError):
     """Training cannot go on without another rank; the text names it.
 
-    `said` is true, and the text for nobody, where another rank has said it.
+    `is_reported`: another rank has reported the reason, so that the text is not printed.
     """
 
     def __init__(self, line: str | None) -> None:
-        self.said = line is None
+        self.is_reported = line is None
         super().__init__(line or "another rank has said why this run ends")
 
 
@@ -177,7 +177,7 @@ class Watchdog:
             beat=self._beat,
             step=self._step,
             phase=self._phases.current or "",
-            place=main_thread_location(),
+            location=main_thread_location(),
             newest=recorded.newest,
             pending=recorded.pending,
             waited_seconds=now - self._since if recorded.pending else 0.0,

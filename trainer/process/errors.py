@@ -36,7 +36,7 @@ def report_error(
     if world is None and isinstance(error, ValueError | OSError) and not is_lost_rank(error):
         return say(str(error), code_of(error))
     if isinstance(error, LostRankError):
-        return FAILED if error.said else say(str(error), FAILED)
+        return FAILED if error.is_reported else say(str(error), FAILED)
     if isinstance(error, RuntimeError) and is_lost_worker(error):
         return say(LOST_WORKER, FAILED)
     if is_lost_rank(error):

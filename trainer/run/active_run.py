@@ -53,10 +53,10 @@ class ActiveRun:
     label_vectors: np.ndarray | None
     stop: StopSignals
     watchdog: Watchdog
-    busy: BusyTimer
+    busy_timer: BusyTimer
     telemetry: Telemetry
     writer: CheckpointWriter
-    broken: NonFiniteSteps
+    nonfinite: NonFiniteSteps
     sample_log: SampleLog
     origin: dict[str, Any]
     state: TrainState
@@ -92,10 +92,10 @@ class ActiveRun:
                 state = self.state.to_json() | self.origin
                 self.writer.save(training_entries(self.task), state, best=self.best)
             finally:
-                self.hear_writer()
+                self.report_saves()
         self.saved_step = self.state.step
 
-    def end_if_asked(self, signal_name: str | None) -> None:
+    def stop_if_requested(self, signal_name: str | None) -> None:
         """Save, wait for it and raise Preempted where the ranks agreed on a signal (collective)."""
         if signal_name is not None:
             self.save()
@@ -108,14 +108,14 @@ class ActiveRun:
             try:
                 self.writer.finish()
             finally:
-                self.hear_writer()
+                self.report_saves()
 
-    def hear_writer(self) -> None:
+    def report_saves(self) -> None:
         """Report the checkpoints that are there by now, and those that could not be written."""
         self.telemetry.committed(self.writer.committed())
-        for trouble in self.writer.troubles():
-            name = "lost_checkpoint" if trouble.is_lost else "kept_checkpoints"
-            self.telemetry.event(name, trouble.step, trouble.reason, reason=trouble.reason)
+        for failure in self.writer.failures():
+            name = "lost_checkpoint" if failure.is_lost else "kept_checkpoints"
+            self.telemetry.event(name, failure.step, failure.reason, reason=failure.reason)
 
     def evaluate(self) -> None:
         """Measure the model, or its moving average, on the evaluation split (collective)."""
@@ -128,10 +128,10 @@ class ActiveRun:
                     self.world,
                     label_vectors=self.label_vectors,
                     manifest=self.manifest,
-                    should_stop=lambda: self._asked() is not None,
+                    should_stop=lambda: self._stop_signal() is not None,
                 )
         except EvaluationStopped:
-            self.end_if_asked(self._asked())
+            self.stop_if_requested(self._stop_signal())
             raise  # no rank was asked: it was not this that stopped it
         if self.world.is_main:
             save_evaluation(self.folder.evaluations, result, step=step)
@@ -147,5 +147,5 @@ class ActiveRun:
                 )
             self.best = result.metrics[best.measure]
 
-    def _asked(self) -> str | None:
+    def _stop_signal(self) -> str | None:
         return agree(self.world, stop=self.stop.received).stop

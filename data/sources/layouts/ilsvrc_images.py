@@ -134,13 +134,13 @@ def _of_classes(
     with ThreadPoolExecutor(_THREADS) as pool:
         listings = zip(synsets, pool.map(members, synsets), strict=True)
         for done, (synset, found) in enumerate(listings, start=1):
-            pictures = _pictures(listed, found, f"{tar}: {synset}/" if tar else f"{where.name}/")
-            if not pictures:
+            images = _image_members(listed, found, f"{tar}: {synset}/" if tar else f"{where.name}/")
+            if not images:
                 raise ValueError(f"{where}: class {synset} has no pictures: add some, or remove it")
-            for name, member in pictures:
+            for name, member in images:
                 file = tar or f"{where.name}/{member.name}"
-                picture = ImageEntry(f"{synset}/{name}", file, member.offset, member.size, synset)
-                listed.found.append(picture)
+                image = ImageEntry(f"{synset}/{name}", file, member.offset, member.size, synset)
+                listed.found.append(image)
             report(done, len(synsets))
     return listed
 
@@ -154,47 +154,47 @@ def _flat(
             "give it with --devkit"
         )
     listed = ImageList()
-    for name, member in _pictures(listed, members, f"{tar}: " if tar else f"{where.name}/"):
+    for name, member in _image_members(listed, members, f"{tar}: " if tar else f"{where.name}/"):
         number = _NUMBER.search(PurePosixPath(name).stem)
-        place = int(number[1]) if number else 0
-        if not 1 <= place <= len(devkit.truth):
+        position = int(number[1]) if number else 0
+        if not 1 <= position <= len(devkit.truth):
             raise ValueError(
                 f"{where}: {name} is none of ILSVRC2012_val_00000001.JPEG to "
                 f"{len(devkit.truth):08d}, whose classes {devkit.path} tells: remove it, or give "
                 "another devkit"
             )
         file = tar or f"{where.name}/{name}"
-        synset = devkit.truth[place - 1]
+        synset = devkit.truth[position - 1]
         listed.found.append(ImageEntry(f"val/{name}", file, member.offset, member.size, synset))
     return listed
 
 
-def _renamed(pictures: list[ImageEntry]) -> list[ImageEntry]:
+def _renamed(images: list[ImageEntry]) -> list[ImageEntry]:
     """Names as if `val/` were flat, where that keeps them apart; in the order of names."""
-    flat = [picture.name.rpartition("/")[2] for picture in pictures]
-    names = flat if len(set(flat)) == len(flat) else [picture.name for picture in pictures]
-    return sorted(p._replace(name=f"val/{name}") for p, name in zip(pictures, names, strict=True))
+    flat = [image.name.rpartition("/")[2] for image in images]
+    names = flat if len(set(flat)) == len(flat) else [image.name for image in images]
+    return sorted(p._replace(name=f"val/{name}") for p, name in zip(images, names, strict=True))
 
 
-def _pictures(
-    listed: ImageList, members: Iterable[Member | Skipped], place: str
+def _image_members(
+    listed: ImageList, members: Iterable[Member | Skipped], prefix: str
 ) -> list[tuple[str, Member]]:
     """(file name, member) of the images among `members`; the others are added to `listed.skipped`.
 
-    place: prefix of the skipped names.
+    prefix: of the skipped names.
     """
-    pictures = []
+    images = []
     for member in sorted(members):
         name = PurePosixPath(member.name).name
         if isinstance(member, Skipped):
             listed.skipped.append(member)
         elif name.startswith("."):
-            listed.skipped.append(Skipped(f"{place}{member.name}", "hidden file"))
+            listed.skipped.append(Skipped(f"{prefix}{member.name}", "hidden file"))
         elif PurePosixPath(name).suffix.lower() not in ENDINGS:
-            listed.skipped.append(Skipped(f"{place}{member.name}", NOT_AN_IMAGE))
+            listed.skipped.append(Skipped(f"{prefix}{member.name}", NOT_AN_IMAGE))
         else:
-            pictures.append((name, member))
-    return sorted(pictures)
+            images.append((name, member))
+    return sorted(images)
 
 
 _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)

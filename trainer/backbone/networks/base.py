@@ -93,7 +93,7 @@ class FixedSizeConfig(PreTrainedConfig):
         check_positive(image_size=self.image_size, num_channels=self.num_channels)
         super().__post_init__(**kwargs)
 
-    def check_picture(self, height: int, width: int) -> None:
+    def check_image_size(self, height: int, width: int) -> None:
         """Raise ValueError for a picture of another size, pixels."""
         if (height, width) != (self.image_size, self.image_size):
             raise ValueError(

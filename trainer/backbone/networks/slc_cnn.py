@@ -56,7 +56,7 @@ class SlcCnnModel(ImageNetwork):
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
         """Raises ValueError for pictures of another size than `image_size`."""
-        self.config.check_picture(*pixel_values.shape[2:])
+        self.config.check_image_size(*pixel_values.shape[2:])
         hidden = pixel_values
         for layer in self.layers:
             hidden = layer(hidden)
