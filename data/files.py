@@ -21,12 +21,12 @@ def temporary_path(path: Path) -> Iterator[Path]:
     The block renames it. Raises OSError with the path and a remedy where the disk is full.
     """
     # Two processes may write the same file, such as evaluations of one step.
-    aside = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with explained(path):
-            yield aside
+            yield temporary
     except BaseException:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -56,11 +56,11 @@ def commit(path: Path, content: bytes) -> None:
 
 
 def _commit(path: Path, content: bytes) -> None:
-    with temporary_path(path) as aside:
-        with aside.open("wb") as file:
+    with temporary_path(path) as temporary:
+        with temporary.open("wb") as file:
             file.write(content)
             flush(file)
-        aside.replace(path)
+        temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

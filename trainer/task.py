@@ -275,7 +275,7 @@ class Task(nn.Module):
         if self.average is None:
             yield
             return
-        with self.average.in_place_of(self.live):
+        with self.average.swapped_in(self.live):
             yield
 
 

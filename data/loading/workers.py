@@ -91,7 +91,7 @@ class PixelMemory:
 
     def __init__(self) -> None:
         self._slots: list[torch.UntypedStorage | None] = [None] * _NUM_SLOTS
-        self._turn = 0
+        self._next_slot = 0
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
         """uint8 of `shape`, to be filled. In a loader process it is shared with the trainer, and
@@ -99,11 +99,11 @@ class PixelMemory:
         if get_worker_info() is None:
             return torch.empty(shape, dtype=torch.uint8)
         size = math.prod(shape)
-        self._turn = (self._turn + 1) % _NUM_SLOTS
-        slot = self._slots[self._turn]
+        self._next_slot = (self._next_slot + 1) % _NUM_SLOTS
+        slot = self._slots[self._next_slot]
         if slot is None or slot.nbytes() < size:
             # As torch's own collating does in a loader process.
-            slot = self._slots[self._turn] = torch.UntypedStorage._new_shared(size)
+            slot = self._slots[self._next_slot] = torch.UntypedStorage._new_shared(size)
         pixels = torch.empty(0, dtype=torch.uint8)
         return pixels.set_(slot, 0, shape)  # type: ignore[call-overload]
 

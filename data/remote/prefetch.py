@@ -28,8 +28,8 @@ class ShardPrefetcher:
     def __init__(self, folder: ShardFolder, shards: Sequence[ShardInfo]) -> None:
         self._folder = folder
         self._shards = shards
-        self._told: tuple[Order | InOrder, int] | None = None
-        self._told_at = 0.0
+        self._current: tuple[Order | InOrder, int] | None = None
+        self._updated_at = 0.0
         self._queue: deque[ShardInfo] = deque()
         self._waits = False
 
@@ -39,34 +39,36 @@ class ShardPrefetcher:
         Cheap where the group is the one of the call before. Once a minute it notes the group, and
         the indices, as in use, so that they stay. Nothing to do for a local folder.
         """
-        if (room := self._folder.bytes_at_once) is None:
+        if (capacity := self._folder.bytes_at_once) is None:
             return
-        told = (order, order.group(position))
-        if told == self._told and time.monotonic() - self._told_at < _REFRESH_SECONDS:
+        current = (order, order.group(position))
+        if current == self._current and time.monotonic() - self._updated_at < _REFRESH_SECONDS:
             return
-        self._told, self._told_at = told, time.monotonic()
-        self._start(self._wanted(order, told[1], room))
+        self._current, self._updated_at = current, time.monotonic()
+        self._start(self._shards_to_fetch(order, current[1], capacity))
 
     def stop(self) -> None:
         """Begin no more; what is on its way comes in."""
         self._queue.clear()
-        self._told = None
+        self._current = None
 
-    def _wanted(self, order: Order | InOrder, group: int, room: int) -> list[ShardInfo]:
-        """The shards of a group, and those of the next one that have room beside them."""
+    def _shards_to_fetch(
+        self, order: Order | InOrder, group: int, capacity: int
+    ) -> list[ShardInfo]:
+        """The shards of a group, and those of the next one that fit beside them."""
         wanted = {number: self._shards[number] for number in order.shards(group)}
         held = sum(shard.bytes for shard in wanted.values())
         for number in order.shards(group + 1):
             if number in wanted:
                 continue
             held += self._shards[number].bytes
-            if held > room:
-                self._say_that_it_waits()
+            if held > capacity:
+                self._warn_about_small_cache()
                 break
             wanted[number] = self._shards[number]
         return list(wanted.values())
 
-    def _say_that_it_waits(self) -> None:
+    def _warn_about_small_cache(self) -> None:
         if not self._waits:
             self._waits = True
             _log.warning(

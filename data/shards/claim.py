@@ -42,7 +42,7 @@ def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
     # Made and locked before it is written: of two that start at once, one owns it.
     with note.open("ab+", buffering=0) as held:
         _lock(held, folder)
-        _settle(held, folder, about, new=new)
+        _check_note(held, folder, about, new=new)
         finished_before = (folder / MANIFEST).is_file()
         try:
             yield
@@ -66,7 +66,7 @@ def _lock(held: IO[bytes], folder: Path) -> None:
         raise ValueError(busy) from error
 
 
-def _settle(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) -> None:
+def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) -> None:
     """Check what the note says; a note without content is new, and gets `about`."""
     held.seek(0)
     content = held.read()

@@ -226,23 +226,23 @@ def _write_shard(
     index = IndexBuilder()
     samples = islice(samples, len(plan))
     dropped_before = held_out.dropped if held_out else 0
-    with temporary_path(path) as aside:
+    with temporary_path(path) as temporary:
         kept = held_out.without(samples) if held_out else samples
-        skipped.add(path.name, _write_tar(aside, index, kept, count))
+        skipped.add(path.name, _write_tar(temporary, index, kept, count))
         if not len(index):
-            aside.unlink()
+            temporary.unlink()
             return None
-        with aside.open("rb") as file:
+        with temporary.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         info = ShardInfo(
             file=path.name,
             split=plan.split,
             samples=len(index),
-            bytes=aside.stat().st_size,
+            bytes=temporary.stat().st_size,
             sha256=digest,
             index_crc32=index.crc32(),
         )
-        aside.replace(path)
+        temporary.replace(path)
     duplicates = held_out.dropped - dropped_before if held_out else 0
     commit(index_path(path), index.to_bytes(info, duplicates=duplicates))
     return info

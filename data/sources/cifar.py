@@ -56,7 +56,7 @@ class _Cifar(CommandSource):
 
     def describe(self) -> SourceInfo:
         content = hashlib.sha256()
-        for name in self._wanted:
+        for name in self._file_names:
             content.update(self._contents[name])
         return SourceInfo(kind=self.kind, parameters={"content": content.hexdigest()[:16]})
 
@@ -118,7 +118,7 @@ class _Cifar(CommandSource):
         return names
 
     @property
-    def _wanted(self) -> tuple[str, ...]:
+    def _file_names(self) -> tuple[str, ...]:
         return (*(file for files in self.files.values() for file in files), *self.labels)
 
     @cached_property
@@ -126,10 +126,10 @@ class _Cifar(CommandSource):
         """File name -> content of every file that is read."""
         if self.path.is_dir():
             inner = self.path / self.unpacked
-            found = loose_files(inner if inner.is_dir() else self.path, self._wanted)
+            found = loose_files(inner if inner.is_dir() else self.path, self._file_names)
         else:
-            found = archived_files(self.path, self._wanted)
-        if missing := [name for name in self._wanted if name not in found]:
+            found = archived_files(self.path, self._file_names)
+        if missing := [name for name in self._file_names if name not in found]:
             raise FileNotFoundError(
                 f"{self.path} holds no {missing[0]}: give the binary version, {self.archive}"
             )

@@ -226,7 +226,7 @@ def _location(file: str, name: str) -> str:
 def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) -> list[str]:
     """What the devkit counts and is not there: a subset, or a loss."""
     found = Counter(image.synset for image in training.found)
-    expected = {s.wnid: s.pictures for s in devkit.synsets.values() if s.pictures}
+    expected = {s.wnid: s.num_images for s in devkit.synsets.values() if s.num_images}
     notes = []
     if absent := sorted(expected.keys() - found.keys()):
         notes.append(

@@ -93,7 +93,7 @@ class LabelledTexts(FirstPassSource):
     def classes(self) -> tuple[ClassInfo, ...]:
         if (found := self._emoji) is not None:
             return emoji_classes(found)
-        return tuple(ClassInfo(name=self._named.get(x, (x, x))[1]) for x in self._settled.labels)
+        return tuple(ClassInfo(name=self._named.get(x, (x, x))[1]) for x in self._selection.labels)
 
     def label_vectors(self) -> np.ndarray | None:
         return None if (found := self._emoji) is None else emoji_vectors(found)
@@ -107,7 +107,7 @@ class LabelledTexts(FirstPassSource):
         # A label has the number of its text's line: files are read from their beginning.
         return [Span(number, 0, one.size) for number, one in enumerate(self._records)]
 
-    def kept(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
+    def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
         one, name = self._records[span.file], self._splits[span.file]
         labels = chain(self._labels(name), repeat(None))
         lines = 0
@@ -157,7 +157,7 @@ class LabelledTexts(FirstPassSource):
     @property
     def _emoji(self) -> list[str] | None:
         """Folded emoji of the classes, where the mapping gives one for each."""
-        found = [self._named.get(label, ("", ""))[0] for label in self._settled.labels]
+        found = [self._named.get(label, ("", ""))[0] for label in self._selection.labels]
         return [fold(one) for one in found] if set(found) <= emoji.EMOJI_DATA.keys() else None
 
     @cached_property

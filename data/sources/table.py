@@ -114,7 +114,7 @@ class Table(PackedImages, FirstPassSource):
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        return tuple(ClassInfo(name=name) for name in self._settled.labels)
+        return tuple(ClassInfo(name=name) for name in self._selection.labels)
 
     def render(self, task: Task) -> Sample | Skipped:
         fields = self._records[task.file].read(task.offset, task.length)
@@ -122,7 +122,7 @@ class Table(PackedImages, FirstPassSource):
         key = f"{task.file:x}-{task.offset:x}"
         if self.text is not None:
             return Sample(key, content.encode(), "txt", task.label)
-        path = self._picture_path(content)
+        path = self._image_path(content)
         try:
             data, extension = self.packed(path.read_bytes())
         except (ValueError, FileNotFoundError) as error:
@@ -137,7 +137,7 @@ class Table(PackedImages, FirstPassSource):
                 parquet_as_jsonl(path, self._columns, self._unpacked(number))
         return record_spans(self._records, SPAN_BYTES)
 
-    def kept(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
+    def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
         one = self._records[span.file]
         for offset, data in one.records(span.first, span.last):
             counts["rows read"] += 1
@@ -180,7 +180,7 @@ class Table(PackedImages, FirstPassSource):
         numbers = all(name.isdecimal() for name in names)
         return sorted(names, key=lambda name: (int(name), name) if numbers else (0, name))
 
-    def _picture_path(self, content: str) -> Path:
+    def _image_path(self, content: str) -> Path:
         name = os.path.normpath(content.strip())
         if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
             raise ValueError(f"{content[:60]!r} is outside {self._root}: name files inside it")
@@ -251,14 +251,14 @@ def parquet_as_jsonl(path: Path, columns: Sequence[str], out: Path) -> None:
     """Write the named columns of each row as a line of JSON; nothing where `out` stands already."""
     if out.is_file():
         return
-    with temporary_path(out) as aside:
-        with aside.open("wb") as file:
+    with temporary_path(out) as temporary:
+        with temporary.open("wb") as file:
             for batch in _open(path).iter_batches(batch_size=_ROWS, columns=list(columns)):
                 for row in batch.to_pylist():
                     line = json.dumps(row, ensure_ascii=False, default=str)
                     file.write(line.encode() + b"\n")
             flush(file)
-        aside.replace(out)
+        temporary.replace(out)
 
 
 def _open(path: Path) -> Any:

@@ -129,10 +129,10 @@ class Tweets(FirstPassSource):
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        return emoji_classes(self._settled.labels)
+        return emoji_classes(self._selection.labels)
 
     def label_vectors(self) -> np.ndarray:
-        return emoji_vectors(self._settled.labels)
+        return emoji_vectors(self._selection.labels)
 
     def render(self, task: Task) -> Sample:
         fields = self._records[task.file].read(task.offset, task.length)
@@ -142,7 +142,7 @@ class Tweets(FirstPassSource):
     def spans(self) -> list[Span]:
         return record_spans(self._records, SPAN_BYTES)
 
-    def kept(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
+    def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
         one = self._records[span.file]
         for offset, data in one.records(span.first, span.last):
             counts["records read"] += 1

@@ -68,7 +68,7 @@ class RecordReader(Protocol):
 
     def spans(self) -> list[Span]: ...
 
-    def kept(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
+    def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
         """Records of a span that are kept; what is not is counted, by a line for people."""
         ...
 
@@ -98,7 +98,7 @@ def _read_span(job: tuple[RecordReader, Span, Path]) -> int:
     splits: dict[str | None, int] = {}
     counts: Counter[str] = Counter()
     rows = []
-    for kept in reader.kept(span, counts):
+    for kept in reader.labeled_texts(span, counts):
         high, low = text_hash(kept.text)
         label = labels.setdefault(kept.label, len(labels))
         split = splits.setdefault(kept.split, len(splits))

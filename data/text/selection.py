@@ -81,13 +81,13 @@ class Selection:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def pass_notes(settled: Selection) -> list[str]:
+def pass_notes(selection: Selection) -> list[str]:
     """A line a count that is not zero, and the place of the first damage."""
     notes = []
-    for what, count in settled.counts.items():
+    for what, count in selection.counts.items():
         if count and not what.startswith(FIRST_DAMAGED):
             notes.append(f"{what}: {count:,}")
-    damaged = [what for what in settled.counts if what.startswith(FIRST_DAMAGED)]
+    damaged = [what for what in selection.counts if what.startswith(FIRST_DAMAGED)]
     return notes + damaged[:1]
 
 
@@ -97,7 +97,7 @@ class SelectionFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def settled(
+    def select(
         self,
         about: str,
         reader: RecordReader,
@@ -140,7 +140,7 @@ def _select(folder: Path, paths: Sequence[Path], rules: SelectionRules) -> Selec
     labels, splits, counts = _names(paths)
     given = {name for name in splits if name is not None}
     split_names = ["train", "test", *sorted(given - {"train", "test"})]
-    parts = _deal(folder, paths, labels, split_names, rules)
+    parts = _partition(folder, paths, labels, split_names, rules)
     samples, trained = Counter[str](), Counter[str]()
     for part in parts:
         rows = _without_duplicates(np.fromfile(part, REFERENCE), rules, counts)
@@ -170,7 +170,7 @@ def _names(paths: Sequence[Path]) -> tuple[list[str], list[str | None], Counter[
     return sorted(labels), list(splits), counts
 
 
-def _deal(
+def _partition(
     folder: Path,
     paths: Sequence[Path],
     labels: Sequence[str],

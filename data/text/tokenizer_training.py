@@ -151,18 +151,18 @@ class _Texts:
 
 @contextmanager
 def _written(out: Path) -> Iterator[Path]:
-    """A folder aside that becomes `out` where the block succeeds, and goes where it fails."""
+    """A temporary folder that becomes `out` if the block succeeds, and is removed if it fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f"{out.name}{TEMPORARY}-", dir=out.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}{TEMPORARY}-", dir=out.parent))
     except OSError as error:
         raise OSError(f"{out} cannot be written ({error.strerror}): name another folder") from error
     try:
-        yield aside
-        aside.chmod(0o755)
-        aside.rename(out)
+        yield temporary
+        temporary.chmod(0o755)
+        temporary.rename(out)
     except BaseException:
-        shutil.rmtree(aside)
+        shutil.rmtree(temporary)
         raise
 
 

@@ -1,7 +1,7 @@
 """The line that names a hang, from what the ranks said about themselves."""
 
 from trainer.faults.flight_recorder import Collective, is_pending
-from trainer.faults.hang_report import RankState, describe_hang, describe_lost_store, ranks_in_words
+from trainer.faults.hang_report import RankState, describe_hang, describe_lost_store, format_ranks
 
 _BEFORE = Collective("all_reduce", 120, "default_pg")
 _GATHER = Collective("all_gather", 121, "default_pg")
@@ -79,9 +79,9 @@ def test_of_a_lost_store_its_host_and_the_own_wait_are_told() -> None:
 
 
 def test_spans_of_ranks() -> None:
-    assert ranks_in_words([3]) == "rank 3"
-    assert ranks_in_words([1, 0]) == "ranks 0, 1"
-    assert ranks_in_words([0, 2, 3, 4, 9]) == "ranks 0, 2-4, 9"
+    assert format_ranks([3]) == "rank 3"
+    assert format_ranks([1, 0]) == "ranks 0, 1"
+    assert format_ranks([0, 2, 3, 4, 9]) == "ranks 0, 2-4, 9"
 
 
 def test_a_state_survives_the_board() -> None:

@@ -69,8 +69,8 @@ def test_numbers_are_written_as_a_person_reads_them():
 
 
 @pytest.mark.parametrize("columns", [80, 110, 120])
-def test_beside_the_bar_large_numbers_leave_room_for_it(columns):
-    text = f"step 450000/450450 {LARGE.beside_the_bar(columns)}"
+def test_large_numbers_leave_room_for_the_bar(columns):
+    text = f"step 450000/450450 {LARGE.compact(columns)}"
     assert len(text) + len(" ━━━━━") <= columns
     assert ("MFU" in text) == (columns > 80)
 

@@ -89,19 +89,19 @@ class Backbone(nn.Module):
             # Attention cannot tell the heads' size from nothing. A row is computed and cut off, so
             # that every parameter has a gradient, as on the other ranks: it is zero.
             row = {name: tensor.new_ones(1, *tensor.shape[1:]) for name, tensor in inputs.items()}
-            return self._of_rows(row)[:0]
-        return self._of_rows(inputs)
+            return self._features(row)[:0]
+        return self._features(inputs)
 
-    def _of_rows(self, inputs: dict[str, Tensor]) -> Tensor:
+    def _features(self, inputs: dict[str, Tensor]) -> Tensor:
         if "pixel_values" not in inputs:
             return self._pooled(self.encoder(**inputs), inputs["attention_mask"])
         pixels = inputs["pixel_values"]
         if pixels.ndim == 5:
-            crops = self._of_pictures(pixels.flatten(0, 1))
+            crops = self._image_features(pixels.flatten(0, 1))
             return crops.unflatten(0, pixels.shape[:2]).mean(1)
-        return self._of_pictures(pixels)
+        return self._image_features(pixels)
 
-    def _of_pictures(self, pixels: Tensor) -> Tensor:
+    def _image_features(self, pixels: Tensor) -> Tensor:
         normalised = (pixels.to(self.mean.dtype) / 255 - self.mean) / self.std
         if self.channels_last:
             normalised = normalised.contiguous(memory_format=torch.channels_last)

@@ -74,7 +74,7 @@ class RowFile:
         self, path: Path, *, name: str, num_rows: int, width: int, cache_bytes: int = 0
     ) -> None:
         self.path, self.num_rows, self.width = path, num_rows, width
-        self._hot = RowCache(max_bytes=cache_bytes)
+        self._cache = RowCache(max_bytes=cache_bytes)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._close = weakref.finalize(self, os.close, self._descriptor)
         try:
@@ -94,10 +94,10 @@ class RowFile:
         if outside:
             raise ValueError(f"class id {outside[0]} is not within 0 … {self.num_rows - 1}")
         out = np.empty((len(rows), self.width), dtype="<f4")
-        missing = self._hot.take(rows, out)
+        missing = self._cache.take(rows, out)
         for run in self._runs(rows, missing):
             self._read_run(rows[run[0]], [out[position] for position in run])
-        self._hot.keep(rows, missing, out)
+        self._cache.keep(rows, missing, out)
         return torch.from_numpy(out)
 
     def _runs(self, rows: Sequence[int], positions: list[int]) -> Iterator[list[int]]:

@@ -107,13 +107,13 @@ class Commit:
     def write(self, save: Save) -> Path:
         """Write and commit a save; the folder (collective). Raises OSError on all ranks."""
         folder = step_folder(self.root, save.step)
-        aside = folder.with_name(folder.name + PARTIAL)
+        temporary = folder.with_name(folder.name + PARTIAL)
         what = f"checkpoint {folder} could not be written"
         try:
-            self._on_main(what, lambda: self._make(aside))
-            written = self._together(what, lambda: self._write_mine(aside, save))
-            self._on_main(what, lambda: self._seal(aside, save, written))
-            self._on_main(what, lambda: publish(aside, folder))
+            self._on_main(what, lambda: self._make(temporary))
+            written = self._together(what, lambda: self._write_mine(temporary, save))
+            self._on_main(what, lambda: self._seal(temporary, save, written))
+            self._on_main(what, lambda: publish(temporary, folder))
         except OSError:
             if self.world.is_main:
                 self._clear()
@@ -152,19 +152,19 @@ class Commit:
         steps = [step_of(path) or 0 for path in committed_folders(self.root)]
         return [later for later in steps if later > step]
 
-    def _make(self, aside: Path) -> None:
+    def _make(self, temporary: Path) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.root)
-        aside.mkdir()
+        temporary.mkdir()
 
-    def _write_mine(self, aside: Path, save: Save) -> dict[str, Any]:
+    def _write_mine(self, temporary: Path, save: Save) -> dict[str, Any]:
         mine: dict[str, Any] = {"random_state": save.random_state, "files": {}}
         if save.pieces:
             name = f"tensors-{self.world.rank + 1:05d}-of-{self.world.size:05d}.safetensors"
-            mine["files"][name] = write_shard(aside / name, save.pieces).model_dump()
+            mine["files"][name] = write_shard(temporary / name, save.pieces).model_dump()
         return mine
 
-    def _seal(self, aside: Path, save: Save, written: list[dict[str, Any]]) -> None:
+    def _seal(self, temporary: Path, save: Save, written: list[dict[str, Any]]) -> None:
         """Add the state and the manifest, which make a checkpoint of the files of the ranks."""
         ours = {
             "world_size": self.world.size,
@@ -175,10 +175,10 @@ class Commit:
             name: FileDigest(**digest) for rank in written for name, digest in rank["files"].items()
         }
         text = json.dumps({**json.loads(save.state), **ours}, indent=1).encode()
-        files[STATE_FILE] = write_file(aside / STATE_FILE, [memoryview(text)])
-        _check_all_there(aside, files)
+        files[STATE_FILE] = write_file(temporary / STATE_FILE, [memoryview(text)])
+        _check_all_there(temporary, files)
         manifest = Manifest(step=save.step, world_size=self.world.size, best=save.best, files=files)
-        write_file(aside / MANIFEST_FILE, [memoryview(manifest.render())])
+        write_file(temporary / MANIFEST_FILE, [memoryview(manifest.render())])
 
     def _clear(self) -> None:
         """After a failed save. What does not go now goes at the next save, or the next start."""
@@ -216,14 +216,14 @@ class Commit:
         return Stored(manifest.step, manifest.best.value if manifest.best and same else None)
 
 
-def _check_all_there(aside: Path, files: dict[str, FileDigest]) -> None:
+def _check_all_there(temporary: Path, files: dict[str, FileDigest]) -> None:
     """What every rank says it wrote is what this rank, which commits it, sees."""
-    present = {path.name for path in aside.iterdir()} - {MANIFEST_FILE}
+    present = {path.name for path in temporary.iterdir()} - {MANIFEST_FILE}
     if present != files.keys():
         odd = ", ".join(sorted(present ^ files.keys()))
         raise OSError(f"rank 0 does not see the same files as the ranks that wrote them: {odd}")
     for name, digest in files.items():
-        with (aside / name).open("rb") as file:  # opened: a network disk then asks the server
+        with (temporary / name).open("rb") as file:  # opened: a network disk then asks the server
             size = os.fstat(file.fileno()).st_size
         if size != digest.bytes:
             raise OSError(f"{name} has {size} bytes and {digest.bytes} were written")

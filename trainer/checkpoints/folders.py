@@ -52,21 +52,21 @@ def remove_leftovers(root: Path) -> None:
             _delete(path)
 
 
-def publish(aside: Path, folder: Path) -> None:
+def publish(temporary: Path, folder: Path) -> None:
     """Rename a finished folder; at every instant that step or its old copy is on disk.
 
     It may be called again after a partial failure, such as a file server that reports an error for
     a rename that it carried out.
     """
     older = folder.with_name(folder.name + REPLACED)
-    if _is_there(aside) or not _is_there(folder):
-        sync(aside)
+    if _is_there(temporary) or not _is_there(folder):
+        sync(temporary)
         if _is_there(older):  # a killed run left it, and it may be the only sound copy
             if _is_there(folder):
                 discard(folder)
         elif _is_there(folder):
             folder.rename(older)
-        aside.rename(folder)
+        temporary.rename(folder)
     sync(folder.parent)
     if _is_there(older):
         discard(older)

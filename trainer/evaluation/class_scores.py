@@ -151,7 +151,7 @@ def _over_ranks(measures: list[ClassMeasures], group: ProcessGroup | None) -> Cl
 # Shape legend: n rows of this class group, C classes of a block, K of all, R thresholds.
 
 
-def count_reached(
+def count_samples_above(
     head: ClassHead,
     rows: SplitRows,
     thresholds: Tensor,

@@ -21,7 +21,7 @@ from heads.collectives import all_reduce_sum
 from heads.similarity import similarity_accuracy
 from heads.slc import ClassMeasures, pooled_thresholds
 from trainer.config import EvalConfig, Recipe
-from trainer.evaluation.class_scores import count_reached, score_classes
+from trainer.evaluation.class_scores import count_samples_above, score_classes
 from trainer.evaluation.features import SplitRows, all_rows, gathered_rows
 from trainer.evaluation.marginals import MarginalTopK, marginal_top, num_pieces
 from trainer.evaluation.stopping import ShouldStop, StopChecks, never_stop
@@ -179,7 +179,7 @@ def measure(
         metrics,
         scores.classes,
         pooled,
-        count_reached(head, rows, pooled, world=world, should_stop=should_stop),
+        count_samples_above(head, rows, pooled, world=world, should_stop=should_stop),
         num_samples,
         _class_counts(labels[right[:, 0]], num_classes, data_group).cpu(),
         most_confused(labels, first, num_classes, data_group).cpu(),

@@ -14,7 +14,7 @@ from torch._C import _distributed_c10d as c10d
 
 # gloo's and other CPU backends' recorder; NCCL has one of its own in builds for CUDA.
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-_LOOKS_A_READING = 10
+_POLLS_PER_READING = 10
 _WHOLE_WORLD = "default_pg"
 
 
@@ -54,17 +54,17 @@ class FlightRecorder:
         self._counts: list[Any] | None = None
         self._recorded = RecordedCollectives(None, None)
         self._has_read = False
-        self._num_looks = 0
+        self._num_polls = 0
 
-    def look(self) -> RecordedCollectives:
+    def poll(self) -> RecordedCollectives:
         """What this process has issued and waits for; while it gets on, that of an earlier look."""
         counts = [dump(False)["pg_status"] for dump in _dumps()]
         stands = counts == self._counts
         self._has_read = self._has_read and stands
         self._counts = counts
-        self._num_looks += 1
+        self._num_polls += 1
         # Of several groups one may hang while others get on.
-        is_due = self._recorded.pending is not None or self._num_looks % _LOOKS_A_READING == 0
+        is_due = self._recorded.pending is not None or self._num_polls % _POLLS_PER_READING == 0
         if is_due or (stands and not self._has_read):
             self._recorded = self.read()
             self._has_read = True

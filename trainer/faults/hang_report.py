@@ -90,7 +90,7 @@ def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
     )
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 0, 2-5`: numbers in order, three or more in a row as a span."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
@@ -155,7 +155,7 @@ def _group_ranks(texts: Mapping[int, str], one: str, several: str) -> list[str]:
         rest = [rank for _, ranks in groups[_MAX_GROUPS - 1 :] for rank in ranks]
         groups = [*groups[: _MAX_GROUPS - 1], ("too, each elsewhere", rest)]
     return [
-        f"{ranks_in_words(ranks)} {one if len(ranks) == 1 else several} {text}"
+        f"{format_ranks(ranks)} {one if len(ranks) == 1 else several} {text}"
         for text, ranks in groups
     ]
 

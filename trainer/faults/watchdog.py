@@ -73,7 +73,7 @@ class Watchdog:
         self._has_looked = False
         self._closed = threading.Event()
         # Held by the thread that speaks: a wait can end in an error while it is being looked into.
-        self._verdict = threading.Lock()
+        self._report_lock = threading.Lock()
 
     def __enter__(self) -> Self:
         if self._world.size == 1:
@@ -84,11 +84,11 @@ class Watchdog:
                 "torch's flight recorder is off, without which no hang can be named: set "
                 "TORCH_FR_BUFFER_SIZE to 256 or leave it out"
             )
-        self._board = RankStore(
+        self._store = RankStore(
             topic, rank=self._world.rank, size=self._world.size, interval=self._interval
         )
         # At once: a rank that stops soon after has been seen.
-        self._board.publish(self._look().to_json())
+        self._store.publish(self._observe().to_json())
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
@@ -104,9 +104,9 @@ class Watchdog:
         """
         if "Timed out waiting" not in str(error):
             # The launcher names the rank that ended; what counts here is to end soon.
-            over = self._board.over or self._board.is_over(limit_seconds=_ANSWER_SECONDS)
+            over = self._store.over or self._store.is_over(limit_seconds=_ANSWER_SECONDS)
             return None if over else "another rank ended in the middle of a step"
-        with self._verdict:
+        with self._report_lock:
             recorded = self._recorder.read()
             self._failed = recorded.pending or self._pending or recorded.newest
             before = self._states()
@@ -125,7 +125,7 @@ class Watchdog:
             error = self._wait_for_all()
         if error is not None and is_lost_rank(error):
             line = self.explain(error)
-            self._let_others_know()
+            self._wait_for_readers()
             self._close()
             raise LostRankError(line) from error
         self._close()
@@ -146,26 +146,26 @@ class Watchdog:
     def _close(self) -> None:
         self._closed.set()
         self._thread.join(timeout=self._gap)
-        self._board.close()
+        self._store.close()
 
     def _watch(self) -> None:
         while not self._closed.wait(self._interval):
-            state = self._look()
-            self._board.publish(state.to_json())
+            state = self._observe()
+            self._store.publish(state.to_json())
             if self._failed is not None:
                 continue
-            if self._board.over:
+            if self._store.over:
                 self._end(None)
             if state.waited_seconds < self._timeout - self._gap:
                 self._has_looked = False
             elif not self._has_looked:
                 self._before, self._has_looked = self._states(), True
             elif state.waited_seconds >= self._timeout:
-                with self._verdict:
+                with self._report_lock:
                     if self._failed is None:
                         self._end(self._find_out(self._before))
 
-    def _look(self) -> RankState:
+    def _observe(self) -> RankState:
         recorded = self._recorded()
         now = time.monotonic()
         if recorded.pending != self._pending:
@@ -187,10 +187,10 @@ class Watchdog:
         """What the recorder says; a collective that raised no longer stands there as pending."""
         if self._failed is not None:
             return RecordedCollectives(newest=self._failed, pending=self._failed)
-        return self._recorder.look()
+        return self._recorder.poll()
 
     def _states(self) -> _States | None:
-        texts = self._board.read(limit_seconds=_ANSWER_SECONDS)
+        texts = self._store.read(limit_seconds=_ANSWER_SECONDS)
         if texts is None:
             return None
         return {rank: RankState.from_json(text) for rank, text in texts.items()}
@@ -199,18 +199,20 @@ class Watchdog:
         """The line, or None where another rank says it."""
         after = self._states()
         if before is None or after is None:
-            return describe_lost_store(self._look(), rank=self._world.rank, host=self._board.host)
-        first = self._board.claim(limit_seconds=_ANSWER_SECONDS)
+            return describe_lost_store(
+                self._observe(), rank=self._world.rank, host=self._store.host
+            )
+        first = self._store.claim(limit_seconds=_ANSWER_SECONDS)
         return None if first is False else describe_hang(before, after, size=self._world.size)
 
     def _end(self, line: str | None) -> None:
         if line is not None:
             seconds = f"train.timeout_seconds ({self._timeout:g}) is over"
             print(f"error: rank {self._world.rank}: {seconds}: {line}", file=sys.stderr, flush=True)
-        self._let_others_know()
+        self._wait_for_readers()
         leave(FAILED)
 
-    def _let_others_know(self) -> None:
+    def _wait_for_readers(self) -> None:
         """Wait until they have read that all is said; rank 0, which may keep the store, longest.
 
         A rank that ends cuts the others off in the middle of a wait.

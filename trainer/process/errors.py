@@ -32,25 +32,25 @@ def report_error(
     """
     if isinstance(error, ModuleNotFoundError):
         missing = missing_extra(error)
-        return None if missing is None else say(missing, BAD_INPUT)
+        return None if missing is None else print_error(missing, BAD_INPUT)
     if world is None and isinstance(error, ValueError | OSError) and not is_lost_rank(error):
-        return say(str(error), code_of(error))
+        return print_error(str(error), code_of(error))
     if isinstance(error, LostRankError):
-        return FAILED if error.is_reported else say(str(error), FAILED)
+        return FAILED if error.is_reported else print_error(str(error), FAILED)
     if isinstance(error, RuntimeError) and is_lost_worker(error):
-        return say(LOST_WORKER, FAILED)
+        return print_error(LOST_WORKER, FAILED)
     if is_lost_rank(error):
-        return say("another rank ended in the middle of a step", FAILED)
+        return print_error("another rank ended in the middle of a step", FAILED)
     if recipe is not None and world is not None and is_out_of_memory(error):
-        return say(advice(error, recipe, world, evaluating=evaluating), FAILED)
+        return print_error(advice(error, recipe, world, evaluating=evaluating), FAILED)
     if isinstance(error, FloatingPointError):
-        return say(str(error), FAILED)
+        return print_error(str(error), FAILED)
     if isinstance(error, ValueError | OSError):
-        return say(str(error), code_of(error))
+        return print_error(str(error), code_of(error))
     return None
 
 
-def say(line: str, code: int) -> int:
+def print_error(line: str, code: int) -> int:
     """Print one line, with the rank if there are several; returns `code`."""
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
     who = f"rank {rank}: " if size != "1" else ""

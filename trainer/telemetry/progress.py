@@ -84,7 +84,7 @@ class StepSummary:
         loss = f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}"
         return f"{loss}  {speed}{self._mfu()}  {self._memory()}  ETA {self._remaining()}"
 
-    def beside_the_bar(self, columns: int) -> str:
+    def compact(self, columns: int) -> str:
         if columns >= _WIDE_COLUMNS:
             speed = f"{self._speed(' samples/s')}  data wait {self.data_wait_ratio:.0%}"
             numbers = f"loss {self.loss:.4f}  {speed}{self._mfu()}  {self._memory()}"
@@ -134,7 +134,7 @@ class Screen:
 
     def step(self, step: int, shown: StepSummary) -> None:
         if self.bar is not None:
-            numbers = shown.beside_the_bar(self.console.width)
+            numbers = shown.compact(self.console.width)
             self.bar.update(self.bar_task, completed=step, numbers=numbers)
         else:
             self.say(f"step {step}/{self.num_steps}  {shown.line()}")

@@ -27,7 +27,7 @@ from trainer.telemetry.tensorboard import TensorBoard, check_tensorboard
 from trainer.telemetry.trainjob import TrainJobStatus
 from trainer.world import World
 
-_TOLD_OF_A_STEP = ("loss", "learning_rate", "samples_per_second")
+_REPORTED_NUMBERS = ("loss", "learning_rate", "samples_per_second")
 
 
 class Telemetry(AbstractContextManager["Telemetry"]):
@@ -90,7 +90,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._opened = stack.pop_all()
         self._pace = Pace(start_step=self.start_step, num_steps=self.num_steps)
         if self.endpoint is not None:
-            self._say_where(self.endpoint)
+            self._print_address(self.endpoint)
         return self
 
     def __exit__(
@@ -160,7 +160,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._record({"event": "step", "step": step, "samples": samples, **numbers})
             self._draw(step, numbers)
             self.screen.step(step, self._shown(numbers))
-            self._tell_trainjob(step, {name: numbers[name] for name in _TOLD_OF_A_STEP})
+            self._report_to_trainjob(step, {name: numbers[name] for name in _REPORTED_NUMBERS})
 
     def committed(self, folders: Sequence[Path]) -> None:
         """Checkpoints that are there now."""
@@ -177,7 +177,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._draw(step, {name: numbers})
             self.say(line)
             if name == "evaluation":
-                self._tell_trainjob(step, numbers)
+                self._report_to_trainjob(step, numbers)
 
     def _record(self, record: dict[str, Any]) -> None:
         is_written = self.file.write(record)
@@ -195,10 +195,10 @@ class Telemetry(AbstractContextManager["Telemetry"]):
                 )
             )
         )
-        self.board: TensorBoard | None = None
+        self.tensorboard: TensorBoard | None = None
         if self.config.tensorboard:
             folder = self.run / "tensorboard"
-            self.board = stack.enter_context(
+            self.tensorboard = stack.enter_context(
                 closing(TensorBoard(folder, start_step=self.start_step))
             )
         self.screen = stack.enter_context(
@@ -208,7 +208,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         if self.trainjob is not None:
             stack.enter_context(closing(self.trainjob))
 
-    def _say_where(self, endpoint: Endpoint) -> None:
+    def _print_address(self, endpoint: Endpoint) -> None:
         if self.world.is_main:
             last = (self.config.port or 0) + self.world.local_size - 1
             shared = self.config.port and self.world.local_size > 1
@@ -244,7 +244,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         mfu = self._utilisation.take(elapsed)
         return rates if mfu is None else rates | {"mfu": mfu}
 
-    def _tell_trainjob(self, step: int, numbers: dict[str, float]) -> None:
+    def _report_to_trainjob(self, step: int, numbers: dict[str, float]) -> None:
         self._newest |= numbers
         if self.trainjob is not None:
             self.trainjob.report(
@@ -255,8 +255,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             )
 
     def _draw(self, step: int, numbers: dict[str, Any]) -> None:
-        if self.board is not None:
-            self.board.write(step, numbers)
+        if self.tensorboard is not None:
+            self.tensorboard.write(step, numbers)
 
     def _shown(self, numbers: dict[str, Any]) -> StepSummary:
         return StepSummary(

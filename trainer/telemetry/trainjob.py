@@ -98,12 +98,12 @@ class TrainJobStatus:
             self._changed.clear()
             status, self._newest = self._newest, None
             if status is not None:
-                self._tell(status)
+                self._send(status)
             if self._closed.is_set() and self._newest is None:
                 return
             self._closed.wait(self._rest_seconds)
 
-    def _tell(self, status: dict[str, Any]) -> None:
+    def _send(self, status: dict[str, Any]) -> None:
         start = time.monotonic()
         try:
             token = self._token.read_text(encoding="utf-8").strip()

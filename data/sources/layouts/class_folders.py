@@ -47,7 +47,7 @@ class Listing:
         """Note `paths` below `root` as skipped."""
         self.skipped += [Skipped(str(path.relative_to(root)), reason) for path in paths]
 
-    def skip_beside(self, folder: Path, root: Path) -> None:
+    def skip_outside(self, folder: Path, root: Path) -> None:
         """Note what is next to the class folders, or split folders, in `folder`."""
         for path, reason in entries_outside_class_folders(folder):
             self.skip([path], root, reason)
@@ -104,7 +104,7 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
             directories += found
         others = [found for found in _folders(folder) if found.name not in splits]
         listing.skip(others, folder, "folder next to train/ that is not a split")
-        listing.skip_beside(folder, folder)
+        listing.skip_outside(folder, folder)
     if nested is None:
         _refuse_two_levels(folder, directories)
     class_of = _class_names({directory.folders for directory in directories}, nested=bool(nested))
@@ -198,7 +198,7 @@ def _directories(listing: Listing, root: Path, part: Path, split: str | None) ->
                 found.append(_Directory(parent.relative_to(part).parts, split, paths))
         if len(found) == before:
             listing.skip([class_folder], root, "class folder without images")
-    listing.skip_beside(part, root)
+    listing.skip_outside(part, root)
     return found
 
 

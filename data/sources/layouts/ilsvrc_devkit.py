@@ -21,7 +21,7 @@ DEVKIT = "ILSVRC2012_devkit_t12"
 _META = "meta.mat"
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _FIELDS = ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children")
-_PICTURES = "num_train_images"
+_NUM_IMAGES = "num_train_images"
 # What scipy raises for a file that is damaged or of another version.
 _DAMAGE = (
     MatReadError,
@@ -39,13 +39,13 @@ _DAMAGE = (
 
 @dataclass(frozen=True)
 class Synset:
-    """`parents` are the synsets directly above, in the devkit's order; it has `pictures` or 0."""
+    """`parents` are the synsets directly above, in order; `num_images` is 0 if unknown."""
 
     wnid: str
     words: str
     gloss: str
     parents: tuple[str, ...]
-    pictures: int
+    num_images: int
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _synsets(content: bytes) -> dict[int, Synset]:
             words=_text(row["words"]),
             gloss=_text(row["gloss"]),
             parents=tuple(parents[int(row["ILSVRC2012_ID"])]),
-            pictures=int(row[_PICTURES]) if _PICTURES in (table.dtype.names or ()) else 0,
+            num_images=int(row[_NUM_IMAGES]) if _NUM_IMAGES in (table.dtype.names or ()) else 0,
         )
         for row in table
     }
