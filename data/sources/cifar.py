@@ -14,11 +14,11 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.images.packing import lossless
 from data.option import Argument
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.layouts.archive import archived_files, loose_files
+from data.sources.packing import lossless
 from data.sources.source import STRICT, CommandSource, Sample
 
 _SIDE = 32

@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.images.packing import PackedImages
 from data.option import Argument, Option
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
@@ -28,6 +27,7 @@ from data.sources.layouts.class_folders import (
     webdataset_keys,
 )
 from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
+from data.sources.packing import PackedImages
 from data.sources.source import STRICT, CommandSource, Sample
 
 

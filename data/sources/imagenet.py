@@ -15,7 +15,6 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.images.packing import PackedImages
 from data.messages import Report, silent
 from data.option import Argument, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
@@ -31,6 +30,7 @@ from data.sources.layouts.ilsvrc_images import (
     list_validation,
 )
 from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
+from data.sources.packing import PackedImages
 from data.sources.source import STRICT, CommandSource, Sample
 
 _NAMED = 3

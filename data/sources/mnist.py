@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.images.packing import lossless
 from data.option import Argument
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.sources.packing import lossless
 from data.sources.source import STRICT, CommandSource, Sample
 from data.tars.labels import read_class_names
 

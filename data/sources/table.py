@@ -15,13 +15,13 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from data.files import flush, temporary_path
-from data.images.packing import PackedImages
 from data.messages import Report, silent
 from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import split_name
 from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource
+from data.sources.packing import PackedImages
 from data.sources.source import STRICT, Modality, Sample
 from data.text.records import RecordFile, digest, open_records, text_field
 from data.text.references import SPAN_BYTES, LabeledText, Span, record_spans
