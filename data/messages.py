@@ -11,6 +11,11 @@ def silent(done: int, total: int) -> None:
     """A `Report` that does nothing."""
 
 
+def one_line(error: object, limit: int = 300) -> str:
+    """The text of an error on one line, cut to `limit` characters; its type if it has no text."""
+    return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
 def counted(number: int, what: str) -> str:
     """`1 shard`, `2,000 shards`."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"

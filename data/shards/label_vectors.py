@@ -8,6 +8,7 @@ from typing import IO
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from data.files import sha256_of
 from data.remote.cache import Cache
 from data.remote.config import CacheConfig, check_url, file_url, is_url
 from data.remote.fetch import fetch
@@ -44,12 +45,11 @@ def load_label_vectors(
 def _check_digest(path: Path, digest: str) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-            raise ValueError(
-                f"{path} is damaged or another file (its SHA-256 is not the manifest's): copy it "
-                "again or run kway shard again"
-            )
+    if sha256_of(path) != digest:
+        raise ValueError(
+            f"{path} is damaged or another file (its SHA-256 is not the manifest's): copy it "
+            "again or run kway shard again"
+        )
 
 
 def _vectors(path: Path, num_classes: int) -> np.ndarray:

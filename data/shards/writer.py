@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import save
 from webdataset.writer import TarWriter
 
-from data.files import commit, flush, temporary_path
+from data.files import commit, flush, sha256_of, temporary_path
 from data.loading.order import permuted_index
 from data.messages import Report, silent
 from data.shards.claim import UNFINISHED, check_same, claimed
@@ -232,14 +232,12 @@ def _write_shard(
         if not len(index):
             temporary.unlink()
             return None
-        with temporary.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
         info = ShardInfo(
             file=path.name,
             split=plan.split,
             samples=len(index),
             bytes=temporary.stat().st_size,
-            sha256=digest,
+            sha256=sha256_of(temporary),
             index_crc32=index.crc32(),
         )
         temporary.replace(path)

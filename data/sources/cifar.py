@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -134,10 +134,6 @@ class _Cifar(CommandSource):
                 f"{self.path} holds no {missing[0]}: give the binary version, {self.archive}"
             )
         return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers get their pixels with each task.
-        return {"path": self.path}
 
 
 class Cifar10(_Cifar):

@@ -113,7 +113,3 @@ class EmojiNames(CommandSource):
     @cached_property
     def _labels(self) -> list[str]:
         return sorted({fold(one) for one in fully_qualified()})[: self.classes_limit]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers name; they need no class list.
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}

@@ -186,10 +186,6 @@ class Glyphs(CommandSource):
         classes.sort(key=lambda group: (-len(group.faces), group.codes[0]))
         return classes[: self.classes_limit]
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers draw; they need neither the class list nor open fonts.
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-
 
 def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
     """Every character of at least `MIN_FACES` faces in each face that has ink for it.

@@ -184,9 +184,7 @@ class ImageFolder(PackedImages, CommandSource):
         return names
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers read; they need neither listing nor class list.
-        state = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-        return {**state, "taxonomy": None}
+        return {**super().__getstate__(), "taxonomy": None}
 
 
 def _path(above: tuple[str, ...]) -> dict[str, str]:

@@ -214,9 +214,7 @@ class ImageNet(PackedImages, CommandSource):
         return [image for image in listed if image.synset not in trained]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers read; they need neither listing nor class list, nor whom to report to.
-        state = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-        return {**state, "taxonomy": None, "report": silent}
+        return {**super().__getstate__(), "taxonomy": None, "report": silent}
 
 
 def _location(file: str, name: str) -> str:

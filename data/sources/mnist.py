@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -112,10 +112,6 @@ class Mnist(CommandSource):
                 raise ValueError(f"{self.folder}: {stem}-images is empty: download it again")
             arrays[split] = images, labels
         return arrays
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers get their pixels with each task.
-        return {"folder": self.folder, "names": self.names}
 
 
 def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:

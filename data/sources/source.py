@@ -121,6 +121,10 @@ class CommandSource(ABC):
         """Remove temporary files, once shards are written or the input turned out to be bad."""
         return
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers render: they need neither cached listings and class lists nor open files.
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
 
 _CHUNK = 64
 _TASKS_A_WORKER = 2_000  # fewer do not repay the start of a process

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.messages import Report, silent
+from data.messages import Report, one_line, silent
 from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.first_pass import FirstPassSource
@@ -152,7 +152,7 @@ class Tweets(FirstPassSource):
                 labels, cleaned = self._judge(text, fields, counts)
             except ValueError as error:
                 if not counts[DAMAGED]:
-                    counts[f"{FIRST_DAMAGED}{one.path}, byte {offset}: {_short(error)}"] += 1
+                    counts[f"{FIRST_DAMAGED}{one.path}, byte {offset}: {one_line(error, 120)}"] += 1
                 counts[DAMAGED] += 1
                 continue
             for label in labels:
@@ -260,10 +260,6 @@ def _plain(
     except ValueError:
         return None
     return found if pattern.fullmatch(found) else None
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
 
 
 _POLICIES: dict[str, Callable[[Sequence[str]], list[str]]] = {

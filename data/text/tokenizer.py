@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 
 from data.files import commit
+from data.messages import one_line
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 _MAX_BYTES = 200 * 2**20
@@ -72,7 +73,7 @@ class Tokenizer:
             backend.encode(_UNKNOWN)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(
-                f"tokenizer {name} fails at a character it does not know ({_one_line(error)}): "
+                f"tokenizer {name} fails at a character it does not know ({one_line(error)}): "
                 f"give its model an unknown token, or {_REMEDY}"
             ) from error
         return cls(
@@ -96,7 +97,7 @@ class Tokenizer:
             raise ValueError(_not_unicode(texts)) from error
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(
-                f"the tokenizer fails at a text ({_one_line(error)}): choose another"
+                f"the tokenizer fails at a text ({one_line(error)}): choose another"
             ) from error
         return [encoding.ids or [self.pad_id] for encoding in encodings]
 
@@ -204,7 +205,7 @@ def _of_transformers(source: str, *, name: str) -> _Opened:
         found = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
     except Exception as error:  # of damaged files, transformers raises whatever it meets
         raise ValueError(
-            f"tokenizer {name} does not open ({_one_line(error)}): {_REMEDY}"
+            f"tokenizer {name} does not open ({one_line(error)}): {_REMEDY}"
         ) from error
     if not getattr(found, "is_fast", False):
         raise ValueError(f"tokenizer {name} is not a fast one ({type(found).__name__}): {_REMEDY}")
@@ -215,12 +216,8 @@ def _of_transformers(source: str, *, name: str) -> _Opened:
 
 def _damaged(file: str, reason: object) -> ValueError:
     return ValueError(
-        f"{file} is damaged ({_one_line(reason)}): copy it again, or run kway tokenizer again"
+        f"{file} is damaged ({one_line(reason)}): copy it again, or run kway tokenizer again"
     )
-
-
-def _one_line(reason: object) -> str:
-    return " ".join(str(reason).split())[:300] or type(reason).__name__
 
 
 def _not_unicode(texts: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from data.images.config import ImageConfig
+from data.messages import one_line
 from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
 
@@ -211,7 +212,7 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
             encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
         return _wrapped(encoder, config, image)
     except _CONFIGURATION_ERRORS as error:
-        raise ValueError(f"backbone.config does not make a model: {_one_line(error)}") from error
+        raise ValueError(f"backbone.config does not make a model: {one_line(error)}") from error
 
 
 def _settings(config: BackboneConfig) -> PretrainedConfig:
@@ -234,7 +235,7 @@ def _settings(config: BackboneConfig) -> PretrainedConfig:
             raise ValueError(f"{name} is not a known key: {hint}")
         return AutoConfig.for_model(model_type, **fields)
     except _CONFIGURATION_ERRORS as error:
-        raise ValueError(f"backbone.config: {_one_line(error)}") from error
+        raise ValueError(f"backbone.config: {one_line(error)}") from error
 
 
 def _named(name: str) -> PretrainedConfig:
@@ -246,11 +247,7 @@ def _named(name: str) -> PretrainedConfig:
             if Path(name).is_dir()
             else "no such folder, and the hub does not have it or was not reached"
         )
-        raise ValueError(f"backbone.name is {name}: {where}: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(f"backbone.name is {name}: {where}: {one_line(error)}") from error
 
 
 def _check_padding(settings: PretrainedConfig) -> None:

@@ -8,6 +8,7 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor
 
+from data.messages import one_line
 from data.shards.manifest import Manifest
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from trainer.backbone.backbone import Backbone
@@ -118,9 +119,9 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
     try:
         text, padded_otherwise, other = _probe_features(backbone, pad_id, width)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        reason = " ".join(str(error).split())[:300]
         raise ValueError(
-            f"the backbone {kind} does not run on tokens and a mask ({reason}): choose another"
+            f"the backbone {kind} does not run on tokens and a mask ({one_line(error)}): choose "
+            "another"
         ) from error
     differ = (text - other).norm()
     if differ <= _EQUAL_TOLERANCE * text.norm():

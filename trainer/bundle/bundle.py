@@ -20,6 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor
 
+from data.files import sha256_of
+from data.messages import one_line
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.logits import ClassRows
 from heads.scores import score
@@ -37,7 +39,6 @@ from trainer.bundle.spec import (
     WEIGHTS,
     BundleManifest,
     read_manifest,
-    sha256_of,
 )
 from trainer.bundle.thresholds import ClassThresholds, Threshold
 from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
@@ -190,11 +191,10 @@ class Bundle:
         try:
             load_model(backbone, str(file), strict=True)
         except (RuntimeError, SafetensorError) as error:
-            reason = " ".join(str(error).split())
             described = (
                 "encoder/config.json" if self.spec.backbone is None else self.spec.backbone.kind
             )
-            raise ValueError(f"{file} does not fit {described}: {reason}") from error
+            raise ValueError(f"{file} does not fit {described}: {one_line(error, 1000)}") from error
         return backbone.eval().requires_grad_(False)
 
     def _backbone_config(self) -> BackboneOptions:

@@ -4,7 +4,6 @@ What grows with the classes is in files of its own: `trainer/bundle/class_list.p
 `trainer/bundle/thresholds.py`.
 """
 
-import hashlib
 import json
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -184,9 +183,3 @@ def read_manifest(path: Path) -> BundleManifest:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise ValueError(f"{file}: {where}: {first['msg']}") from error
-
-
-def sha256_of(file: Path) -> str:
-    """The checksum of a whole file, in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_model
 from torch import Tensor
 
+from data.files import sha256_of, sync
 from data.text.tokenizer import Tokenizer
 from trainer.backbone.backbone import Backbone
 from trainer.bundle.class_list import write_classes
@@ -26,7 +27,6 @@ from trainer.bundle.spec import (
     BundleSpec,
     ClassEntry,
     FileEntry,
-    sha256_of,
 )
 from trainer.bundle.thresholds import ClassThresholds
 
@@ -79,7 +79,7 @@ def write_bundle(
         (temporary / CARD).write_text(model_card, encoding="utf-8")
         manifest = BundleManifest(model=spec, files=_describe_files(temporary))
         (temporary / SPEC).write_text(_json_of(manifest) + "\n", encoding="utf-8")
-        _sync(temporary)
+        _make_durable(temporary)
         _publish(temporary, path, force=force)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -115,15 +115,11 @@ def _describe_files(folder: Path) -> dict[str, FileEntry]:
     }
 
 
-def _sync(folder: Path) -> None:
+def _make_durable(folder: Path) -> None:
     """Bring every file to the disk and let other users read it: safetensors writes 0600."""
     for entry in [*folder.rglob("*"), folder]:
         entry.chmod(0o755 if entry.is_dir() else 0o644)
-        descriptor = os.open(entry, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(entry)
 
 
 def _publish(temporary: Path, path: Path, *, force: bool) -> None:
@@ -134,8 +130,4 @@ def _publish(temporary: Path, path: Path, *, force: bool) -> None:
         shutil.rmtree(old)
     else:
         os.rename(temporary, path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)

@@ -4,11 +4,11 @@
 that is saved anew, which counts until the new one has its name; `….discarded` is being deleted.
 """
 
-import os
 import re
 import shutil
 from pathlib import Path
 
+from data.files import sync
 from data.retry import retried
 
 PARTIAL, REPLACED, DISCARDED = ".partial", ".replaced", ".discarded"
@@ -87,15 +87,6 @@ def discard(path: Path) -> None:
     _delete(doomed)
     path.rename(doomed)
     _delete(doomed)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or a directory is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_there(path: Path) -> bool:

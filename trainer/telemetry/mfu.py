@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from data.images.config import ImageConfig
+from data.messages import one_line
 from heads.config import HeadConfig
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.config import BackboneOptions, Recipe
@@ -114,8 +115,9 @@ class Utilization:
         try:
             per_row = self._flops.per_row(inputs)
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            self._give_up(f"the operations of the encoder cannot be counted ({reason})")
+            self._give_up(
+                f"the operations of the encoder cannot be counted ({one_line(error, 200)})"
+            )
             return
         if per_row is None:
             self._give_up("this head makes no row of logits")
