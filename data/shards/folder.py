@@ -4,16 +4,22 @@ What a split needs of it, whatever it is; the one behind a URL is `data/remote/f
 """
 
 import os
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from data.loading.order import Order
 from data.remote.config import CacheConfig, is_url
 from data.remote.folder import RemoteFolder
+from data.retry import wait_before_retry
 from data.shards.index import ShardIndex, open_index
 from data.shards.manifest import ShardInfo
+
+Answer = TypeVar("Answer")
+
+_MAX_OPEN_FILES = 256
 
 
 class ShardFolder(Protocol):
@@ -122,3 +128,47 @@ def open_folder(shards: Path | str, cache: CacheConfig) -> ShardFolder:
     if is_url(shards):
         return RemoteFolder(str(shards), cache)
     return LocalFolder(Path(shards))
+
+
+class OpenShards:
+    """The open files of `shards` in `folder`, by their number; opened when they are first read."""
+
+    def __init__(self, folder: ShardFolder, shards: Sequence[ShardInfo]) -> None:
+        self._folder = folder
+        self._shards = shards
+        self._files: OrderedDict[int, int] = OrderedDict()
+
+    def read(self, shard: int, read: Callable[..., Answer], *where: Any) -> Answer:
+        """Call `read(descriptor, *where)` on a shard; retry after a transient error."""
+        attempt = 1
+        while True:
+            try:
+                return read(self._file(shard), *where)
+            except OSError as error:
+                self._close_file(shard)  # a stale descriptor stays stale
+                address = self._folder.address(self._shards[shard])
+                wait_before_retry(address, error, attempt)
+            attempt += 1
+
+    def close(self) -> None:
+        """Close all files; a later read opens them again."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _close_file(self, shard: int) -> None:
+        if (descriptor := self._files.pop(shard, None)) is not None:
+            os.close(descriptor)
+
+    def _file(self, shard: int) -> int:
+        """Descriptor of a shard; the least recently used one is closed when many are open."""
+        if shard in self._files:
+            self._files.move_to_end(shard)
+            return self._files[shard]
+        self._files[shard] = self._folder.open(self._shards[shard])
+        while len(self._files) > 1 and (
+            len(self._files) > _MAX_OPEN_FILES
+            # An evicted shard stays on the disk until it is closed.
+            or self._folder.evicted(next(iter(self._files.values())))
+        ):
+            os.close(self._files.popitem(last=False)[1])
+        return self._files[shard]

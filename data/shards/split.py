@@ -4,10 +4,9 @@ It knows nothing of ranks or pixels, and of an order only which shards it mixes.
 """
 
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from isal import isal_zlib
@@ -17,15 +16,12 @@ from data.loading.substitute import BadSampleError
 from data.messages import printable
 from data.remote.config import CacheConfig
 from data.remote.prefetch import ShardPrefetcher
-from data.retry import retried, wait_before_retry
-from data.shards.folder import ShardFolder, open_folder
+from data.retry import retried
+from data.shards.folder import OpenShards, ShardFolder, open_folder
 from data.shards.index import ShardIndex, check_labels, read_key, read_member
 from data.shards.manifest import ClassInfo, Manifest
 from data.tars.headers import BLOCK
 
-Answer = TypeVar("Answer")
-
-_MAX_OPEN_FILES = 256
 _DEFAULT_CACHE = CacheConfig()
 
 
@@ -45,8 +41,8 @@ class Split:
         self._open()
 
     def _open(self) -> None:
-        self._files: OrderedDict[int, int] = OrderedDict()
         self._shards = self.manifest.of_split(self.name)
+        self._files = OpenShards(self.folder, self._shards)
         self._indices: list[ShardIndex] = retried(
             str(self.folder), lambda: self.folder.indices(self._shards)
         )
@@ -116,7 +112,7 @@ class Split:
     def key(self, i: int) -> str:
         """The webdataset key of sample `i`."""
         shard, row = self._locate(i)
-        return self._from_shard(shard, read_key, self._indices[shard], row)
+        return self._files.read(shard, read_key, self._indices[shard], row)
 
     def read(self, i: int) -> tuple[bytes, str, int]:
         """(bytes, extension, label) of sample `i`.
@@ -125,7 +121,7 @@ class Split:
         """
         shard, row = self._locate(i)
         index = self._indices[shard]
-        data = self._from_shard(shard, read_member, index, row)
+        data = self._files.read(shard, read_member, index, row)
         if data is None:
             remedy = self.folder.remedy(self._shards[shard])
             raise self.bad(i, f"its bytes are not those that were written: {remedy}")
@@ -140,7 +136,7 @@ class Split:
         Their places are looked up together, which is most of the work where samples are small.
         """
         for shard, block, size, crc32, label in zip(*self._entries(samples), strict=True):
-            data = self._from_shard(shard, os.pread, size, block * BLOCK)
+            data = self._files.read(shard, os.pread, size, block * BLOCK)
             sound = isal_zlib.crc32(data) == crc32 and 0 <= label < self.num_classes
             yield (data, label) if sound else None
 
@@ -196,7 +192,7 @@ class Split:
         for number, (shard, index) in enumerate(zip(self._shards, self._indices, strict=True)):
             last = shard.samples - 1
             ends = {(0, 0), (last, 0)} if last else {(0, 0), (0, 1)}
-            if all(self._from_shard(number, read_member, index, *end) is None for end in ends):
+            if all(self._files.read(number, read_member, index, *end) is None for end in ends):
                 raise ValueError(
                     f"{self.folder.address(shard)} is not the shard that was written: another "
                     f"file stands in its place; copy it again ({self.folder.remedy(shard)})"
@@ -230,41 +226,10 @@ class Split:
         shard = int(np.searchsorted(self._starts, i, side="right")) - 1
         return shard, i - int(self._starts[shard])
 
-    def _from_shard(self, shard: int, read: Callable[..., Answer], *where: Any) -> Answer:
-        """Call `read(descriptor, *where)` on a shard; retry after a transient error."""
-        attempt = 1
-        while True:
-            try:
-                return read(self._file(shard), *where)
-            except OSError as error:
-                self._close_file(shard)  # a stale descriptor stays stale
-                address = self.folder.address(self._shards[shard])
-                wait_before_retry(address, error, attempt)
-            attempt += 1
-
-    def _close_file(self, shard: int) -> None:
-        if (descriptor := self._files.pop(shard, None)) is not None:
-            os.close(descriptor)
-
-    def _file(self, shard: int) -> int:
-        """Descriptor of a shard; the least recently used one is closed when many are open."""
-        if shard in self._files:
-            self._files.move_to_end(shard)
-            return self._files[shard]
-        self._files[shard] = self.folder.open(self._shards[shard])
-        while len(self._files) > 1 and (
-            len(self._files) > _MAX_OPEN_FILES
-            # An evicted shard stays on the disk until it is closed.
-            or self.folder.evicted(next(iter(self._files.values())))
-        ):
-            os.close(self._files.popitem(last=False)[1])
-        return self._files[shard]
-
     def close(self) -> None:
         """Close the shards and fetch no more of them; a later read opens them again."""
         self._ahead.stop()
-        while self._files:
-            os.close(self._files.popitem()[1])
+        self._files.close()
 
     def __enter__(self) -> "Split":
         return self

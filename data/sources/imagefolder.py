@@ -24,10 +24,9 @@ from data.sources.layouts.class_folders import (
     Listing,
     list_class_folders,
     list_label_file,
-    webdataset_keys,
 )
 from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
-from data.sources.packing import PackedImages
+from data.sources.packing import PackedImages, webdataset_keys
 from data.sources.source import STRICT, CommandSource, Sample
 
 

@@ -19,7 +19,6 @@ from data.messages import Report, silent
 from data.option import Argument, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
-from data.sources.layouts.class_folders import webdataset_keys
 from data.sources.layouts.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
 from data.sources.layouts.ilsvrc_images import (
     TRAIN_TAR,
@@ -30,7 +29,7 @@ from data.sources.layouts.ilsvrc_images import (
     list_validation,
 )
 from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
-from data.sources.packing import PackedImages
+from data.sources.packing import PackedImages, webdataset_keys
 from data.sources.source import STRICT, CommandSource, Sample
 
 _NAMED = 3
