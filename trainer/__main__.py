@@ -25,6 +25,7 @@ from trainer.process.errors import EXPLAINED, report_error
 from trainer.process.exit_codes import DONE, INTERRUPTED
 from trainer.process.signals import Preempted
 from trainer.recipe import load_recipe
+from trainer.world import leave, open_world
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +39,6 @@ def main(arguments: list[str] | None = None) -> int:
         recipe = load_recipe(options.recipe, options.overrides, allow_imports=options.allow_import)
         # Slow to import: a bad recipe is reported before that.
         from trainer.train import train
-        from trainer.world import open_world
 
         with open_world(
             recipe.train.device,
@@ -107,6 +107,4 @@ def _check_world_size(wanted: str | None) -> None:
 if __name__ == "__main__":
     tolerate_closed_output()
     if code := main():
-        from trainer.world import leave
-
         leave(code)

@@ -20,6 +20,7 @@ from transformers import (
 
 from data.images.config import ImageConfig
 from data.messages import one_line
+from trainer.backbone.networks import FixedSizeConfig, register_networks
 from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
 
@@ -183,9 +184,6 @@ def _num_features(encoder: nn.Module) -> int:
 def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backbone:
     """An encoder without a pooler that nothing would train. Weights come from a local folder or the
     hub as safetensors only; code from the hub is never run."""
-    # In here: they take seconds to import, and processes that make no encoder import this file.
-    from trainer.backbone.networks import FixedSizeConfig, register_networks
-
     register_networks()
     settings = _settings(config)
     if settings.is_encoder_decoder:

@@ -11,16 +11,15 @@ if __name__ == "__main__":
 import argparse
 from pathlib import Path
 
+from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
 from trainer.process.errors import EXPLAINED, report_error
 from trainer.process.exit_codes import DONE, INTERRUPTED
+from trainer.world import leave, open_world
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Evaluate what the command line names; returns the exit code."""
     options = _parser().parse_args(arguments)
-    from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
-    from trainer.world import open_world
-
     wanted = EvaluationRequest(
         options.run,
         options.checkpoint,
@@ -59,6 +58,4 @@ def _parser() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     if code := main():
-        from trainer.world import leave
-
         leave(code)
