@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.files import sha256_of
 from data.images.config import ImageConfig
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.onnx_backbone import write_onnx
@@ -27,7 +28,6 @@ from trainer.bundle.spec import (
     ClassEntry,
     LossSpec,
     RecallSpec,
-    sha256_of,
 )
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import write_bundle
