@@ -55,3 +55,6 @@ class CacheConfig(FrozenConfig):
     @property
     def max_bytes(self) -> int:
         return int(self.gigabytes * 1e9)
+
+
+DEFAULT_CACHE = CacheConfig()

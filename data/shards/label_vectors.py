@@ -10,16 +10,14 @@ from safetensors import SafetensorError, safe_open
 
 from data.files import sha256_of
 from data.remote.cache import Cache
-from data.remote.config import CacheConfig, check_url, file_url, is_url
+from data.remote.config import DEFAULT_CACHE, CacheConfig, check_url, file_url, is_url
 from data.remote.fetch import fetch
 from data.retry import retried
 from data.shards.manifest import Manifest
 
-_DEFAULT_CACHE = CacheConfig()
-
 
 def load_label_vectors(
-    folder: Path | str, manifest: Manifest, cache: CacheConfig = _DEFAULT_CACHE
+    folder: Path | str, manifest: Manifest, cache: CacheConfig = DEFAULT_CACHE
 ) -> np.ndarray:
     """One vector a class, float32 [K, D], in class-list order.
 

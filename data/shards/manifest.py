@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from data.remote.config import SCHEMES, CacheConfig, check_url, file_url, is_url
+from data.remote.config import DEFAULT_CACHE, SCHEMES, CacheConfig, check_url, file_url, is_url
 from data.remote.fetch import fetch_bytes
 from data.retry import retried
 from data.tars.headers import BLOCK
@@ -25,7 +25,6 @@ FORMAT_VERSION = 1
 
 _MAX_MANIFEST_BYTES = 1 << 30
 _LEAST_BYTES_A_SAMPLE = 2 * BLOCK  # the tar headers of the sample and of its label
-_DEFAULT_CACHE = CacheConfig()
 
 # A name inside the folder: a manifest from somewhere else must not reach outside it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
@@ -149,7 +148,7 @@ class Manifest(_Record):
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @classmethod
-    def load(cls, folder: Path | str, cache: CacheConfig = _DEFAULT_CACHE) -> "Manifest":
+    def load(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
         """Read `folder/manifest.json` and check that every shard is there at its full size.
 
         At a URL the shards are checked when they come. Raises FileNotFoundError where there is no
@@ -173,7 +172,7 @@ class Manifest(_Record):
                 )
 
     @classmethod
-    def read(cls, folder: Path | str, cache: CacheConfig = _DEFAULT_CACHE) -> "Manifest":
+    def read(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
         """`load` without a look at the shards."""
         if is_url(folder):
             url = file_url(check_url(str(folder)), MANIFEST)

@@ -14,15 +14,13 @@ from isal import isal_zlib
 from data.loading.order import InOrder, Order
 from data.loading.substitute import BadSampleError
 from data.messages import printable
-from data.remote.config import CacheConfig
+from data.remote.config import DEFAULT_CACHE, CacheConfig
 from data.remote.prefetch import ShardPrefetcher
 from data.retry import retried
 from data.shards.folder import OpenShards, ShardFolder, open_folder
 from data.shards.index import ShardIndex, check_labels, read_key, read_member
 from data.shards.manifest import ClassInfo, Manifest
 from data.tars.headers import BLOCK
-
-_DEFAULT_CACHE = CacheConfig()
 
 
 class Split:
@@ -253,7 +251,7 @@ def open_split(
     split: str,
     *,
     max_bad_labels: int = 0,
-    cache: CacheConfig = _DEFAULT_CACHE,
+    cache: CacheConfig = DEFAULT_CACHE,
     manifest: Manifest | None = None,
 ) -> Split:
     """Open one split of a folder that `kway shard` made, at a path or, by way of `cache`, at a URL.
