@@ -13,6 +13,8 @@ from data.retry import retried
 
 TEMPORARY = ".aside"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# At the root of a file system; only root can read it.
+_LOST_AND_FOUND = "lost+found"
 
 
 @contextmanager
@@ -84,10 +86,6 @@ def flush(file: IO[bytes]) -> None:
     """Write what is buffered, down to the disk."""
     file.flush()
     os.fsync(file.fileno())
-
-
-# At the root of a file system; only root can read it.
-_LOST_AND_FOUND = "lost+found"
 
 
 def is_hidden(folder: str) -> bool:

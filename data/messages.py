@@ -6,6 +6,11 @@ from collections.abc import Callable
 Report = Callable[[int, int], None]
 """Called with the progress of a long operation: how much is done, and the total."""
 
+# Controls, halves of surrogate pairs, and what ends a line.
+_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+# What changes the direction of the text after it.
+_DIRECTIONS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+
 
 def silent(done: int, total: int) -> None:
     """A `Report` that does nothing."""
@@ -19,12 +24,6 @@ def one_line(error: object, limit: int = 300) -> str:
 def counted(number: int, what: str) -> str:
     """`1 shard`, `2,000 shards`."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"
-
-
-# Controls, halves of surrogate pairs, and what ends a line.
-_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
-# What changes the direction of the text after it.
-_DIRECTIONS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 
 
 def printable(text: str) -> str:

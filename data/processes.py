@@ -19,6 +19,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 _BYTES_A_WORKER = 1 << 28  # fewer do not repay the start of a process
+_PR_SET_PDEATHSIG = 1
 
 
 def over_jobs(
@@ -80,9 +81,6 @@ def end_with_parent() -> None:
         os._exit(1)
 
     Thread(target=wait, daemon=True).start()
-
-
-_PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -22,6 +22,17 @@ _RECORDED_COLLECTIVES = 256
 _GROUP_GRACE_SECONDS = 5
 
 ClassGroup = Literal["world", "node"] | int
+_LOST_RANK_MESSAGES = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Socket closed",
+    "Connection refused",
+    "NCCL communicator was aborted",
+    "remote process exited",
+)
 
 
 @dataclass(frozen=True)
@@ -131,19 +142,6 @@ def _device(wanted: str, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
-
-
-_LOST_RANK_MESSAGES = (
-    "gloo/transport",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "Socket closed",
-    "Connection refused",
-    "NCCL communicator was aborted",
-    "remote process exited",
-)
 
 
 def is_lost_rank(error: BaseException) -> bool:

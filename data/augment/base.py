@@ -13,6 +13,14 @@ import numpy as np
 Fill = tuple[float, ...]
 """The level of each channel where a change leaves pixels empty."""
 
+# Keep the draws apart from other uses of the same seed.
+_SAMPLES = 0x6B776179  # "kway"
+_PAIRS = 0x70616972  # "pair"
+_BOX_ATTEMPTS = 10
+
+Box = tuple[int, int, int, int]
+"""top, left, height, width; pixels"""
+
 
 class Augmentation(ABC):
     """A random change of one image: a field of `AugmentConfig`, in whose order they are applied.
@@ -28,11 +36,6 @@ class Augmentation(ABC):
         Every number comes from `rng`, the generator of the sample. Changes that are drawn with a
         probability draw even if it is 0, so that turning one off does not alter the others.
         """
-
-
-# Keep the draws apart from other uses of the same seed.
-_SAMPLES = 0x6B776179  # "kway"
-_PAIRS = 0x70616972  # "pair"
 
 
 class SampleGenerator:
@@ -65,12 +68,6 @@ def _generator(seed: int, stream: int, index: int, epoch: int) -> np.random.Gene
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-_ATTEMPTS = 10
-
-Box = tuple[int, int, int, int]
-"""top, left, height, width; pixels"""
-
-
 def random_box(
     height: int,
     width: int,
@@ -83,7 +80,7 @@ def random_box(
     area: its share of the whole, uniform; ratio: its width / height, uniform in the logarithm.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    for _ in range(_ATTEMPTS):
+    for _ in range(_BOX_ATTEMPTS):
         pixels = height * width * rng.uniform(*area)
         shape = math.exp(rng.uniform(low, high))
         box_height, box_width = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))

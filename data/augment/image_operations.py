@@ -15,6 +15,7 @@ from data.augment.base import Fill
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, Pillow's mode L
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13  # Pillow's ImageFilter.SMOOTH
+_LEVELS = np.arange(256)
 
 
 def brightness(image: np.ndarray, factor: float) -> np.ndarray:
@@ -52,9 +53,6 @@ def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
 
 def _luma(image: np.ndarray) -> np.ndarray:
     return image if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
-
-
-_LEVELS = np.arange(256)
 
 
 def autocontrast(image: np.ndarray) -> np.ndarray:

@@ -17,6 +17,16 @@ _MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 # DHT, DQT, DRI, APP0 to APP15, COM: skipped by their length.
 _JPEG_SEGMENTS_SKIPPED = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# Grey, RGB, palette, grey with alpha, RGB with alpha.
+_PNG_COLOR_TYPES, _WITH_ALPHA = frozenset({0, 2, 3, 4, 6}), frozenset({4, 6})
+# A header's chunk is 13 bytes between its length, its name and its checksum.
+_PNG_HEADER_END = 33
+_PALETTE_BYTES = 3 * 256
+# Of a few bytes each. Not tRNS: what is transparent by it, Pillow says.
+_PNG_CHUNKS_SKIPPED = frozenset(
+    {b"PLTE", b"bKGD", b"cHRM", b"gAMA", b"pHYs", b"sBIT", b"sRGB", b"tIME"}
+)
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
@@ -53,18 +63,6 @@ def has_more_scans(data: bytes, most: int) -> bool:
     return False
 
 
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Grey, RGB, palette, grey with alpha, RGB with alpha.
-_COLOUR_TYPES, _WITH_ALPHA = frozenset({0, 2, 3, 4, 6}), frozenset({4, 6})
-# A header's chunk is 13 bytes between its length, its name and its checksum.
-_HEADER_END = 33
-_PALETTE_BYTES = 3 * 256
-# Of a few bytes each. Not tRNS: what is transparent by it, Pillow says.
-_PNG_CHUNKS_SKIPPED = frozenset(
-    {b"PLTE", b"bKGD", b"cHRM", b"gAMA", b"pHYs", b"sBIT", b"sRGB", b"tIME"}
-)
-
-
 class PngHeader(NamedTuple):
     """Pixels, and whether they have an alpha channel."""
 
@@ -75,10 +73,10 @@ class PngHeader(NamedTuple):
 
 def png_header(data: bytes) -> PngHeader | None:
     """The header of a PNG of 8 bits a channel; None where it is not plain."""
-    if data[:16] != _SIGNATURE + b"\0\0\0\x0dIHDR" or len(data) < _HEADER_END:
+    if data[:16] != _PNG_SIGNATURE + b"\0\0\0\x0dIHDR" or len(data) < _PNG_HEADER_END:
         return None
     width, height, depth, colour, *methods, crc = struct.unpack_from(">IIBBBBBI", data, 16)
-    if depth != 8 or colour not in _COLOUR_TYPES or any(methods) or not (width and height):
+    if depth != 8 or colour not in _PNG_COLOR_TYPES or any(methods) or not (width and height):
         return None
     if zlib.crc32(data[12:29]) != crc:
         return None
@@ -86,7 +84,7 @@ def png_header(data: bytes) -> PngHeader | None:
 
 
 def _pixels_follow(data: bytes) -> bool:
-    at = _HEADER_END
+    at = _PNG_HEADER_END
     while at + 8 <= len(data):
         length, name = struct.unpack_from(">I4s", data, at)
         if name == b"IDAT":

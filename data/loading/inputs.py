@@ -22,6 +22,9 @@ from data.shards.manifest import Manifest
 from data.shards.split import decode_text
 from data.text.tokenizer import open_tokenizer
 
+# Few widths, which compiled models and matrix units like.
+_WIDTH_MULTIPLE = 8
+
 
 class Inputs(Protocol):
     """How the samples of one modality are read."""
@@ -129,10 +132,6 @@ class TextInputs:
         return pad_tokens(tokens, tokenizer.pad_id, max_length=tokenizer.max_length)
 
 
-# Few widths, which compiled models and matrix units like.
-_MULTIPLE = 8
-
-
 def pad_tokens(
     tokens: Sequence[Sequence[int]], pad_id: int, *, max_length: int
 ) -> dict[str, Tensor]:
@@ -145,7 +144,7 @@ def pad_tokens(
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     longest = int(lengths.max(initial=1))
     assert longest <= max_length
-    width = min(-(-longest // _MULTIPLE) * _MULTIPLE, max_length)
+    width = min(-(-longest // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE, max_length)
     mask = np.arange(width) < lengths[:, None]
     ids = np.full(mask.shape, pad_id, np.int64)
     ids[mask] = np.fromiter(chain.from_iterable(tokens), np.int64, int(lengths.sum()))

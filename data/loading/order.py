@@ -12,6 +12,9 @@ import numpy as np
 
 _ROUNDS = 8
 _MASK = (1 << 64) - 1
+# Positions of the stream, int64 [n] -> their epochs and samples, int64 [n] each.
+Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+_LENGTHS = 0x6C656E67  # "leng": keeps these draws apart from those of the order
 
 
 def permuted_index(
@@ -176,12 +179,6 @@ def share(count: int, rank: int, world_size: int) -> range:
     return range(count * rank // world_size, count * (rank + 1) // world_size)
 
 
-# Positions of the stream, int64 [n] -> their epochs and samples, int64 [n] each.
-Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-
-_STREAM = 0x6C656E67  # "leng": keeps these draws apart from those of the order
-
-
 class ByLength:
     """An order whose windows of `num_batches` batches are sorted by length.
 
@@ -224,7 +221,7 @@ class ByLength:
             # Stable: which of two samples of one length comes first is the order's.
             by_length = np.argsort(self._lengths(samples), kind="stable")
             batches = permuted_index(
-                self._seed ^ _STREAM, window, np.arange(self._num_batches), self._num_batches
+                self._seed ^ _LENGTHS, window, np.arange(self._num_batches), self._num_batches
             )
             by_length = by_length.reshape(self._num_batches, self._batch)[batches].reshape(-1)
             self._window = window, epochs[by_length], samples[by_length]

@@ -20,6 +20,11 @@ LOST_WORKER = (
     "train.global_batch, or find who ended it"
 )
 
+# Batches that a loader process has made, or is told to make, before the trainer takes the next one.
+PREFETCHED = 2
+# Besides them, one is being made and one is being copied.
+_NUM_SLOTS = PREFETCHED + 2
+
 
 def read_ahead(
     reader: Dataset, asked: Iterable[Any] | None, *, workers: int, pinned: bool
@@ -78,12 +83,6 @@ def begin_worker(_number: int, *, parent: int) -> None:
     """
     os.setpgrp()
     die_with_parent(parent)
-
-
-# Batches that a loader process has made, or is told to make, before the trainer takes the next one.
-PREFETCHED = 2
-# Besides them, one is being made and one is being copied.
-_NUM_SLOTS = PREFETCHED + 2
 
 
 class PixelMemory:

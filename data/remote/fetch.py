@@ -21,6 +21,7 @@ _PARTIAL_CONTENT = 206
 _TRANSIENT_STATUS = (408, 425, 429)
 # Errors of these packages are of the network, whatever their type; other ones are mistakes here.
 _BACKENDS = ("aiohttp", "aiobotocore", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs")
+_WRONG_TWICE = 2
 
 
 def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
@@ -130,9 +131,6 @@ def _reason(error: Exception) -> str:
         return f"{status} {message}"
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
-
-
-_WRONG_TWICE = 2
 
 
 class _WrongContentError(ValueError):

@@ -23,6 +23,9 @@ from data.skipped import Skipped
 # A source is a pydantic dataclass: a wrong or unknown option is an error wherever it is made.
 # Arbitrary types are for `Taxonomy`, of which pydantic then checks the attributes.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+Modality = Literal["image", "text"]
+_TASKS_AT_ONCE = 64
+_TASKS_A_WORKER = 2_000  # fewer do not repay the start of a process
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,6 @@ class Sample:
     data: bytes
     extension: str
     label: int
-
-
-Modality = Literal["image", "text"]
 
 
 class Source(Protocol):
@@ -126,10 +126,6 @@ class CommandSource(ABC):
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
 
-_CHUNK = 64
-_TASKS_A_WORKER = 2_000  # fewer do not repay the start of a process
-
-
 def num_workers(asked: int | None, num_tasks: int) -> int:
     """`asked`, or one a core where there is enough to do."""
     if asked is not None:
@@ -146,7 +142,7 @@ def rendered(
         yield map(source.render, tasks)
         return
     chosen = iter(tasks)
-    chunks = iter(lambda: list(islice(chosen, _CHUNK)), [])
+    chunks = iter(lambda: list(islice(chosen, _TASKS_AT_ONCE)), [])
     with spawned(workers, _start_worker, source) as pool:
         yield chain.from_iterable(in_order(pool, _render_chunk, chunks, ahead=4 * workers))
 

@@ -28,6 +28,8 @@ from data.text.references import SPAN_BYTES, LabeledText, Span, record_spans
 from data.text.selection import SelectionRules, Task
 
 _IMAGE_OPTIONS = {"root", *(field.name for field in fields(PackedImages))}
+PARQUET = ".parquet"
+_PARQUET_ROWS = 10_000
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -236,15 +238,11 @@ def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() == PARQUET
 
 
-PARQUET = ".parquet"
-_ROWS = 10_000
-
-
 def parquet_columns(path: Path) -> tuple[str, ...]:
     """Names of the columns; FileNotFoundError, or ValueError where it is no Parquet."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file: name a table")
-    return tuple(_open(path).schema_arrow.names)
+    return tuple(_open_parquet(path).schema_arrow.names)
 
 
 def parquet_as_jsonl(path: Path, columns: Sequence[str], out: Path) -> None:
@@ -253,7 +251,9 @@ def parquet_as_jsonl(path: Path, columns: Sequence[str], out: Path) -> None:
         return
     with temporary_path(out) as temporary:
         with temporary.open("wb") as file:
-            for batch in _open(path).iter_batches(batch_size=_ROWS, columns=list(columns)):
+            for batch in _open_parquet(path).iter_batches(
+                batch_size=_PARQUET_ROWS, columns=list(columns)
+            ):
                 for row in batch.to_pylist():
                     line = json.dumps(row, ensure_ascii=False, default=str)
                     file.write(line.encode() + b"\n")
@@ -261,7 +261,7 @@ def parquet_as_jsonl(path: Path, columns: Sequence[str], out: Path) -> None:
         temporary.replace(out)
 
 
-def _open(path: Path) -> Any:
+def _open_parquet(path: Path) -> Any:
     try:
         # Not imported by its name above: without it every other table is read all the same.
         parquet = importlib.import_module("pyarrow.parquet")

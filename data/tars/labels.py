@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+LABEL_EXTENSIONS = ("cls", "json")
+
 
 def read_class_names(path: Path) -> list[str]:
     """The names of a file, less the space around each and empty lines at its end.
@@ -35,9 +37,6 @@ def read_class_names(path: Path) -> list[str]:
                 "make the names differ"
             )
     return names
-
-
-LABEL_EXTENSIONS = ("cls", "json")
 
 
 def label_text(extension: str, data: bytes | memoryview, json_field: str) -> str:

@@ -22,6 +22,7 @@ _COMPRESSED = {
     b"\x04\x22\x4d\x18": "unlz4",
 }
 _COMPRESSED_ENDINGS = (".tgz", ".tbz2", ".txz", ".tzst")
+_MAX_COUNTS_BYTES = 1 << 28
 
 
 def list_tars(folder: Path) -> list[Path]:
@@ -98,9 +99,6 @@ def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
     return names
 
 
-_MAX_BYTES = 1 << 28
-
-
 @dataclass(frozen=True)
 class ExpectedSamples:
     """Either `total`, over all tars, or `of_tar`: path of a tar in the folder -> samples."""
@@ -121,8 +119,10 @@ class ExpectedSamples:
             raise FileNotFoundError(
                 f"{text} is neither a number of samples nor a file: pass one of these"
             )
-        if path.stat().st_size > _MAX_BYTES:
-            raise ValueError(f"{path} has over {_MAX_BYTES:,} bytes: pass a file of sample counts")
+        if path.stat().st_size > _MAX_COUNTS_BYTES:
+            raise ValueError(
+                f"{path} has over {_MAX_COUNTS_BYTES:,} bytes: pass a file of sample counts"
+            )
         try:
             counts = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

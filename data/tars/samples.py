@@ -26,6 +26,7 @@ NAMED = 10
 _PEEKED = 1000
 _MAX_UINT32 = 2**32 - 1
 _KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)  # webdataset's base_plus_ext
+_CHUNK = 4 << 20
 
 
 @dataclass
@@ -209,9 +210,6 @@ def _read(
             other_files=tuple(members.other_files),
             unfinished=next((fault.what for fault in members.faults if fault.ends_tar), ""),
         )
-
-
-_CHUNK = 4 << 20
 
 
 class ShardPass:

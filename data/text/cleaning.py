@@ -21,6 +21,15 @@ from data.text.emoji_table import (
 _ALIKE = {ord(part): EMOJI_STYLE for part in PARTS - {KEYCAP}}
 # A run of emoji with the space around it becomes one space: its length says nothing any more.
 _RUN = re.compile(rf"\s*(?:(?:[0-9#*]{EMOJI_STYLE}?{KEYCAP}|[{EMOJI_STYLE}{KEYCAP}])[\s{ZWJ}]*)+")
+Replacement = Literal["replace", "remove", "keep"]
+# Not within an address of mail; letters of other scripts may stand right before.
+_USER = re.compile(r"(?<![A-Za-z0-9_.+-])[@＠][A-Za-z0-9_]+")
+_URL = re.compile(r"(?i)https?://t\.co/[a-z0-9]+|(?<![a-z0-9])(?:https?://|www\.)\S+")
+# Before RT or the name, doubled as in a CSV cell or not: what Unicode lists as Quotation_Mark,
+# accents used instead of them, and the ornaments U+275B to U+275E, U+276E and U+276F.
+_QUOTES = "\"'`´«»‘’‚‛“”„‟‹›❛❜❝❞❮❯⹂「」『』〝〞〟﹁﹂﹃﹄＂＇｢｣"
+_RETWEET = re.compile(rf"[\s{_QUOTES}]*RT(?=[\s{_QUOTES}])[\s{_QUOTES}]*[@＠][A-Za-z0-9_]+")
+_PLACEHOLDER = re.compile(r"@user|https?\b")
 
 
 def remove_emoji(text: str) -> str:
@@ -38,18 +47,6 @@ def remove_emoji(text: str) -> str:
 def leftovers(text: str) -> list[str]:
     """Parts of emoji in a text, letters' joiners apart; empty after `remove_emoji`."""
     return [char for char in without_letters_joiners(text) if char in PARTS or char == ZWJ]
-
-
-Replacement = Literal["replace", "remove", "keep"]
-
-# Not within an address of mail; letters of other scripts may stand right before.
-_USER = re.compile(r"(?<![A-Za-z0-9_.+-])[@＠][A-Za-z0-9_]+")
-_URL = re.compile(r"(?i)https?://t\.co/[a-z0-9]+|(?<![a-z0-9])(?:https?://|www\.)\S+")
-# Before RT or the name, doubled as in a CSV cell or not: what Unicode lists as Quotation_Mark,
-# accents used instead of them, and the ornaments U+275B to U+275E, U+276E and U+276F.
-_QUOTES = "\"'`´«»‘’‚‛“”„‟‹›❛❜❝❞❮❯⹂「」『』〝〞〟﹁﹂﹃﹄＂＇｢｣"
-_RETWEET = re.compile(rf"[\s{_QUOTES}]*RT(?=[\s{_QUOTES}])[\s{_QUOTES}]*[@＠][A-Za-z0-9_]+")
-_PLACEHOLDER = re.compile(r"@user|https?\b")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,30 @@ _BLOCKS = (
     (0x1E900, 0x1E95F),
 )
 
+TEXT_STYLE = "\ufe0e"
+EMOJI_STYLE = "\ufe0f"
+KEYCAP = "\u20e3"
+# Private use: where Google's telephones had their emoji before Unicode had them.
+_GOOGLE = (0xFE000, 0xFEEFF)
+_REGIONAL = ("\U0001f1e6", "\U0001f1ff")
+_TONE = re.compile("[\U0001f3fb-\U0001f3ff]")
+# In names: thumbs_up_medium_skin_tone, handshake_light_skin_tone_dark_skin_tone, …
+_TONE_IN_NAME = re.compile(r"_(?:no|light|medium-light|medium|medium-dark|dark)_skin_tone")
+# The plain form of a couple of two unlike tones has no name of its own but this one's beginning.
+_PERSON_PERSON = "_person_person"
+_FULLY_QUALIFIED = emoji.STATUS["fully_qualified"]
+_COMPONENT = emoji.STATUS["component"]
+_DATA: dict[str, dict[str, Any]] = emoji.EMOJI_DATA
+# Every code point that only stands in emoji; digits, # and * are letters of texts, ZWJ may be one.
+PARTS = frozenset(
+    {char for one in _DATA for char in one if not char.isascii() and char != ZWJ}
+    | {TEXT_STYLE, EMOJI_STYLE, KEYCAP}
+    | {chr(code) for code in range(ord(_REGIONAL[0]), ord(_REGIONAL[1]) + 1)}
+    | {chr(code) for code in range(0xE0020, 0xE0080)}
+    | {chr(code) for code in range(_GOOGLE[0], _GOOGLE[1] + 1)}
+)
+OTHER = ("Other", "other")
+
 
 def _letters() -> str:
     """Ranges for a character class: letters and marks of `_BLOCKS`."""
@@ -61,31 +85,6 @@ def without_stray_joiners(text: str) -> str:
 def without_letters_joiners(text: str) -> str:
     """Without the others."""
     return _OF_LETTERS.sub("", text)
-
-
-TEXT_STYLE = "\ufe0e"
-EMOJI_STYLE = "\ufe0f"
-KEYCAP = "\u20e3"
-# Private use: where Google's telephones had their emoji before Unicode had them.
-_GOOGLE = (0xFE000, 0xFEEFF)
-_REGIONAL = ("\U0001f1e6", "\U0001f1ff")
-_TONE = re.compile("[\U0001f3fb-\U0001f3ff]")
-# In names: thumbs_up_medium_skin_tone, handshake_light_skin_tone_dark_skin_tone, …
-_TONE_IN_NAME = re.compile(r"_(?:no|light|medium-light|medium|medium-dark|dark)_skin_tone")
-# The plain form of a couple of two unlike tones has no name of its own but this one's beginning.
-_PERSON_PERSON = "_person_person"
-_FULLY_QUALIFIED = emoji.STATUS["fully_qualified"]
-_COMPONENT = emoji.STATUS["component"]
-_DATA: dict[str, dict[str, Any]] = emoji.EMOJI_DATA
-
-# Every code point that only stands in emoji; digits, # and * are letters of texts, ZWJ may be one.
-PARTS = frozenset(
-    {char for one in _DATA for char in one if not char.isascii() and char != ZWJ}
-    | {TEXT_STYLE, EMOJI_STYLE, KEYCAP}
-    | {chr(code) for code in range(ord(_REGIONAL[0]), ord(_REGIONAL[1]) + 1)}
-    | {chr(code) for code in range(0xE0020, 0xE0080)}
-    | {chr(code) for code in range(_GOOGLE[0], _GOOGLE[1] + 1)}
-)
 
 
 def find_emoji(text: str) -> list[str]:
@@ -167,7 +166,6 @@ def _folded() -> dict[str, str]:
 
 
 TABLE = Path(__file__).with_name("emoji_groups.tsv")
-OTHER = ("Other", "other")
 
 
 def emoji_group(one: str) -> tuple[str, str]:

@@ -15,6 +15,12 @@ from trainer.backbone.backbone import Backbone
 from trainer.checkpoints import Checkpoint
 from trainer.config import Recipe
 
+_PROBE_TOKENS = 8
+# Of the features' norm, above rounding. A random BERT has 2e-3 and more at its first token.
+_EQUAL_TOLERANCE = 1e-5
+# Of what two texts differ by. Backbones that obey the mask have 0, those that do not 3e-4 and more.
+_MASK_TOLERANCE = 1e-4
+
 
 def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> None:
     """Raise ValueError where a model of pictures gets texts or the reverse, where tokens have
@@ -96,13 +102,6 @@ def check_tokenizer(checkpoint: Checkpoint, digest: str | None) -> None:
             f"checkpoint {checkpoint.folder} was trained with another tokenizer than "
             "data.text.tokenizer names now: bring that one back, or start another run folder"
         )
-
-
-_PROBE_TOKENS = 8
-# Of the features' norm, above rounding. A random BERT has 2e-3 and more at its first token.
-_EQUAL_TOLERANCE = 1e-5
-# Of what two texts differ by. Backbones that obey the mask have 0, those that do not 3e-4 and more.
-_MASK_TOLERANCE = 1e-4
 
 
 def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None) -> None:

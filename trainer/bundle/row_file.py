@@ -21,6 +21,10 @@ _ITEM_BYTES = 4
 _MAX_RUN, _MAX_RUN_BYTES = 1024, 1 << 30
 # The format's own limit on the header; a damaged length must not make us read gigabytes.
 _MAX_HEADER_BYTES = 100_000_000
+# What Python holds beside a row's numbers, roughly.
+_EXTRA_BYTES = 250
+# A question for more than this share of what fits would drive all others out.
+_LARGE_SHARE = 8
 
 
 def write_rows(
@@ -150,12 +154,6 @@ def _parse_header(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return header if isinstance(header, dict) else {}
-
-
-# What Python holds beside a row's numbers, roughly.
-_EXTRA_BYTES = 250
-# A question for more than this share of what fits would drive all others out.
-_LARGE_SHARE = 8
 
 
 class RowCache:

@@ -17,6 +17,18 @@ from heads.scores import ScoreKind
 
 Reads = Literal["pictures", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+# Format 2 lacks the validation counts of thresholds, which are then unknown. Formats 2 and 3 lack
+# the logit map, which is then `dot`.
+FORMAT_VERSION, _OLDEST_VERSION = 4, 2
+SPEC, CARD = "bundle.json", "MODEL_CARD.md"
+BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
+TOKENIZER, ONNX = "tokenizer", "backbone.onnx"
+LINES, INDEX = "classes.jsonl", "classes.safetensors"
+THRESHOLDS = "thresholds.safetensors"
+TENSOR = "weight"  # the name of the one in WEIGHTS
+_REQUIRED = (BACKBONE, WEIGHTS, CARD, LINES, INDEX)
+_ENCODER_CONFIG = f"{ENCODER}/config.json"
+_OF_TEXTS = (f"{TOKENIZER}/{TOKENIZER_FILE}", f"{TOKENIZER}/{CONFIG_FILE}")
 
 
 class Spec(BaseModel):
@@ -108,20 +120,6 @@ class BundleSpec(Spec):
     def width(self) -> int:
         """Numbers that the file of class weights holds per class: its row, then its bias."""
         return self.dim + self.bias
-
-
-# Format 2 lacks the validation counts of thresholds, which are then unknown. Formats 2 and 3 lack
-# the logit map, which is then `dot`.
-FORMAT_VERSION, _OLDEST_VERSION = 4, 2
-SPEC, CARD = "bundle.json", "MODEL_CARD.md"
-BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
-TOKENIZER, ONNX = "tokenizer", "backbone.onnx"
-LINES, INDEX = "classes.jsonl", "classes.safetensors"
-THRESHOLDS = "thresholds.safetensors"
-TENSOR = "weight"  # the name of the one in WEIGHTS
-_REQUIRED = (BACKBONE, WEIGHTS, CARD, LINES, INDEX)
-_ENCODER_CONFIG = f"{ENCODER}/config.json"
-_OF_TEXTS = (f"{TOKENIZER}/{TOKENIZER_FILE}", f"{TOKENIZER}/{CONFIG_FILE}")
 
 
 def _inside(name: str) -> str:

@@ -31,6 +31,9 @@ from trainer.checkpoints.pieces import Piece
 from trainer.checkpoints.shard_file import write_file, write_shard
 from trainer.world import World
 
+# What state.json holds beside the trainer's own keys.
+WRITERS_KEYS = frozenset({"world_size", "random_states", "best"})
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -66,10 +69,6 @@ def _best(stored: Sequence[Stored], *, sign: int) -> set[int]:
         if one.best is not None and math.isfinite(one.best)
     ]
     return {-max(measured)[1]} if measured else set()
-
-
-# What state.json holds beside the trainer's own keys.
-WRITERS_KEYS = frozenset({"world_size", "random_states", "best"})
 
 
 @dataclass

@@ -28,6 +28,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+Description = list[str]  # key, name, elements of the whole, elements, bytes
 
 
 def stored_name(name: str, dtype: torch.dtype) -> str:
@@ -56,9 +57,6 @@ class Piece:
     def description(self) -> "Description":
         whole = [self.name, str(math.prod(self.shape))]
         return [self.key, *whole, str(self.tensor.numel()), str(self.tensor.nbytes)]
-
-
-Description = list[str]  # key, name, elements of the whole, elements, bytes
 
 
 class Ownership:

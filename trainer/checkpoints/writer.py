@@ -25,6 +25,8 @@ from trainer.config import CheckpointConfig
 from trainer.world import World
 
 _ALIGNMENT = 64
+_GRACE_SECONDS = 15
+_REPORTED_WAIT_SECONDS = 0.01
 
 
 class Staging:
@@ -76,10 +78,6 @@ def _copy_tensor(source: Tensor, into: Tensor) -> None:
         # In one thread: torch would take all cores and wait for those that the loader's workers
         # have, which was 20 times slower on a machine that was busy.
         np.copyto(bytes_of(into), bytes_of(source))
-
-
-_GRACE_SECONDS = 15
-_REPORTED_WAIT_SECONDS = 0.01
 
 
 @dataclass(frozen=True)

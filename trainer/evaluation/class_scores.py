@@ -19,6 +19,7 @@ from trainer.world import World
 # Shape legend: N rows, C classes of a block, k places.
 
 _NO_CLASS = torch.iinfo(torch.int64).max  # sorted behind any class of an equal score
+_COPIES = 3  # of a block's scores at one time
 
 
 class Ranking:
@@ -52,8 +53,6 @@ class Ranking:
 
 
 # Shape legend: n rows of this class group, C classes of a block, K of all.
-
-_COPIES = 3  # of a block's scores at one time
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from trainer.evaluation.stopping import ShouldStop, StopChecks, never_stop
 from trainer.task import Task
 from trainer.world import World
 
+MOST_CONFUSIONS = 1000  # pairs that an evaluation keeps
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -217,9 +219,6 @@ def _marginal_best(
     if rows.features.shape[1] == 1 or k >= head.num_classes or not len(predicted):
         return predicted[:, :k]
     return marginal_top(head, rows, k, by.temperature, stop_checks.check)
-
-
-MOST_CONFUSIONS = 1000  # pairs that an evaluation keeps
 
 
 def most_confused(

@@ -11,6 +11,8 @@ from typing import Any
 from trainer.faults.flight_recorder import Collective
 
 _LIBRARIES = ("torch", "deepspeed", "contextlib")
+# The line is for a person: of many groups of ranks only the first few are listed.
+_MAX_GROUPS = 4
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,6 @@ def main_thread_location() -> str:
 def _is_of_a_library(frame: FrameType) -> bool:
     module = frame.f_globals.get("__name__", "")
     return module.partition(".")[0] in _LIBRARIES or module.startswith(__package__)
-
-
-# The line is for a person: of many groups of ranks only the first few are listed.
-_MAX_GROUPS = 4
 
 
 def describe_hang(

@@ -46,6 +46,8 @@ _ORDER = {
     "data": ("workers", "background"),
 }
 _MOST_REMEDIES = 4
+_LAST_REMEDY = "the recipe saves what it can already: take more ranks or a smaller backbone"
+_LAST_OF_EVALUATION = "its batches cannot be smaller: take a machine with more memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -74,10 +76,6 @@ def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bo
         last = _LAST_REMEDY
     change = f"try {', then '.join(remedies[:_MOST_REMEDIES])}" if remedies else last
     return f"the memory of {of} ran out{during}: {_requested(error)}; {change}"
-
-
-_LAST_REMEDY = "the recipe saves what it can already: take more ranks or a smaller backbone"
-_LAST_OF_EVALUATION = "its batches cannot be smaller: take a machine with more memory"
 
 
 def _is_of_device(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from trainer.process.signals import ASKS_TO_STOP
 from trainer.world import World
 
 _NAMES = (None, *(number.name for number in ASKS_TO_STOP))
+CollectiveHook = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,6 @@ def agree(
         rows = torch.tensor(mine, dtype=torch.int64)
         bad = all_gather_rows(rows, [int(count) for count in counts], world.group).tolist()
     return Agreed(_NAMES[int(max(stops))], bad, busy)
-
-
-CollectiveHook = Callable[[str], AbstractContextManager[None]]
 
 
 class BusyTimer:

@@ -16,6 +16,9 @@ from rich.table import Column
 # Reports that the remaining time is judged by: enough to have evaluations and checkpoints among
 # them, few enough to forget the first steps, which compile and warm up.
 _REPORTS = 50
+MemoryKind = Literal["resident", "device_allocated", "device_reserved", "device_peak"]
+# Columns of a terminal from which the numbers are written out.
+_WIDE_COLUMNS = 110
 
 
 class Pace:
@@ -44,9 +47,6 @@ class Pace:
         return (last_time - first_time) / max(last - first, 1) * (self._num_steps - last)
 
 
-MemoryKind = Literal["resident", "device_allocated", "device_reserved", "device_peak"]
-
-
 def memory_bytes(device: torch.device) -> dict[MemoryKind, int]:
     """`resident`: of this process in the machine's memory. On CUDA also what tensors take on the
     device, what torch keeps of it, and the most that tensors ever took."""
@@ -61,10 +61,6 @@ def memory_bytes(device: torch.device) -> dict[MemoryKind, int]:
 def limiting_memory(held: dict[MemoryKind, int]) -> int:
     """Of these the one that runs out first: the device's where there is one."""
     return held.get("device_reserved", held["resident"])
-
-
-# Columns of a terminal from which the numbers are written out.
-_WIDE_COLUMNS = 110
 
 
 @dataclass(frozen=True)

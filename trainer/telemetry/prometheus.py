@@ -30,6 +30,7 @@ _STEP_GAUGES = {
     "skipped_steps": ("skipped_steps", "Updates that the run left out for numbers not finite"),
     "restarts": ("restarts", "Times that the launcher has started the ranks anew"),
 }
+_LAST_PORT = 65_535
 
 
 class Metrics:
@@ -147,9 +148,6 @@ class Metrics:
 
 def _is_in(phase: Phase, phases: Phases) -> bool:
     return phases.counted == phase
-
-
-_LAST_PORT = 65_535
 
 
 class Endpoint:

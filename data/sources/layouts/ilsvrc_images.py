@@ -32,6 +32,8 @@ VAL_TAR = "ILSVRC2012_img_val.tar"
 _SYNSET = re.compile(r"n\d{8}")
 _NUMBER = re.compile(r"_(\d{8})$")
 _THREADS = 8  # they wait for the disk
+_FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE)
 
 
 class ImageEntry(NamedTuple):
@@ -197,10 +199,6 @@ def _image_members(
     return sorted(images)
 
 
-_FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
-_PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE)
-
-
 def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
     """The files of the tar `path`, or of the tar that is its member `inside`, in their order.
 
@@ -235,9 +233,9 @@ def _members(descriptor: int, at: int, stop: int) -> Iterator[Member]:
         at += BLOCK
         if at + info.size > stop:
             raise ValueError(f"it is cut off inside {info.name}, at byte {stop:,}")
-        if info.type in _FILES:
+        if info.type in _FILE_TYPES:
             yield Member(info.name, at, info.size)
-        elif info.type in _PAX:
+        elif info.type in _PAX_TYPES:
             _check_pax(os.pread(descriptor, info.size, at), info.name)
         elif info.type != tarfile.DIRTYPE:
             raise ValueError(f"{info.name} is of tar type {info.type!r}, not a plain file")
