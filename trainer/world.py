@@ -1,4 +1,5 @@
-"""The world of a run: this process's rank, device and mesh; made once, passed explicitly."""
+"""The world of a run: this process's rank, device and mesh, made once and passed explicitly; and
+whether an error means that another rank is gone: gloo and torch's stores say so in words."""
 
 import gc
 import os
