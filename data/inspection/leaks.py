@@ -143,9 +143,11 @@ def check_leaks(
         precision = float(table[at, best]) / max(1, num)
         lift = precision / float(of_class[best]) if of_class[best] else 0.0
         why = _suspicion(chars[at], num, precision, lift, fall, threshold)
-        told = float(bits[at])
+        information = float(bits[at])
         leaks.append(
-            CharacterLeak(chars[at], num, names[best], precision, lift, told, fall.accuracy, why)
+            CharacterLeak(
+                chars[at], num, names[best], precision, lift, information, fall.accuracy, why
+            )
         )
     leaks.sort(key=lambda leak: (leak.suspect is None, -leak.fall, leak.char))
     return LeakReport(len(texts), accuracy, float(of_class.max()), leaks)

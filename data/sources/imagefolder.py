@@ -93,8 +93,8 @@ class ImageFolder(PackedImages, CommandSource):
         if self.nested:
             parameters["nested"] = True
         if self.taxonomy is not None:
-            said = repr([info.model_dump() for info in self.classes()]).encode()
-            parameters["taxonomy"] = hashlib.sha256(said).hexdigest()[:16]
+            content = repr([info.model_dump() for info in self.classes()]).encode()
+            parameters["taxonomy"] = hashlib.sha256(content).hexdigest()[:16]
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:

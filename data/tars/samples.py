@@ -181,19 +181,19 @@ def _read(
     with ShardPass(path) as shard:
         for key, *parts in picked:
             crc32 = {}
-            wrong, said = "", ""
+            wrong, label = "", ""
             for ending, member in sorted(parts, key=lambda part: part[1].offset):
                 data = shard.take(member.offset, member.size)
                 crc32[member.offset] = isal_zlib.crc32(data)
                 if member == parts[1][1]:
                     try:
-                        said = label_text(ending, data, json_field)
+                        label = label_text(ending, data, json_field)
                     except ValueError as error:
                         wrong = str(error)
             if wrong:
                 problems.add(f"{path}: {key}", wrong)
                 continue
-            text.append(texts.setdefault(said, len(texts)))
+            text.append(texts.setdefault(label, len(texts)))
             for ending, member in parts:
                 places.extend((member.offset // BLOCK, member.size, crc32[member.offset]))
                 extension.append(extensions.setdefault(ending, len(extensions)))

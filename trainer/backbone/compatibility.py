@@ -15,7 +15,7 @@ from trainer.backbone.backbone import Backbone
 from trainer.checkpoints import Checkpoint
 from trainer.config import Recipe
 
-_PROBE_TOKENS = 8
+_NUM_TEST_TOKENS = 8
 # Of the features' norm, above rounding. A random BERT has 2e-3 and more at its first token.
 _EQUAL_TOLERANCE = 1e-5
 # Of what two texts differ by. Backbones that obey the mask have 0, those that do not 3e-4 and more.
@@ -111,12 +111,12 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
     places: positions of the backbone, where they are limited. Modes and torch's random state stay
     as they are.
     """
-    width = min(_PROBE_TOKENS, num_positions or _PROBE_TOKENS)
+    width = min(_NUM_TEST_TOKENS, num_positions or _NUM_TEST_TOKENS)
     if width < 4:  # no room for two tokens and two of padding
         return
     kind = backbone.architecture
     try:
-        text, padded_otherwise, other = _probe_features(backbone, pad_id, width)
+        text, padded_otherwise, other = _features_of_test_texts(backbone, pad_id, width)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         raise ValueError(
             f"the backbone {kind} does not run on tokens and a mask ({one_line(error)}): choose "
@@ -140,7 +140,7 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
 
 
 @torch.no_grad()
-def _probe_features(backbone: Backbone, pad_id: int, width: int) -> Tensor:
+def _features_of_test_texts(backbone: Backbone, pad_id: int, width: int) -> Tensor:
     """Of a text, of the same with other tokens under its padding, and of another text: [3, dim].
 
     All in one batch of one shape, so that what is equal is so to the last bit, on a GPU, too.

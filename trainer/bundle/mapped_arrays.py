@@ -34,8 +34,10 @@ def mapped_arrays(
         kind is known[name][0] and _fits(shape, known[name][1])
         for name, (kind, shape) in found.items()
     ):
-        said = ", ".join(f"{name} {list(shape)}" for name, (_, shape) in sorted(found.items()))
-        raise ValueError(f"{path} does not fit bundle.json: it holds {said}; copy the bundle again")
+        shapes = ", ".join(f"{name} {list(shape)}" for name, (_, shape) in sorted(found.items()))
+        raise ValueError(
+            f"{path} does not fit bundle.json: it holds {shapes}; copy the bundle again"
+        )
     for array in arrays.values():
         array.setflags(write=False)
     return arrays
