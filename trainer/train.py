@@ -148,7 +148,7 @@ def _train(
             start_step=state.step,
             keep_every_steps=None if keep_every is None else steps(keep_every),
             timeout_seconds=recipe.train.timeout_seconds,
-            say=telemetry.say,
+            print_line=telemetry.print_line,
         )
     )
     loader = opened.enter_context(open_loader(training, recipe, world, state.cursor))
@@ -185,7 +185,7 @@ def _train(
         telemetry.event(notice.event, state.step, notice.line, **notice.values)
     telemetry.event("start", state.step, introduction, world_size=world.size)
     if isinstance(training, Stream):
-        telemetry.say(training.notice(state.cursor.samples))
+        telemetry.print_line(training.notice(state.cursor.samples))
 
     take_steps(run, num_steps)
 
@@ -278,7 +278,7 @@ def _update(
         return loss, norm
     task.zero_gradients()
     if not (math.isfinite(loss) and task.loss_scale.overflowed()):
-        telemetry.say(nonfinite.leave_out(step, batch, reason))
+        telemetry.print_line(nonfinite.leave_out(step, batch, reason))
         restore_buffers(task.backbone, buffers)
     return loss, norm
 

@@ -47,7 +47,7 @@ def test_off_a_terminal_there_are_plain_whole_lines(tmp_path, capsys, monkeypatc
     long = "[bold]not markup[/bold] :smile: " + 60 * "word "
     with telemetry(tmp_path) as report:
         report.step(1, **NUMBERS)
-        report.say(long)
+        report.print_line(long)
     first, second = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
         rf"step 1/{NUM_STEPS}  loss 1\.2500  lr 5\.00e-02  \d+(\.\d\d)? samples/s  data wait 0%  "

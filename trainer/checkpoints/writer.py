@@ -109,12 +109,12 @@ class CheckpointWriter:
         start_step: int,
         keep_every_steps: int | None = None,
         timeout_seconds: float = 600,
-        say: Callable[[str], None] = print,
+        print_line: Callable[[str], None] = print,
     ) -> None:
         """`start_step` is the step that the run goes on from: folders of later ones are what the
         resume refused, and are neither counted nor deleted."""
         self._world = world
-        self._say = say
+        self._print_line = print_line
         self._measure = config.keep_best.measure if config.keep_best else None
         mode = config.keep_best.mode if config.keep_best else None
         retention = Retention(config.keep_last, keep_every_steps, mode)
@@ -209,7 +209,7 @@ class CheckpointWriter:
         self.finish()
         waited = 0.0 if was_done else time.perf_counter() - started
         if waited > _REPORTED_WAIT_SECONDS and self._world.is_main:
-            self._say(
+            self._print_line(
                 f"checkpoint of step {step} waited {waited:.2f} s for that of step "
                 f"{self._pending_step}: save less often, or to a faster disk"
             )

@@ -103,9 +103,9 @@ class Utilization:
     """Adds up the operations of this rank's rows; there is none where no peak is known."""
 
     def __init__(
-        self, flops: ModelFlops | None, peak: float | None, say: Callable[[str], None]
+        self, flops: ModelFlops | None, peak: float | None, print_line: Callable[[str], None]
     ) -> None:
-        self._flops, self._peak, self._say = flops, peak, say
+        self._flops, self._peak, self._print_line = flops, peak, print_line
         self._operations = 0.0
 
     def add(self, inputs: dict[str, Tensor]) -> None:
@@ -134,4 +134,4 @@ class Utilization:
 
     def _give_up(self, reason: str) -> None:
         self._peak = None
-        self._say(f"no MFU: {reason}")
+        self._print_line(f"no MFU: {reason}")

@@ -117,7 +117,7 @@ class Screen:
         )
         self.bar, self.bar_task = self._start_bar(start_step)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """One line for a person; on a terminal broken between words, in a log never."""
         if self.bar is not None:
             width = self.console.width
@@ -133,7 +133,7 @@ class Screen:
             numbers = shown.compact(self.console.width)
             self.bar.update(self.bar_task, completed=step, numbers=numbers)
         else:
-            self.say(f"step {step}/{self.num_steps}  {shown.line()}")
+            self.print_line(f"step {step}/{self.num_steps}  {shown.line()}")
 
     def close(self) -> None:
         if self.bar is not None:

@@ -67,7 +67,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         peak = None
         if flops is not None:
             peak = peak_flops(world.device, flops.precision, config.peak_tflops)
-        self._utilisation = Utilization(flops, peak, self.say)
+        self._utilization = Utilization(flops, peak, self.print_line)
 
     def __enter__(self) -> "Telemetry":
         self.metrics = Metrics(
@@ -101,10 +101,10 @@ class Telemetry(AbstractContextManager["Telemetry"]):
     ) -> None:
         self._opened.close()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """One line for a person; on a terminal broken between words, in a log never."""
         if self.world.is_main:
-            self.screen.say(line)
+            self.screen.print_line(line)
 
     def is_due(self, step: int) -> bool:
         """Whether the numbers of `step` (counted from 1) are logged."""
@@ -120,7 +120,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         others, and the `inputs` that this rank computed, for the MFU."""
         self.metrics.beat(step)
         if inputs is not None:
-            self._utilisation.add(inputs)
+            self._utilization.add(inputs)
         if self.world.is_main:
             self.screen.beat(step)
             if len(busy_seconds) > 1:
@@ -175,14 +175,16 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         if self.world.is_main:
             self._record({"event": name, "step": step, **numbers})
             self._draw(step, {name: numbers})
-            self.say(line)
+            self.print_line(line)
             if name == "evaluation":
                 self._report_to_trainjob(step, numbers)
 
     def _record(self, record: dict[str, Any]) -> None:
         is_written = self.file.write(record)
         if self._is_log_written and not is_written:
-            self.say(f"{self.file.path} cannot be written now: its lines are buffered until it can")
+            self.print_line(
+                f"{self.file.path} cannot be written now: its lines are buffered until it can"
+            )
         self._is_log_written = is_written
 
     def _open_files(self, stack: ExitStack) -> None:
@@ -204,7 +206,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.screen = stack.enter_context(
             closing(Screen(start_step=self.start_step, num_steps=self.num_steps))
         )
-        self.trainjob = TrainJobStatus.of_environment(self.say)
+        self.trainjob = TrainJobStatus.of_environment(self.print_line)
         if self.trainjob is not None:
             stack.enter_context(closing(self.trainjob))
 
@@ -213,7 +215,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             last = (self.config.port or 0) + self.world.local_size - 1
             shared = self.config.port and self.world.local_size > 1
             others = f", those of this machine's other ranks at ports up to {last}"
-            self.say(f"metrics at {endpoint.url}{others if shared else ''}")
+            self.print_line(f"metrics at {endpoint.url}{others if shared else ''}")
         elif not self.config.port:  # nobody else knows it
             print(f"metrics of rank {self.world.rank} at {endpoint.url}", flush=True)
 
@@ -225,7 +227,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.metrics.busy(seconds, self._ranks.slow_ranks())
         notice = self._ranks.notice()
         if notice is not None:
-            self.say(notice)
+            self.print_line(notice)
         slowest = max(range(len(seconds)), key=seconds.__getitem__)
         busy = {"slowest": seconds[slowest], "median": median(seconds)}
         return {"slowest_rank": slowest, "busy_seconds": busy}
@@ -241,7 +243,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             "data_wait_ratio": phases.get("data", 0.0) / elapsed,
             "phases": phases,
         }
-        mfu = self._utilisation.take(elapsed)
+        mfu = self._utilization.take(elapsed)
         return rates if mfu is None else rates | {"mfu": mfu}
 
     def _report_to_trainjob(self, step: int, numbers: dict[str, float]) -> None:
