@@ -24,11 +24,7 @@ from trainer.backbone.batch_norm import (
 )
 from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
 from trainer.config import Recipe
-from trainer.optimizers import (
-    build_head_optimizer,
-    build_optimizer,
-    set_rate,
-)
+from trainer.optimizers import build_head_optimizer, build_optimizer, set_rate
 from trainer.steps.ema import MovingAverage
 from trainer.steps.loss_scale import LossScale
 from trainer.steps.micro_batches import random_state, set_random_state, split_batch, targets

@@ -16,7 +16,8 @@ from trainer.evaluation.features import SplitRows, all_rows
 from trainer.evaluation.stopping import ShouldStop, StopChecks
 from trainer.world import World
 
-# Shape legend: N rows, C classes of a block, k places.
+# Shape legend: N rows, n of them of this class group, C classes of a block, K of all, k best ones,
+# R thresholds.
 
 _NO_CLASS = torch.iinfo(torch.int64).max  # sorted behind any class of an equal score
 _COPIES = 3  # of a block's scores at one time
@@ -26,7 +27,7 @@ class Ranking:
     """The k highest scores of each row over the blocks seen; ties go to the lowest class id."""
 
     def __init__(self, k: int, like_N: Tensor) -> None:
-        """`k` places, at most the number of classes, for rows whose scores are as `like_N`."""
+        """`k` is at most the number of classes; `like_N` has the type and device of the scores."""
         self._k = k
         self._scores = like_N.new_full((len(like_N), k), -torch.inf)
         self._class_ids = torch.full_like(self._scores, _NO_CLASS, dtype=torch.int64)
@@ -50,9 +51,6 @@ class Ranking:
         scores = torch.cat(all_gather_equal(self._scores, group), dim=1)
         class_ids = torch.cat(all_gather_equal(self._class_ids, group), dim=1)
         return sort_largest(scores, class_ids, self._k)[1]
-
-
-# Shape legend: n rows of this class group, C classes of a block, K of all.
 
 
 @dataclass(frozen=True)
@@ -145,9 +143,6 @@ def _over_ranks(measures: list[ClassMeasures], group: ProcessGroup | None) -> Cl
         if field.name != "recalls"
     }
     return ClassMeasures.concatenate([ClassMeasures(recalls=mine.recalls, **tensors)])
-
-
-# Shape legend: n rows of this class group, C classes of a block, K of all, R thresholds.
 
 
 def count_samples_above(

@@ -6,12 +6,7 @@ from typing import Any, Literal
 
 from data.loading.batch import Cursor
 from trainer.backbone.compatibility import check_tokenizer
-from trainer.checkpoints import (
-    Checkpoint,
-    find_checkpoint,
-    restore_random_state,
-    stored_shapes,
-)
+from trainer.checkpoints import Checkpoint, find_checkpoint, restore_random_state, stored_shapes
 from trainer.checkpoints.entries import (
     create_moments,
     load_entries,
