@@ -6,6 +6,7 @@ HGX B200. Memory is what the driver shows, which is less than the name of the ca
 Free of torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,7 +43,7 @@ class Device:
 
 
 def _device(
-    *names: str,
+    names: Sequence[str],
     memory_mib: int,
     memory: float,
     link: float,
@@ -54,95 +55,29 @@ def _device(
     peaks: dict[Arithmetic, float] = {"fp32": single * _TERA, "fp16": half * _TERA}
     if tf32 is not None:
         peaks |= {"tf32": tf32 * _TERA, "bf16": half * _TERA}
-    return Device(names, memory_mib * _MIB, memory * _GIGA, link * _GIGA, peaks)
+    return Device(tuple(names), memory_mib * _MIB, memory * _GIGA, link * _GIGA, peaks)
 
 
-# By the name that a person gives. Parts of a GPU (MIG) have other names and are not known.
+# By the name that a user gives. Parts of a GPU (MIG) have other names and are not known.
 DEVICES: dict[str, Device] = {
-    "v100": _device(
-        "Tesla V100-SXM2-16GB",
-        memory_mib=16_144,
-        memory=900,
-        link=150,
-        half=125,
-        single=15.7,
-    ),
+    # torch's names, MiB, GB/s of the memory and of the link, TFLOPS of fp16, fp32 and TF32
+    "v100": _device(["Tesla V100-SXM2-16GB"], 16_144, 900, 150, 125, 15.7),
     "v100-32gb": _device(
-        "Tesla V100-SXM2-32GB",
-        "Tesla V100-SXM3-32GB",
-        memory_mib=32_480,
-        memory=900,
-        link=150,
-        half=125,
-        single=15.7,
+        ["Tesla V100-SXM2-32GB", "Tesla V100-SXM3-32GB"], 32_480, 900, 150, 125, 15.7
     ),
-    "t4": _device("Tesla T4", memory_mib=15_360, memory=320, link=16, half=65, single=8.1),
-    "a10": _device(
-        "NVIDIA A10", memory_mib=23_028, memory=600, link=32, half=125, single=31.2, tf32=62.5
-    ),
-    "a100-40gb": _device(
-        "NVIDIA A100-SXM4-40GB",
-        memory_mib=40_960,
-        memory=1555,
-        link=300,
-        half=312,
-        single=19.5,
-        tf32=156,
-    ),
-    "a100-40gb-pcie": _device(
-        "NVIDIA A100-PCIE-40GB",
-        memory_mib=40_960,
-        memory=1555,
-        link=32,
-        half=312,
-        single=19.5,
-        tf32=156,
-    ),
-    "a100": _device(
-        "NVIDIA A100-SXM4-80GB",
-        memory_mib=81_920,
-        memory=2039,
-        link=300,
-        half=312,
-        single=19.5,
-        tf32=156,
-    ),
-    "a100-pcie": _device(
-        "NVIDIA A100 80GB PCIe",
-        memory_mib=81_920,
-        memory=1935,
-        link=32,
-        half=312,
-        single=19.5,
-        tf32=156,
-    ),
-    "l4": _device(
-        "NVIDIA L4", memory_mib=23_034, memory=300, link=32, half=121, single=30.3, tf32=60
-    ),
-    "l40s": _device(
-        "NVIDIA L40S", memory_mib=46_068, memory=864, link=32, half=362, single=91.6, tf32=183
-    ),
-    "h100": _device(
-        "NVIDIA H100 80GB HBM3",
-        memory_mib=81_559,
-        memory=3350,
-        link=450,
-        half=989,
-        single=67,
-        tf32=494,
-    ),
-    "h100-pcie": _device(
-        "NVIDIA H100 PCIe", memory_mib=81_559, memory=2000, link=64, half=756, single=51, tf32=378
-    ),
-    "h100-nvl": _device(
-        "NVIDIA H100 NVL", memory_mib=95_830, memory=3900, link=300, half=835, single=60, tf32=417
-    ),
-    "h200": _device(
-        "NVIDIA H200", memory_mib=143_771, memory=4800, link=450, half=989, single=67, tf32=494
-    ),
-    "b200": _device(
-        "NVIDIA B200", memory_mib=183_359, memory=8000, link=900, half=2250, single=75, tf32=1100
-    ),
+    "t4": _device(["Tesla T4"], 15_360, 320, 16, 65, 8.1),
+    "a10": _device(["NVIDIA A10"], 23_028, 600, 32, 125, 31.2, 62.5),
+    "a100-40gb": _device(["NVIDIA A100-SXM4-40GB"], 40_960, 1555, 300, 312, 19.5, 156),
+    "a100-40gb-pcie": _device(["NVIDIA A100-PCIE-40GB"], 40_960, 1555, 32, 312, 19.5, 156),
+    "a100": _device(["NVIDIA A100-SXM4-80GB"], 81_920, 2039, 300, 312, 19.5, 156),
+    "a100-pcie": _device(["NVIDIA A100 80GB PCIe"], 81_920, 1935, 32, 312, 19.5, 156),
+    "l4": _device(["NVIDIA L4"], 23_034, 300, 32, 121, 30.3, 60),
+    "l40s": _device(["NVIDIA L40S"], 46_068, 864, 32, 362, 91.6, 183),
+    "h100": _device(["NVIDIA H100 80GB HBM3"], 81_559, 3350, 450, 989, 67, 494),
+    "h100-pcie": _device(["NVIDIA H100 PCIe"], 81_559, 2000, 64, 756, 51, 378),
+    "h100-nvl": _device(["NVIDIA H100 NVL"], 95_830, 3900, 300, 835, 60, 417),
+    "h200": _device(["NVIDIA H200"], 143_771, 4800, 450, 989, 67, 494),
+    "b200": _device(["NVIDIA B200"], 183_359, 8000, 900, 2250, 75, 1100),
 }
 
 

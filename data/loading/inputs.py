@@ -34,20 +34,16 @@ class Inputs(Protocol):
 
     def decode(self, data: bytes) -> Any:
         """A sample's bytes -> what it shows. Raises ValueError where they are damaged."""
-        ...
 
     def for_training(self, decoded: Any, *, side: int, seed: int, epoch: int, index: int) -> Any:
         """The item of a sample, changed at random as (seed, epoch, index) say; `side` pixels of a
         picture."""
-        ...
 
     def for_evaluation(self, decoded: Any) -> Any:
         """The item of a sample as it is."""
-        ...
 
     def collate(self, items: Iterable[Any], num: int, *, side: int) -> dict[str, Tensor]:
         """The `num` items of a batch -> the model's inputs [num, ...]; it may be 0."""
-        ...
 
 
 def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:

@@ -28,49 +28,38 @@ class ShardFolder(Protocol):
     @property
     def verified(self) -> bool:
         """Whether what `open` gives has the SHA-256 of the manifest."""
-        ...
 
     @property
     def bytes_at_once(self) -> int | None:
         """Bytes of shards that can be held; None: all of them."""
-        ...
 
     @property
     def name(self) -> str:
         """Its last part, for titles."""
-        ...
 
     def address(self, shard: ShardInfo) -> str:
         """The path or URL of a shard, for messages."""
-        ...
 
     def remedy(self, shard: ShardInfo) -> str:
         """What to do where the bytes of a sample are not those that were written."""
-        ...
 
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
         """The indices of `shards`; ValueError where one is damaged or of other shards."""
-        ...
 
     def open(self, shard: ShardInfo) -> int:
         """A new descriptor of a shard, to `pread` from."""
-        ...
 
     def evicted(self, descriptor: int) -> bool:
         """Whether the file of a descriptor has gone, and only the descriptor keeps its bytes."""
-        ...
 
     def prefetch(self, shard: ShardInfo) -> None:
         """Have a shard there soon, or know that it is in use."""
-        ...
 
     def keep_indices(self, shards: Sequence[ShardInfo]) -> None:
         """Know that the indices of `shards` are in use."""
-        ...
 
     def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
         """Raise ValueError where so many groups of an order are more shards than can be held."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -44,27 +44,21 @@ class Source(Protocol):
     @property
     def modality(self) -> Modality:
         """What its samples are."""
-        ...
 
     def describe(self) -> SourceInfo:
         """Kind and parameters. An unfinished folder is resumed only if they are the same."""
-        ...
 
     def classes(self) -> tuple[ClassInfo, ...]:
         """The class list; a label is a position in it."""
-        ...
 
     def label_vectors(self) -> np.ndarray | None:
         """One vector a class, float32 [K, D], where the source knows any."""
-        ...
 
     def splits(self) -> dict[str, Sequence[Any]]:
         """Small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
-        ...
 
     def render(self, task: Any) -> Sample | Skipped:
         """Make the sample or return why it is skipped. ValueError names the problem and the fix."""
-        ...
 
 
 class CommandSource(ABC):

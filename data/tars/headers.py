@@ -47,11 +47,9 @@ class TarBytes(Protocol):
 
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset` on; fewer only where the tar ends."""
-        ...
 
     def reaches(self, offset: int) -> bool:
         """Whether the tar has all the bytes before `offset`."""
-        ...
 
 
 class _File:

@@ -70,7 +70,6 @@ class RecordReader(Protocol):
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
         """Records of a span that are kept; what is not is counted, by a line for people."""
-        ...
 
 
 def read_spans(

@@ -23,19 +23,15 @@ class Taxonomy(Protocol):
     @property
     def origin(self) -> str:
         """What to call it in a message."""
-        ...
 
     def synset(self, class_name: str) -> str:
         """The synset that a class of this name is."""
-        ...
 
     def words(self, synset: str) -> str:
         """Its names, a comma and a space between them, the first one best."""
-        ...
 
     def parents(self, synset: str) -> tuple[str, ...]:
         """The synsets directly above; none for a root."""
-        ...
 
 
 TaxonomyOption = Annotated[
