@@ -14,10 +14,11 @@ from isal import isal_zlib
 from data.loading.order import InOrder, Order
 from data.loading.substitute import BadSampleError
 from data.messages import printable
-from data.remote.config import DEFAULT_CACHE, CacheConfig
+from data.remote.config import DEFAULT_CACHE, CacheConfig, is_url
+from data.remote.folder import RemoteFolder
 from data.remote.prefetch import ShardPrefetcher
 from data.retry import retried
-from data.shards.folder import OpenShards, ShardFolder, open_folder
+from data.shards.folder import LocalFolder, OpenShards, ShardFolder
 from data.shards.index import ShardIndex, check_labels, read_key, read_member
 from data.shards.manifest import ClassInfo, Manifest
 from data.tars.headers import BLOCK
@@ -246,6 +247,13 @@ def _has_class(index: ShardIndex, num_classes: int) -> np.ndarray:
     return sound
 
 
+def _open_folder(shards: Path | str, cache: CacheConfig) -> ShardFolder:
+    """The folder at a local path, or at a URL by way of `cache`; ValueError for an unknown URL."""
+    if is_url(shards):
+        return RemoteFolder(str(shards), cache)
+    return LocalFolder(Path(shards))
+
+
 def open_split(
     shards: Path | str,
     split: str,
@@ -261,7 +269,7 @@ def open_split(
     unknown split, an index that does not fit its shard, a shard that another file replaced, or more
     than `max_bad_labels` labels without a class.
     """
-    folder = open_folder(shards, cache)
+    folder = _open_folder(shards, cache)
     if manifest is None:
         manifest = Manifest.load(shards, cache)
     try:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from trainer.faults.hang_report import (
 )
 from trainer.faults.rank_store import RankStore
 from trainer.process.exit_codes import FAILED
+from trainer.telemetry.phases import Phases
 from trainer.world import World, is_lost_rank, leave
 
 # Between the two looks at all ranks: one that is alive writes several times in it.
@@ -44,13 +45,6 @@ class LostRankError(RuntimeError):
         super().__init__(line or "another rank has said why this run ends")
 
 
-class HasPhase(Protocol):
-    """What knows the phase of a step that this rank is in."""
-
-    @property
-    def current(self) -> str | None: ...
-
-
 class Watchdog:
     """A thread in every rank that ends the process after `timeout_seconds` in one collective.
 
@@ -59,7 +53,7 @@ class Watchdog:
     longer by some seconds, and torch's flight recorder on (RuntimeError otherwise).
     """
 
-    def __init__(self, world: World, *, timeout_seconds: float, phases: HasPhase) -> None:
+    def __init__(self, world: World, *, timeout_seconds: float, phases: Phases) -> None:
         self._world, self._timeout, self._phases = world, timeout_seconds, phases
         self._gap = min(_GAP_SECONDS, timeout_seconds / 2)
         self._interval = self._gap / _LOOKS_A_GAP

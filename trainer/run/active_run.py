@@ -1,11 +1,11 @@
 """A run under way: what it saves, evaluates and obeys between its steps."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from data.loading.batch import Batch, Cursor
+from data.loading.endless import EndlessLoader
 from data.shards.manifest import Manifest
 from trainer.checkpoints import CheckpointWriter
 from trainer.checkpoints.entries import training_entries
@@ -23,17 +23,6 @@ from trainer.telemetry.telemetry import Telemetry
 from trainer.world import World
 
 
-class Loader(Protocol):
-    """This rank's shares of the global batches, without end; `cursor` is where it stands."""
-
-    cursor: Cursor
-
-    def __next__(self) -> Batch: ...
-
-    def add_bad(self, bad: list[int]) -> None:
-        """Samples that any rank found bad."""
-
-
 @dataclass
 class ActiveRun:
     """What a run has open, and the `state` that its next checkpoint holds.
@@ -48,7 +37,7 @@ class ActiveRun:
     folder: RunFolder
     world: World
     task: Task
-    loader: Loader
+    loader: EndlessLoader
     num_samples: int
     label_vectors: np.ndarray | None
     stop: StopSignals

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -93,12 +92,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._print_address(self.endpoint)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._opened.close()
 
     def print_line(self, line: str) -> None:
