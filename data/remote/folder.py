@@ -36,6 +36,7 @@ class RemoteFolder(ShardFolder):
     """The shards at `url`. Raises ValueError for a URL of a kind that is not known."""
 
     verified = True
+    bytes_at_once: int
 
     def __init__(self, url: str, config: CacheConfig) -> None:
         self.url = check_url(url)
