@@ -22,8 +22,9 @@ from sklearn.model_selection import train_test_split
 from sklearn.svm import LinearSVC
 
 from benchmarks.timing import CONSOLE
-from data import EvalLoader, open_split
-from trainer.run.finished import open_trained
+from data.loading.loader import EvalLoader
+from data.shards.split import open_split
+from trainer.run.trained_run import open_trained
 from trainer.world import open_world
 
 MODELS: dict[str, tuple[Callable[..., LogisticRegression | LinearSVC], tuple[float, ...]]] = {

@@ -19,12 +19,14 @@ import numpy as np
 
 from benchmarks.machine import machine
 from benchmarks.timing import CONSOLE, Row, print_rows
-from data import Cursor, TrainLoader, open_split
 from data.config import DataConfig
+from data.loading.batch import Cursor
+from data.loading.loader import TrainLoader
 from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path
 from data.shards.manifest import MANIFEST, ClassInfo, ShardInfo, SourceInfo
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from data.sources import Sample
-from data.writing.writer import write_shards
 
 A_SHARD = 10_000
 A_SAMPLE = 4096  # bytes, more than the tar headers of its two members

@@ -25,10 +25,12 @@ from benchmarks.data_image_peers import (
     with_simplejpeg,
 )
 from benchmarks.timing import Row, rate_row, take_turns
-from data import Cursor, Split, TrainLoader, open_split
 from data.config import DataConfig
+from data.loading.batch import Cursor
+from data.loading.loader import TrainLoader
+from data.shards.split import Split, open_split
+from data.shards.writer import write_shards
 from data.sources import ImageFolder
-from data.writing.writer import write_shards
 
 BATCH = 71
 PACKED_SIDE = 256

@@ -12,13 +12,15 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.timing import Row, rate_row, take_turns
-from data import Cursor, Split, TrainLoader, open_split
 from data.config import DataConfig, TextConfig
+from data.loading.batch import Cursor
+from data.loading.loader import TrainLoader
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.split import Split, open_split
+from data.shards.writer import write_shards
 from data.sources import EmojiNames, Sample
-from data.tokens.tokenizer import open_tokenizer
-from data.tokens.train import train_tokenizer
-from data.writing.writer import write_shards
+from data.text.tokenizer import open_tokenizer
+from data.text.tokenizer_training import train_tokenizer
 
 BATCH, STEPS = 256, 40
 MAX_LENGTH = 64

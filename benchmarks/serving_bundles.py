@@ -14,13 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.files import sha256_of
 from data.images.config import ImageConfig
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.bundle.class_list import write_classes
-from trainer.bundle.files import SPEC, TENSOR, WEIGHTS, sha256_of
 from trainer.bundle.row_file import header_of
-from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, RecallSpec
+from trainer.bundle.spec import (
+    SPEC,
+    TENSOR,
+    WEIGHTS,
+    BundleSpec,
+    ClassEntry,
+    LossSpec,
+    RecallSpec,
+)
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import write_bundle
 from trainer.config import BackboneConfig

@@ -17,7 +17,7 @@ from benchmarks.timing import CONSOLE, Row, rate_row, take_turns
 from serving.answer import answer, ask
 from serving.model import Engine, Model
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.files import WEIGHTS
+from trainer.bundle.spec import WEIGHTS
 
 _HEADS = tuple(1 << power for power in (10, 14, 18, 21, 24))
 # Short turns, and many of them: what else the machine does must not hit one of them alone.

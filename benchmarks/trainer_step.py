@@ -10,22 +10,24 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
-from data import Batch, Cursor
+from data.loading.batch import Batch, Cursor
 from heads.collectives import listening
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Recipe
 from trainer.faults import Watchdog
 from trainer.process.signals import StopSignals
 from trainer.recipe import build_recipe
+from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import provenance
-from trainer.run.running import Running
-from trainer.run.state import TrainState
-from trainer.run.step_log import SampleLog
-from trainer.steps.busy import BusyClock
+from trainer.run.resume import TrainState
+from trainer.steps.agreement import BusyTimer
 from trainer.steps.nonfinite import NonFiniteSteps
 from trainer.task import Task, build_task
-from trainer.telemetry import ModelFlops, Phases, Telemetry
+from trainer.telemetry.jsonl import SampleLog
+from trainer.telemetry.mfu import ModelFlops
+from trainer.telemetry.phases import Phases
+from trainer.telemetry.telemetry import Telemetry
 from trainer.train import take_steps
 from trainer.world import World, open_world
 
@@ -107,7 +109,7 @@ def _trainer(
     phases = Phases(world.device)
     folder = RunFolder(recipe.run)
     folder.path.mkdir()
-    busy = BusyClock(phases.collective)
+    busy = BusyTimer(phases.collective)
     opened.enter_context(listening(busy.around))
     names = [f"class {label}" for label in range(_CLASSES)]
     task = build_task(recipe, class_names=names, label_vectors=None, world=world, phases=phases)
@@ -125,7 +127,7 @@ def _trainer(
         flops=ModelFlops(recipe, _CLASSES),
     )
     writer = CheckpointWriter(folder.checkpoints, recipe.checkpoint, world, start_step=0)
-    run = Running(
+    run = ActiveRun(
         recipe=recipe,
         folder=folder,
         world=world,
@@ -135,10 +137,10 @@ def _trainer(
         label_vectors=None,
         stop=opened.enter_context(StopSignals()),
         watchdog=opened.enter_context(Watchdog(world, timeout_seconds=600, phases=phases)),
-        busy=busy,
+        busy_timer=busy,
         telemetry=opened.enter_context(telemetry),
         writer=opened.enter_context(writer),
-        broken=NonFiniteSteps(folder.path, rank=0, cap=0),
+        nonfinite=NonFiniteSteps(folder.path, rank=0, cap=0),
         sample_log=opened.enter_context(SampleLog(folder.path, rank=0, wanted=False)),
         origin=provenance(recipe),
         state=state,

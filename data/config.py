@@ -8,10 +8,9 @@ from braceexpand import braceexpand
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from data.augment.training import AugmentConfig
-from data.frozen_config import FrozenConfig
+from data.base_config import FrozenConfig
 from data.images.config import ImageConfig
-from data.remote.address import check_url, is_url
-from data.remote.cache_config import CacheConfig
+from data.remote.config import CacheConfig, check_url, is_url
 
 _MAX_STREAM_SHARDS = 1_000_000
 

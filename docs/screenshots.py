@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from playwright.sync_api import Page, expect
 
-from data import load_label_vectors, open_split
+from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
+from data.shards.split import open_split
 from tests.serving.browsing import chromium, until, visit
 from tests.serving.in_process import application, listening
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 import typer
 
 from data.extras import missing_extra
-from data.printable import printable
+from data.messages import printable
 from launch.commands import (
     demo,
     doctor,

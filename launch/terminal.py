@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from data.printable import printable
+from data.messages import printable
 
 _SECONDS_BETWEEN_LINES = 10
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from data.images.config import ImageConfig
 from data.images.decode import MAX_PIXELS, crops_for_evaluation, decode
-from data.loading.padding import pad_tokens
-from data.tokens.tokenizer import Tokenizer
+from data.loading.inputs import pad_tokens
+from data.text.tokenizer import Tokenizer
 from serving.answer import Question, answer
 from serving.schemas import Answer
 from trainer.bundle.bundle import Bundle, onnx_is_installed

@@ -6,9 +6,9 @@ from typing import Any
 import cv2
 import numpy as np
 
+from data.shards.writer import write_shards
 from data.sources import Glyphs, ImageFolder, Table
-from data.tokens.train import train_tokenizer
-from data.writing.writer import write_shards
+from data.text.tokenizer_training import train_tokenizer
 from trainer.config import Recipe
 from trainer.recipe import build_recipe
 

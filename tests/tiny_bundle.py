@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from data.images.config import ImageConfig
-from data.tokens.tokenizer import Tokenizer
-from data.tokens.vocabulary import ROLES, train_wordpiece
+from data.text.tokenizer import Tokenizer
+from data.text.wordpiece import ROLES, train_wordpiece
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
 from trainer.bundle.thresholds import ClassThresholds

@@ -8,8 +8,8 @@ from trainer.process.shadowed import check_packages
 if __name__ == "__main__":
     check_packages("data", "heads")
 
-from data.parent import die_with_parent
-from trainer.process.standard_output import hide_native_warnings, outlive_listeners
+from data.processes import die_with_parent
+from trainer.process.standard_output import hide_native_warnings, tolerate_closed_output
 
 if __name__ == "__main__":
     # Before all that is slow to import: a launcher killed meanwhile would leave this rank training.
@@ -25,6 +25,7 @@ from trainer.process.errors import EXPLAINED, report_error
 from trainer.process.exit_codes import DONE, INTERRUPTED
 from trainer.process.signals import Preempted
 from trainer.recipe import load_recipe
+from trainer.world import leave, open_world
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +39,6 @@ def main(arguments: list[str] | None = None) -> int:
         recipe = load_recipe(options.recipe, options.overrides, allow_imports=options.allow_import)
         # Slow to import: a bad recipe is reported before that.
         from trainer.train import train
-        from trainer.world import open_world
 
         with open_world(
             recipe.train.device,
@@ -105,8 +105,6 @@ def _check_world_size(wanted: str | None) -> None:
 
 
 if __name__ == "__main__":
-    outlive_listeners()
+    tolerate_closed_output()
     if code := main():
-        from trainer.world import leave
-
         leave(code)

@@ -9,16 +9,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
+from data.base_config import Duration, FrozenConfig, Interval, or_instance
 from data.config import DataConfig
-from data.duration import Duration, Interval
 from heads.config import HeadConfig
-from trainer.frozen import Frozen, or_instance
 from trainer.optimizers import SGD, Optimizer
 from trainer.schedules import Cosine, Schedule
 from trainer.strategies import DDP, StrategyConfig
 
 
-class BackboneOptions(Frozen, ABC):
+class BackboneOptions(FrozenConfig, ABC):
     """Options of every backbone."""
 
     pooling: Literal["auto", "cls", "mean"] = Field(
@@ -87,14 +86,14 @@ class BackboneConfig(BackboneOptions):
         return self.model_copy(update={"weights": "random"})
 
 
-class EmaConfig(Frozen):
+class EmaConfig(FrozenConfig):
     """A moving average of all weights: what is evaluated and exported."""
 
     decay: float = Field(0.9999, gt=0, lt=1)
     warmup: bool = Field(True, description="average less while (1 + step) / (10 + step) < decay")
 
 
-class TrainConfig(Frozen):
+class TrainConfig(FrozenConfig):
     duration: Duration = Duration(epochs=1)
     global_batch: int = Field(256, gt=0, description="samples an optimizer step, over all ranks")
     micro_batches: int = Field(1, gt=0, description="parts that a rank's share is computed in")
@@ -122,7 +121,7 @@ class TrainConfig(Frozen):
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
-class EvalConfig(Frozen):
+class EvalConfig(FrozenConfig):
     every: Interval | None = Field(
         None, description="also evaluate during training; always at the end"
     )
@@ -148,7 +147,7 @@ class EvalConfig(Frozen):
         ]
 
 
-class BestConfig(Frozen):
+class BestConfig(FrozenConfig):
     """Keep the checkpoint of the best evaluation too: there is one after each, which needs
     evaluation.every."""
 
@@ -156,7 +155,7 @@ class BestConfig(Frozen):
     mode: Literal["max", "min"] = "max"
 
 
-class CheckpointConfig(Frozen):
+class CheckpointConfig(FrozenConfig):
     every: Interval = Duration(epochs=1)
     keep_last: int = Field(2, gt=0, description="newest checkpoints kept")
     keep_every: Interval | None = Field(None, description="checkpoints of these steps stay too")
@@ -164,7 +163,7 @@ class CheckpointConfig(Frozen):
     in_background: bool = Field(True, description="write while training goes on")
 
 
-class TelemetryConfig(Frozen):
+class TelemetryConfig(FrozenConfig):
     log_every: int = Field(10, gt=0, description="steps between log lines")
     port: int | None = Field(
         None, ge=0, le=65535, description="Prometheus endpoint, + the local rank; 0: any free port"
@@ -179,7 +178,7 @@ class TelemetryConfig(Frozen):
     )
 
 
-class Recipe(Frozen):
+class Recipe(FrozenConfig):
     """One run. `run` is the folder that logs, checkpoints and the resolved recipe go to."""
 
     run: Path

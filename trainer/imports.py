@@ -20,6 +20,7 @@ from typing import Any, TypeGuard
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from data.messages import one_line
 from heads.losses import Loss
 from trainer.config import ImportedBackbone, Recipe
 from trainer.optimizers import OptimizerKind
@@ -188,8 +189,9 @@ def _module(path: str, key: str) -> ModuleType:
             "PYTHONPATH"
         ) from error
     except (ImportError, SyntaxError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{key}.kind is {path}: {name} cannot be imported: {reason}") from error
+        raise ValueError(
+            f"{key}.kind is {path}: {name} cannot be imported: {one_line(error, 1000)}"
+        ) from error
 
 
 def _attribute(module: ModuleType, path: str, key: str) -> Any:

@@ -93,13 +93,11 @@ def _is_of_run(path: Path) -> bool:
     return path.name == STORED_NAME and (path.parent / "checkpoints").is_dir()
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The mappings of a YAML file over those of its base, neither checked nor imported."""
-    return _tree(path)
+def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mappings of a YAML file merged over those of its base, neither checked nor imported.
 
-
-def _tree(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mappings of a file laid over those of its base; `above`: the files laid over this one."""
+    `above`: the files that are merged over this one.
+    """
     of = f" (base of {above[-1]})" if above else ""
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
@@ -119,7 +117,7 @@ def _tree(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     below = path.parent / base
     if any(below.resolve() == file.resolve() for file in (*above, path)):
         raise ValueError(f"recipe {path}: base is {base}, which is laid over it: leave one out")
-    merged: dict[str, Any] = _merged(_tree(below, (*above, path)), tree)
+    merged: dict[str, Any] = _merged(read_recipe(below, (*above, path)), tree)
     return merged
 
 

@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, SerializeAsAny
 
-from data.duration import Duration
-from trainer.frozen import Frozen, or_instance
+from data.base_config import Duration, FrozenConfig, or_instance
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class RunLength:
         return duration.in_steps(num_samples=self.num_samples, global_batch=self.global_batch)
 
 
-class ScheduleKind(Frozen, ABC):
+class ScheduleKind(FrozenConfig, ABC):
     """A linear warm-up, then `after_warmup`."""
 
     kind: str

@@ -10,20 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from data import Batch
+from data.loading.batch import Batch
 from heads import ClassHead, FactoredHead, build_head
 from heads.collectives import all_reduce_sum
 from heads.engine import NOTHING_COUNTS
 from trainer.backbone.backbone import Backbone, build_backbone
-from trainer.backbone.batch_norm import apply_batch_norm_mode, follow_first_rank
-from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
-from trainer.backbone.buffers import kept_buffers, persistent_buffers, restore_buffers
-from trainer.config import Recipe
-from trainer.optimizers import (
-    build_head_optimizer,
-    build_optimizer,
-    set_rate,
+from trainer.backbone.batch_norm import (
+    apply_batch_norm_mode,
+    copy_buffers,
+    follow_first_rank,
+    persistent_buffers,
+    restore_buffers,
 )
+from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
+from trainer.config import Recipe
+from trainer.optimizers import build_head_optimizer, build_optimizer, set_rate
 from trainer.steps.ema import MovingAverage
 from trainer.steps.loss_scale import LossScale
 from trainer.steps.micro_batches import random_state, set_random_state, split_batch, targets
@@ -163,7 +164,7 @@ class Task(nn.Module):
         after = random_state(device)
         self.head.accumulates = False
         loss, gradient = self._loss(torch.cat(outputs), parts, 1.0)
-        buffers = kept_buffers(self.backbone)
+        buffers = copy_buffers(self.backbone)
         gradients = gradient.split([len(part.labels) for part in parts])
         for index, (part, state, grad) in enumerate(zip(parts, states, gradients, strict=True)):
             set_random_state(state, device)
@@ -193,7 +194,7 @@ class Task(nn.Module):
 
     def _backward(self, features: Tensor, gradient: Tensor) -> None:
         # Checkpointed blocks run once more: what their first forward left in the buffers stays.
-        kept = kept_buffers(self.backbone) if self.recipe.train.activation_checkpointing else None
+        kept = copy_buffers(self.backbone) if self.recipe.train.activation_checkpointing else None
         with self.phases("backward"):
             self.strategy.backward(features, gradient)
         if kept is not None:
@@ -270,7 +271,7 @@ class Task(nn.Module):
         if self.average is None:
             yield
             return
-        with self.average.in_place_of(self.live):
+        with self.average.swapped_in(self.live):
             yield
 
 

@@ -9,29 +9,30 @@ from dataclasses import replace
 
 import torch
 
-from data import Batch, Cursor, Manifest, Split
+from data.loading.batch import Batch, Cursor
 from data.loading.stream import Stream
+from data.shards.manifest import Manifest
+from data.shards.split import Split
 from heads.collectives import listening
-from trainer.backbone.buffers import kept_buffers, restore_buffers
+from trainer.backbone.batch_norm import copy_buffers, restore_buffers
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Duration, Recipe
 from trainer.faults import Watchdog
 from trainer.process.signals import StopSignals
-from trainer.run.finished import class_counts_of, class_paths_of, label_vectors_of
+from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import provenance
-from trainer.run.resume import resume
-from trainer.run.running import Running
-from trainer.run.state import TrainState
-from trainer.run.step_log import SampleLog
+from trainer.run.resume import TrainState, resume
+from trainer.run.training_data import class_paths_of, label_vectors_of, open_loader, open_training
 from trainer.schedules import RunLength
-from trainer.steps.agreement import agree
-from trainer.steps.busy import BusyClock
+from trainer.steps.agreement import BusyTimer, agree
 from trainer.steps.nonfinite import NonFiniteSteps
-from trainer.steps.training_data import open_loader, open_training
 from trainer.task import Task, build_task
-from trainer.telemetry import ModelFlops, Phases, Telemetry, check_telemetry
+from trainer.telemetry.jsonl import SampleLog
+from trainer.telemetry.mfu import ModelFlops
+from trainer.telemetry.phases import Phases
+from trainer.telemetry.telemetry import Telemetry, check_telemetry
 from trainer.world import World
 
 
@@ -62,8 +63,8 @@ def _train(
     watchdog = opened.enter_context(
         Watchdog(world, timeout_seconds=recipe.train.timeout_seconds, phases=phases)
     )
-    busy = BusyClock(phases.collective)
-    opened.enter_context(listening(busy.around))
+    busy_timer = BusyTimer(phases.collective)
+    opened.enter_context(listening(busy_timer.around))
 
     # ---------------------------------------------------------------- data
     data = recipe.data
@@ -84,7 +85,7 @@ def _train(
         class_names=manifest.class_names,
         label_vectors=label_vectors,
         world=world,
-        class_counts=class_counts_of(training),
+        class_counts=training.class_counts(),
         class_paths=class_paths_of(recipe, manifest),
         phases=phases,
     )
@@ -147,14 +148,14 @@ def _train(
             start_step=state.step,
             keep_every_steps=None if keep_every is None else steps(keep_every),
             timeout_seconds=recipe.train.timeout_seconds,
-            say=telemetry.say,
+            print_line=telemetry.print_line,
         )
     )
     loader = opened.enter_context(open_loader(training, recipe, world, state.cursor))
     sample_log = opened.enter_context(
         SampleLog(folder.path, rank=world.rank, wanted=recipe.telemetry.sample_ids)
     )
-    run = Running(
+    run = ActiveRun(
         recipe=recipe,
         folder=folder,
         world=world,
@@ -164,10 +165,10 @@ def _train(
         label_vectors=label_vectors,
         stop=stop,
         watchdog=watchdog,
-        busy=busy,
+        busy_timer=busy_timer,
         telemetry=telemetry,
         writer=writer,
-        broken=NonFiniteSteps(
+        nonfinite=NonFiniteSteps(
             folder.path,
             rank=world.rank,
             cap=recipe.train.max_skipped_steps,
@@ -184,7 +185,7 @@ def _train(
         telemetry.event(notice.event, state.step, notice.line, **notice.values)
     telemetry.event("start", state.step, introduction, world_size=world.size)
     if isinstance(training, Stream):
-        telemetry.say(training.notice(state.cursor.samples))
+        telemetry.print_line(training.notice(state.cursor.samples))
 
     take_steps(run, num_steps)
 
@@ -198,7 +199,7 @@ def _check_first_batch(
     world.barrier()
 
 
-def take_steps(run: Running, num_steps: int) -> None:
+def take_steps(run: ActiveRun, num_steps: int) -> None:
     """Go on to `num_steps`, with the evaluations and checkpoints that are due, and measure the
     model at the end (collective)."""
     recipe, world, task, telemetry = run.recipe, run.world, run.task, run.telemetry
@@ -206,30 +207,32 @@ def take_steps(run: Running, num_steps: int) -> None:
         run.evaluate()  # the run was stopped in the middle of it
         run.saved_step = None  # a checkpoint tells what was measured
         run.save()
-    run.busy.take()  # Exclude start-up time from the first step.
+    run.busy_timer.take()  # Exclude start-up time from the first step.
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
     for step in range(run.state.step + 1, num_steps + 1):
         run.watchdog.at(step)
         with task.phases("data"):
             batch = next(run.loader)
-        agreed = agree(world, stop=run.stop.received, batch=batch, busy_seconds=run.busy.take())
-        run.end_if_asked(agreed.stop)
+        agreed = agree(
+            world, stop=run.stop.received, batch=batch, busy_seconds=run.busy_timer.take()
+        )
+        run.stop_if_requested(agreed.stop)
         run.loader.add_bad(agreed.bad)
 
         factor = recipe.schedule.rate_factor(step - 1, length)
-        loss, norm = _update(task, batch, factor, run.broken, telemetry, step=step)
+        loss, norm = _update(task, batch, factor, run.nonfinite, telemetry, step=step)
         run.advance(
             replace(
                 run.state,
                 step=step,
                 cursor=run.loader.cursor,
-                skipped=run.broken.skipped,
+                skipped=run.nonfinite.skipped,
                 loss_scale=task.loss_scale.to_json(),
             )
         )
         run.sample_log.write(step, batch)
         telemetry.beat(step, agreed.busy_seconds, batch.inputs)
-        run.hear_writer()
+        run.report_saves()
         if telemetry.is_due(step):
             telemetry.step(
                 step,
@@ -237,7 +240,7 @@ def take_steps(run: Running, num_steps: int) -> None:
                 learning_rate=recipe.optimizer.lr * factor,
                 gradient_norm=norm,
                 bad_samples=len(run.state.cursor.bad),
-                skipped_steps=run.broken.skipped,
+                skipped_steps=run.nonfinite.skipped,
             )
         # Before the checkpoint: what comes after one is not done again on resuming from it.
         if run.is_evaluation_due(num_steps):
@@ -251,7 +254,7 @@ def _update(
     task: Task,
     batch: Batch,
     factor: float,
-    broken: NonFiniteSteps,
+    nonfinite: NonFiniteSteps,
     telemetry: Telemetry,
     *,
     step: int,
@@ -261,7 +264,7 @@ def _update(
     Where they are not finite no weight changes: a step too large for fp16 lowers its scale, any
     other is left out with all that it did to batch norm's statistics.
     """
-    buffers = kept_buffers(task.backbone) if broken.cap else []
+    buffers = copy_buffers(task.backbone) if nonfinite.cap else []
     loss = norm = math.nan
     try:
         loss = float(task.backward(batch, step=step))
@@ -275,7 +278,7 @@ def _update(
         return loss, norm
     task.zero_gradients()
     if not (math.isfinite(loss) and task.loss_scale.overflowed()):
-        telemetry.say(broken.leave_out(step, batch, reason))
+        telemetry.print_line(nonfinite.leave_out(step, batch, reason))
         restore_buffers(task.backbone, buffers)
     return loss, norm
 

@@ -1,4 +1,5 @@
-"""The world of a run: this process's rank, device and mesh; made once, passed explicitly."""
+"""The world of a run: this process's rank, device and mesh, made once and passed explicitly; and
+whether an error means that another rank is gone: gloo and torch's stores say so in words."""
 
 import gc
 import os
@@ -11,7 +12,7 @@ from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError, ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from heads.collectives import announced
@@ -22,6 +23,17 @@ _RECORDED_COLLECTIVES = 256
 _GROUP_GRACE_SECONDS = 5
 
 ClassGroup = Literal["world", "node"] | int
+_LOST_RANK_MESSAGES = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Socket closed",
+    "Connection refused",
+    "NCCL communicator was aborted",
+    "remote process exited",
+)
 
 
 @dataclass(frozen=True)
@@ -131,3 +143,24 @@ def _device(wanted: str, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from or during, is about another rank's end."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if _is_of_a_connection(found):
+            return True
+        seen.append(found)
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def _is_of_a_connection(error: BaseException) -> bool:
+    if isinstance(error, DistNetworkError | DistStoreError | DistBackendError):
+        return True
+    # A data source's own connection errors are OSError, and no rank's.
+    return isinstance(error, RuntimeError) and any(
+        word in str(error) for word in _LOST_RANK_MESSAGES
+    )

@@ -16,8 +16,7 @@ from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments import EXPERIMENTS
 from benchmarks.papers.laboratory import Laboratory, cores, visible_gpus
 from benchmarks.papers.page import write_page
-from data.counted import counted
-from data.printable import printable
+from data.messages import counted, printable
 from launch.main import run
 from launch.output_path import check_writable
 

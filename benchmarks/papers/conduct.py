@@ -12,7 +12,7 @@ from benchmarks.papers.job import Job, Results
 from benchmarks.papers.laboratory import Laboratory, result_path
 from benchmarks.papers.provenance import outdated
 from benchmarks.papers.section import Section
-from data.aside import commit
+from data.files import commit
 
 # (experiment, results so far, results asked for so far, minutes spent, minutes it may take)
 Report = Callable[[Experiment, int, int, Budget], None]

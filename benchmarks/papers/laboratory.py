@@ -17,8 +17,8 @@ from typing import Self
 
 from benchmarks.papers.job import FOLDER, Job, Places, Result, Results
 from benchmarks.papers.provenance import Provenance, outdated
-from data.aside import commit
-from data.pool import end_with_parent
+from data.files import commit
+from data.processes import end_with_parent
 
 # Called with the results so far and the number asked for: at the start, after each result, and
 # every `_SECONDS_BETWEEN_REPORTS` while jobs run.

@@ -7,7 +7,7 @@ from typing import get_args
 
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict
-from data.aside import commit
+from data.files import commit
 
 PAPERS = {
     "000": "Tree loss",

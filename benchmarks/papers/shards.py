@@ -16,13 +16,13 @@ import numpy as np
 from benchmarks.papers.job import FOLDER, Job, Measures, Places
 from data.shards.hierarchy import PATH
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.writer import write_shards
 from data.skipped import Skipped
 from data.sources import Cifar100, LabelledTexts, Mnist
 from data.sources.label_vectors import WithLabelVectors
 from data.sources.packing import lossless
 from data.sources.source import Modality, Sample, Source
-from data.tokens.train import train_tokenizer
-from data.writing.writer import write_shards
+from data.text.tokenizer_training import train_tokenizer
 from heads.tree import load_label_vectors
 
 # Label vectors that tell a class and its coarse class: half of the similarity is the latter.

@@ -90,9 +90,9 @@ def _measures(recipe: "Recipe", settings: Mapping[str, Any], world: Any) -> Meas
 
 def _evaluated(run: Path, split: str, step: int | None, world: Any) -> Measures:
     """At the checkpoint of a step; None: the newest one."""
-    from trainer.evaluation.of_run import Wanted, evaluate_run
+    from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
 
-    wanted = Wanted(run, checkpoint=step, split=split)
+    wanted = EvaluationRequest(run, checkpoint=step, split=split)
     at = evaluate_run(wanted, world)
     return _evaluation(wanted.folder() / f"step-{at:08d}.json")
 
@@ -123,7 +123,7 @@ def _curve(log: Path) -> Measures:
 def _slc_of_probabilities(run: Path, world: Any) -> Measures:
     """Measures of log p_j instead of z_j, as paper 002 has them in Table 2."""
     from heads.slc import block_measures
-    from trainer.run.finished import open_trained
+    from trainer.run.trained_run import open_trained
 
     trained = open_trained(run, world)
     logits, labels, ids = evaluated_logits(trained.recipe, trained.task, world)
@@ -137,10 +137,10 @@ def evaluated_logits(
     """All logits [N, K] of the recipe's evaluation split, labels [N], and the columns' classes."""
     import torch
 
-    from data import EvalLoader
+    from data.loading.loader import EvalLoader
     from trainer.evaluation.features import gathered_rows
-    from trainer.evaluation.of_run import open_evaluation_split
-    from trainer.evaluation.turns import never
+    from trainer.evaluation.run_evaluation import open_evaluation_split
+    from trainer.evaluation.stopping import never_stop
 
     with open_evaluation_split(recipe) as split:
         loader = EvalLoader(
@@ -157,7 +157,7 @@ def evaluated_logits(
             world,
             views_apart=False,
             progress=lambda samples: None,
-            should_stop=never,
+            should_stop=never_stop,
         )
     features, blocks = rows.features.flatten(1), list(task.head.class_rows())
     logits = torch.cat([task.head.logits(features, block) for block in blocks], dim=1)

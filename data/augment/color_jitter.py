@@ -3,12 +3,12 @@
 import numpy as np
 from pydantic import Field, model_validator
 
-from data.augment.change import Change, Fill
-from data.augment.colour import brightness, contrast, hue, saturation
-from data.frozen_config import FrozenConfig
+from data.augment.base import Augmentation, Fill
+from data.augment.image_operations import brightness, contrast, hue, saturation
+from data.base_config import FrozenConfig
 
 
-class ColorJitter(FrozenConfig, Change):
+class ColorJitter(FrozenConfig, Augmentation):
     """Color jitter (Howard 2013): brightness, contrast, saturation and hue in random order.
 
     Strengths have the meaning of torchvision's ColorJitter. The first three are multiplied by

@@ -4,11 +4,10 @@ import cv2
 import numpy as np
 from pydantic import Field, model_validator
 
-from data.augment.boxes import Box, drawn_box
-from data.augment.change import Fill
-from data.frozen_config import FrozenConfig
+from data.augment.base import Box, Fill, random_box
+from data.base_config import FrozenConfig
 from data.images.config import ImageConfig
-from data.images.decode import centre
+from data.images.decode import center_crop
 
 
 class Crop(FrozenConfig):
@@ -47,7 +46,7 @@ class Crop(FrozenConfig):
     ) -> np.ndarray:
         """uint8 [H, W, C] -> uint8 [size, size, C]."""
         if self.crop_area is None:
-            middle = centre(image, config)
+            middle = center_crop(image, config)
             return _shifted(middle, self.pad, fill, rng) if self.pad else middle
         top, left, height, width = self.box(image.shape[0], image.shape[1], rng)
         return resized(image[top : top + height, left : left + width], config.size)
@@ -58,7 +57,7 @@ class Crop(FrozenConfig):
         After ten misses: the largest centered box whose aspect ratio is allowed.
         """
         assert self.crop_area is not None
-        drawn = drawn_box(height, width, self.crop_area, self.crop_ratio, rng)
+        drawn = random_box(height, width, self.crop_area, self.crop_ratio, rng)
         if drawn is not None:
             return drawn
         low, high = self.crop_ratio
@@ -68,19 +67,19 @@ class Crop(FrozenConfig):
         return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
-def resized(picture: np.ndarray, size: int) -> np.ndarray:
+def resized(image: np.ndarray, size: int) -> np.ndarray:
     """[H, W, C] -> [size, size, C], twice as fast as the area averaging that evaluation does.
 
     Bilinear, after whole blocks of pixels were averaged where a side is twice as long or more. To
     Lanczos' method it comes as close as area averaging does up to 1.5 times, within 2 dB to 2.
     """
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     rows, columns = max(height // size, 1), max(width // size, 1)
     if rows > 1 or columns > 1:
         height, width = height // rows, width // columns
-        whole = picture[: height * rows, : width * columns]
-        picture = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
-    drawn = cv2.resize(picture, (size, size), interpolation=cv2.INTER_LINEAR)
+        whole = image[: height * rows, : width * columns]
+        image = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
+    drawn = cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR)
     return drawn.reshape(size, size, -1)
 
 

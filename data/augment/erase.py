@@ -5,15 +5,14 @@ from typing import Annotated
 import numpy as np
 from pydantic import ConfigDict, Field, RootModel
 
-from data.augment.boxes import drawn_box
-from data.augment.change import Change, Fill
+from data.augment.base import Augmentation, Fill, random_box
 
 # As timm and torchvision have them.
 _AREA = (0.02, 1 / 3)
 _RATIO = (0.3, 3.3)
 
 
-class Erase(RootModel[Annotated[float, Field(ge=0, le=1)]], Change):
+class Erase(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
     """A random box covered with `image.mean`, with this probability (Zhong et al. 2020).
 
     Nothing is covered if none of ten drawn boxes fits.
@@ -24,7 +23,7 @@ class Erase(RootModel[Annotated[float, Field(ge=0, le=1)]], Change):
     def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
         if rng.random() >= self.root:
             return image
-        box = drawn_box(image.shape[0], image.shape[1], _AREA, _RATIO, rng)
+        box = random_box(image.shape[0], image.shape[1], _AREA, _RATIO, rng)
         if box is None:
             return image
         top, left, height, width = box

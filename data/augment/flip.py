@@ -6,10 +6,10 @@ import cv2
 import numpy as np
 from pydantic import ConfigDict, Field, RootModel
 
-from data.augment.change import Change, Fill
+from data.augment.base import Augmentation, Fill
 
 
-class Flip(RootModel[Annotated[float, Field(ge=0, le=1)]], Change):
+class Flip(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
     """A left-right flip with this probability."""
 
     model_config = ConfigDict(frozen=True)

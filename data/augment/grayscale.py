@@ -6,10 +6,10 @@ import cv2
 import numpy as np
 from pydantic import ConfigDict, Field, RootModel
 
-from data.augment.change import Change, Fill
+from data.augment.base import Augmentation, Fill
 
 
-class Grayscale(RootModel[Annotated[float, Field(ge=0, le=1)]], Change):
+class Grayscale(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
     """All three channels the same gray, with this probability (SimCLR, Chen et al. 2020)."""
 
     model_config = ConfigDict(frozen=True)

@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 from pydantic import Field, model_validator
 
-from data.augment.boxes import Box
-from data.frozen_config import FrozenConfig
+from data.augment.base import Box
+from data.base_config import FrozenConfig
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Mix(FrozenConfig):
 def _cut(size: int, weight: float, rng: np.random.Generator) -> Box:
     """A square of 1 - `weight` of size x size around a random position, cut off at the edges."""
     side = round(size * math.sqrt(1 - weight))
-    top, left = (int(place) - side // 2 for place in rng.integers(size, size=2))
+    top, left = (int(center) - side // 2 for center in rng.integers(size, size=2))
     bottom, right = min(top + side, size), min(left + side, size)
     top, left = max(top, 0), max(left, 0)
     return top, left, bottom - top, right - left

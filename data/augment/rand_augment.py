@@ -9,36 +9,46 @@ from collections.abc import Callable
 import numpy as np
 from pydantic import Field
 
-from data.augment.change import Change, Fill
-from data.augment.colour import brightness, contrast, saturation, sharpness
-from data.augment.geometry import rotate, shear, translate
-from data.augment.tone import autocontrast, equalize, posterize, solarize
-from data.frozen_config import FrozenConfig
+from data.augment.base import Augmentation, Fill
+from data.augment.image_operations import (
+    autocontrast,
+    brightness,
+    contrast,
+    equalize,
+    posterize,
+    rotate,
+    saturation,
+    sharpness,
+    shear,
+    solarize,
+    translate,
+)
+from data.base_config import FrozenConfig
 
 _SHIFT = 150 / 331  # AutoAugment's pixels and the side of the pictures that it was found on
 
 # (picture, strength from -1 to 1, fill) -> picture; those without a direction take its size.
 OPERATIONS: dict[str, Callable[[np.ndarray, float, Fill], np.ndarray]] = {
-    "identity": lambda picture, strength, fill: picture,
-    "autocontrast": lambda picture, strength, fill: autocontrast(picture),
-    "equalize": lambda picture, strength, fill: equalize(picture),
-    "rotate": lambda picture, strength, fill: rotate(picture, 30 * strength, fill),
-    "solarize": lambda picture, strength, fill: solarize(picture, 256 - 256 * abs(strength)),
-    "posterize": lambda picture, strength, fill: posterize(picture, 8 - round(4 * abs(strength))),
-    "contrast": lambda picture, strength, fill: contrast(picture, 1 + 0.9 * strength),
-    "brightness": lambda picture, strength, fill: brightness(picture, 1 + 0.9 * strength),
-    "sharpness": lambda picture, strength, fill: sharpness(picture, 1 + 0.9 * strength),
-    "shear-x": lambda picture, strength, fill: shear(picture, 0.3 * strength, 0, fill),
-    "shear-y": lambda picture, strength, fill: shear(picture, 0, 0.3 * strength, fill),
-    "translate-x": lambda picture, strength, fill: translate(picture, _SHIFT * strength, 0, fill),
-    "translate-y": lambda picture, strength, fill: translate(picture, 0, _SHIFT * strength, fill),
+    "identity": lambda image, strength, fill: image,
+    "autocontrast": lambda image, strength, fill: autocontrast(image),
+    "equalize": lambda image, strength, fill: equalize(image),
+    "rotate": lambda image, strength, fill: rotate(image, 30 * strength, fill),
+    "solarize": lambda image, strength, fill: solarize(image, 256 - 256 * abs(strength)),
+    "posterize": lambda image, strength, fill: posterize(image, 8 - round(4 * abs(strength))),
+    "contrast": lambda image, strength, fill: contrast(image, 1 + 0.9 * strength),
+    "brightness": lambda image, strength, fill: brightness(image, 1 + 0.9 * strength),
+    "sharpness": lambda image, strength, fill: sharpness(image, 1 + 0.9 * strength),
+    "shear-x": lambda image, strength, fill: shear(image, 0.3 * strength, 0, fill),
+    "shear-y": lambda image, strength, fill: shear(image, 0, 0.3 * strength, fill),
+    "translate-x": lambda image, strength, fill: translate(image, _SHIFT * strength, 0, fill),
+    "translate-y": lambda image, strength, fill: translate(image, 0, _SHIFT * strength, fill),
     # Last, for it means nothing on grey, where it is left out.
-    "colour": lambda picture, strength, fill: saturation(picture, 1 + 0.9 * strength),
+    "colour": lambda image, strength, fill: saturation(image, 1 + 0.9 * strength),
 }
 _ALL = tuple(OPERATIONS.values())
 
 
-class RandAugment(FrozenConfig, Change):
+class RandAugment(FrozenConfig, Augmentation):
     """RandAugment (Cubuk et al. 2020) on the paper's scale, which is also timm's.
 
     Each of a few operations is drawn with replacement. torchvision's scale ends at 30 instead of

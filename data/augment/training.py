@@ -5,10 +5,12 @@ which they are applied: crop or shift, flip, color jitter, grayscale, RandAugmen
 with another sample comes last, over pairs of the batch.
 """
 
+from itertools import pairwise
+
 import numpy as np
 from pydantic import Field
 
-from data.augment.change import Change
+from data.augment.base import Augmentation
 from data.augment.color_jitter import ColorJitter
 from data.augment.crop import Crop
 from data.augment.erase import Erase
@@ -16,8 +18,7 @@ from data.augment.flip import Flip
 from data.augment.grayscale import Grayscale
 from data.augment.mix import Mix
 from data.augment.rand_augment import RandAugment
-from data.duration import Interval
-from data.frozen_config import FrozenConfig
+from data.base_config import FrozenConfig, Interval
 from data.images.config import ImageConfig
 from data.images.decode import planes
 
@@ -52,9 +53,9 @@ class AugmentConfig(Crop, _Sizes):
     mix: Mix | None = None
 
     @property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[Augmentation]:
         """Those of one image that are on, in their order."""
-        return [field for field in vars(self).values() if isinstance(field, Change)]
+        return [field for field in vars(self).values() if isinstance(field, Augmentation)]
 
 
 def for_training(
@@ -68,3 +69,31 @@ def for_training(
     for change in augment.changes:
         drawn = change(drawn, fill, rng)
     return planes(drawn)
+
+
+class ProgressiveSizes:
+    """What `augment.progressive` and `augment.size` say, for epochs of `num_samples`.
+
+    Raises ValueError where a stage does not end after the one before it.
+    """
+
+    def __init__(
+        self, image: ImageConfig, augment: AugmentConfig, *, num_samples: int, global_batch: int
+    ) -> None:
+        self._last = augment.size or image.size
+        # The samples consumed when each stage ends, and its side.
+        self._stages: list[tuple[int, int]] = []
+        for stage in augment.progressive:
+            steps = stage.until.in_steps(num_samples=num_samples, global_batch=global_batch)
+            self._stages.append((steps * global_batch, stage.size))
+        for (before, _), (end, side) in pairwise(self._stages):
+            if end <= before:
+                raise ValueError(
+                    f"data.augment.progressive: the stage of {side} pixels ends at step "
+                    f"{end // global_batch} and the one before it at {before // global_batch}: "
+                    "give stages in order, each of a step or more"
+                )
+
+    def at(self, samples: int) -> int:
+        """Pixels, for the batch that begins after `samples`."""
+        return next((side for end, side in self._stages if samples < end), self._last)

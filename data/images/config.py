@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from data.frozen_config import FrozenConfig
+from data.base_config import FrozenConfig
 
 
 class ImageConfig(FrozenConfig):

@@ -22,8 +22,7 @@ from PIL import (
 )
 
 from data.images.config import ImageConfig
-from data.images.jpeg_header import has_more_scans, jpeg_size
-from data.images.png_header import png_header
+from data.images.headers import has_more_scans, jpeg_size, png_header
 
 # Loader processes are the parallelism here; OpenCV's own threads would fight them, and hang a fork.
 cv2.setNumThreads(0)
@@ -117,8 +116,8 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
     """
     extension, transparent = _checked(data, max_pixels)
     if transparent:
-        picture = _on_white(data)
-        return picture if channels == 3 else cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)[:, :, None]
+        image = _on_white(data)
+        return image if channels == 3 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
     if extension == "jpg" and has_more_scans(data, MAX_SCANS):
         raise ValueError(f"a picture of over {MAX_SCANS} JPEG scans: save it again")
@@ -144,69 +143,69 @@ def _on_white(data: bytes) -> np.ndarray:
     extension, plugin = _format(data)
     try:
         with plugin(io.BytesIO(data)) as opened:
-            picture = ImageOps.exif_transpose(opened.convert("RGBA"))
+            image = ImageOps.exif_transpose(opened.convert("RGBA"))
     except _DAMAGE as error:
         raise ValueError(
             f"a picture that cannot be decoded: its {extension} data is damaged"
         ) from error
-    ground = Image.new("RGBA", picture.size, "white")
-    return np.asarray(Image.alpha_composite(ground, picture).convert("RGB"))
+    ground = Image.new("RGBA", image.size, "white")
+    return np.asarray(Image.alpha_composite(ground, image).convert("RGB"))
 
 
-def resize(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """Resize [H, W, C]: area averaging where it shrinks, bilinear where it grows."""
-    if picture.shape[:2] == (height, width):
-        return picture
-    shrinks = height <= picture.shape[0] and width <= picture.shape[1]
+    if image.shape[:2] == (height, width):
+        return image
+    shrinks = height <= image.shape[0] and width <= image.shape[1]
     method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    resized = cv2.resize(picture, (width, height), interpolation=method)
+    resized = cv2.resize(image, (width, height), interpolation=method)
     return resized if resized.ndim == 3 else resized[:, :, None]
 
 
-def resize_short_side(picture: np.ndarray, side: int) -> np.ndarray:
+def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
     """Resize [H, W, C] so that its shorter side has `side` pixels."""
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     if height <= width:
-        return resize(picture, side, max(side, round(width * side / height)))
-    return resize(picture, max(side, round(height * side / width)), side)
+        return resize(image, side, max(side, round(width * side / height)))
+    return resize(image, max(side, round(height * side / width)), side)
 
 
-def for_evaluation(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
+def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     """uint8 [H, W, C] -> uint8 [C, size, size]: short side to `resize`, then the centre.
 
     Evaluation and serving both call this, so that a model sees the same pixels in both.
     """
-    return planes(centre(picture, config))
+    return planes(center_crop(image, config))
 
 
-def crops_for_evaluation(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
+def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     """uint8 [C, size, size] for one crop, [crops, C, size, size] for several.
 
     Five: the corners top left, top right, bottom left and bottom right, and the centre; ten: those
     and then their mirror images (Krizhevsky et al. 2012).
     """
     if config.crops == 1:
-        return for_evaluation(picture, config)
-    picture = resize_short_side(picture, config.resize or config.size)
-    bottom, right = (side - config.size for side in picture.shape[:2])
-    places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
-    crops = np.stack([planes(_square(picture, *place, config.size)) for place in places])
+        return for_evaluation(image, config)
+    image = resize_short_side(image, config.resize or config.size)
+    bottom, right = (side - config.size for side in image.shape[:2])
+    positions = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
+    crops = np.stack([planes(_square(image, *position, config.size)) for position in positions])
     return crops if config.crops == 5 else np.concatenate([crops, crops[..., ::-1]])
 
 
-def centre(picture: np.ndarray, config: ImageConfig) -> np.ndarray:
+def center_crop(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     """[H, W, C] -> [size, size, C]: short side to `resize`, then the centre."""
-    picture = resize_short_side(picture, config.resize or config.size)
-    top, left = ((side - config.size) // 2 for side in picture.shape[:2])
-    return _square(picture, top, left, config.size)
+    image = resize_short_side(image, config.resize or config.size)
+    top, left = ((side - config.size) // 2 for side in image.shape[:2])
+    return _square(image, top, left, config.size)
 
 
-def _square(picture: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
-    return picture[top : top + size, left : left + size]
+def _square(image: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
+    return image[top : top + size, left : left + size]
 
 
-def planes(picture: np.ndarray) -> np.ndarray:
+def planes(image: np.ndarray) -> np.ndarray:
     """[H, W, C], or grey [H, W] -> a new array [C, H, W]; faster than a transposed copy."""
-    if picture.ndim == 2:
-        return picture[None].copy()
-    return np.stack(cv2.split(picture))
+    if image.ndim == 2:
+        return image[None].copy()
+    return np.stack(cv2.split(image))

@@ -13,9 +13,9 @@ from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 
 from data.images.decode import decode
-from data.inspection.show import examples
+from data.images.fonts import font_folder
+from data.inspection.contents import examples
 from data.shards.split import Split
-from data.sources.fonts import font_folder
 
 _TILE = 128
 _GAP = 10
@@ -38,9 +38,9 @@ def contact_sheet(split: Split, number: int) -> Image.Image:
     pen = _Pen(ImageDraw.Draw(sheet))
     title = f"{split.folder.name}, {split.name}: {len(chosen)} of {len(split):,} samples"
     pen.lines(title, _GAP, _GAP, size[0] - 2 * _GAP, lines=1)
-    for place, index in enumerate(chosen):
-        left = _GAP + place % columns * step_x
-        top = _TITLE + _GAP + place // columns * step_y
+    for position, index in enumerate(chosen):
+        left = _GAP + position % columns * step_x
+        top = _TITLE + _GAP + position // columns * step_y
         sheet.paste(_GROUND, (left, top, left + _TILE, top + _TILE))
         name = _paste(sheet, split, index, left, top)
         pen.lines(name or "damaged", left, top + _TILE + 2, _TILE, lines=_LINES)
@@ -51,16 +51,16 @@ def _paste(sheet: Image.Image, split: Split, index: int, left: int, top: int) ->
     """The sample in its tile, whole and not enlarged more than its pixels show; its class name."""
     try:
         data, _, label = split.read(index)
-        picture = Image.fromarray(decode(data, 3))
+        image = Image.fromarray(decode(data, 3))
     except ValueError:
         draw = ImageDraw.Draw(sheet)
         draw.line((left, top, left + _TILE, top + _TILE), fill=_FAINT)
         draw.line((left, top + _TILE, left + _TILE, top), fill=_FAINT)
         return None
-    scale = _TILE / max(picture.size)
+    scale = _TILE / max(image.size)
     method = Image.Resampling.BOX if scale > 1 else Image.Resampling.LANCZOS
-    width, height = (max(1, round(side * scale)) for side in picture.size)
-    small = picture.resize((width, height), method)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    small = image.resize((width, height), method)
     sheet.paste(small, (left + (_TILE - width) // 2, top + (_TILE - height) // 2))
     return split.classes[label].name
 

@@ -16,8 +16,7 @@ import numpy as np
 from data.loading.order import permuted_index
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.text.emoji_table import PARTS
-from data.text.joiners import ZWJ
+from data.text.emoji_table import PARTS, ZWJ
 
 MIN_TEXTS = 20
 FALL = 0.02
@@ -127,9 +126,9 @@ def check_leaks(
     texts, labels, names = _read(folder, manifest, split, limit)
     middle = len(texts) // 2
     chars = _vocabulary(texts[:middle], len(names))
-    place = {char: i for i, char in enumerate(chars)}
-    learned = _half(texts[:middle], labels[:middle], place)
-    measured = _half(texts[middle:], labels[middle:], place)
+    index = {char: i for i, char in enumerate(chars)}
+    learned = _half(texts[:middle], labels[:middle], index)
+    measured = _half(texts[middle:], labels[middle:], index)
     counts = learned.table(len(chars), len(names))
     classes = np.bincount(learned.labels, minlength=len(names)).astype(np.float64)
     model = _Model.fit(counts, classes)
@@ -144,9 +143,11 @@ def check_leaks(
         precision = float(table[at, best]) / max(1, num)
         lift = precision / float(of_class[best]) if of_class[best] else 0.0
         why = _suspicion(chars[at], num, precision, lift, fall, threshold)
-        told = float(bits[at])
+        information = float(bits[at])
         leaks.append(
-            CharacterLeak(chars[at], num, names[best], precision, lift, told, fall.accuracy, why)
+            CharacterLeak(
+                chars[at], num, names[best], precision, lift, information, fall.accuracy, why
+            )
         )
     leaks.sort(key=lambda leak: (leak.suspect is None, -leak.fall, leak.char))
     return LeakReport(len(texts), accuracy, float(of_class.max()), leaks)
@@ -175,10 +176,10 @@ def _vocabulary(texts: Sequence[str], num_classes: int) -> list[str]:
     return found[: max(1, _MAX_TABLE // num_classes)]
 
 
-def _half(texts: Sequence[str], labels: np.ndarray, place: dict[str, int]) -> _Half:
+def _half(texts: Sequence[str], labels: np.ndarray, index: dict[str, int]) -> _Half:
     return _Half(
         [
-            np.array([place[char] for char in set(text) if char in place], np.int64)
+            np.array([index[char] for char in set(text) if char in index], np.int64)
             for text in texts
         ],
         labels,

@@ -13,12 +13,12 @@ from typing import Literal
 import numpy as np
 from isal import isal_zlib
 
-from data.inspection.shard_pass import ShardPass
-from data.printable import printable
+from data.messages import printable
 from data.shards.index import ShardIndex, open_index, read_key
 from data.shards.manifest import ShardInfo
 from data.tars.headers import BLOCK, Fault, header_size, walk
-from data.tars.label_text import ClassList, label_text
+from data.tars.labels import ClassList, label_text
+from data.tars.samples import ShardPass
 
 Kind = Literal[
     "missing shard",

@@ -3,17 +3,18 @@
 What is looked for inside a shard is `data/inspection/shard_check.py`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from data.counted import counted
 from data.inspection.shard_check import Damage, Rules, check_shard
-from data.pool import over_shards
-from data.shards.manifest import Manifest, load_label_vectors
+from data.messages import Report, counted
+from data.processes import over_jobs
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
 from data.skipped import SKIPPED
-from data.tars.foreign import INDEXED
-from data.tars.label_text import ClassList
+from data.tars.indexing import INDEXED
+from data.tars.labels import ClassList
 
 NAMED_A_SHARD = 10
 _DECODING_COSTS = 20  # as much time a byte: a process repays itself sooner
@@ -21,7 +22,7 @@ _DECODING_COSTS = 20  # as much time a byte: a process repays itself sooner
 
 def damages(
     folder: Path,
-    report: Callable[[int, int], None],
+    report: Report,
     *,
     decode: bool = False,
     named: int | None = NAMED_A_SHARD,
@@ -37,7 +38,7 @@ def damages(
     size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COSTS if decode else 1)
     work = partial(check_shard, _rules(folder, manifest, decode=decode, named=named))
     done = 0
-    found = over_shards(work, manifest.shards, total_bytes=size, workers=workers)
+    found = over_jobs(work, manifest.shards, total_bytes=size, workers=workers)
     for shard, found_here in zip(manifest.shards, found, strict=True):
         yield from found_here
         done += shard.samples

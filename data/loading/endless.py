@@ -12,7 +12,6 @@ import torch
 
 from data.config import DataConfig
 from data.loading.batch import Batch, Cursor
-from data.loading.copy_ahead import copied_ahead
 from data.loading.order import share
 from data.loading.substitute import Substitute, check_limit
 
@@ -67,7 +66,7 @@ class EndlessLoader(ABC):
     def __next__(self) -> Batch:
         if self._batches is None:
             batches = self._read(pinned=self._device.type == "cuda")
-            self._batches = copied_ahead(batches, self._device)
+            self._batches = prefetch_to_device(batches, self._device)
         try:
             batch = next(self._batches)
         except BaseException:
@@ -115,3 +114,32 @@ def check_rank(rank: int, world_size: int) -> None:
     """ValueError for a rank outside the world."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not in a world of {world_size}")
+
+
+def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """`batches` on `device`. On CUDA the next one is read and copied, on a stream of its own,
+    before one is handed out; elsewhere they are handed on as they come.
+    """
+    if device.type != "cuda":
+        yield from batches
+        return
+    copies = torch.cuda.Stream(device)
+    ahead = _copy_next(batches, device, copies)
+    while ahead is not None:
+        computing = torch.cuda.current_stream(device)
+        computing.wait_stream(copies)
+        for tensor in ahead.tensors():
+            # Its memory may not be used again for a copy before what computes with it has ended.
+            tensor.record_stream(computing)
+        ready, ahead = ahead, _copy_next(batches, device, copies)
+        yield ready
+
+
+def _copy_next(
+    batches: Iterator[Batch], device: torch.device, copies: torch.cuda.Stream
+) -> Batch | None:
+    batch = next(batches, None)
+    if batch is None:
+        return None
+    with torch.cuda.stream(copies):
+        return batch.to(device)

@@ -4,23 +4,26 @@ It knows nothing of order, shards or ranks. A loader decodes a sample, makes an 
 collates the items of a batch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from data.augment import SampleDraws, for_training
-from data.augment.training import AugmentConfig
+from data.augment.base import SampleGenerator
+from data.augment.training import AugmentConfig, for_training
 from data.config import DataConfig, TextConfig
 from data.images.config import ImageConfig
 from data.images.decode import crops_for_evaluation, decode
-from data.loading.padding import pad_tokens
-from data.loading.pixel_memory import PixelMemory
+from data.loading.workers import PixelMemory
 from data.shards.manifest import Manifest
-from data.shards.utf8 import decode_text
-from data.tokens.tokenizer import open_tokenizer
+from data.shards.split import decode_text
+from data.text.tokenizer import open_tokenizer
+
+# Few widths, which compiled models and matrix units like.
+_WIDTH_MULTIPLE = 8
 
 
 class Inputs(Protocol):
@@ -31,20 +34,16 @@ class Inputs(Protocol):
 
     def decode(self, data: bytes) -> Any:
         """A sample's bytes -> what it shows. Raises ValueError where they are damaged."""
-        ...
 
     def for_training(self, decoded: Any, *, side: int, seed: int, epoch: int, index: int) -> Any:
         """The item of a sample, changed at random as (seed, epoch, index) say; `side` pixels of a
         picture."""
-        ...
 
     def for_evaluation(self, decoded: Any) -> Any:
         """The item of a sample as it is."""
-        ...
 
     def collate(self, items: Iterable[Any], num: int, *, side: int) -> dict[str, Tensor]:
         """The `num` items of a batch -> the model's inputs [num, ...]; it may be 0."""
-        ...
 
 
 def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
@@ -58,7 +57,7 @@ def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
                 f"{config.shards} holds pictures and data.text is given: leave it out, or choose "
                 "shards of texts"
             )
-        return Pictures(config.image, config.augment)
+        return ImageInputs(config.image, config.augment)
     if config.text is None:
         raise ValueError(
             f"{config.shards} holds texts and data.text is missing: name a tokenizer in "
@@ -68,10 +67,10 @@ def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
         raise ValueError(
             f"{config.shards} holds texts and data.augment is for pictures: leave it out"
         )
-    return Texts(config.text)
+    return TextInputs(config.text)
 
 
-class Pictures:
+class ImageInputs:
     """Pixels uint8; normalising happens on the device."""
 
     by_length = False
@@ -79,7 +78,7 @@ class Pictures:
     def __init__(self, image: ImageConfig, augment: AugmentConfig) -> None:
         self._image = image
         self._augment = augment
-        self._draws = SampleDraws()
+        self._draws = SampleGenerator()
         self._memory = PixelMemory()
 
     def decode(self, data: bytes) -> np.ndarray:
@@ -106,7 +105,7 @@ class Pictures:
         return {"pixel_values": pixels}
 
 
-class Texts:
+class TextInputs:
     """Token ids, filled up to a common length; the mask tells tokens from filling."""
 
     by_length = True
@@ -127,3 +126,25 @@ class Texts:
         tokenizer = self.tokenizer
         tokens = tokenizer.encode(list(items))
         return pad_tokens(tokens, tokenizer.pad_id, max_length=tokenizer.max_length)
+
+
+def pad_tokens(
+    tokens: Sequence[Sequence[int]], pad_id: int, *, max_length: int
+) -> dict[str, Tensor]:
+    """Token ids of b texts, none longer than `max_length`, -> `input_ids` and `attention_mask`,
+    int64 [b, T].
+
+    T is the longest length, rounded up to a multiple of 8, but not beyond `max_length`: a model has
+    no more positions. The mask is 0 where `pad_id` fills.
+    """
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    longest = int(lengths.max(initial=1))
+    assert longest <= max_length
+    width = min(-(-longest // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE, max_length)
+    mask = np.arange(width) < lengths[:, None]
+    ids = np.full(mask.shape, pad_id, np.int64)
+    ids[mask] = np.fromiter(chain.from_iterable(tokens), np.int64, int(lengths.sum()))
+    return {
+        "input_ids": torch.from_numpy(ids),
+        "attention_mask": torch.from_numpy(mask.astype(np.int64)),
+    }

@@ -1,7 +1,7 @@
 """Batches of pictures or texts: the endless training stream with its cursor, and one pass for
 evaluation.
 
-Which sample comes when is `data/loading/order.py` and, for texts, `data/loading/buckets.py`. The
+Which sample comes when is `data/loading/order.py` and, for texts, `data/loading/order.py`. The
 global batches are the same for every world size and number of workers; ranks and workers only take
 shares of the reading, which is `data/loading/reader.py`.
 """
@@ -12,15 +12,13 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from data.augment.training import ProgressiveSizes
 from data.config import DataConfig
 from data.loading.batch import Batch, Cursor
-from data.loading.buckets import ByLength
-from data.loading.copy_ahead import copied_ahead
-from data.loading.endless import EndlessLoader, check_rank
+from data.loading.endless import EndlessLoader, check_rank, prefetch_to_device
 from data.loading.inputs import open_inputs
-from data.loading.order import share
+from data.loading.order import ByLength, share
 from data.loading.reader import EvaluationReader, Share, TrainingReader
-from data.loading.sides import Sides
 from data.shards.split import Split
 
 _CPU = torch.device("cpu")
@@ -68,7 +66,7 @@ class TrainLoader(EndlessLoader):
             locate = ByLength(
                 locate, split.sizes, seed=seed, batch=global_batch, num_batches=num_batches
             ).locate
-        self._sides = Sides(
+        self._sides = ProgressiveSizes(
             config.image, config.augment, num_samples=len(split), global_batch=global_batch
         )
         self._reader = TrainingReader(split, inputs, config, seed=seed, order=order, locate=locate)
@@ -137,4 +135,4 @@ class EvalLoader:
         asked = [self._indices[start : start + self._batch] for start in starts]
         pinned = self._device.type == "cuda"
         batches = self._reader.batches(asked, workers=self._workers, pinned=pinned)
-        return copied_ahead(batches, self._device)
+        return prefetch_to_device(batches, self._device)

@@ -1,16 +1,20 @@
 """The global order of samples: a pure function of (seed, epoch), and how ranks share it.
 
 An order is a keyed permutation, never a list, so that any position of any epoch costs the same and
-nothing needs to be stored or replayed. What is read, and by whom, is `data/loading/loader.py`.
+nothing needs to be stored or replayed. `ByLength` sorts an order so that little of a batch is
+padding. What is read, and by whom, is `data/loading/loader.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 _ROUNDS = 8
 _MASK = (1 << 64) - 1
+# Positions of the stream, int64 [n] -> their epochs and samples, int64 [n] each.
+Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+_LENGTHS = 0x6C656E67  # "leng": keeps these draws apart from those of the order
 
 
 def permuted_index(
@@ -131,14 +135,14 @@ class Order:
         """Sample indices at `positions` (int64 [N]) of an epoch that is read group by group."""
         shards, starts, groups = self._epoch(epoch)
         numbers = np.searchsorted(groups, positions, side="right") - 1
-        places = np.empty_like(positions)
+        permuted = np.empty_like(positions)
         for number in np.unique(numbers).tolist():
             here, (first, end) = numbers == number, groups[number : number + 2].tolist()
-            places[here] = first + permuted_index(
+            permuted[here] = first + permuted_index(
                 self.seed, epoch, positions[here] - first, end - first, part=number
             )
-        visit = np.searchsorted(starts, places, side="right") - 1
-        indices: np.ndarray = self._first[shards[visit]] + places - starts[visit]
+        visit = np.searchsorted(starts, permuted, side="right") - 1
+        indices: np.ndarray = self._first[shards[visit]] + permuted - starts[visit]
         return indices
 
     def _epoch(self, number: int) -> _Epoch:
@@ -173,3 +177,52 @@ class InOrder:
 def share(count: int, rank: int, world_size: int) -> range:
     """The part of `count` things in a row that `rank` takes; parts differ by one, or are empty."""
     return range(count * rank // world_size, count * (rank + 1) // world_size)
+
+
+class ByLength:
+    """An order whose windows of `num_batches` batches are sorted by length.
+
+    locate: the order below. lengths: samples int64 [n] -> their lengths [n].
+    """
+
+    def __init__(
+        self,
+        locate: Locate,
+        lengths: Callable[[np.ndarray], np.ndarray],
+        *,
+        seed: int,
+        batch: int,
+        num_batches: int,
+    ) -> None:
+        self._locate = locate
+        self._lengths = lengths
+        self._seed = seed
+        self._batch = batch
+        self._num_batches = num_batches
+        # The window asked for last: a reader asks for its positions one batch after the other.
+        self._window: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(epoch, sample), int64 [n], of positions of the stream [n]."""
+        positions = np.asarray(positions, np.int64)
+        windows, inside = np.divmod(positions, self._batch * self._num_batches)
+        epochs, samples = np.empty_like(positions), np.empty_like(positions)
+        for window in np.unique(windows).tolist():
+            here = windows == window
+            sorted_epochs, sorted_samples = self._sorted(window)
+            epochs[here] = sorted_epochs[inside[here]]
+            samples[here] = sorted_samples[inside[here]]
+        return epochs, samples
+
+    def _sorted(self, window: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._window is None or self._window[0] != window:
+            size = self._batch * self._num_batches
+            epochs, samples = self._locate(np.arange(window * size, (window + 1) * size))
+            # Stable: which of two samples of one length comes first is the order's.
+            by_length = np.argsort(self._lengths(samples), kind="stable")
+            batches = permuted_index(
+                self._seed ^ _LENGTHS, window, np.arange(self._num_batches), self._num_batches
+            )
+            by_length = by_length.reshape(self._num_batches, self._batch)[batches].reshape(-1)
+            self._window = window, epochs[by_length], samples[by_length]
+        return self._window[1:]

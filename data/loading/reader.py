@@ -3,27 +3,23 @@
 Which samples are asked for, and in which order, is `data/loading/loader.py`.
 """
 
-import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from data.augment import Mix, pair_rng
+from data.augment.base import pair_rng
+from data.augment.mix import Mix
 from data.config import DataConfig
 from data.loading.batch import Batch, Mixed
-from data.loading.buckets import Locate
 from data.loading.inputs import Inputs
-from data.loading.order import Order
-from data.loading.pixel_memory import PREFETCHED
-from data.loading.process import begin_worker
+from data.loading.order import Locate, Order
 from data.loading.substitute import Substitute, read_sound
-from data.retry import TransientError
+from data.loading.workers import read_ahead
 from data.shards.split import Split
 
 # An item, its label, and what stands in where the sample is bad.
@@ -66,8 +62,8 @@ class Reader(Dataset):
         labels, substitutes = np.empty(len(indices), np.int64), []
 
         def items() -> Iterator[Any]:
-            for place, (item, label, substitute) in enumerate(rows):
-                labels[place] = label
+            for position, (item, label, substitute) in enumerate(rows):
+                labels[position] = label
                 if substitute is not None:
                     substitutes.append(substitute)
                 yield item
@@ -93,61 +89,6 @@ class Reader(Dataset):
             return self.inputs.decode(data), label
         except ValueError as error:
             raise self.split.bad(index, str(error)) from error
-
-
-LOST_WORKER = (
-    "a loader process was ended from outside, perhaps for want of memory: lower data.workers or "
-    "train.global_batch, or find who ended it"
-)
-
-
-def read_ahead(
-    reader: Dataset, asked: Iterable[Any] | None, *, workers: int, pinned: bool
-) -> Iterator[Batch]:
-    """The batches of `reader` in order, read ahead by `workers` processes.
-
-    Raises the errors that the reader returns, and TransientError if a process was killed.
-    """
-    loader = DataLoader(
-        reader,
-        sampler=asked,
-        batch_size=None,
-        num_workers=workers,
-        prefetch_factor=PREFETCHED if workers else None,
-        pin_memory=pinned,
-        # Its own generator: the loader draws a seed, which must not move the trainer's global one.
-        generator=torch.Generator(),
-        worker_init_fn=partial(begin_worker, parent=os.getpid()) if workers else None,
-    )
-    for batch in _received(loader):
-        if isinstance(batch, Exception):
-            raise batch
-        # Pinning has already copied it.
-        yield batch if pinned or not workers else _own(batch)
-
-
-def _received(loader: DataLoader) -> Iterator[Batch | Exception]:
-    """What the loader's processes send; TransientError if one of them was killed."""
-    try:
-        yield from loader
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        # torch raises RuntimeError from a signal handler, unless the pipe breaks first.
-        if isinstance(error, RuntimeError) and not is_lost_worker(error):
-            raise
-        raise TransientError(LOST_WORKER) from error
-
-
-def _own(batch: Batch) -> Batch:
-    """With its pixels in memory that no loader process writes to."""
-    if (pixels := batch.inputs.get("pixel_values")) is None:
-        return batch
-    return replace(batch, inputs={**batch.inputs, "pixel_values": pixels.clone()})
-
-
-def is_lost_worker(error: RuntimeError) -> bool:
-    """Whether it is torch's word for a loader process that was ended; its signal handler may raise
-    it anywhere in the process."""
-    return str(error).startswith("DataLoader worker")
 
 
 class EvaluationReader(Reader):
@@ -227,7 +168,7 @@ class TrainingReader(Reader):
         wanted = np.union1d(positions, positions ^ 1)
         epochs, indices = self._locate(wanted)
         rows = list(self._rows(epochs, indices, side))
-        own, other = (np.searchsorted(wanted, place) for place in (positions, positions ^ 1))
+        own, other = (np.searchsorted(wanted, position) for position in (positions, positions ^ 1))
         draws = [mix.draw(side, pair_rng(self._seed, at)) for at in positions.tolist()]
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)
         batch = self.batch(
@@ -235,6 +176,6 @@ class TrainingReader(Reader):
             indices[own],
             side=side,
         )
-        labels = torch.tensor([rows[place][1] for place in other.tolist()], dtype=torch.int64)
+        labels = torch.tensor([rows[position][1] for position in other.tolist()], dtype=torch.int64)
         weights = torch.tensor([draw.weight for draw in draws], dtype=torch.float32)
         return replace(batch, mixed=Mixed(labels, weights))

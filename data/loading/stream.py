@@ -11,18 +11,18 @@ from pathlib import Path
 
 import torch
 
+from data.augment.training import ProgressiveSizes
 from data.config import DataConfig, StreamConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.endless import EndlessLoader
 from data.loading.inputs import open_inputs
 from data.loading.order import share
-from data.loading.reader import read_ahead
-from data.loading.sides import Sides
-from data.loading.stream_reader import REMEDY, Place, StreamReader
-from data.remote.address import is_url
+from data.loading.stream_reader import REMEDY, RankShare, StreamReader
+from data.loading.workers import read_ahead
+from data.remote.config import is_url
 from data.shards.manifest import Manifest
-from data.tars.foreign import INDEXED, PICTURES, TEXTS
-from data.tars.label_text import ClassList
+from data.tars.indexing import IMAGE_EXTENSIONS, INDEXED, TEXT_EXTENSIONS
+from data.tars.labels import ClassList
 from data.tars.stream import TarReader
 
 _CPU = torch.device("cpu")
@@ -73,7 +73,11 @@ class Stream:
         chosen = self.config.sample
         pictures = self.manifest.modality == "image"
         return TarReader(
-            endings=(chosen.lower().lstrip("."),) if chosen else PICTURES if pictures else TEXTS,
+            endings=(chosen.lower().lstrip("."),)
+            if chosen
+            else IMAGE_EXTENSIONS
+            if pictures
+            else TEXT_EXTENSIONS,
             label_field=self.config.label_field,
             classes=ClassList(self.manifest.class_names, positions=positions),
             attempts=attempts,
@@ -123,7 +127,7 @@ class StreamLoader(EndlessLoader):
         self._rank = ranks.index(rank) if rank in ranks else 0
         self._num_ranks = len(ranks)
         self._inputs = open_inputs(config, stream.manifest)
-        self._sides = Sides(
+        self._sides = ProgressiveSizes(
             config.image, config.augment, num_samples=len(stream), global_batch=global_batch
         )
         self._check_readers(len(stream.config.addresses), max(1, config.workers))
@@ -145,7 +149,7 @@ class StreamLoader(EndlessLoader):
             self._config,
             buffer=stream.config.buffer,
             sides=self._sides,
-            place=Place(
+            rank_share=RankShare(
                 seed=self.cursor.seed,
                 start=start,
                 rank=self._rank,

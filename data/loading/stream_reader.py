@@ -16,28 +16,29 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from data.augment import Mix, pair_rng
+from data.augment.base import pair_rng
+from data.augment.mix import Mix
+from data.augment.training import ProgressiveSizes
 from data.config import DataConfig
 from data.loading.batch import Batch, Mixed
 from data.loading.inputs import Inputs
 from data.loading.order import permuted_index
-from data.loading.sides import Sides
 from data.loading.substitute import Substitute, check_limit
 from data.tars.stream import StreamSample, TarReader
 
 REMEDY = "mend"
 _NAMED = 3
 # A small bad tar may be dealt to one reader again and again by chance, but not so often.
-_AGAIN = 100
+_MAX_REPEATS = 100
 
 
-class _Waiting(NamedTuple):
+class _Buffered(NamedTuple):
     epoch: int
     sample: StreamSample
 
 
 @dataclass(frozen=True)
-class Place:
+class RankShare:
     """What a rank reads: `rows` of each global batch, from the one at `offset` on.
 
     rank: among the `num_ranks` that read anything; seed and start, the samples consumed before, key
@@ -68,8 +69,8 @@ class StreamReader(IterableDataset):
         config: DataConfig,
         *,
         buffer: int,
-        sides: Sides,
-        place: Place,
+        sides: ProgressiveSizes,
+        rank_share: RankShare,
     ) -> None:
         self._shards = shards
         self._tars = tars
@@ -77,28 +78,28 @@ class StreamReader(IterableDataset):
         self._config = config
         self._buffer = buffer
         self._sides = sides
-        self._place = place
+        self._rank_share = rank_share
         self._bad: dict[int, str] = {}
         self._new: list[Substitute] = []
 
     def __iter__(self) -> Iterator[Batch | ValueError | OSError]:
         worker = get_worker_info()
         number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        place = self._place
-        reader = place.rank * count + number
-        rng = random.Random(f"{place.seed} {place.start} {reader}")
-        samples = shuffled(self._samples(reader, place.num_ranks * count), self._buffer, rng)
+        rank_share = self._rank_share
+        reader = rank_share.rank * count + number
+        rng = random.Random(f"{rank_share.seed} {rank_share.start} {reader}")
+        samples = shuffled(self._samples(reader, rank_share.num_ranks * count), self._buffer, rng)
         sound = self._decoded(samples)
         try:
             for step in itertools.count(number, count):
-                start = place.start + step * place.global_batch
-                yield self._batch(itertools.islice(sound, place.rows), start)
+                start = rank_share.start + step * rank_share.global_batch
+                yield self._batch(itertools.islice(sound, rank_share.rows), start)
         except (ValueError, OSError) as error:
             yield error
 
-    def _samples(self, reader: int, readers: int) -> Iterator[_Waiting]:
+    def _samples(self, reader: int, readers: int) -> Iterator[_Buffered]:
         """What one of `readers` reads, pass after pass; ValueError where no tar has a sample."""
-        seed, start, num_shards = self._place.seed, self._place.start, len(self._shards)
+        seed, start, num_shards = self._rank_share.seed, self._rank_share.start, len(self._shards)
         dealt = np.arange(reader, num_shards, readers)
         empty: set[int] = set()
         for epoch in itertools.count():
@@ -109,11 +110,11 @@ class StreamReader(IterableDataset):
                         self._leave_out(found)
                     else:
                         empty.clear()
-                        yield _Waiting(epoch, found)
+                        yield _Buffered(epoch, found)
                 if len(empty) == num_shards:
                     raise ValueError(self._nothing())
 
-    def _decoded(self, samples: Iterator[_Waiting]) -> Iterator[tuple[Any, _Waiting]]:
+    def _decoded(self, samples: Iterator[_Buffered]) -> Iterator[tuple[Any, _Buffered]]:
         """What those show that can be decoded; ValueError where only others come."""
         undecoded = Counter[int]()
         for waiting in samples:
@@ -122,7 +123,7 @@ class StreamReader(IterableDataset):
                 decoded = self._inputs.decode(sample.data)
             except ValueError as error:
                 undecoded[sample.number] += 1
-                if undecoded[sample.number] == _AGAIN:
+                if undecoded[sample.number] == _MAX_REPEATS:
                     raise ValueError(self._nothing()) from error
                 self._leave_out(Substitute(sample.number, None, f"{sample.name}: {error}"))
                 continue
@@ -144,7 +145,7 @@ class StreamReader(IterableDataset):
             "data.stream.sample, data.stream.label_field and the class list of data.shards"
         )
 
-    def _batch(self, rows: Iterable[tuple[Any, _Waiting]], start: int) -> Batch:
+    def _batch(self, rows: Iterable[tuple[Any, _Buffered]], start: int) -> Batch:
         """The batch of `rows`, this rank's share of the global one that begins at `start`."""
         side = self._sides.at(start)
         items, labels, numbers = [], [], []
@@ -155,7 +156,7 @@ class StreamReader(IterableDataset):
         known, pairs = torch.tensor(labels, dtype=torch.int64), None
         mix = self._config.augment.mix
         if mix is not None and self._config.text is None:
-            items, pairs = self._mixed(items, known, start + self._place.offset, side, mix)
+            items, pairs = self._mixed(items, known, start + self._rank_share.offset, side, mix)
         left, self._new = tuple(self._new), []
         return Batch(
             self._inputs.collate(items, len(items), side=side),
@@ -171,8 +172,8 @@ class StreamReader(IterableDataset):
         return self._inputs.for_training(
             decoded,
             side=side,
-            seed=self._place.seed,
-            epoch=epoch + self._place.start,
+            seed=self._rank_share.seed,
+            epoch=epoch + self._rank_share.start,
             index=number,
         )
 
@@ -184,7 +185,7 @@ class StreamReader(IterableDataset):
         partners = np.minimum(rows ^ 1, len(items) - 1)
         draws = [
             # Two positions to a pair, whatever the parity of the first row's.
-            mix.draw(side, pair_rng(self._place.seed, 2 * (position + row // 2)))
+            mix.draw(side, pair_rng(self._rank_share.seed, 2 * (position + row // 2)))
             for row in rows.tolist()
         ]
         blended = [
@@ -195,13 +196,13 @@ class StreamReader(IterableDataset):
         return blended, Mixed(labels[torch.from_numpy(partners)], weights)
 
 
-def shuffled(samples: Iterator[_Waiting], size: int, rng: random.Random) -> Iterator[_Waiting]:
+def shuffled(samples: Iterator[_Buffered], size: int, rng: random.Random) -> Iterator[_Buffered]:
     """`samples` in a random order, of which up to `size` wait at a time.
 
     A pass comes out whole before the next one begins, whose first samples wait meanwhile.
     """
-    waiting: list[_Waiting] = []
-    later: list[_Waiting] = []
+    waiting: list[_Buffered] = []
+    later: list[_Buffered] = []
     epoch = 0
     for sample in samples:
         # Of passes shorter than the buffer, more than two would wait.
@@ -214,7 +215,7 @@ def shuffled(samples: Iterator[_Waiting], size: int, rng: random.Random) -> Iter
             yield _drawn(waiting, rng)
 
 
-def _drawn(waiting: list[_Waiting], rng: random.Random) -> _Waiting:
-    place = rng.randrange(len(waiting))
-    waiting[place], waiting[-1] = waiting[-1], waiting[place]
+def _drawn(waiting: list[_Buffered], rng: random.Random) -> _Buffered:
+    index = rng.randrange(len(waiting))
+    waiting[index], waiting[-1] = waiting[-1], waiting[index]
     return waiting.pop()

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from data.aside import explained, flush
+from data.files import explained, flush
 
 Fill = Callable[[IO[bytes]], None]
 
@@ -82,7 +82,7 @@ class Cache:
 
         It waits while many files are on their way: so many processes do not flood a server.
         """
-        while not self.has(name) and self._num_on_their_way() >= _AHEAD_AT_ONCE:
+        while not self.has(name) and self._num_incoming() >= _AHEAD_AT_ONCE:
             time.sleep(_POLL_SECONDS)
         if not self.has(name) and (made := self._make(name, fill, size, wait=False)) is not None:
             os.close(made)
@@ -102,11 +102,11 @@ class Cache:
         The file is locked while it comes in, and renamed with its lock: who waited for it finds
         that it has gone to its place, and the lock of a killed process goes with the process.
         """
-        aside = self._incoming / name
-        with explained(aside), ExitStack() as stack:
+        temporary = self._incoming / name
+        with explained(temporary), ExitStack() as stack:
             # Alone, or it would be taken for one that was left, before it has its lock.
             with self._alone():
-                file = stack.enter_context(open(aside, "r+b", opener=_open_or_create))
+                file = stack.enter_context(open(temporary, "r+b", opener=_open_or_create))
                 _lock(file, wait=False)
             if not _lock(file, wait=wait):
                 return None
@@ -118,23 +118,23 @@ class Cache:
 
     def _filled(self, file: IO[bytes], path: Path, fill: Fill, size: int | None) -> int | None:
         """The locked file, written and renamed to `path`; None where that has been done."""
-        aside = self._incoming / path.name
-        if not _is_at(file, aside):
+        temporary = self._incoming / path.name
+        if not _is_at(file, temporary):
             return None
         try:
             if path.exists():
-                aside.unlink()
+                temporary.unlink()
                 return None
             if size is not None:
                 self._reserve(file, size)
             fill(file)
             flush(file)
             # Opened before it can be evicted again.
-            descriptor = os.open(aside, os.O_RDONLY)
-            aside.rename(path)
+            descriptor = os.open(temporary, os.O_RDONLY)
+            temporary.rename(path)
             return descriptor
         except BaseException:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
     def _reserve(self, file: IO[bytes], size: int) -> None:
@@ -153,7 +153,7 @@ class Cache:
             # Nothing but files on their way is left: they end, and can go then.
             time.sleep(_POLL_SECONDS)
 
-    def _num_on_their_way(self) -> int:
+    def _num_incoming(self) -> int:
         """Files that come in, less those that a killed process left: these are removed."""
         if len(os.listdir(self._incoming)) < _AHEAD_AT_ONCE:
             return 0  # few, whatever they are

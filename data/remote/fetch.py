@@ -1,16 +1,136 @@
-"""Fetches a file from a URL: bounded, checked as it comes in, tried again where that may help."""
+"""Fetches a file from a URL through fsspec: bounded, checked as it comes in, tried again where that
+may help, with one set of errors for all backends."""
 
 import hashlib
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from data.remote.stream import REMEDY, pieces
 from data.retry import TransientError, wait_before_retry
 
+REMEDY = (
+    "check the network and the server and run the same command again, or raise data.cache.attempts"
+)
+
+_PIECE = 1 << 20
+_RANGE = 1 << 23  # bytes a request, where a backend reads by ranges
+_SILENCE_SECONDS = 60
+_PARTIAL_CONTENT = 206
+_TRANSIENT_STATUS = (408, 425, 429)
+# Errors of these packages are of the network, whatever their type; other ones are mistakes here.
+_BACKENDS = ("aiohttp", "aiobotocore", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs")
 _WRONG_TWICE = 2
+
+
+def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
+    """The content of the file at `url` from byte `start` on, piece by piece.
+
+    Raises TransientError with only the reason (timeouts, status 5xx, broken connections),
+    FileNotFoundError and PermissionError with the URL, and ValueError if the package for this kind
+    of URL is missing.
+    """
+    with _explained(url), _open(url, start) as stream:
+        while piece := stream.read(_PIECE):
+            yield piece
+
+
+def _open(url: str, start: int) -> IO[bytes]:
+    import fsspec
+
+    scheme = url.partition("://")[0]
+    try:
+        # Asked for each time: fsspec keeps one a process, and none of it survives a fork.
+        if scheme in ("http", "https"):
+            files = fsspec.filesystem(scheme, get_client=_client)
+            # A size and no blocks: one plain GET, without a HEAD before it.
+            # From the byte before: a range that begins at the end is refused.
+            asked = {"headers": {"Range": f"bytes={start - 1}-"}} if start else {}
+            stream: Any = files.open(url, "rb", block_size=0, size=1, **asked)
+            if start:
+                _skip(stream, 1 if stream.r.status == _PARTIAL_CONTENT else start)
+        else:
+            files = fsspec.filesystem(scheme)
+            stream = files.open(url, "rb", cache_type="readahead", block_size=_RANGE)
+            stream.seek(start)
+    except ImportError as error:
+        raise ValueError(f"{url}: {error}: pip install 'kway[remote]'") from error
+    return stream
+
+
+def _skip(stream: IO[bytes], count: int) -> None:
+    while count and (piece := stream.read(min(_PIECE, count))):
+        count -= len(piece)
+
+
+async def _client(**settings: Any) -> Any:
+    """The session of fsspec's HTTP: bounded silence, not duration, and no way down from TLS."""
+    import aiohttp
+
+    silence = aiohttp.ClientTimeout(
+        total=None, sock_connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS
+    )
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(_check_redirect)
+    own = {"timeout": silence, "read_bufsize": _PIECE, "trace_configs": [trace]}
+    return aiohttp.ClientSession(**{**own, **settings})
+
+
+async def _check_redirect(session: Any, context: Any, request: Any) -> None:
+    """A server may send to another place, but not from https to anything else."""
+    target = request.response.headers.get("Location", "")
+    scheme = target.partition("://")[0].lower() if "://" in target else request.url.scheme
+    if scheme not in (request.url.scheme, "https"):
+        raise PermissionError(f"it redirects from {request.url.scheme}:// to {target}")
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """Each backend has errors of its own: tell apart what may go away and what will not."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{url} does not exist: check data.shards, or copy the file there"
+        ) from error
+    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        raise _refused(url, error) from error
+    except (OSError, TimeoutError) as error:
+        raise _of_status(url, error) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _BACKENDS:
+            raise
+        raise _of_status(url, error) from error
+
+
+def _of_status(url: str, error: Exception) -> OSError:
+    """By the HTTP status that the error carries, if it does; gcsfs writes it as text."""
+    kind = type(error).__name__
+    if kind == "TooManyRedirects" or "Credential" in kind:
+        return _refused(url, error)
+    code = str(getattr(error, "status", None) or getattr(error, "code", None))
+    status = int(code) if code.isdecimal() else None
+    if status and 400 <= status < 500 and status not in _TRANSIENT_STATUS:
+        return _refused(url, error)
+    return TransientError(_reason(error))
+
+
+def _refused(url: str, error: Exception) -> PermissionError:
+    return PermissionError(
+        f"{url} may not be read ({_reason(error)}): check its address and your credentials for it"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """One short line; many network errors have no text of their own."""
+    if type(error).__name__ == "TooManyRedirects":
+        return "it redirects without end"
+    status, message = getattr(error, "status", None), getattr(error, "message", "")
+    if status and message:
+        return f"{status} {message}"
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__
 
 
 class _WrongContentError(ValueError):

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO
 
 from data.loading.order import Order
-from data.remote.address import check_url, file_url
 from data.remote.cache import Cache
-from data.remote.cache_config import CacheConfig
+from data.remote.config import CacheConfig, check_url, file_url
 from data.remote.fetch import fetch
+from data.shards.folder import ShardFolder
 from data.shards.index import ShardIndex, index_path, map_index
 from data.shards.manifest import ShardInfo
 
@@ -32,10 +32,11 @@ _REPORT_SECONDS = 5.0
 _MAX_INDEX_BYTES = (1 << 16, 30)
 
 
-class RemoteFolder:
+class RemoteFolder(ShardFolder):
     """The shards at `url`. Raises ValueError for a URL of a kind that is not known."""
 
     verified = True
+    bytes_at_once: int
 
     def __init__(self, url: str, config: CacheConfig) -> None:
         self.url = check_url(url)

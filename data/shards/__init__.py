@@ -1,1 +1,1 @@
-"""What a folder of shards is: manifest, offset index, and a split of it as a list of samples."""
+"""Folders of shards: manifest, offset index, a split as a list of samples, and the writer."""

@@ -4,77 +4,74 @@ What a split needs of it, whatever it is; the one behind a URL is `data/remote/f
 """
 
 import os
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, TypeVar
 
 from data.loading.order import Order
-from data.remote.address import is_url
-from data.remote.cache_config import CacheConfig
-from data.remote.folder import RemoteFolder
+from data.retry import wait_before_retry
 from data.shards.index import ShardIndex, open_index
 from data.shards.manifest import ShardInfo
 
+Answer = TypeVar("Answer")
 
-class ShardFolder(Protocol):
+_MAX_OPEN_FILES = 256
+
+
+class ShardFolder(ABC):
     """Shards and their indices; `str` of it is its path or URL."""
 
-    @property
-    def verified(self) -> bool:
-        """Whether what `open` gives has the SHA-256 of the manifest."""
-        ...
+    verified: bool = False
+    """Whether what `open` gives has the SHA-256 of the manifest."""
+    bytes_at_once: int | None = None
+    """Bytes of shards that can be held; None: all of them."""
 
     @property
-    def bytes_at_once(self) -> int | None:
-        """Bytes of shards that can be held; None: all of them."""
-        ...
-
-    @property
+    @abstractmethod
     def name(self) -> str:
         """Its last part, for titles."""
-        ...
 
+    @abstractmethod
     def address(self, shard: ShardInfo) -> str:
         """The path or URL of a shard, for messages."""
-        ...
 
+    @abstractmethod
     def remedy(self, shard: ShardInfo) -> str:
         """What to do where the bytes of a sample are not those that were written."""
-        ...
 
+    @abstractmethod
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
         """The indices of `shards`; ValueError where one is damaged or of other shards."""
-        ...
 
+    @abstractmethod
     def open(self, shard: ShardInfo) -> int:
         """A new descriptor of a shard, to `pread` from."""
-        ...
 
     def evicted(self, descriptor: int) -> bool:
-        """Whether the file of a descriptor has gone, and only the descriptor keeps its bytes."""
-        ...
+        """Whether the file of a descriptor is deleted, and only the descriptor keeps its bytes."""
+        return False
 
     def prefetch(self, shard: ShardInfo) -> None:
-        """Have a shard there soon, or know that it is in use."""
-        ...
+        """Fetch a shard that will be read soon, and mark it as in use."""
+        return
 
     def keep_indices(self, shards: Sequence[ShardInfo]) -> None:
-        """Know that the indices of `shards` are in use."""
-        ...
+        """Mark the indices of `shards` as in use."""
+        return
 
     def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
         """Raise ValueError where so many groups of an order are more shards than can be held."""
-        ...
+        return
 
 
 @dataclass(frozen=True)
-class LocalFolder:
+class LocalFolder(ShardFolder):
     """A folder of this machine: every file is there, nothing is copied."""
 
     path: Path
-    verified = False
-    bytes_at_once = None
 
     def __str__(self) -> str:
         return str(self.path)
@@ -105,21 +102,46 @@ class LocalFolder:
     def open(self, shard: ShardInfo) -> int:
         return os.open(self.path / shard.file, os.O_RDONLY)
 
-    def evicted(self, descriptor: int) -> bool:
-        return False
 
-    def prefetch(self, shard: ShardInfo) -> None:
-        pass
+class OpenShards:
+    """The open files of `shards` in `folder`, by their number; opened when they are first read."""
 
-    def keep_indices(self, shards: Sequence[ShardInfo]) -> None:
-        pass
+    def __init__(self, folder: ShardFolder, shards: Sequence[ShardInfo]) -> None:
+        self._folder = folder
+        self._shards = shards
+        self._files: OrderedDict[int, int] = OrderedDict()
 
-    def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
-        pass
+    def read(self, shard: int, read: Callable[..., Answer], *where: Any) -> Answer:
+        """Call `read(descriptor, *where)` on a shard; retry after a transient error."""
+        attempt = 1
+        while True:
+            try:
+                return read(self._file(shard), *where)
+            except OSError as error:
+                self._close_file(shard)  # a stale descriptor stays stale
+                address = self._folder.address(self._shards[shard])
+                wait_before_retry(address, error, attempt)
+            attempt += 1
 
+    def close(self) -> None:
+        """Close all files; a later read opens them again."""
+        while self._files:
+            os.close(self._files.popitem()[1])
 
-def open_folder(shards: Path | str, cache: CacheConfig) -> ShardFolder:
-    """The folder at a local path, or at a URL by way of `cache`; ValueError for an unknown URL."""
-    if is_url(shards):
-        return RemoteFolder(str(shards), cache)
-    return LocalFolder(Path(shards))
+    def _close_file(self, shard: int) -> None:
+        if (descriptor := self._files.pop(shard, None)) is not None:
+            os.close(descriptor)
+
+    def _file(self, shard: int) -> int:
+        """Descriptor of a shard; the least recently used one is closed when many are open."""
+        if shard in self._files:
+            self._files.move_to_end(shard)
+            return self._files[shard]
+        self._files[shard] = self._folder.open(self._shards[shard])
+        while len(self._files) > 1 and (
+            len(self._files) > _MAX_OPEN_FILES
+            # An evicted shard stays on the disk until it is closed.
+            or self._folder.evicted(next(iter(self._files.values())))
+        ):
+            os.close(self._files.popitem(last=False)[1])
+        return self._files[shard]

@@ -44,7 +44,7 @@ class ShardIndex:
 
     blocks: first byte over 512, uint32 [N, 2]; sizes: bytes, uint32 [N, 2]; crc32: uint32 [N, 2];
     extension: position in `extensions`, uint8 [N, 2]; labels: int32 [N]. Each column is contiguous.
-    duplicates: samples that the writer dropped from this shard (`data/writing/duplicates.py`).
+    duplicates: samples that the writer dropped from this shard (`data/shards/duplicates.py`).
     """
 
     info: ShardInfo

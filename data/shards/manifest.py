@@ -4,22 +4,19 @@ It is written last, so a folder without it is not finished. It holds nothing per
 the offset index beside each shard (`data/shards/index.py`).
 """
 
+import gc
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from safetensors import SafetensorError, safe_open
 
-from data.remote.address import SCHEMES, check_url, file_url, is_url
-from data.remote.cache_config import CacheConfig
+from data.remote.config import DEFAULT_CACHE, SCHEMES, CacheConfig, check_url, file_url, is_url
 from data.remote.fetch import fetch_bytes
-from data.remote.tensors import fetched_tensors
 from data.retry import retried
-from data.shards.paused_gc import paused_gc
 from data.tars.headers import BLOCK
 
 MANIFEST = "manifest.json"
@@ -28,12 +25,27 @@ FORMAT_VERSION = 1
 
 _MAX_MANIFEST_BYTES = 1 << 30
 _LEAST_BYTES_A_SAMPLE = 2 * BLOCK  # the tar headers of the sample and of its label
-_DEFAULT_CACHE = CacheConfig()
 
 # A name inside the folder: a manifest from somewhere else must not reach outside it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
 SplitName = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+@contextmanager
+def paused_gc() -> Iterator[None]:
+    """Switch Python's garbage collector off in the block, or in a function that it decorates.
+
+    It examines all objects again and again while very many are made, none of them garbage: a
+    manifest of 1,000,000 classes takes several times as long with it.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Record(BaseModel):
@@ -136,7 +148,7 @@ class Manifest(_Record):
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @classmethod
-    def load(cls, folder: Path | str, cache: CacheConfig = _DEFAULT_CACHE) -> "Manifest":
+    def load(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
         """Read `folder/manifest.json` and check that every shard is there at its full size.
 
         At a URL the shards are checked when they come. Raises FileNotFoundError where there is no
@@ -160,7 +172,7 @@ class Manifest(_Record):
                 )
 
     @classmethod
-    def read(cls, folder: Path | str, cache: CacheConfig = _DEFAULT_CACHE) -> "Manifest":
+    def read(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
         """`load` without a look at the shards."""
         if is_url(folder):
             url = file_url(check_url(str(folder)), MANIFEST)
@@ -237,55 +249,3 @@ def _first_repeated(names: Iterable[str]) -> str | None:
             return name
         seen.add(name)
     return None
-
-
-def load_label_vectors(
-    folder: Path | str, manifest: Manifest, cache: CacheConfig = _DEFAULT_CACHE
-) -> np.ndarray:
-    """One vector a class, float32 [K, D], in class-list order.
-
-    Raises ValueError where the source gives none, or the file is not the one of the manifest;
-    FileNotFoundError where it is missing.
-    """
-    if manifest.label_vectors is None:
-        raise ValueError(
-            f"{folder} has no label vectors: source {manifest.source.kind} gives none; "
-            "choose dense class weights"
-        )
-    digest = manifest.label_vectors_sha256
-    assert digest is not None
-    if is_url(folder):
-        url = file_url(check_url(str(folder)), manifest.label_vectors)
-        path = fetched_tensors(url, digest, cache)
-    else:
-        path = Path(folder) / manifest.label_vectors
-        retried(str(path), lambda: _check_digest(path, digest))
-    return _vectors(path, len(manifest.classes))
-
-
-def _check_digest(path: Path, digest: str) -> None:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-            raise ValueError(
-                f"{path} is damaged or another file (its SHA-256 is not the manifest's): copy it "
-                "again or run kway shard again"
-            )
-
-
-def _vectors(path: Path, num_classes: int) -> np.ndarray:
-    """Raises ValueError where whoever made the digest made it of something else."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            vectors: np.ndarray = file.get_tensor("vectors")
-    except SafetensorError as error:
-        raise ValueError(f"{path} holds no vectors ({error}): run kway shard again") from error
-    if vectors.ndim != 2 or len(vectors) != num_classes:
-        raise ValueError(
-            f"{path} has shape {list(vectors.shape)} and the manifest {num_classes} classes: "
-            "run kway shard again"
-        )
-    if vectors.dtype != np.float32 or not np.isfinite(vectors).all():
-        raise ValueError(f"{path} is not finite float32: run kway shard again")
-    return vectors

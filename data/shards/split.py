@@ -4,30 +4,24 @@ It knows nothing of ranks or pixels, and of an order only which shards it mixes.
 """
 
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from isal import isal_zlib
 
 from data.loading.order import InOrder, Order
 from data.loading.substitute import BadSampleError
-from data.printable import printable
-from data.remote.cache_config import CacheConfig
-from data.remote.read_ahead import ReadAhead
-from data.retry import retried, wait_before_retry
-from data.shards.folder import ShardFolder, open_folder
+from data.messages import printable
+from data.remote.config import DEFAULT_CACHE, CacheConfig, is_url
+from data.remote.folder import RemoteFolder
+from data.remote.prefetch import ShardPrefetcher
+from data.retry import retried
+from data.shards.folder import LocalFolder, OpenShards, ShardFolder
 from data.shards.index import ShardIndex, check_labels, read_key, read_member
 from data.shards.manifest import ClassInfo, Manifest
-from data.shards.utf8 import decode_text
 from data.tars.headers import BLOCK
-
-Answer = TypeVar("Answer")
-
-_MAX_OPEN_FILES = 256
-_DEFAULT_CACHE = CacheConfig()
 
 
 class Split:
@@ -46,12 +40,12 @@ class Split:
         self._open()
 
     def _open(self) -> None:
-        self._files: OrderedDict[int, int] = OrderedDict()
         self._shards = self.manifest.of_split(self.name)
+        self._files = OpenShards(self.folder, self._shards)
         self._indices: list[ShardIndex] = retried(
             str(self.folder), lambda: self.folder.indices(self._shards)
         )
-        self._ahead = ReadAhead(self.folder, self._shards)
+        self._ahead = ShardPrefetcher(self.folder, self._shards)
         self._starts = np.cumsum([0, *(shard.samples for shard in self._shards)])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,17 +110,17 @@ class Split:
 
     def key(self, i: int) -> str:
         """The webdataset key of sample `i`."""
-        shard, row = self._place(i)
-        return self._from_shard(shard, read_key, self._indices[shard], row)
+        shard, row = self._locate(i)
+        return self._files.read(shard, read_key, self._indices[shard], row)
 
     def read(self, i: int) -> tuple[bytes, str, int]:
         """(bytes, extension, label) of sample `i`.
 
         Raises BadSampleError where the checksum does not hold or the label has no class.
         """
-        shard, row = self._place(i)
+        shard, row = self._locate(i)
         index = self._indices[shard]
-        data = self._from_shard(shard, read_member, index, row)
+        data = self._files.read(shard, read_member, index, row)
         if data is None:
             remedy = self.folder.remedy(self._shards[shard])
             raise self.bad(i, f"its bytes are not those that were written: {remedy}")
@@ -141,7 +135,7 @@ class Split:
         Their places are looked up together, which is most of the work where samples are small.
         """
         for shard, block, size, crc32, label in zip(*self._entries(samples), strict=True):
-            data = self._from_shard(shard, os.pread, size, block * BLOCK)
+            data = self._files.read(shard, os.pread, size, block * BLOCK)
             sound = isal_zlib.crc32(data) == crc32 and 0 <= label < self.num_classes
             yield (data, label) if sound else None
 
@@ -169,7 +163,7 @@ class Split:
 
     def bad(self, i: int, reason: str) -> BadSampleError:
         """An error that names the shard and key of sample `i`."""
-        address = self.folder.address(self._shards[self._place(i)[0]])
+        address = self.folder.address(self._shards[self._locate(i)[0]])
         return BadSampleError(f"{address}: {printable(self._name(i))}: {reason}")
 
     def _name(self, i: int) -> str:
@@ -197,7 +191,7 @@ class Split:
         for number, (shard, index) in enumerate(zip(self._shards, self._indices, strict=True)):
             last = shard.samples - 1
             ends = {(0, 0), (last, 0)} if last else {(0, 0), (0, 1)}
-            if all(self._from_shard(number, read_member, index, *end) is None for end in ends):
+            if all(self._files.read(number, read_member, index, *end) is None for end in ends):
                 raise ValueError(
                     f"{self.folder.address(shard)} is not the shard that was written: another "
                     f"file stands in its place; copy it again ({self.folder.remedy(shard)})"
@@ -225,47 +219,16 @@ class Split:
         """
         self._ahead.will_read(order, position)
 
-    def _place(self, i: int) -> tuple[int, int]:
+    def _locate(self, i: int) -> tuple[int, int]:
         if not 0 <= i < len(self):
             raise IndexError(f"sample {i} of split {self.name!r} with {len(self)}")
         shard = int(np.searchsorted(self._starts, i, side="right")) - 1
         return shard, i - int(self._starts[shard])
 
-    def _from_shard(self, shard: int, read: Callable[..., Answer], *where: Any) -> Answer:
-        """Call `read(descriptor, *where)` on a shard; retry after a transient error."""
-        attempt = 1
-        while True:
-            try:
-                return read(self._file(shard), *where)
-            except OSError as error:
-                self._close_file(shard)  # a stale descriptor stays stale
-                address = self.folder.address(self._shards[shard])
-                wait_before_retry(address, error, attempt)
-            attempt += 1
-
-    def _close_file(self, shard: int) -> None:
-        if (descriptor := self._files.pop(shard, None)) is not None:
-            os.close(descriptor)
-
-    def _file(self, shard: int) -> int:
-        """Descriptor of a shard; the least recently used one is closed when many are open."""
-        if shard in self._files:
-            self._files.move_to_end(shard)
-            return self._files[shard]
-        self._files[shard] = self.folder.open(self._shards[shard])
-        while len(self._files) > 1 and (
-            len(self._files) > _MAX_OPEN_FILES
-            # An evicted shard stays on the disk until it is closed.
-            or self.folder.evicted(next(iter(self._files.values())))
-        ):
-            os.close(self._files.popitem(last=False)[1])
-        return self._files[shard]
-
     def close(self) -> None:
         """Close the shards and fetch no more of them; a later read opens them again."""
         self._ahead.stop()
-        while self._files:
-            os.close(self._files.popitem()[1])
+        self._files.close()
 
     def __enter__(self) -> "Split":
         return self
@@ -284,12 +247,19 @@ def _has_class(index: ShardIndex, num_classes: int) -> np.ndarray:
     return sound
 
 
+def _open_folder(shards: Path | str, cache: CacheConfig) -> ShardFolder:
+    """The folder at a local path, or at a URL by way of `cache`; ValueError for an unknown URL."""
+    if is_url(shards):
+        return RemoteFolder(str(shards), cache)
+    return LocalFolder(Path(shards))
+
+
 def open_split(
     shards: Path | str,
     split: str,
     *,
     max_bad_labels: int = 0,
-    cache: CacheConfig = _DEFAULT_CACHE,
+    cache: CacheConfig = DEFAULT_CACHE,
     manifest: Manifest | None = None,
 ) -> Split:
     """Open one split of a folder that `kway shard` made, at a path or, by way of `cache`, at a URL.
@@ -299,7 +269,7 @@ def open_split(
     unknown split, an index that does not fit its shard, a shard that another file replaced, or more
     than `max_bad_labels` labels without a class.
     """
-    folder = open_folder(shards, cache)
+    folder = _open_folder(shards, cache)
     if manifest is None:
         manifest = Manifest.load(shards, cache)
     try:
@@ -311,3 +281,11 @@ def open_split(
             raise
         raise ValueError(f"{folder}: {error}") from error
     return opened
+
+
+def decode_text(data: bytes) -> str:
+    """Raises ValueError with the place where `data` is not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 from its byte {error.start} on") from error

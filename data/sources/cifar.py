@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from data.option import Argument
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.archive import archived_files, loose_files
+from data.sources.layouts.archive import archived_files, loose_files
 from data.sources.packing import lossless
 from data.sources.source import STRICT, CommandSource, Sample
 
@@ -56,7 +56,7 @@ class _Cifar(CommandSource):
 
     def describe(self) -> SourceInfo:
         content = hashlib.sha256()
-        for name in self._wanted:
+        for name in self._file_names:
             content.update(self._contents[name])
         return SourceInfo(kind=self.kind, parameters={"content": content.hexdigest()[:16]})
 
@@ -75,8 +75,8 @@ class _Cifar(CommandSource):
 
     def render(self, task: _Task) -> Sample:
         planes = np.frombuffer(task.pixels, np.uint8).reshape(3, _SIDE, _SIDE)
-        picture = np.ascontiguousarray(planes.transpose(1, 2, 0))
-        return Sample(task.key, lossless(picture), "png", task.label)
+        image = np.ascontiguousarray(planes.transpose(1, 2, 0))
+        return Sample(task.key, lossless(image), "png", task.label)
 
     @property
     def origin(self) -> Path:
@@ -118,7 +118,7 @@ class _Cifar(CommandSource):
         return names
 
     @property
-    def _wanted(self) -> tuple[str, ...]:
+    def _file_names(self) -> tuple[str, ...]:
         return (*(file for files in self.files.values() for file in files), *self.labels)
 
     @cached_property
@@ -126,18 +126,14 @@ class _Cifar(CommandSource):
         """File name -> content of every file that is read."""
         if self.path.is_dir():
             inner = self.path / self.unpacked
-            found = loose_files(inner if inner.is_dir() else self.path, self._wanted)
+            found = loose_files(inner if inner.is_dir() else self.path, self._file_names)
         else:
-            found = archived_files(self.path, self._wanted)
-        if missing := [name for name in self._wanted if name not in found]:
+            found = archived_files(self.path, self._file_names)
+        if missing := [name for name in self._file_names if name not in found]:
             raise FileNotFoundError(
                 f"{self.path} holds no {missing[0]}: give the binary version, {self.archive}"
             )
         return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers get their pixels with each task.
-        return {"path": self.path}
 
 
 class Cifar10(_Cifar):

@@ -15,8 +15,8 @@ from pydantic.dataclasses import dataclass
 
 from data.option import Option
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.emoji_classes import emoji_classes, emoji_vectors
 from data.sources.source import STRICT, CommandSource, Sample
+from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import fold, fully_qualified, load_languages, name_in
 
 # Each has near relatives in training: Spanish, Portuguese and French; Arabic script; German.
@@ -113,7 +113,3 @@ class EmojiNames(CommandSource):
     @cached_property
     def _labels(self) -> list[str]:
         return sorted({fold(one) for one in fully_qualified()})[: self.classes_limit]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers name; they need no class list.
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from data.messages import Report, silent
 from data.shards.split_names import renamed_splits, shard_splits
 from data.sources.source import CommandSource
-from data.text.settle import Rules, Settled, Work, pass_notes
-from data.text.spans import Kept, Report, Span, silent
-from data.text.tasks import Task
+from data.text.references import LabeledText, Span
+from data.text.selection import Selection, SelectionFolder, SelectionRules, Task, pass_notes
 
 
 class FirstPassSource(CommandSource):
@@ -37,38 +37,38 @@ class FirstPassSource(CommandSource):
         """The files in the order in which references count them."""
 
     @abstractmethod
-    def pass_rules(self) -> Rules:
+    def pass_rules(self) -> SelectionRules:
         """How classes and duplicates are chosen."""
 
     @abstractmethod
     def spans(self) -> list[Span]: ...
 
     @abstractmethod
-    def kept(self, span: Span, counts: Counter[str]) -> Iterator[Kept]: ...
+    def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]: ...
 
     def splits(self) -> dict[str, Sequence[Task]]:
-        work = Work(self.work)
-        in_shards = shard_splits(self._settled.splits)
-        return {in_shards[split]: work.tasks(split) for split in self._settled.splits}
+        folder = SelectionFolder(self.work)
+        in_shards = shard_splits(self._selection.splits)
+        return {in_shards[split]: folder.tasks(split) for split in self._selection.splits}
 
     def notes(self) -> list[str]:
         """What was skipped, found or renamed, one line each; call it after the first pass."""
-        return pass_notes(self._settled) + renamed_splits(self._settled.splits)
+        return pass_notes(self._selection) + renamed_splits(self._selection.splits)
 
     def clean_up(self) -> None:
         """Remove what the first pass left."""
-        Work(self.work).remove()
+        SelectionFolder(self.work).remove()
 
     @cached_property
-    def _settled(self) -> Settled:
+    def _selection(self) -> Selection:
         # What it was made of, and where: its references count files by their order.
         files = [str(path.resolve()) for path in self.pass_files()]
         about = json.dumps([self.describe().model_dump(), files])
-        return Work(self.work).settled(
+        return SelectionFolder(self.work).select(
             about, self, self.pass_rules(), workers=self.pass_workers, report=self.report
         )
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers read; they need neither the result of the first pass nor whom to report to.
-        state = {k: v for k, v in self.__dict__.items() if k not in ("report", "_settled")}
+        state = {k: v for k, v in self.__dict__.items() if k not in ("report", "_selection")}
         return {**state, "report": silent}

@@ -1,7 +1,7 @@
 """Characters drawn from the fonts that matplotlib ships: thousands of classes, no download.
 
 One class a character (or a group of characters that look the same), faces and mild distortions as
-samples, whole styles held out for the test split. Drawing itself is `fonts.py`.
+samples, whole styles held out for the test split. Drawing itself is `data/images/fonts.py`.
 """
 
 import unicodedata
@@ -19,12 +19,12 @@ from fontTools.unicodedata import block
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.images.fonts import PLAIN, Distortion, Pen, face_characters
 from data.option import Option
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.fonts import PLAIN, Distortion, Pen, face_characters
-from data.sources.name_vectors import name_vectors, split_words
 from data.sources.source import STRICT, CommandSource, Sample
+from data.text.name_vectors import name_vectors, split_words
 
 MIN_FACES = 8
 # One style of each family is never trained on. Every class stands in at least one of these faces.
@@ -49,7 +49,7 @@ _KINDS = {
     "S": "symbols",
 }
 
-Pictures = dict[int, dict[str, bytes]]  # code point -> face -> its picture
+Drawings = dict[int, dict[str, bytes]]  # code point -> face -> its picture
 
 
 class _Task(NamedTuple):
@@ -152,7 +152,7 @@ class Glyphs(CommandSource):
         if task.variant >= 0:
             change = Distortion.draw(self._rng(task))
             key = f"{key}-{task.variant}"
-        written, png = cv2.imencode(".png", self._pen.picture(glyph, change), _PNG)
+        written, png = cv2.imencode(".png", self._pen.draw(glyph, change), _PNG)
         assert written
         return Sample(key, png.tobytes(), "png", task.label)
 
@@ -162,10 +162,10 @@ class Glyphs(CommandSource):
         return np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
 
     def _test_faces(self, group: _GlyphClass) -> list[str]:
-        pictures = self._pictures
-        trained = {pictures[c][f] for f, c in group.faces.items() if f not in TEST_FACES}
+        drawings = self._drawings
+        trained = {drawings[c][f] for f, c in group.faces.items() if f not in TEST_FACES}
         held_out = [face for face in group.faces if face in TEST_FACES]
-        new = [face for face in held_out if pictures[group.faces[face]][face] not in trained]
+        new = [face for face in held_out if drawings[group.faces[face]][face] not in trained]
         return new or held_out[:1]
 
     @cached_property
@@ -173,25 +173,21 @@ class Glyphs(CommandSource):
         return Pen(self.size)
 
     @cached_property
-    def _pictures(self) -> Pictures:
+    def _drawings(self) -> Drawings:
         return _draw_characters(face_characters())
 
     @cached_property
     def _groups(self) -> list[_GlyphClass]:
-        pictures = self._pictures
-        groups: Iterable[Sequence[int]] = [(code,) for code in sorted(pictures)]
+        drawings = self._drawings
+        groups: Iterable[Sequence[int]] = [(code,) for code in sorted(drawings)]
         if self.confusables == "merge":
-            groups = look_alikes(pictures)
-        classes = [_glyph_class(group, pictures) for group in groups]
+            groups = look_alikes(drawings)
+        classes = [_glyph_class(group, drawings) for group in groups]
         classes.sort(key=lambda group: (-len(group.faces), group.codes[0]))
         return classes[: self.classes_limit]
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers draw; they need neither the class list nor open fonts.
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
-
-def _draw_characters(faces: dict[str, frozenset[int]]) -> Pictures:
+def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
     """Every character of at least `MIN_FACES` faces in each face that has ink for it.
 
     Left out: control, format, private-use and unassigned code points, and spaces.
@@ -203,19 +199,19 @@ def _draw_characters(faces: dict[str, frozenset[int]]) -> Pictures:
         if count[code] >= MIN_FACES and unicodedata.category(chr(code))[0] not in "CZ"
     ]
     pen = Pen(_LOOK)
-    pictures: Pictures = {}
+    drawings: Drawings = {}
     for code in wanted:
         drawn = {
-            face: pen.picture(glyph).tobytes()
+            face: pen.draw(glyph).tobytes()
             for face, codes in faces.items()
             if code in codes and (glyph := pen.glyph(face, code)) is not None
         }
         if len(drawn) >= MIN_FACES:
-            pictures[code] = drawn
-    return pictures
+            drawings[code] = drawn
+    return drawings
 
 
-def look_alikes(pictures: Pictures) -> list[list[int]]:
+def look_alikes(drawings: Drawings) -> list[list[int]]:
     """Groups of characters that cannot be told apart, each sorted; most groups have one member.
 
     Two characters join when their pictures are equal in more than half of the faces where both
@@ -223,12 +219,12 @@ def look_alikes(pictures: Pictures) -> list[list[int]]:
     """
     twins: Counter[tuple[int, int]] = Counter()
     same: defaultdict[tuple[str, bytes], list[int]] = defaultdict(list)
-    for code, drawn in sorted(pictures.items()):
-        for face, picture in drawn.items():
-            same[face, picture].append(code)
+    for code, drawn in sorted(drawings.items()):
+        for face, drawing in drawn.items():
+            same[face, drawing].append(code)
     for codes in same.values():
         twins.update(combinations(codes, 2))
-    first = {code: code for code in pictures}
+    first = {code: code for code in drawings}
 
     def root(code: int) -> int:
         while first[code] != code:
@@ -236,11 +232,11 @@ def look_alikes(pictures: Pictures) -> list[list[int]]:
         return code
 
     for (a, b), equal in sorted(twins.items()):
-        if 2 * equal > len(pictures[a].keys() & pictures[b].keys()):
+        if 2 * equal > len(drawings[a].keys() & drawings[b].keys()):
             low, high = sorted((root(a), root(b)))
             first[high] = low
     groups: defaultdict[int, list[int]] = defaultdict(list)
-    for code in sorted(pictures):
+    for code in sorted(drawings):
         groups[root(code)].append(code)
     return list(groups.values())
 
@@ -252,7 +248,7 @@ def _path(character: str) -> str:
     return join_path((block(character), f"{block(character)}, {kind}"))
 
 
-def _glyph_class(codes: Sequence[int], pictures: Pictures) -> _GlyphClass:
-    faces = sorted({face for code in codes for face in pictures[code]})
-    chosen = {face: next(c for c in codes if face in pictures[c]) for face in faces}
+def _glyph_class(codes: Sequence[int], drawings: Drawings) -> _GlyphClass:
+    faces = sorted({face for code in codes for face in drawings[code]})
+    chosen = {face: next(c for c in codes if face in drawings[c]) for face in faces}
     return _GlyphClass(tuple(codes), chosen)

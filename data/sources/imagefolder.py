@@ -18,11 +18,16 @@ from data.option import Argument, Option
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
-from data.sources.keys import webdataset_keys
-from data.sources.listing import ENDINGS, File, Listing, list_class_folders, list_label_file
-from data.sources.packing import PackedImages
+from data.sources.layouts.class_folders import (
+    ENDINGS,
+    File,
+    Listing,
+    list_class_folders,
+    list_label_file,
+)
+from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
+from data.sources.packing import PackedImages, webdataset_keys
 from data.sources.source import STRICT, CommandSource, Sample
-from data.sources.taxonomy import PlacedClasses, TaxonomyOption
 
 
 class _Task(NamedTuple):
@@ -88,8 +93,8 @@ class ImageFolder(PackedImages, CommandSource):
         if self.nested:
             parameters["nested"] = True
         if self.taxonomy is not None:
-            said = repr([info.model_dump() for info in self.classes()]).encode()
-            parameters["taxonomy"] = hashlib.sha256(said).hexdigest()[:16]
+            content = repr([info.model_dump() for info in self.classes()]).encode()
+            parameters["taxonomy"] = hashlib.sha256(content).hexdigest()[:16]
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
@@ -145,10 +150,10 @@ class ImageFolder(PackedImages, CommandSource):
         return notes
 
     @cached_property
-    def _placed(self) -> PlacedClasses | None:
+    def _placed(self) -> ClassTaxonomy | None:
         if self.taxonomy is None:
             return None
-        return PlacedClasses(self.taxonomy, self._class_names)
+        return ClassTaxonomy(self.taxonomy, self._class_names)
 
     @property
     def _files(self) -> list[File]:
@@ -178,9 +183,7 @@ class ImageFolder(PackedImages, CommandSource):
         return names
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers read; they need neither listing nor class list.
-        state = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-        return {**state, "taxonomy": None}
+        return {**super().__getstate__(), "taxonomy": None}
 
 
 def _path(above: tuple[str, ...]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """ImageNet as published for ILSVRC 2012: tar files read in place, or the extracted folders.
 
-Where pictures lie is `ilsvrc_listing.py`, what synsets mean `ilsvrc_devkit.py`.
+`layouts/ilsvrc_images.py` lists the images, `layouts/ilsvrc_devkit.py` describes the synsets.
 """
 
 import hashlib
@@ -15,23 +15,22 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.messages import Report, silent
 from data.option import Argument, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
-from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
-from data.sources.ilsvrc_listing import (
+from data.sources.layouts.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
+from data.sources.layouts.ilsvrc_images import (
     TRAIN_TAR,
     VAL_TAR,
-    Picture,
-    Pictures,
+    ImageEntry,
+    ImageList,
     list_training,
     list_validation,
 )
-from data.sources.keys import webdataset_keys
-from data.sources.packing import PackedImages
+from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
+from data.sources.packing import PackedImages, webdataset_keys
 from data.sources.source import STRICT, CommandSource, Sample
-from data.sources.taxonomy import PlacedClasses, TaxonomyOption
-from data.text.spans import Report, silent
 
 _NAMED = 3
 
@@ -77,9 +76,9 @@ class ImageNet(PackedImages, CommandSource):
     def describe(self) -> SourceInfo:
         # Neither folder nor layout: extracted pictures give the same shards as the tars.
         listing = hashlib.sha256(repr([info.model_dump() for info in self.classes()]).encode())
-        for split, pictures in self._splits.items():
-            for picture in pictures:
-                listing.update(repr((split, picture.name, picture.size, picture.synset)).encode())
+        for split, images in self._splits.items():
+            for image in images:
+                listing.update(repr((split, image.name, image.size, image.synset)).encode())
         parameters: dict[str, Any] = {
             "listing": listing.hexdigest()[:16],
             "short_side": self.target_side,
@@ -123,7 +122,7 @@ class ImageNet(PackedImages, CommandSource):
             data, extension = self.packed(data)
         except ValueError as error:
             if self.skip_bad:
-                return Skipped(_place(task.file, task.key), str(error))
+                return Skipped(_location(task.file, task.key), str(error))
             where = f"{path}, {task.key} in it" if path.suffix == ".tar" else str(path)
             raise ValueError(f"{where}: {error}; download it again, or give --skip-bad") from error
         return Sample(task.key, data, extension, task.label)
@@ -155,14 +154,14 @@ class ImageNet(PackedImages, CommandSource):
         listed = [self._training] + ([self._validation] if self._validation else [])
         reason = "validation image of a class that is not in training"
         return [
-            *(one for pictures in listed for one in pictures.skipped),
-            *(Skipped(_place(picture.file, picture.name), reason) for picture in self._outside),
+            *(one for images in listed for one in images.skipped),
+            *(Skipped(_location(image.file, image.name), reason) for image in self._outside),
         ]
 
     @cached_property
-    def _placed(self) -> PlacedClasses | None:
+    def _placed(self) -> ClassTaxonomy | None:
         taxonomy = self.taxonomy or self._devkit
-        return None if taxonomy is None else PlacedClasses(taxonomy, self._synsets)
+        return None if taxonomy is None else ClassTaxonomy(taxonomy, self._synsets)
 
     @cached_property
     def _devkit(self) -> Devkit | None:
@@ -174,16 +173,16 @@ class ImageNet(PackedImages, CommandSource):
         return None
 
     @cached_property
-    def _training(self) -> Pictures:
+    def _training(self) -> ImageList:
         return list_training(self.folder, self.report)
 
     @cached_property
-    def _validation(self) -> Pictures | None:
+    def _validation(self) -> ImageList | None:
         return list_validation(self.folder, self._devkit)
 
     @cached_property
     def _synsets(self) -> list[str]:
-        synsets = sorted({picture.synset for picture in self._training.found})
+        synsets = sorted({image.synset for image in self._training.found})
         if len(synsets) < 2:
             raise ValueError(
                 f"{self.folder} has {len(synsets)} classes of training pictures: 2 are needed"
@@ -198,35 +197,33 @@ class ImageNet(PackedImages, CommandSource):
         return synsets
 
     @cached_property
-    def _splits(self) -> dict[str, list[Picture]]:
+    def _splits(self) -> dict[str, list[ImageEntry]]:
         trained = set(self._synsets)
         test = self._validation.found if self._validation else []
         splits = {
             "train": self._training.found,
-            "test": [picture for picture in test if picture.synset in trained],
+            "test": [image for image in test if image.synset in trained],
         }
-        return {split: pictures for split, pictures in splits.items() if pictures}
+        return {split: images for split, images in splits.items() if images}
 
     @property
-    def _outside(self) -> list[Picture]:
+    def _outside(self) -> list[ImageEntry]:
         trained = set(self._synsets)
         listed = self._validation.found if self._validation else []
-        return [picture for picture in listed if picture.synset not in trained]
+        return [image for image in listed if image.synset not in trained]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers read; they need neither listing nor class list, nor whom to report to.
-        state = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-        return {**state, "taxonomy": None, "report": silent}
+        return {**super().__getstate__(), "taxonomy": None, "report": silent}
 
 
-def _place(file: str, name: str) -> str:
+def _location(file: str, name: str) -> str:
     return f"{file}: {name}" if file.endswith(".tar") else file
 
 
-def _missing(devkit: Devkit, training: Pictures, validation: Pictures | None) -> list[str]:
+def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) -> list[str]:
     """What the devkit counts and is not there: a subset, or a loss."""
-    found = Counter(picture.synset for picture in training.found)
-    expected = {s.wnid: s.pictures for s in devkit.synsets.values() if s.pictures}
+    found = Counter(image.synset for image in training.found)
+    expected = {s.wnid: s.num_images for s in devkit.synsets.values() if s.num_images}
     notes = []
     if absent := sorted(expected.keys() - found.keys()):
         notes.append(

@@ -13,8 +13,8 @@ import numpy as np
 
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
-from data.sources.emoji_classes import emoji_spellings
 from data.sources.source import Modality, Sample, Source
+from data.text.emoji_classes import emoji_spellings
 from data.text.records import digest
 
 # (file, names) -> vectors float32 [names, D], and those of the names that have none.

@@ -16,18 +16,18 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.messages import Report, silent
 from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import split_name
-from data.sources.emoji_classes import emoji_classes, emoji_vectors
 from data.sources.first_pass import FirstPassSource
 from data.sources.source import STRICT, Sample
-from data.text.clean import Cleaning
+from data.text.cleaning import Cleaning
+from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import fold
 from data.text.records import KINDS, TEXT_OF_LINES, RecordFile, digest, open_records
-from data.text.settle import Rules
-from data.text.spans import Kept, Report, Span, silent
-from data.text.tasks import Task
+from data.text.references import LabeledText, Span
+from data.text.selection import SelectionRules, Task
 
 _FILES = ("train", "val", "test")  # before _text.txt and _labels.txt
 
@@ -93,7 +93,7 @@ class LabelledTexts(FirstPassSource):
     def classes(self) -> tuple[ClassInfo, ...]:
         if (found := self._emoji) is not None:
             return emoji_classes(found)
-        return tuple(ClassInfo(name=self._named.get(x, (x, x))[1]) for x in self._settled.labels)
+        return tuple(ClassInfo(name=self._named.get(x, (x, x))[1]) for x in self._selection.labels)
 
     def label_vectors(self) -> np.ndarray | None:
         return None if (found := self._emoji) is None else emoji_vectors(found)
@@ -107,7 +107,7 @@ class LabelledTexts(FirstPassSource):
         # A label has the number of its text's line: files are read from their beginning.
         return [Span(number, 0, one.size) for number, one in enumerate(self._records)]
 
-    def kept(self, span: Span, counts: Counter[str]) -> Iterator[Kept]:
+    def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
         one, name = self._records[span.file], self._splits[span.file]
         labels = chain(self._labels(name), repeat(None))
         lines = 0
@@ -125,7 +125,7 @@ class LabelledTexts(FirstPassSource):
                 counts["texts that are not UTF-8"] += 1
                 continue
             if text.strip():
-                yield Kept(offset, len(data), text, label, split_name(name))
+                yield LabeledText(offset, len(data), text, label, split_name(name))
             else:
                 counts["texts of nothing but emoji, names and addresses"] += 1
         if next(labels) is not None:
@@ -157,7 +157,7 @@ class LabelledTexts(FirstPassSource):
     @property
     def _emoji(self) -> list[str] | None:
         """Folded emoji of the classes, where the mapping gives one for each."""
-        found = [self._named.get(label, ("", ""))[0] for label in self._settled.labels]
+        found = [self._named.get(label, ("", ""))[0] for label in self._selection.labels]
         return [fold(one) for one in found] if set(found) <= emoji.EMOJI_DATA.keys() else None
 
     @cached_property
@@ -200,8 +200,8 @@ class LabelledTexts(FirstPassSource):
     def pass_files(self) -> tuple[Path, ...]:
         return self.files
 
-    def pass_rules(self) -> Rules:
-        return Rules(
+    def pass_rules(self) -> SelectionRules:
+        return SelectionRules(
             self._choose,
             drop_duplicates=self.duplicates == "drop",
             drop_across=self.across == "drop",

@@ -10,17 +10,17 @@ import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.class_names import read_class_names
 from data.option import Argument
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.packing import lossless
 from data.sources.source import STRICT, CommandSource, Sample
+from data.tars.labels import read_class_names
 
 _STEMS = {"train": "train", "test": "t10k"}
 _BYTES = 0x08  # of an element, in the third byte of the magic number
@@ -61,9 +61,9 @@ class Mnist(CommandSource):
 
     def describe(self) -> SourceInfo:
         content = hashlib.sha256(repr(self._class_names).encode())
-        for pictures, labels in self._arrays.values():
-            content.update(repr(pictures.shape).encode())
-            content.update(pictures.tobytes() + labels.tobytes())
+        for images, labels in self._arrays.values():
+            content.update(repr(images.shape).encode())
+            content.update(images.tobytes() + labels.tobytes())
         return SourceInfo(kind=self.kind, parameters={"content": content.hexdigest()[:16]})
 
     def classes(self) -> tuple[ClassInfo, ...]:
@@ -72,10 +72,10 @@ class Mnist(CommandSource):
     def splits(self) -> dict[str, Sequence[_Task]]:
         return {
             split: [
-                _Task(f"{split}-{i:05d}", int(label), picture)
-                for i, (picture, label) in enumerate(zip(pictures, labels, strict=True))
+                _Task(f"{split}-{i:05d}", int(label), image)
+                for i, (image, label) in enumerate(zip(images, labels, strict=True))
             ]
-            for split, (pictures, labels) in self._arrays.items()
+            for split, (images, labels) in self._arrays.items()
         }
 
     def render(self, task: _Task) -> Sample:
@@ -101,21 +101,17 @@ class Mnist(CommandSource):
         """Split -> pictures uint8 [N, H, W], labels uint8 [N]."""
         arrays = {}
         for split, stem in _STEMS.items():
-            pictures = _read_idx(self.folder, f"{stem}-images", 3)
+            images = _read_idx(self.folder, f"{stem}-images", 3)
             labels = _read_idx(self.folder, f"{stem}-labels", 1)
-            if len(pictures) != len(labels):
+            if len(images) != len(labels):
                 raise ValueError(
-                    f"{self.folder}: {stem}-images holds {len(pictures):,} pictures and "
+                    f"{self.folder}: {stem}-images holds {len(images):,} pictures and "
                     f"{stem}-labels {len(labels):,} labels: download both again"
                 )
-            if not pictures.size:
+            if not images.size:
                 raise ValueError(f"{self.folder}: {stem}-images is empty: download it again")
-            arrays[split] = pictures, labels
+            arrays[split] = images, labels
         return arrays
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Workers get their pixels with each task.
-        return {"folder": self.folder, "names": self.names}
 
 
 def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:

@@ -1,7 +1,11 @@
-"""An image as it is stored in a shard: shrunk, byte for byte, or lossless from pixels.
+"""An image as it is stored in a shard: its key, and its bytes: shrunk, unchanged, or lossless from
+pixels.
 
 The sources of images share it. Decoding and its limits are `data/images/decode.py`.
 """
+
+import hashlib
+from collections.abc import Iterable, Iterator
 
 import cv2
 import numpy as np
@@ -12,6 +16,8 @@ from data.images.decode import MAX_PIXELS, decode, inspect, resize_short_side
 from data.sources.source import STRICT
 
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
+# A tar header holds a name of 100 bytes; the extension needs a few.
+_MAX_KEY_BYTES = 90
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -47,19 +53,36 @@ def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes,
     what `data.images` does not decode.
     """
     extension = inspect(data, MAX_PIXELS)
-    picture = decode(data, 3, MAX_PIXELS)
-    if short_side is None or min(picture.shape[:2]) <= short_side:
+    image = decode(data, 3, MAX_PIXELS)
+    if short_side is None or min(image.shape[:2]) <= short_side:
         return data, extension
-    picture = cv2.cvtColor(resize_short_side(picture, short_side), cv2.COLOR_RGB2BGR)
-    written, jpeg = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, quality])
+    image = cv2.cvtColor(resize_short_side(image, short_side), cv2.COLOR_RGB2BGR)
+    written, jpeg = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, quality])
     assert written
     return jpeg.tobytes(), "jpg"
 
 
-def lossless(picture: np.ndarray) -> bytes:
+def lossless(image: np.ndarray) -> bytes:
     """PNG of pixels uint8, RGB [H, W, 3] or grey [H, W]."""
-    if picture.ndim == 3:
-        picture = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
-    written, png = cv2.imencode(".png", picture, _PNG)
+    if image.ndim == 3:
+        image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+    written, png = cv2.imencode(".png", image, _PNG)
     assert written
     return png.tobytes()
+
+
+def webdataset_keys(paths: Iterable[str]) -> Iterator[str]:
+    """A key a path: the path without ending; made unique, and short enough for tar."""
+    seen: set[str] = set()
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        stem = name.rpartition(".")[0].replace(".", "_") or "_"
+        key = f"{folder}/{stem}" if folder else stem
+        encoded = key.encode("utf-8", "surrogateescape")
+        if len(encoded) > _MAX_KEY_BYTES or not key.isprintable():
+            key = hashlib.sha256(encoded).hexdigest()[:32]
+        if key in seen:
+            suffix = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
+            key = f"{key}~{suffix[:8]}"
+        seen.add(key)
+        yield key

@@ -1,23 +1,31 @@
-"""What the shard writer needs of a source, and what `kway shard` needs of one that it offers.
+"""What the shard writer needs of a source, what `kway shard` needs of one that it offers, and how
+its samples are rendered by several processes.
 
 A source is sent to worker processes once, so it keeps its own state small and opens files late.
 """
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from pydantic import ConfigDict
 
+from data.processes import end_with_parent, in_order, spawned
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
 # A source is a pydantic dataclass: a wrong or unknown option is an error wherever it is made.
 # Arbitrary types are for `Taxonomy`, of which pydantic then checks the attributes.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+Modality = Literal["image", "text"]
+_TASKS_AT_ONCE = 64
+_TASKS_A_WORKER = 2_000  # fewer do not repay the start of a process
 
 
 @dataclass(frozen=True)
@@ -30,36 +38,27 @@ class Sample:
     label: int
 
 
-Modality = Literal["image", "text"]
-
-
 class Source(Protocol):
     """Where samples come from. Equal descriptions give equal samples, byte for byte."""
 
     @property
     def modality(self) -> Modality:
         """What its samples are."""
-        ...
 
     def describe(self) -> SourceInfo:
         """Kind and parameters. An unfinished folder is resumed only if they are the same."""
-        ...
 
     def classes(self) -> tuple[ClassInfo, ...]:
         """The class list; a label is a position in it."""
-        ...
 
     def label_vectors(self) -> np.ndarray | None:
         """One vector a class, float32 [K, D], where the source knows any."""
-        ...
 
     def splits(self) -> dict[str, Sequence[Any]]:
         """Small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
-        ...
 
     def render(self, task: Any) -> Sample | Skipped:
         """Make the sample or return why it is skipped. ValueError names the problem and the fix."""
-        ...
 
 
 class CommandSource(ABC):
@@ -115,3 +114,41 @@ class CommandSource(ABC):
     def clean_up(self) -> None:
         """Remove temporary files, once shards are written or the input turned out to be bad."""
         return
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers render: they need neither cached listings and class lists nor open files.
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
+
+def num_workers(asked: int | None, num_tasks: int) -> int:
+    """`asked`, or one a core where there is enough to do."""
+    if asked is not None:
+        return asked
+    return min(len(os.sched_getaffinity(0)), 1 + num_tasks // _TASKS_A_WORKER)
+
+
+@contextmanager
+def rendered(
+    source: Source, tasks: Iterable[Any], workers: int
+) -> Iterator[Iterator[Sample | Skipped]]:
+    """Samples of `tasks`, in their order, made by `workers` processes (0, 1: in this one)."""
+    if workers < 2:
+        yield map(source.render, tasks)
+        return
+    chosen = iter(tasks)
+    chunks = iter(lambda: list(islice(chosen, _TASKS_AT_ONCE)), [])
+    with spawned(workers, _start_worker, source) as pool:
+        yield chain.from_iterable(in_order(pool, _render_chunk, chunks, ahead=4 * workers))
+
+
+_source: Source
+
+
+def _start_worker(source: Source) -> None:
+    global _source
+    _source = source
+    end_with_parent()
+
+
+def _render_chunk(tasks: list[Any]) -> list[Sample | Skipped]:
+    return [_source.render(task) for task in tasks]

@@ -1,8 +1,10 @@
 """Tables with a column for the text, or for the path of a picture, and one for the label."""
 
+import importlib
+import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import field, fields
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +14,8 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
+from data.files import flush, temporary_path
+from data.messages import Report, silent
 from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import split_name
@@ -19,13 +23,13 @@ from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource
 from data.sources.packing import PackedImages
 from data.sources.source import STRICT, Modality, Sample
-from data.text.parquet import PARQUET, parquet_as_jsonl, parquet_columns
 from data.text.records import RecordFile, digest, open_records, text_field
-from data.text.settle import Rules
-from data.text.spans import SPAN_BYTES, Kept, Report, Span, record_spans, silent
-from data.text.tasks import Task
+from data.text.references import SPAN_BYTES, LabeledText, Span, record_spans
+from data.text.selection import SelectionRules, Task
 
 _IMAGE_OPTIONS = {"root", *(field.name for field in fields(PackedImages))}
+PARQUET = ".parquet"
+_PARQUET_ROWS = 10_000
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -112,7 +116,7 @@ class Table(PackedImages, FirstPassSource):
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        return tuple(ClassInfo(name=name) for name in self._settled.labels)
+        return tuple(ClassInfo(name=name) for name in self._selection.labels)
 
     def render(self, task: Task) -> Sample | Skipped:
         fields = self._records[task.file].read(task.offset, task.length)
@@ -120,7 +124,7 @@ class Table(PackedImages, FirstPassSource):
         key = f"{task.file:x}-{task.offset:x}"
         if self.text is not None:
             return Sample(key, content.encode(), "txt", task.label)
-        path = self._picture_path(content)
+        path = self._image_path(content)
         try:
             data, extension = self.packed(path.read_bytes())
         except (ValueError, FileNotFoundError) as error:
@@ -135,7 +139,7 @@ class Table(PackedImages, FirstPassSource):
                 parquet_as_jsonl(path, self._columns, self._unpacked(number))
         return record_spans(self._records, SPAN_BYTES)
 
-    def kept(self, span: Span, counts: Counter[str]) -> Iterator[Kept]:
+    def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
         one = self._records[span.file]
         for offset, data in one.records(span.first, span.last):
             counts["rows read"] += 1
@@ -150,7 +154,7 @@ class Table(PackedImages, FirstPassSource):
                 continue
             assert content is not None
             assert label is not None
-            yield Kept(offset, len(data), content, label.strip(), split)
+            yield LabeledText(offset, len(data), content, label.strip(), split)
 
     def _split_of(self, fields: dict[str, Any]) -> str | None:
         if self.split is None:
@@ -178,7 +182,7 @@ class Table(PackedImages, FirstPassSource):
         numbers = all(name.isdecimal() for name in names)
         return sorted(names, key=lambda name: (int(name), name) if numbers else (0, name))
 
-    def _picture_path(self, content: str) -> Path:
+    def _image_path(self, content: str) -> Path:
         name = os.path.normpath(content.strip())
         if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
             raise ValueError(f"{content[:60]!r} is outside {self._root}: name files inside it")
@@ -215,8 +219,8 @@ class Table(PackedImages, FirstPassSource):
     def pass_files(self) -> tuple[Path, ...]:
         return self.files
 
-    def pass_rules(self) -> Rules:
-        return Rules(
+    def pass_rules(self) -> SelectionRules:
+        return SelectionRules(
             self._choose,
             self.test_fraction,
             drop_duplicates=self.duplicates == "drop",
@@ -232,3 +236,40 @@ def _reject(fields: Collection[str], why: str) -> None:
 
 def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() == PARQUET
+
+
+def parquet_columns(path: Path) -> tuple[str, ...]:
+    """Names of the columns; FileNotFoundError, or ValueError where it is no Parquet."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file: name a table")
+    return tuple(_open_parquet(path).schema_arrow.names)
+
+
+def parquet_as_jsonl(path: Path, columns: Sequence[str], out: Path) -> None:
+    """Write the named columns of each row as a line of JSON; nothing where `out` stands already."""
+    if out.is_file():
+        return
+    with temporary_path(out) as temporary:
+        with temporary.open("wb") as file:
+            for batch in _open_parquet(path).iter_batches(
+                batch_size=_PARQUET_ROWS, columns=list(columns)
+            ):
+                for row in batch.to_pylist():
+                    line = json.dumps(row, ensure_ascii=False, default=str)
+                    file.write(line.encode() + b"\n")
+            flush(file)
+        temporary.replace(out)
+
+
+def _open_parquet(path: Path) -> Any:
+    try:
+        # Not imported by its name above: without it every other table is read all the same.
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"{path} is Parquet, which needs pyarrow: pip install kway[parquet], or save it as CSV"
+        ) from None
+    try:
+        return parquet.ParquetFile(path)
+    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
+        raise ValueError(f"{path} is no readable Parquet ({str(error).splitlines()[0]})") from error

@@ -6,7 +6,7 @@ are written), one that writes. Texts that come with labels of their own are `lab
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -17,28 +17,18 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.messages import Report, one_line, silent
 from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.emoji_classes import emoji_classes, emoji_vectors
 from data.sources.first_pass import FirstPassSource
 from data.sources.labelled_texts import LabelledTexts
 from data.sources.source import STRICT, CommandSource, Sample
-from data.text.clean import Cleaning, What, is_retweet
+from data.text.cleaning import Cleaning, Replacement, is_retweet
+from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import find_emoji, fold
-from data.text.policy import chosen
 from data.text.records import RecordFile, digest, open_records, text_field
-from data.text.settle import Rules
-from data.text.spans import (
-    DAMAGED,
-    FIRST_DAMAGED,
-    SPAN_BYTES,
-    Kept,
-    Report,
-    Span,
-    record_spans,
-    silent,
-)
-from data.text.tasks import Task
+from data.text.references import DAMAGED, FIRST_DAMAGED, SPAN_BYTES, LabeledText, Span, record_spans
+from data.text.selection import SelectionRules, Task
 
 # In JSON from the platform itself a long tweet's `text` is cut off.
 _TEXT_NAMES = ("extended_tweet.full_text", "full_text", "text", "tweet")
@@ -90,8 +80,12 @@ class Tweets(FirstPassSource):
         default="fold",
         description="skin tone and variation selector of a label: off, or as they are",
     )
-    users: What = Field(default="replace", description="user names: @user, nothing, or as they are")
-    urls: What = Field(default="replace", description="addresses: http, nothing, or as they are")
+    users: Replacement = Field(
+        default="replace", description="user names: @user, nothing, or as they are"
+    )
+    urls: Replacement = Field(
+        default="replace", description="addresses: http, nothing, or as they are"
+    )
     retweets: Annotated[Literal["drop", "keep"], Option("--keep-retweets", flag="keep")] = Field(
         default="drop", description="keep texts that repeat those of others"
     )
@@ -135,10 +129,10 @@ class Tweets(FirstPassSource):
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        return emoji_classes(self._settled.labels)
+        return emoji_classes(self._selection.labels)
 
     def label_vectors(self) -> np.ndarray:
-        return emoji_vectors(self._settled.labels)
+        return emoji_vectors(self._selection.labels)
 
     def render(self, task: Task) -> Sample:
         fields = self._records[task.file].read(task.offset, task.length)
@@ -148,7 +142,7 @@ class Tweets(FirstPassSource):
     def spans(self) -> list[Span]:
         return record_spans(self._records, SPAN_BYTES)
 
-    def kept(self, span: Span, counts: Counter[str]) -> Iterator[Kept]:
+    def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
         one = self._records[span.file]
         for offset, data in one.records(span.first, span.last):
             counts["records read"] += 1
@@ -158,11 +152,11 @@ class Tweets(FirstPassSource):
                 labels, cleaned = self._judge(text, fields, counts)
             except ValueError as error:
                 if not counts[DAMAGED]:
-                    counts[f"{FIRST_DAMAGED}{one.path}, byte {offset}: {_short(error)}"] += 1
+                    counts[f"{FIRST_DAMAGED}{one.path}, byte {offset}: {one_line(error, 120)}"] += 1
                 counts[DAMAGED] += 1
                 continue
             for label in labels:
-                yield Kept(offset, len(data), cleaned, label, None)
+                yield LabeledText(offset, len(data), cleaned, label, None)
 
     def _judge(
         self, text: str | None, fields: dict[str, Any], counts: Counter[str]
@@ -179,7 +173,7 @@ class Tweets(FirstPassSource):
             reason = "texts without emoji"
         else:
             found = [fold(one) for one in found] if self.emoji_form == "fold" else found
-            labels = chosen(self.policy, found)
+            labels = labels_by_policy(self.policy, found)
             cleaned = self._cleaning.clean(text)
             if not labels:
                 reason = "texts with several emoji left out by the policy"
@@ -199,12 +193,12 @@ class Tweets(FirstPassSource):
     def _key(self, fields: dict[str, Any], task: Task) -> str:
         """Unique by the record's place, and by the label where a record gives several."""
         identity = _plain(fields, self.identity, _ID_NAMES, _ID)
-        place = f"{task.file:x}-{task.offset:x}"
+        suffix = f"{task.file:x}-{task.offset:x}"
         if self.policy == "each":
-            place = f"{place}-{task.label}"
+            suffix = f"{suffix}-{task.label}"
         if identity is not None:
-            place = f"{identity}-{place}"
-        return f"{self._language(fields)}/{place}"
+            suffix = f"{identity}-{suffix}"
+        return f"{self._language(fields)}/{suffix}"
 
     def _check_columns(self, one: RecordFile) -> None:
         assert one.columns is not None
@@ -245,8 +239,8 @@ class Tweets(FirstPassSource):
     def pass_files(self) -> tuple[Path, ...]:
         return self.files
 
-    def pass_rules(self) -> Rules:
-        return Rules(self._choose, self.test_fraction, self.duplicates == "drop")
+    def pass_rules(self) -> SelectionRules:
+        return SelectionRules(self._choose, self.test_fraction, self.duplicates == "drop")
 
 
 def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> str | None:
@@ -268,5 +262,16 @@ def _plain(
     return found if pattern.fullmatch(found) else None
 
 
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
+_POLICIES: dict[str, Callable[[Sequence[str]], list[str]]] = {
+    "first": lambda found: list(found[:1]),
+    "each": lambda found: list(dict.fromkeys(found)),
+    # One kind of emoji, however often it is repeated.
+    "only-if-single": lambda found: list(found[:1]) if len(set(found)) == 1 else [],
+    # Of equally frequent ones the first that stands in the text: a Counter keeps their order.
+    "most-frequent": lambda found: [one for one, _ in Counter(found).most_common(1)],
+}
+
+
+def labels_by_policy(policy: str, found: Sequence[str]) -> list[str]:
+    """Labels of a text whose emoji are `found`, in order; empty where the policy takes none."""
+    return _POLICIES[policy](found)

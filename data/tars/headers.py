@@ -47,11 +47,9 @@ class TarBytes(Protocol):
 
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset` on; fewer only where the tar ends."""
-        ...
 
     def reaches(self, offset: int) -> bool:
         """Whether the tar has all the bytes before `offset`."""
-        ...
 
 
 class _File:
@@ -173,10 +171,10 @@ def _extension(header: tarfile.TarInfo, data: bytes) -> dict[str, str]:
 def _next_sound(tar: TarBytes, offset: int) -> int:
     """Where the next block that is surely a header stands; the end where there is none."""
     while chunk := tar.read(offset, _SCAN):
-        for place in range(0, len(chunk), BLOCK):
-            block = chunk[place : place + BLOCK]
+        for index in range(0, len(chunk), BLOCK):
+            block = chunk[index : index + BLOCK]
             if block[257:262] == b"ustar" and _parse(block) is not None:
-                return offset + place
+                return offset + index
         offset += len(chunk)
     return offset
 

@@ -1,13 +1,18 @@
-"""Which tars of a folder are indexed: plain ones only, the split of each, and its new name."""
+"""Which tars of a folder are indexed: plain ones only, the split of each and its new name; and how
+many samples each should contain, because nothing else detects a valid tar that lacks samples."""
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from data.printable import printable
+from data.files import walk_directory
+from data.messages import printable
 from data.shards.split_names import SPLIT_OF_WORD, TRAIN, shard_splits
-from data.walked import walked
+from data.skipped import Skipped
 
 _COMPRESSED = {
     b"\x1f\x8b": "gunzip",
@@ -17,6 +22,7 @@ _COMPRESSED = {
     b"\x04\x22\x4d\x18": "unlz4",
 }
 _COMPRESSED_ENDINGS = (".tgz", ".tbz2", ".txz", ".tzst")
+_MAX_COUNTS_BYTES = 1 << 28
 
 
 def list_tars(folder: Path) -> list[Path]:
@@ -28,7 +34,9 @@ def list_tars(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder: name a folder of webdataset tars")
     tars = []
-    for path in sorted(parent / name for parent, _, names in walked(folder) for name in names):
+    for path in sorted(
+        parent / name for parent, _, names in walk_directory(folder) for name in names
+    ):
         inner = ".tar." in path.name.lower() or path.name.lower().endswith(_COMPRESSED_ENDINGS)
         if not (inner or path.suffix.lower() == ".tar"):
             continue
@@ -89,3 +97,77 @@ def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
             raise ValueError(f"{tar}: another tar would be called {name} too: rename one")
         names[tar] = name
     return names
+
+
+@dataclass(frozen=True)
+class ExpectedSamples:
+    """Either `total`, over all tars, or `of_tar`: path of a tar in the folder -> samples."""
+
+    total: int | None = None
+    of_tar: Mapping[str, int] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "ExpectedSamples":
+        """A whole number, or the path of a JSON file such as {"train-000.tar": 1000}.
+
+        Raises ValueError for anything else, FileNotFoundError for a missing file.
+        """
+        if text.isascii() and text.isdecimal():
+            return cls(total=int(text))
+        path = Path(text)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{text} is neither a number of samples nor a file: pass one of these"
+            )
+        if path.stat().st_size > _MAX_COUNTS_BYTES:
+            raise ValueError(
+                f"{path} has over {_MAX_COUNTS_BYTES:,} bytes: pass a file of sample counts"
+            )
+        try:
+            counts = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is not JSON ({error}): correct it") from error
+        return cls(of_tar=_checked(path, counts))
+
+    def in_all(self, folder: Path, tars: Collection[Path]) -> int:
+        """Samples expected in `tars`; ValueError names a tar without a count, or a count whose tar
+        is not in `folder`."""
+        if self.of_tar is None:
+            assert self.total is not None
+            return self.total
+        names = {tar.relative_to(folder).as_posix() for tar in tars}
+        if uncounted := sorted(names - self.of_tar.keys()):
+            raise ValueError(f"{folder / uncounted[0]} has no expected number of samples: add it")
+        if absent := sorted(name for name in self.of_tar if not (folder / name).is_file()):
+            raise ValueError(
+                f"{folder} has no {absent[0]!r}, in which {self.of_tar[absent[0]]:,} samples are "
+                "expected: copy it there, or remove its count"
+            )
+        return sum(self.of_tar[name] for name in names)
+
+    def mismatches(self, folder: Path, tars: Mapping[Path, int]) -> dict[Path, Skipped]:
+        """The tars whose number of samples differs; for a total, `folder` instead of a tar.
+
+        tars: the number of samples found in each.
+        """
+        if self.of_tar is None:
+            wanted = {folder: (sum(tars.values()), self.in_all(folder, tars))}
+        else:
+            wanted = {
+                tar: (found, self.of_tar[tar.relative_to(folder).as_posix()])
+                for tar, found in tars.items()
+            }
+        return {
+            path: Skipped(str(path), f"found {found:,} samples, expected {expected:,}")
+            for path, (found, expected) in wanted.items()
+            if found != expected
+        }
+
+
+def _checked(path: Path, counts: Any) -> dict[str, int]:
+    if not isinstance(counts, dict):
+        raise ValueError(f'{path} is not a JSON object such as {{"train-000.tar": 1000, …}}')
+    for name, count in counts.items():
+        if type(count) is not int or count < 0:
+            raise ValueError(f"{path}: the count of {name!r} is {count!r}: pass a whole number")
+    return counts

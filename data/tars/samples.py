@@ -3,6 +3,7 @@
 The tar is walked by its headers, then read once. What is no whole sample is named and counted.
 """
 
+import hashlib
 import re
 from array import array
 from collections import Counter
@@ -15,16 +16,16 @@ from typing import NamedTuple
 import numpy as np
 from isal import isal_zlib
 
-from data.inspection.shard_pass import ShardPass
 from data.shards.index import Entry
 from data.skipped import Skipped
 from data.tars.headers import BLOCK, Fault, Member, walk
-from data.tars.label_text import LABEL_EXTENSIONS, label_text
+from data.tars.labels import LABEL_EXTENSIONS, label_text
 
 NAMED = 10
 _PEEKED = 1000
 _MAX_UINT32 = 2**32 - 1
 _KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)  # webdataset's base_plus_ext
+_CHUNK = 4 << 20
 
 
 @dataclass
@@ -76,8 +77,8 @@ class TarScan:
     def entries(self, row: int) -> tuple[Entry, Entry]:
         """The sample itself and its label member."""
         sample, label = (
-            Entry(self.extensions[extension], *place)
-            for extension, place in zip(
+            Entry(self.extensions[extension], *numbers)
+            for extension, numbers in zip(
                 self.extension[row].tolist(), self.places[row].tolist(), strict=True
             )
         )
@@ -179,19 +180,19 @@ def _read(
     with ShardPass(path) as shard:
         for key, *parts in picked:
             crc32 = {}
-            wrong, said = "", ""
+            wrong, label = "", ""
             for ending, member in sorted(parts, key=lambda part: part[1].offset):
                 data = shard.take(member.offset, member.size)
                 crc32[member.offset] = isal_zlib.crc32(data)
                 if member == parts[1][1]:
                     try:
-                        said = label_text(ending, data, json_field)
+                        label = label_text(ending, data, json_field)
                     except ValueError as error:
                         wrong = str(error)
             if wrong:
                 problems.add(f"{path}: {key}", wrong)
                 continue
-            text.append(texts.setdefault(said, len(texts)))
+            text.append(texts.setdefault(label, len(texts)))
             for ending, member in parts:
                 places.extend((member.offset // BLOCK, member.size, crc32[member.offset]))
                 extension.append(extensions.setdefault(ending, len(extensions)))
@@ -208,3 +209,57 @@ def _read(
             other_files=tuple(members.other_files),
             unfinished=next((fault.what for fault in members.faults if fault.ends_tar), ""),
         )
+
+
+class ShardPass:
+    """Gives members in the order of their offsets while the whole file is hashed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._sha256 = hashlib.sha256()
+        self._chunk = memoryview(b"")
+        self._start = 0
+
+    def take(self, offset: int, size: int) -> memoryview:
+        """Bytes [offset, offset + size), fewer where the file ends before; valid until the next.
+
+        Raises ValueError for an offset before the last one.
+        """
+        if offset < self._start:
+            raise ValueError(f"byte {offset:,} was asked for after byte {self._start:,}")
+        if offset + size > self._start + len(self._chunk):
+            self._advance(offset, size)
+        first = offset - self._start
+        return self._chunk[first : first + size]
+
+    def sha256(self) -> str:
+        """Hash what is left; hexadecimal digits of the whole file."""
+        while self._read(_CHUNK):
+            pass
+        return self._sha256.hexdigest()
+
+    def _advance(self, offset: int, size: int) -> None:
+        while offset >= self._start + len(self._chunk):
+            self._start += len(self._chunk)
+            self._chunk = memoryview(self._read(_CHUNK))
+            if not self._chunk:
+                self._start = offset
+                return
+        rest = self._chunk[offset - self._start :]
+        parts = [bytes(rest)]
+        missing = size - len(rest)
+        while missing > 0 and (more := self._read(max(missing, _CHUNK))):
+            parts.append(more)
+            missing -= len(more)
+        self._chunk, self._start = memoryview(b"".join(parts)), offset
+
+    def _read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._sha256.update(data)
+        return data
+
+    def __enter__(self) -> "ShardPass":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()

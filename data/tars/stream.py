@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from data.loading.substitute import Substitute
-from data.remote.address import is_url
-from data.remote.stream import REMEDY, pieces
+from data.remote.config import is_url
+from data.remote.fetch import REMEDY, pieces
 from data.retry import wait_before_retry
 from data.tars.headers import Fault, walk_bytes
-from data.tars.label_text import LABEL_EXTENSIONS, ClassList, label_text
+from data.tars.labels import LABEL_EXTENSIONS, ClassList, label_text
 from data.tars.listing import check_plain
 from data.tars.samples import Group, add_member, pick
 
@@ -164,8 +164,8 @@ def _local_pieces(path: str, start: int) -> Generator[bytes, None, None]:
             yield piece
 
 
-def _left_out(address: str, place: str, reason: str) -> Substitute:
-    name = f"{address}: {place}"
+def _left_out(address: str, location: str, reason: str) -> Substitute:
+    name = f"{address}: {location}"
     return Substitute(_number(name), None, f"{name}: {reason}")
 
 

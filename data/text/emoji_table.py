@@ -1,16 +1,31 @@
-"""Emoji as the `emoji` library knows them: which stand in a text, their folded form, their names.
+"""Emoji as the `emoji` library and Unicode know them: which are in a text, their folded form, names
+and groups, and where the joiner U+200D belongs to a letter instead of an emoji.
 
-Taking emoji out of a text is `removal.py`; what a class of emoji is called, `emoji_classes.py` of
-the sources.
+The groups and subgroups, which the library lacks, are in `emoji_groups.tsv`, which `emoji_test.py`
+makes.
 """
 
 import re
+import unicodedata
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import emoji
 
-from data.text.joiners import ZWJ, follows_a_letter
+ZWJ = "\u200d"
+
+# Arabic to Myanmar, Philippine scripts to Vedic extensions, Syloti Nagri to Meetei Mayek, Arabic
+# presentation forms, and the Indic scripts and Adlam of the supplementary plane.
+_BLOCKS = (
+    (0x0600, 0x109F),
+    (0x1700, 0x1CFF),
+    (0xA800, 0xABFF),
+    (0xFB50, 0xFDFF),
+    (0xFE70, 0xFEFC),
+    (0x10A00, 0x11FFF),
+    (0x1E900, 0x1E95F),
+)
 
 TEXT_STYLE = "\ufe0e"
 EMOJI_STYLE = "\ufe0f"
@@ -26,7 +41,6 @@ _PERSON_PERSON = "_person_person"
 _FULLY_QUALIFIED = emoji.STATUS["fully_qualified"]
 _COMPONENT = emoji.STATUS["component"]
 _DATA: dict[str, dict[str, Any]] = emoji.EMOJI_DATA
-
 # Every code point that only stands in emoji; digits, # and * are letters of texts, ZWJ may be one.
 PARTS = frozenset(
     {char for one in _DATA for char in one if not char.isascii() and char != ZWJ}
@@ -35,6 +49,42 @@ PARTS = frozenset(
     | {chr(code) for code in range(0xE0020, 0xE0080)}
     | {chr(code) for code in range(_GOOGLE[0], _GOOGLE[1] + 1)}
 )
+OTHER = ("Other", "other")
+
+
+def _letters() -> str:
+    """Ranges for a character class: letters and marks of `_BLOCKS`."""
+    codes = [
+        code
+        for first, last in _BLOCKS
+        for code in range(first, last + 1)
+        if unicodedata.category(chr(code))[0] in "LM"
+    ]
+    starts = [code for i, code in enumerate(codes) if i == 0 or codes[i - 1] != code - 1]
+    ends = [code for i, code in enumerate(codes) if codes[i + 1 : i + 2] != [code + 1]]
+    return "".join(f"{chr(a)}-{chr(b)}" for a, b in zip(starts, ends, strict=True))
+
+
+_LETTER = _letters()
+_AFTER_LETTER = re.compile(f"[{_LETTER}]{ZWJ}*$")
+# After a joining letter, or before one, a joiner is the letter's. Elsewhere it is an emoji's.
+_STRAY = re.compile(f"(?<![{_LETTER}]){ZWJ}+(?![{_LETTER}{ZWJ}])")
+_OF_LETTERS = re.compile(f"(?<=[{_LETTER}]){ZWJ}+|{ZWJ}+(?=[{_LETTER}])")
+
+
+def follows_a_letter(text: str, position: int) -> bool:
+    """Whether what stands before `position` is a joining letter, joiners apart."""
+    return _AFTER_LETTER.search(text[max(0, position - 8) : position]) is not None
+
+
+def without_stray_joiners(text: str) -> str:
+    """Without the joiners that no joining letter stands beside."""
+    return _STRAY.sub("", text) if ZWJ in text else text
+
+
+def without_letters_joiners(text: str) -> str:
+    """Without the others."""
+    return _OF_LETTERS.sub("", text)
 
 
 def find_emoji(text: str) -> list[str]:
@@ -113,3 +163,20 @@ def _folded() -> dict[str, str]:
             name = name.removesuffix(_PERSON_PERSON)
         folded[one] = plain.get(name, one)
     return folded
+
+
+TABLE = Path(__file__).with_name("emoji_groups.tsv")
+
+
+def emoji_group(one: str) -> tuple[str, str]:
+    """Group and subgroup of a folded emoji: `Smileys & Emotion` and `heart` of ❤️.
+
+    OTHER for an emoji that is newer than the table.
+    """
+    return _groups().get(one, OTHER)
+
+
+@cache
+def _groups() -> dict[str, tuple[str, str]]:
+    rows = [line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines()]
+    return {one: (row[0], row[1]) for row in rows if len(row) == 3 for one in row[2].split(" ")}

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import emoji
 
-from data.text.emoji_groups import TABLE
-from data.text.emoji_table import fold
+from data.text.emoji_table import TABLE, fold
 
 _HEAD = """\
 # Groups, subgroups and emoji of Unicode's emoji-test.txt, version {version}, without skin tones.
@@ -29,19 +28,19 @@ def group_table(emoji_test: str) -> str:
 
     ValueError for a text that is no emoji-test.txt.
     """
-    said = {"Version": "", "group": "", "subgroup": ""}
+    current = {"Version": "", "group": "", "subgroup": ""}
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for line in emoji_test.splitlines():
         if match := _SAYS.fullmatch(line.strip()):
-            said[match[1]] = match[2]
+            current[match[1]] = match[2]
         elif match := _EMOJI.match(line):
             one = "".join(chr(int(code, 16)) for code in match[1].split())
             if not emoji.is_emoji(one) or fold(one) == one:
-                found[said["group"], said["subgroup"]].append(one)
-    if not said["Version"] or not found or not all(map(all, found)):
+                found[current["group"], current["subgroup"]].append(one)
+    if not current["Version"] or not found or not all(map(all, found)):
         raise ValueError("no emoji-test.txt: give the file of that name of Unicode")
     rows = ["\t".join((*names, " ".join(those))) for names, those in found.items()]
-    return _HEAD.format(version=said["Version"]) + "".join(f"{row}\n" for row in rows)
+    return _HEAD.format(version=current["Version"]) + "".join(f"{row}\n" for row in rows)
 
 
 if __name__ == "__main__":

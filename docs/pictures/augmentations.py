@@ -11,11 +11,13 @@ from matplotlib import cbook
 from matplotlib.figure import Figure, SubFigure
 from PIL import Image, ImageDraw, ImageFont
 
-from data.augment import AugmentConfig, Mix, SampleDraws, for_training, pair_rng
+from data.augment.base import SampleGenerator, pair_rng
+from data.augment.mix import Mix
 from data.augment.rand_augment import OPERATIONS
+from data.augment.training import AugmentConfig, for_training
 from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
-from data.sources.fonts import font_folder
+from data.images.fonts import font_folder
 from docs.pictures.look import bare, new_figure
 
 _COLUMNS = 7
@@ -51,7 +53,9 @@ def _settings() -> dict[str, np.ndarray]:
     tiles = {"the picture": for_evaluation(_photograph(), _IMAGE)}
     for title, (settings, index) in _ALONE.items():
         augment = AugmentConfig.model_validate(settings)
-        tiles[title] = for_training(_photograph(), _IMAGE, augment, SampleDraws().at(0, 0, index))
+        tiles[title] = for_training(
+            _photograph(), _IMAGE, augment, SampleGenerator().at(0, 0, index)
+        )
     own, partner = tiles["the picture"], for_evaluation(_letter(), _IMAGE)
     tiles["another picture"] = partner
     for kind in ("mixup", "cutmix"):

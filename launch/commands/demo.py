@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from data.printable import printable
+from data.messages import printable
 
 
 def demo(

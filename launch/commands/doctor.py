@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from data.counted import counted
-from data.printable import printable
+from data.messages import counted, printable
 from launch.options import AllowImport
 
 if TYPE_CHECKING:

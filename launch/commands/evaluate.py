@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from data.printable import printable
+from data.messages import printable
 from launch.options import AllowImport
 from launch.output_path import check_writable, explain_write_errors
 from launch.terminal import table_cell
@@ -18,7 +18,7 @@ from launch.terminal import table_cell
 if TYPE_CHECKING:
     from trainer.evaluation import Evaluation
     from trainer.evaluation.class_table import ClassTable
-    from trainer.evaluation.of_run import Wanted
+    from trainer.evaluation.run_evaluation import EvaluationRequest
 
 Order = Literal["index", "positives", "accuracy", "average_precision"]
 _NAME = 24  # so that two of them and their numbers fit 80 columns
@@ -47,12 +47,14 @@ def evaluate(
     allow_import: AllowImport = None,
 ) -> None:
     """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
-    from data import Manifest
+    from data.shards.manifest import Manifest
     from trainer.evaluation import load_evaluation
     from trainer.evaluation.class_table import ClassTable, write_csv
-    from trainer.evaluation.of_run import Wanted
+    from trainer.evaluation.run_evaluation import EvaluationRequest
 
-    wanted = Wanted(run, checkpoint, split, tuple(settings or ()), tuple(allow_import or ()))
+    wanted = EvaluationRequest(
+        run, checkpoint, split, tuple(settings or ()), tuple(allow_import or ())
+    )
     recipe = wanted.recipe()
     if classes:
         check_writable(classes, "--classes")
@@ -76,8 +78,8 @@ def evaluate(
         print(printable(f"{len(table.names)} classes: {classes}"))
 
 
-def _here(wanted: "Wanted") -> int:
-    from trainer.evaluation.of_run import evaluate_run, open_evaluation_split
+def _here(wanted: "EvaluationRequest") -> int:
+    from trainer.evaluation.run_evaluation import evaluate_run, open_evaluation_split
     from trainer.faults import is_out_of_memory
     from trainer.process.errors import report_error
     from trainer.world import open_world
@@ -103,7 +105,7 @@ def _here(wanted: "Wanted") -> int:
         raise typer.Exit(code) from error
 
 
-def _on_ranks(wanted: "Wanted", num_processes: int) -> int:
+def _on_ranks(wanted: "EvaluationRequest", num_processes: int) -> int:
     """The step that several processes evaluated; their exit code where they failed."""
     from launch.ranks.placement import Placement
     from launch.ranks.run import run_ranks

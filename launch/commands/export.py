@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from data.printable import printable
+from data.messages import printable
 from launch.options import AllowImport
 from launch.output_path import explain_write_errors
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from data.counted import counted
-from data.printable import printable
+from data.messages import counted, printable
 from launch.options import AllowImport
 from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.printable import printable
+from data.messages import printable
 from launch.options import AllowImport
 from launch.terminal import table_cell
 

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from data.counted import counted
-from data.printable import printable
+from data.messages import counted, printable
 from launch.output_path import check_writable, explain_write_errors
 from launch.terminal import progress
 
@@ -21,7 +20,7 @@ def report(
 
     Runs may be under way, cut off or damaged: the page says what could not be read.
     """
-    from data.aside import commit
+    from data.files import commit
     from launch.report import read_runs, report_page
 
     found = read_runs(runs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.printable import printable
+from data.messages import printable
 from launch.options import AllowImport, Given, build, options_of, with_options
 from serving.config import ServingConfig
 from serving.tokens import Tokens

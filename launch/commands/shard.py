@@ -14,8 +14,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from data.counted import counted
-from data.printable import printable
+from data.messages import counted, printable
 from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since, wide_console
 
@@ -141,7 +140,7 @@ def show(
     ] = None,
 ) -> None:
     """What is inside: counts, classes and how many samples they have, examples of texts."""
-    from data.inspection.show import contents, open_all
+    from data.inspection.contents import contents, open_all
     from data.shards.hierarchy import hierarchy_size
     from data.shards.manifest import Manifest
     from launch.commands.shard_tables import class_table, split_table, text_table
@@ -201,8 +200,8 @@ def index(
     workers: Workers = None,
 ) -> None:
     """Give an offset index and a manifest to webdataset tars that somebody else wrote."""
-    from data.tars.expected import ExpectedSamples
-    from data.tars.foreign import index_shards
+    from data.tars.indexing import index_shards
+    from data.tars.listing import ExpectedSamples
     from data.tars.samples import NAMED
 
     started = time.monotonic()

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
-from data.counted import counted
-from data.printable import printable
+from data.messages import counted, printable
+from data.shards.duplicates import find_duplicates
 from data.sources import SOURCES, CommandSource, Source
 from data.sources.label_vectors import WithLabelVectors
-from data.writing.duplicates import find_duplicates
 from launch.commands.shard import Workers, print_skipped, summary
 from launch.options import Given, build, options_of, with_options
 from launch.output_path import explain_write_errors
@@ -205,7 +204,7 @@ def write(
     vectors: the source with label vectors from a file, instead of its own; ignored: files that the
     source does not read.
     """
-    from data.writing.writer import write_shards
+    from data.shards.writer import write_shards
 
     started = time.monotonic()
     with progress("writing") as report, explain_write_errors(out, "--out"):

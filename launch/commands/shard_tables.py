@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from data.inspection.show import SplitContents, histogram, texts
-from data.printable import printable
+from data.inspection.contents import SplitContents, histogram, texts
+from data.messages import printable
 from data.shards.manifest import Manifest
 from data.shards.split import Split
 from launch.terminal import table_cell

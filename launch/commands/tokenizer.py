@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.counted import counted
-from data.printable import printable
+from data.messages import counted, printable
 from launch.terminal import progress, seconds_since, table_cell, wide_console
 
 if TYPE_CHECKING:
-    from data.tokens.train import Trained
+    from data.text.tokenizer_training import TrainedTokenizer
 
 _SHOWN = 80  # characters of an example
 
@@ -37,7 +36,7 @@ def tokenizer(
     workers: Annotated[int | None, typer.Option(min=1, help="threads; default: one a core")] = None,
 ) -> None:
     """Train a tokenizer that a recipe names as data.text.tokenizer."""
-    from data.tokens.train import train_tokenizer
+    from data.text.tokenizer_training import train_tokenizer
 
     started = time.monotonic()
     with progress("reading", "texts") as report:
@@ -64,7 +63,7 @@ def tokenizer(
     )
 
 
-def _print_examples(trained: "Trained") -> None:
+def _print_examples(trained: "TrainedTokenizer") -> None:
     from rich.table import Table
 
     table = Table("script", "text", "tokens")

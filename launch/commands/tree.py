@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar
 
 import typer
 
-from data.printable import printable
+from data.messages import printable
 from launch.output_path import explain_write_errors
 from launch.terminal import seconds_since
 
@@ -169,12 +169,12 @@ def build_named_tree(source: Path, options: TreeOptions) -> "tuple[NamedTree, Or
 def read_class_list(path: Path) -> ClassList:
     """From a folder of shards, or the lines of a file."""
     if path.is_dir():
-        from data import Manifest
+        from data.shards.manifest import Manifest
 
         classes = Manifest.read(path).classes
         words = [info.attributes.get("words") or info.name for info in classes]
         return ClassList([info.name for info in classes], [one.split(", ")[0] for one in words])
-    from data.class_names import read_class_names
+    from data.tars.labels import read_class_names
 
     names = read_class_names(path)
     return ClassList(names, names)
@@ -192,7 +192,9 @@ def _check(source: Path, origin: Origin, options: TreeOptions) -> None:
 
 
 def _from_shards(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin]":
-    from data import Manifest, class_paths, load_label_vectors
+    from data.shards.hierarchy import class_paths
+    from data.shards.label_vectors import load_label_vectors
+    from data.shards.manifest import Manifest
     from heads.tree import tree_of_paths
 
     if options.classes is not None:

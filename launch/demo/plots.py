@@ -9,10 +9,11 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from data import EvalLoader, open_split
+from data.loading.loader import EvalLoader
+from data.shards.split import open_split
 from heads.slc import block_measures, pooled_thresholds
 from launch.demo.runs import DENSE_BATCH_CE, DENSE_CE, VTREE_CE, DemoRun
-from trainer.run.finished import open_trained
+from trainer.run.trained_run import open_trained
 from trainer.world import World
 
 _FALSE, _TRUE, _LINE = "#9aa5b1", "#d1495b", "#1f2933"

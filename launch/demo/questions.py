@@ -16,8 +16,9 @@ import httpx
 import numpy as np
 from rich.table import Table
 
-from data import load_label_vectors, open_split
+from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
+from data.shards.split import open_split
 from launch.terminal import table_cell
 
 _START_SECONDS = 120

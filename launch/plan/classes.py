@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from data import Manifest
-from data.remote.address import is_url
+from data.remote.config import is_url
+from data.shards.manifest import Manifest
 from heads.build import build_tree
 from heads.hierarchical import classes_at_leaves
 from heads.tree import LabelTree
 from heads.weights import shard_range
 from trainer.config import Recipe
-from trainer.run.finished import class_paths_of, label_vectors_of
+from trainer.run.training_data import class_paths_of, label_vectors_of
 
 
 @dataclass(frozen=True)

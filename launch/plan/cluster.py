@@ -14,8 +14,8 @@ from typing import Literal
 import psutil
 import torch
 
+from trainer.devices import DEVICES
 from trainer.strategies.cost import Collective, Group, Operation
-from trainer.telemetry.devices import DEVICES
 
 # What NCCL takes for a small collective: of the order that its own tests report, assumed here.
 _NODE_SECONDS = 15e-6

@@ -135,7 +135,7 @@ def host_memory(
 
 
 def _checkpoint(recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster) -> int:
-    """Bytes of the copy of what a rank writes (`trainer/checkpoints/staging.py`); it is kept
+    """Bytes of the copy of what a rank writes (`trainer/checkpoints/writer.py`); it is kept
     between saves."""
     if not recipe.checkpoint.in_background:
         return 0

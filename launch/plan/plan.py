@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data import Manifest
+from data.shards.manifest import Manifest
 from launch.plan.backbone_cost import BackboneCost, measure_backbone
 from launch.plan.classes import Classes, classes_of, num_samples, shards_of
 from launch.plan.cluster import Cluster, Machine

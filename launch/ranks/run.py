@@ -23,7 +23,7 @@ from launch.ranks.placement import Placement
 from launch.ranks.rendezvous import failure_reason, open_rendezvous
 from launch.ranks.stop import StopRequest
 from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
-from trainer.process.standard_output import outlive_listeners
+from trainer.process.standard_output import tolerate_closed_output
 
 _MONITOR_SECONDS = 0.2
 
@@ -34,7 +34,7 @@ def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> in
     A signal to stop is passed on to the ranks, who get `placement.shutdown_seconds` to save.
     """
     _silence_torch()
-    outlive_listeners()
+    tolerate_closed_output()
     # Without it each rank starts a thread a core in every library.
     cores = len(os.sched_getaffinity(0)) // placement.num_processes
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))

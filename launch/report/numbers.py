@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from launch.report.reading import Run, training_seconds
-from trainer.telemetry import PHASES
+from trainer.telemetry.phases import PHASES
 
 _LOWER_IS_BETTER = ("loss",)
 _NO_PHASE = "rest"

@@ -10,7 +10,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from data.printable import printable
+from data.messages import printable
 from launch.report.figures import SECTIONS, Plot
 from launch.report.numbers import phases_table, recipe_differences, summary_table
 from launch.report.reading import Run

@@ -12,7 +12,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from data.counted import counted
+from data.messages import counted
 from launch.report.steps import Steps, as_number, read_steps
 from trainer.run.folder import RunFolder
 

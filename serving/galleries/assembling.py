@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.aside import commit
+from data.files import commit
 from serving.galleries.format import (
     DATA_FILES,
     FEATURES,

@@ -19,8 +19,8 @@ import cv2
 import numpy as np
 
 from data.images.decode import MAX_PIXELS, decode, resize
-from data.images.jpeg_header import jpeg_size
-from data.pool import in_order
+from data.images.headers import jpeg_size
+from data.processes import in_order
 from serving.galleries.assembling import assemble, matched_items
 from serving.galleries.collection import Collection, Unreadable, UnreadableFile
 from serving.galleries.format import (

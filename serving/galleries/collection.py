@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Protocol
 
-from data.aside import flush
-from data.sources.listing import ENDINGS
+from data.files import flush
+from data.sources.layouts.class_folders import ENDINGS
 from serving.galleries.format import Item
 from trainer.bundle.spec import Reads
 

@@ -18,8 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, ValidationError, model_validator
 
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.files import BACKBONE, ENCODER, TOKENIZER, read_manifest
-from trainer.bundle.spec import Reads, Spec
+from trainer.bundle.spec import BACKBONE, ENCODER, TOKENIZER, Reads, Spec, read_manifest
 
 FORMAT_VERSION = 1
 GALLERY = "gallery.json"

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from data.aside import commit, flush
+from data.files import commit, flush
 from data.shards.mapped import mapped
 from serving.galleries.format import (
     DAMAGE_REMEDY,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from data.aside import commit, explained
+from data.files import commit, explained
 from serving.galleries.format import GALLERY, GalleryInfo, Sha256, read_info
 from serving.galleries.rows import COMMITTED
 from trainer.bundle.spec import Reads, Spec

@@ -6,8 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
+from data.shards.writer import write_shards
 from data.sources import Glyphs, ImageFolder
-from data.writing.writer import write_shards
 
 
 def write_picture(path: Path, seed: int, height: int = 20, width: int = 26) -> None:

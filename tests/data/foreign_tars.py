@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.writer import write_shards
 from data.sources.source import Sample
-from data.writing.writer import write_shards
 
 
 def png(seed: int, side: int = 20) -> bytes:

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 
 from data.shards.manifest import MANIFEST
+from data.shards.writer import write_shards
 from data.sources import Source
-from data.writing.writer import write_shards
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from data.augment import Mix, MixDraw, pair_rng
+from data.augment.base import pair_rng
+from data.augment.mix import Mix, MixDraw
 
 
 def draws(number: int = 3000, **mix: float) -> list[MixDraw]:

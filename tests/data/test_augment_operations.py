@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from data.augment import colour, geometry, tone
+from data.augment import image_operations
 from data.augment.grayscale import Grayscale
 from data.augment.rand_augment import OPERATIONS
 
@@ -41,7 +41,7 @@ def test_a_factor_means_what_it_means_to_pillow(name: str, factor: float, mode: 
         return
     given = picture(mode)
     enhancer = getattr(ImageEnhance, "Color" if name == "saturation" else name.title())
-    ours = getattr(colour, name)(np.asarray(given), factor)
+    ours = getattr(image_operations, name)(np.asarray(given), factor)
     assert differences(ours, enhancer(given).enhance(factor)).max() <= (factor != 1)
 
 
@@ -55,7 +55,7 @@ def test_grey_is_the_grey_of_pillow() -> None:
 def test_hue_turns_on_the_colour_circle(turn: float) -> None:
     """Against exact arithmetic: Pillow's own circle has 255 of its 256 steps."""
     given = np.asarray(picture("RGB", 24, 24))
-    turned = colour.hue(given, turn)
+    turned = image_operations.hue(given, turn)
     for before, after in zip(given.reshape(-1, 3), turned.reshape(-1, 3), strict=True):
         hue, saturation, value = colorsys.rgb_to_hsv(*(before / 255))
         exact = colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value)
@@ -69,11 +69,11 @@ def test_levels_are_mapped_exactly_as_by_pillow(mode: str) -> None:
     tiny = Image.fromarray(np.asarray(given)[10:13, 10:19])
     flat = Image.new(mode, (9, 9), "white")
     cases: list[tuple[Callable, Callable]] = [
-        (tone.autocontrast, ImageOps.autocontrast),
-        (tone.equalize, ImageOps.equalize),
-        *((lambda p, b=b: tone.posterize(p, b), lambda p, b=b: ImageOps.posterize(p, b))
+        (image_operations.autocontrast, ImageOps.autocontrast),
+        (image_operations.equalize, ImageOps.equalize),
+        *((lambda p, b=b: image_operations.posterize(p, b), lambda p, b=b: ImageOps.posterize(p, b))
           for b in range(1, 9)),
-        *((lambda p, t=t: tone.solarize(p, t), lambda p, t=t: ImageOps.solarize(p, t))
+        *((lambda p, t=t: image_operations.solarize(p, t), lambda p, t=t: ImageOps.solarize(p, t))
           for t in (0, 25.6, 128, 256)),
     ]  # fmt: skip
     for ours, pillow in cases:
@@ -96,23 +96,23 @@ def rotated(given: Image.Image, degrees: float) -> Image.Image:
 
 MOVES = {
     "shear-x": (
-        lambda p, fill, a: geometry.shear(p, a, 0, fill),
+        lambda p, fill, a: image_operations.shear(p, a, 0, fill),
         lambda p, a: affine(p, 1, a, 0, 0, 1, 0),
     ),
     "shear-y": (
-        lambda p, fill, a: geometry.shear(p, 0, a, fill),
+        lambda p, fill, a: image_operations.shear(p, 0, a, fill),
         lambda p, a: affine(p, 1, 0, 0, a, 1, 0),
     ),
     "translate-x": (
-        lambda p, fill, a: geometry.translate(p, a, 0, fill),
+        lambda p, fill, a: image_operations.translate(p, a, 0, fill),
         lambda p, a: affine(p, 1, 0, round(a * p.width), 0, 1, 0),
     ),
     "translate-y": (
-        lambda p, fill, a: geometry.translate(p, 0, a, fill),
+        lambda p, fill, a: image_operations.translate(p, 0, a, fill),
         lambda p, a: affine(p, 1, 0, 0, 0, 1, round(a * p.height)),
     ),
     "rotate": (
-        lambda p, fill, a: geometry.rotate(p, 60 * a, fill),
+        lambda p, fill, a: image_operations.rotate(p, 60 * a, fill),
         lambda p, a: rotated(p, 60 * a),
     ),
 }

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from data.augment import AugmentConfig
+from data.augment.training import AugmentConfig
 from data.config import DataConfig
 from data.images.config import ImageConfig
 from docs.pictures.__main__ import OF_DATA

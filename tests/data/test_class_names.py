@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data.class_names import read_class_names
+from data.tars.labels import read_class_names
 
 
 def test_names_keep_their_order_without_space_around_them(tmp_path: Path) -> None:

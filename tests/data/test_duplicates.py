@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from data import Manifest, open_split
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.duplicates import Duplicates, find_duplicates
+from data.shards.manifest import ClassInfo, Manifest, SourceInfo
+from data.shards.split import open_split
+from data.shards.writer import Written, write_shards
 from data.skipped import Skipped
 from data.sources import Sample
-from data.writing.duplicates import Duplicates, find_duplicates
-from data.writing.writer import Written, write_shards
 from launch.commands.shard import app
 from tests.data.conftest import write_picture
 

@@ -3,9 +3,7 @@
 import emoji
 import pytest
 
-from data.text import fold
-from data.text.emoji_groups import OTHER, emoji_group
-from data.text.emoji_table import find_emoji, fully_qualified
+from data.text.emoji_table import OTHER, emoji_group, find_emoji, fold, fully_qualified
 from data.text.emoji_test import group_table
 
 TEST_FILE = """\

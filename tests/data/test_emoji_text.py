@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.text import Cleaning, chosen, english_name, find_emoji, fold, leftovers, remove_emoji
-from data.text.clean import is_retweet
-from data.text.emoji_table import PARTS, fully_qualified
+from data.sources.tweets import labels_by_policy
+from data.text.cleaning import Cleaning, is_retweet, leftovers, remove_emoji
+from data.text.emoji_table import PARTS, english_name, find_emoji, fold, fully_qualified
 
 ZWJ = "\u200d"
 # Combining marks, joiners of letters, right-to-left, no spaces, decomposed forms.
@@ -146,13 +146,13 @@ def test_folding_ends_in_emoji_without_tones() -> None:
 
 def test_policies_for_several_emoji() -> None:
     found = ["😂", "🙏", "🙏", "😂", "🔥"]
-    assert chosen("first", found) == ["😂"]
-    assert chosen("each", found) == ["😂", "🙏", "🔥"]
-    assert chosen("most-frequent", found) == ["😂"]
-    assert chosen("most-frequent", found[1:]) == ["🙏"]
-    assert chosen("only-if-single", found) == []
-    assert chosen("only-if-single", ["🔥", "🔥"]) == ["🔥"]
-    assert chosen("first", []) == chosen("most-frequent", []) == []
+    assert labels_by_policy("first", found) == ["😂"]
+    assert labels_by_policy("each", found) == ["😂", "🙏", "🔥"]
+    assert labels_by_policy("most-frequent", found) == ["😂"]
+    assert labels_by_policy("most-frequent", found[1:]) == ["🙏"]
+    assert labels_by_policy("only-if-single", found) == []
+    assert labels_by_policy("only-if-single", ["🔥", "🔥"]) == ["🔥"]
+    assert labels_by_policy("first", []) == labels_by_policy("most-frequent", []) == []
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,16 @@ import pytest
 import webdataset
 from typer.testing import CliRunner, Result
 
-from data import Cursor, Manifest, TrainLoader, open_split
 from data.config import DataConfig
 from data.images.config import ImageConfig
 from data.inspection.verify import damages
+from data.loading.batch import Cursor
+from data.loading.loader import TrainLoader
 from data.shards.index import index_path
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
 from data.skipped import SKIPPED
-from data.tars.foreign import Indexed, index_shards
+from data.tars.indexing import Indexed, index_shards
 from launch.commands.shard import app
 from tests.data.foreign_tars import pictures, planted_shards, png, write_tar
 from tests.faults.sitecustomize import error

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import Manifest, load_label_vectors, open_split
 from data.images.decode import decode
+from data.images.fonts import face_characters
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from data.sources import Glyphs
-from data.sources.fonts import face_characters
 from data.sources.glyphs import TEST_FACES
-from data.writing.writer import write_shards
 
 
 def by_character(source: Glyphs) -> dict[str, int]:
@@ -24,7 +26,7 @@ def by_character(source: Glyphs) -> dict[str, int]:
 
 def test_about_3400_characters_stand_in_eight_faces(all_glyphs: Glyphs) -> None:
     apart = Glyphs(confusables="keep")
-    apart.__dict__["_pictures"] = all_glyphs._pictures
+    apart.__dict__["_drawings"] = all_glyphs._drawings
     assert 3_250 < len(apart.classes()) < 3_450
     assert 3_000 < len(all_glyphs.classes()) < len(apart.classes())
     characters = by_character(apart)
@@ -80,7 +82,7 @@ def test_styles_of_training_and_test_are_disjoint_and_cover_all_classes(all_glyp
 
 def test_most_test_pictures_were_not_drawn_in_training(all_glyphs: Glyphs) -> None:
     """Where all faces share one drawing (Braille, boxes), the class keeps one such picture."""
-    pictures = all_glyphs._pictures
+    pictures = all_glyphs._drawings
     splits = all_glyphs.splits()
     trained = {(t.label, pictures[t.code][t.face]) for t in splits["train"]}
     tests_of: dict[int, list[bool]] = {}
@@ -136,7 +138,7 @@ def test_first_classes_are_those_of_most_faces_then_lowest_code(
     all_glyphs: Glyphs, tmp_path: Path
 ) -> None:
     few = Glyphs(30, samples=1, size=20)
-    few.__dict__["_pictures"] = all_glyphs._pictures
+    few.__dict__["_drawings"] = all_glyphs._drawings
     assert few.classes() == all_glyphs.classes()[:30]
     write_shards(few, tmp_path / "out", workers=1)
     manifest = Manifest.load(tmp_path / "out")

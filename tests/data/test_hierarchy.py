@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from data import class_paths
-from data.shards.hierarchy import MAX_DEPTH, MAX_NAME, HierarchySize, hierarchy_size, join_path
+from data.shards.hierarchy import (
+    MAX_DEPTH,
+    MAX_NAME,
+    HierarchySize,
+    class_paths,
+    hierarchy_size,
+    join_path,
+)
 from data.shards.manifest import ClassInfo, Manifest, ShardInfo, SourceInfo
 
 FOLDER = Path("shards")

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from data import open_split
 from data.images.decode import decode
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from data.skipped import SKIPPED, Skipped
 from data.sources import ImageFolder
-from data.writing.writer import write_shards
 from launch.commands.shard import app
 from tests.data.conftest import write_picture
 from tests.faults.sitecustomize import error

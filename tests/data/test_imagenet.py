@@ -10,12 +10,13 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from data import Manifest, open_split
 from data.images.decode import decode
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import ImageNet
-from data.sources.ilsvrc_devkit import read_devkit
-from data.writing.writer import write_shards
+from data.sources.layouts.ilsvrc_devkit import read_devkit
 from launch.commands.shard import app
 from tests.data import ilsvrc
 from tests.data.conftest import write_picture

@@ -10,9 +10,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from data import Manifest, open_split
 from data.shards.index import IndexBuilder, index_path, open_index
-from data.shards.manifest import ShardInfo
+from data.shards.manifest import Manifest, ShardInfo
+from data.shards.split import open_split
 
 N = 40_000
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from data.images.decode import decode
-from data.images.jpeg_header import jpeg_size
+from data.images.headers import jpeg_size
 
 
 def jpeg(mode: str = "RGB", **options: object) -> bytes:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from data import Manifest, load_label_vectors
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
 from launch.commands.shard import app
 from tests.data.conftest import write_picture
 

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from data.inspection.leaks import check_leaks
+from data.shards.writer import write_shards
 from data.sources import Table
-from data.writing.writer import write_shards
 from launch.commands.shard import app
 
 WORDS = (
@@ -76,8 +76,8 @@ def test_words_that_say_something_are_no_suspects(sound: Path) -> None:
 
 def test_information_of_a_character_is_mutual_information(leaking: Path) -> None:
     """Against the definition: sum of p(x, y) log2(p(x, y) / p(x) p(y))."""
-    from data import open_split
     from data.loading.order import permuted_index
+    from data.shards.split import open_split
 
     with open_split(leaking, "train") as split:
         n = len(split)

@@ -11,13 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import Cursor, EvalLoader, TrainLoader, open_split
-from data.augment import AugmentConfig, Mix, pair_rng
+from data.augment.base import pair_rng
 from data.augment.color_jitter import ColorJitter
+from data.augment.mix import Mix
 from data.augment.rand_augment import RandAugment
+from data.augment.training import AugmentConfig
 from data.config import DataConfig
 from data.images.config import ImageConfig
 from data.images.decode import decode, for_evaluation
+from data.loading.batch import Cursor
+from data.loading.loader import EvalLoader, TrainLoader
+from data.shards.split import open_split
 
 BATCH = 7
 

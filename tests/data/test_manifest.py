@@ -11,11 +11,13 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save, save_file
 
-from data import Manifest, load_label_vectors, open_split
 from data.inspection.verify import damages
 from data.shards.index import FORMAT, _crc32, index_path, open_index
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from data.sources import EmojiNames
-from data.writing.writer import write_shards
 from tests.faults.sitecustomize import error
 
 

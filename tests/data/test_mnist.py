@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from data import Manifest, open_split
 from data.images.decode import decode
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from data.sources import Mnist
-from data.writing.writer import write_shards
 from launch.commands.shard import app
 from tests.data.killed import check_killed_and_resumed, contents
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from data.images.decode import decode
-from data.images.png_header import png_header
+from data.images.headers import png_header
 
 _MODES = {"L": False, "RGB": False, "P": False, "LA": True, "RGBA": True}
 

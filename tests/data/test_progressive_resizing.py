@@ -10,13 +10,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from data import Batch, Cursor, EvalLoader, Manifest, TrainLoader, open_split
-from data.augment import AugmentConfig, Mix, SampleDraws, for_training, pair_rng
+from data.augment.base import SampleGenerator, pair_rng
+from data.augment.mix import Mix
+from data.augment.training import AugmentConfig, ProgressiveSizes, for_training
 from data.config import DataConfig
 from data.images.config import ImageConfig
-from data.images.decode import centre, decode, planes
-from data.loading.sides import Sides
+from data.images.decode import center_crop, decode, planes
+from data.loading.batch import Batch, Cursor
+from data.loading.loader import EvalLoader, TrainLoader
 from data.loading.stream import StreamLoader, open_stream
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
 
 BATCH = 7
 IMAGE = ImageConfig(size=12, resize=14)
@@ -109,7 +113,9 @@ def test_the_side_changes_the_pixels_of_a_sample_and_none_of_its_draws(shards: P
             index = int(batch.indices[0])
             picture = decode(split.read(index)[0], 3)
             image = ImageConfig(size=side, resize=14)
-            expected = for_training(picture, image, settings.augment, SampleDraws().at(5, 0, index))
+            expected = for_training(
+                picture, image, settings.augment, SampleGenerator().at(5, 0, index)
+            )
             assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
     batches.close()
 
@@ -133,7 +139,7 @@ def test_a_centre_crop_shows_as_much_of_the_picture_at_every_side(shards: Path) 
     batches.close()
     with open_split(shards, "train") as split:
         picture = decode(split.read(int(batch.indices[0]))[0], 3)
-    expected = planes(centre(picture, ImageConfig(size=24, resize=28)))
+    expected = planes(center_crop(picture, ImageConfig(size=24, resize=28)))
     assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
 
 
@@ -172,7 +178,7 @@ def test_a_stream_has_the_stages_of_a_split(shards: Path, workers: int) -> None:
 @pytest.mark.parametrize("num_samples", [10, 13])
 def test_a_stage_counted_in_epochs_ends_with_the_batch_in_which_they_end(num_samples: int) -> None:
     augment = AugmentConfig.model_validate({"progressive": [{"size": 8, "until": {"epochs": 1.5}}]})
-    sides = Sides(IMAGE, augment, num_samples=num_samples, global_batch=4)
+    sides = ProgressiveSizes(IMAGE, augment, num_samples=num_samples, global_batch=4)
     ends = -(-3 * num_samples // 8) * 4
     assert {sides.at(samples) for samples in range(0, ends, 4)} == {8}
     assert {sides.at(samples) for samples in range(ends, 100, 4)} == {12}
@@ -187,7 +193,7 @@ def test_the_largest_side_is_that_of_any_stage() -> None:
 
 def test_without_stages_the_side_is_that_of_evaluation_or_the_one_given() -> None:
     for size, expected in ((None, 12), (10, 10)):
-        sides = Sides(IMAGE, AugmentConfig(size=size), num_samples=10, global_batch=4)
+        sides = ProgressiveSizes(IMAGE, AugmentConfig(size=size), num_samples=10, global_batch=4)
         assert {sides.at(0), sides.at(10**12)} == {expected}
 
 
@@ -201,7 +207,7 @@ def test_stages_that_end_in_another_order_are_refused(ends: tuple[dict, dict]) -
     with pytest.raises(
         ValueError, match=r"data\.augment\.progressive: the stage of 9 pixels ends at"
     ):
-        Sides(IMAGE, augment, num_samples=10, global_batch=4)
+        ProgressiveSizes(IMAGE, augment, num_samples=10, global_batch=4)
 
 
 @pytest.mark.parametrize(

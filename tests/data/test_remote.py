@@ -17,13 +17,14 @@ import fsspec
 import numpy as np
 import pytest
 
-from data import Manifest, load_label_vectors, open_split
 from data.config import DataConfig
-from data.remote.cache_config import CacheConfig
+from data.remote.config import CacheConfig
 from data.remote.fetch import fetch_bytes
 from data.shards.index import index_path, open_index
-from data.shards.split import Split
-from data.tars.foreign import index_shards
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
+from data.shards.split import Split, open_split
+from data.tars.indexing import index_shards
 from tests.data.file_server import FileServer, serving
 
 FIRST = "train-000000.tar"
@@ -467,7 +468,7 @@ def test_a_process_ends_while_shards_are_on_their_way(
         pass
     server.seconds = 60
     code = (
-        "import sys; from pathlib import Path; from data.remote.cache_config import CacheConfig; "
+        "import sys; from pathlib import Path; from data.remote.config import CacheConfig; "
         "from data.shards.split import Split; from data.shards.manifest import Manifest; "
         "from data.remote.folder import RemoteFolder; "
         "cache = CacheConfig(folder=Path(sys.argv[2])); "

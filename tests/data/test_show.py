@@ -7,12 +7,13 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from data import Manifest, open_split
 from data.inspection.contact_sheet import contact_sheet
-from data.inspection.show import contents, examples, histogram
+from data.inspection.contents import contents, examples, histogram
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from data.sources import ImageFolder
-from data.tars.foreign import index_shards
-from data.writing.writer import write_shards
+from data.tars.indexing import index_shards
 from launch.commands.shard import app
 from launch.terminal import table_cell
 from tests.data.conftest import write_picture

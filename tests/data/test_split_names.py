@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from data import Manifest
 from data.config import DataConfig
+from data.shards.manifest import Manifest
 from data.shards.split_names import shard_splits, split_name
+from data.shards.writer import write_shards
 from data.sources import ImageFolder, ImageNet, LabelledTexts, Source, Table, Tweets
-from data.tars.foreign import index_shards
-from data.writing.writer import write_shards
+from data.tars.indexing import index_shards
 from tests.data import ilsvrc
 from tests.data.conftest import write_picture
 from tests.data.foreign_tars import pictures, write_tar

@@ -17,16 +17,18 @@ import torch
 import webdataset
 from pydantic import ValidationError
 
-from data import Batch, Cursor, Manifest
-from data.augment import AugmentConfig, Mix
+from data.augment.mix import Mix
+from data.augment.training import AugmentConfig
 from data.config import DataConfig, StreamConfig, TextConfig
 from data.images.config import ImageConfig
+from data.loading.batch import Batch, Cursor
 from data.loading.stream import Stream, StreamLoader, open_stream
-from data.loading.stream_reader import _Waiting, shuffled
-from data.remote.cache_config import CacheConfig
-from data.tars.foreign import index_shards
+from data.loading.stream_reader import _Buffered, shuffled
+from data.remote.config import CacheConfig
+from data.shards.manifest import Manifest
 from data.tars.headers import BLOCK
-from data.tars.label_text import ClassList
+from data.tars.indexing import index_shards
+from data.tars.labels import ClassList
 from data.tars.stream import StreamSample, TarReader, _number
 from tests.data.file_server import serving
 from tests.data.foreign_tars import bomb, pictures, planted_shards, png, write_tar
@@ -157,9 +159,9 @@ def test_a_batch_smaller_than_the_world_leaves_ranks_empty_and_no_tar_unread(
     assert len(found) == len(set(found)) == 12
 
 
-def waiting(passes: Sequence[int]) -> list[_Waiting]:
+def waiting(passes: Sequence[int]) -> list[_Buffered]:
     return [
-        _Waiting(epoch, StreamSample(number, "", b"", 0))
+        _Buffered(epoch, StreamSample(number, "", b"", 0))
         for epoch, count in enumerate(passes)
         for number in range(count)
     ]

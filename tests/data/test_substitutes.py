@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from data import Batch, Cursor, EvalLoader, Manifest, TrainLoader, open_split
-from data.augment import AugmentConfig
+from data.augment.training import AugmentConfig
 from data.config import DataConfig
 from data.images.config import ImageConfig
+from data.loading.batch import Batch, Cursor
+from data.loading.loader import EvalLoader, TrainLoader
 from data.loading.substitute import BadSampleError, candidates, read_sound
-from data.writing.writer import write_shards
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from tests.data.foreign_tars import Planted, bomb, planted_shards, png
 
 BATCH = 8

@@ -8,10 +8,11 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
-from data import Manifest, open_split
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import Table
-from data.writing.writer import write_shards
 from launch.commands.shard import app
 from tests.data.conftest import write_picture
 

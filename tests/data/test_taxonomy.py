@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from data.sources.taxonomy import PlacedClasses
+from data.sources.layouts.taxonomy import ClassTaxonomy
 
 
 @dataclass
@@ -43,18 +43,18 @@ SYNSETS = Synsets(
 
 
 def paths(*names: str) -> list[str | None]:
-    return [about.get("path") for about in PlacedClasses(SYNSETS, names).attributes()]
+    return [about.get("path") for about in ClassTaxonomy(SYNSETS, names).attributes()]
 
 
 def test_a_class_carries_its_words_its_parents_and_the_path_through_the_first_of_them() -> None:
-    assert PlacedClasses(SYNSETS, ["n5"]).attributes() == [
+    assert ClassTaxonomy(SYNSETS, ["n5"]).attributes() == [
         {
             "words": "dog, domestic dog",
             "parents": "n3 n4",
             "path": "entity > animal > carnivore",
         }
     ]
-    assert PlacedClasses(SYNSETS, ["n1"]).attributes() == [{"words": "entity"}]
+    assert ClassTaxonomy(SYNSETS, ["n1"]).attributes() == [{"words": "entity"}]
 
 
 def test_a_class_above_or_beside_another_stands_under_its_own_name() -> None:
@@ -70,10 +70,10 @@ def test_nodes_of_one_name_are_told_apart_where_they_would_be_taken_for_one() ->
 
 
 def test_a_choice_among_parents_is_said() -> None:
-    (note,) = PlacedClasses(SYNSETS, ["n6", "n9"]).notes()
+    (note,) = ClassTaxonomy(SYNSETS, ["n6", "n9"]).notes()
     assert note.startswith("1 synsets at and above the classes have several parents")
     assert "the first that Synsets lists counts" in note
-    assert PlacedClasses(SYNSETS, ["n9"]).notes() == []
+    assert ClassTaxonomy(SYNSETS, ["n9"]).notes() == []
 
 
 def test_the_ways_up_are_walked_once_for_attributes_and_notes() -> None:
@@ -84,7 +84,7 @@ def test_the_ways_up_are_walked_once_for_attributes_and_notes() -> None:
             asked.append(class_name)
             return class_name
 
-    placed = PlacedClasses(Counting(SYNSETS.known), ["n5", "n9"])
+    placed = ClassTaxonomy(Counting(SYNSETS.known), ["n5", "n9"])
     assert placed.attributes() == placed.attributes()
     assert len(placed.notes()) == 1
     assert asked == ["n5", "n9"]
@@ -93,4 +93,4 @@ def test_the_ways_up_are_walked_once_for_attributes_and_notes() -> None:
 def test_a_cycle_is_refused_with_the_synset() -> None:
     circle = Synsets({"a": ("a", ("b",)), "b": ("b", ("c",)), "c": ("c", ("b",))})
     with pytest.raises(ValueError, match="Synsets has b above itself, over class a"):
-        PlacedClasses(circle, ["a"]).attributes()
+        ClassTaxonomy(circle, ["a"]).attributes()

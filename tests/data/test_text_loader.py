@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from data import Cursor, EvalLoader, TrainLoader, open_split
-from data.augment import AugmentConfig
+from data.augment.training import AugmentConfig
 from data.config import DataConfig, TextConfig
-from data.loading.buckets import ByLength
-from data.loading.order import Order
-from data.loading.padding import pad_tokens
-from data.tokens.tokenizer import open_tokenizer
+from data.loading.batch import Cursor
+from data.loading.inputs import pad_tokens
+from data.loading.loader import EvalLoader, TrainLoader
+from data.loading.order import ByLength, Order
+from data.shards.split import open_split
+from data.text.tokenizer import open_tokenizer
 
 BATCH = 7
 

@@ -13,14 +13,14 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from transformers import AutoTokenizer
 
-from data import open_split
 from data.shards.index import open_index
 from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from data.sources import EmojiNames, Table
-from data.tokens.tokenizer import Tokenizer, open_tokenizer
-from data.tokens.train import Trained, train_tokenizer
-from data.tokens.vocabulary import train_wordpiece
-from data.writing.writer import write_shards
+from data.text.tokenizer import Tokenizer, open_tokenizer
+from data.text.tokenizer_training import TrainedTokenizer, train_tokenizer
+from data.text.wordpiece import train_wordpiece
 from tests.shards import picture_shards
 
 TEXTS = [
@@ -41,7 +41,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def small_tokenizer(shards: Path, out: Path, **options) -> Trained:
+def small_tokenizer(shards: Path, out: Path, **options) -> TrainedTokenizer:
     """One thread: threads of a library in this process would be in the way of later forks."""
     return train_tokenizer(shards, out, **{"vocab_size": 700, "threads": 1, **options})
 
@@ -100,7 +100,7 @@ def test_a_saved_tokenizer_is_the_same_whichever_library_opens_it(
 def test_a_folder_of_ours_opens_without_transformers(folder: Path) -> None:
     """That takes seconds, in each worker process."""
     code = (
-        "import sys; from data.tokens.tokenizer import open_tokenizer;"
+        "import sys; from data.text.tokenizer import open_tokenizer;"
         f"print(open_tokenizer({str(folder)!r}, max_length=6).encode(['arrow']));"
         "assert not {'transformers', 'torch'} & sys.modules.keys()"
     )
@@ -163,8 +163,8 @@ FORKED = """
 import sys
 from pathlib import Path
 from torch.utils.data import DataLoader
-from data.tokens.tokenizer import open_tokenizer
-from data.tokens.train import train_tokenizer
+from data.text.tokenizer import open_tokenizer
+from data.text.tokenizer_training import train_tokenizer
 
 class Texts(list):
     def __getitem__(self, i):

@@ -15,10 +15,12 @@ import pytest
 import webdataset
 from typer.testing import CliRunner, Result
 
-from data import Manifest, load_label_vectors, open_split
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.shards.writer import write_shards
 from data.sources import LabelledTexts, Tweets
-from data.text import leftovers
-from data.writing.writer import write_shards
+from data.text.cleaning import leftovers
 from launch.commands.shard import app
 
 ZWJ = "\u200d"
@@ -226,7 +228,7 @@ def test_byte_ranges_processes_and_parts_change_nothing(
     file = lines(tmp_path / "a.txt", *texts)
     _, whole = write(tmp_path / "whole", file)
     monkeypatch.setattr("data.sources.tweets.SPAN_BYTES", 997)
-    monkeypatch.setattr("data.text.settle.PART_ROWS", 100)
+    monkeypatch.setattr("data.text.selection.PART_ROWS", 100)
     source, in_parts = write(tmp_path / "parts", file, workers=2)
     assert len(source.spans()) > 20
     assert len(whole) == len(set(whole)) > 800

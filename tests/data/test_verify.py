@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from data import Manifest, open_split
 from data.inspection.shard_check import Damage
-from data.inspection.shard_pass import ShardPass
 from data.inspection.verify import damages
 from data.shards.index import index_path, open_index
-from data.tars.foreign import index_shards
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.tars.indexing import index_shards
+from data.tars.samples import ShardPass
 from tests.data.foreign_tars import bomb, planted_shards, png, write_tar
 
 FIRST = "train-000000.tar"
@@ -196,7 +197,7 @@ def test_several_processes_find_the_same(copy: Path) -> None:
 def test_one_pass_gives_members_and_the_hash_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr("data.inspection.shard_pass._CHUNK", chunk)
+    monkeypatch.setattr("data.tars.samples._CHUNK", chunk)
     content = bytes(range(50))
     (tmp_path / "file").write_bytes(content)
     with ShardPass(tmp_path / "file") as shard:

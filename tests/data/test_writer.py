@@ -16,13 +16,12 @@ from threading import Barrier, Thread
 import pytest
 import webdataset
 
-from data import Manifest, open_split
-from data.shards.manifest import ClassInfo, SourceInfo
-from data.skipped import SKIPPED, Skipped
+from data.shards.claim import UNFINISHED, claimed
+from data.shards.manifest import ClassInfo, Manifest, SourceInfo
+from data.shards.split import open_split
+from data.shards.writer import write_shards
+from data.skipped import SKIPPED, Skipped, SkippedFile
 from data.sources import ImageFolder, Sample
-from data.writing.claim import UNFINISHED, claimed
-from data.writing.skipped_file import SkippedFile
-from data.writing.writer import write_shards
 from tests.data.conftest import write_picture
 from tests.data.killed import check_killed_and_resumed, contents
 
@@ -114,7 +113,7 @@ def test_writing_twice_gives_the_same_bytes(
 def test_the_bytes_and_the_order_of_samples_are_those_of_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("data.writing.writer._CHOSEN_AT_ONCE", at_once)
+    monkeypatch.setattr("data.shards.writer._CHOSEN_AT_ONCE", at_once)
     write_shards(Numbers(25), tmp_path, samples_per_shard=10, workers=1)
     digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tmp_path.glob("*.tar")}
     assert digests == SHA256

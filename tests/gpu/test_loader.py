@@ -5,10 +5,13 @@ from pathlib import Path
 
 import torch
 
-from data import Batch, Cursor, EvalLoader, TrainLoader, open_split
-from data.augment import AugmentConfig, Mix
+from data.augment.mix import Mix
+from data.augment.training import AugmentConfig
 from data.config import DataConfig
 from data.images.config import ImageConfig
+from data.loading.batch import Batch, Cursor
+from data.loading.loader import EvalLoader, TrainLoader
+from data.shards.split import open_split
 
 
 def config(shards: Path, workers: int) -> DataConfig:

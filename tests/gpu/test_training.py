@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from data import Manifest
+from data.shards.manifest import Manifest
 from heads import ClassHead
 from tests.heads.cases import (
     LOSS_KINDS,
@@ -28,7 +28,7 @@ from trainer.checkpoints import find_checkpoint, restore_random_state, save_chec
 from trainer.checkpoints.entries import training_entries
 from trainer.evaluation import evaluate
 from trainer.optimizers import build_optimizer
-from trainer.run.finished import label_vectors_of
+from trainer.run.training_data import label_vectors_of
 from trainer.strategies.ddp import DDPStrategy
 from trainer.task import Task, build_task
 from trainer.world import World, open_world

@@ -15,8 +15,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tests.system.processes import ROOT
-from trainer.telemetry import PHASES, Phases
-from trainer.telemetry.metrics import _OF_A_STEP, Metrics
+from trainer.telemetry.phases import PHASES, Phases
+from trainer.telemetry.prometheus import _STEP_GAUGES, Metrics
 from trainer.world import World
 
 OVERLAY = ROOT / "k8s/overlays/monitoring"
@@ -114,7 +114,7 @@ def _names_of_training() -> set[str]:
         checkpoint_every=5,
         phases=Phases(cpu),
     )
-    numbers = dict.fromkeys(_OF_A_STEP, 1.0)
+    numbers = dict.fromkeys(_STEP_GAUGES, 1.0)
     metrics.step(
         {**numbers, "phases": dict.fromkeys(PHASES, 1.0), "memory": {"resident": 1}},
     )

@@ -11,8 +11,7 @@ from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from data import Batch
-from data.loading.batch import Mixed
+from data.loading.batch import Batch, Mixed
 from tests.ranks import rank_world
 from trainer.config import Recipe
 from trainer.steps.agreement import agree

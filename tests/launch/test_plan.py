@@ -15,8 +15,8 @@ import torch
 import yaml
 from rich.console import Console
 
-from data import Manifest, load_label_vectors
-from data.shards.manifest import ClassInfo, ShardInfo, SourceInfo
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import ClassInfo, Manifest, ShardInfo, SourceInfo
 from heads import ClassHead
 from heads.losses import CrossEntropy
 from heads.tree import LabelTree, build_cover_tree

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from data import Manifest
+from data.shards.manifest import Manifest
+from data.shards.writer import write_shards
 from data.sources import ImageFolder
-from data.writing.writer import write_shards
 from heads.tree import NamedTree, read_wordnet
 from launch.commands.shard import app
 from tests.data.conftest import write_picture

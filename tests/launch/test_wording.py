@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner
 
-from data.printable import printable
+from data.messages import printable
 from launch.commands.shard import app
 from launch.main import main
 from launch.terminal import table_cell

@@ -10,9 +10,10 @@ import pytest
 from benchmarks.papers.job import Places
 from benchmarks.papers.laboratory import Laboratory
 from benchmarks.papers.shards import COARSE, Dataset, shards_of
-from data import Manifest, open_split
 from data.images.decode import decode
-from data.shards.manifest import load_label_vectors
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
 
 
 def made(dataset: Dataset, data: Path, out: Path, *, again: bool = False) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import open_split
+from data.shards.split import open_split
 from serving.answer import ask
 from serving.model import Model
 from tests.ranks import rank_world

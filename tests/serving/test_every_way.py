@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from playwright.sync_api import expect
 from tritonclient import grpc as triton
 
-from data import open_split
 from data.loading.loader import EvalLoader
+from data.shards.split import open_split
 from serving.client import Client
 from tests.ranks import rank_world
 from tests.serving.browsing import chromium, visit
@@ -27,9 +27,9 @@ from tests.shards import glyph_recipe
 from trainer.bundle.export import export_run
 from trainer.evaluation import load_evaluation
 from trainer.evaluation.features import gathered_rows
-from trainer.evaluation.turns import never
-from trainer.run.finished import TrainedRun, open_trained
+from trainer.evaluation.stopping import never_stop
 from trainer.run.folder import RunFolder
+from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.train import train
 
 # Over 40 s. test_server.py and test_inference_grpc.py compare served answers with the bundle's, and
@@ -90,7 +90,7 @@ def scores_of(trained: TrainedRun) -> torch.Tensor:
             world,
             views_apart=False,
             progress=lambda samples: None,
-            should_stop=never,
+            should_stop=never_stop,
         )
         (block,) = head.score_blocks(rows.features.mean(1), head.num_classes)
     return block.scores[:, block.class_ids.argsort()]

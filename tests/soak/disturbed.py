@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from data import open_split
+from data.shards.split import open_split
 from tests.shards import glyph_recipe, glyph_shards
 from tests.soak.trials import Trial
 from tests.system.processes import write_recipe

@@ -14,7 +14,7 @@ from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, TORCHRUN, environment, kway, run, write_recipe
 from tests.system.runs import descendants, kill, launched, left_after, losses
 from trainer.__main__ import main
-from trainer.process.lost_peer import is_lost_peer
+from trainer.world import is_lost_rank
 
 
 @pytest.mark.parametrize("num_processes", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -108,15 +108,15 @@ def meet_the_end_of_rank_1() -> None:
         os._exit(0)
     with pytest.raises(RuntimeError) as lost:
         exchange()
-    assert is_lost_peer(lost.value)
+    assert is_lost_rank(lost.value)
     behind = OSError("a checkpoint could not be written")
     behind.__context__ = lost.value
-    assert is_lost_peer(behind)
+    assert is_lost_rank(behind)
 
 
 def test_the_end_of_a_peer_is_known_by_gloos_words():
     # What rank 0 says would come first.
     with pytest.raises(RankError, match="rank 1 died"):
         run_on_ranks(2, meet_the_end_of_rank_1)
-    assert not is_lost_peer(RuntimeError("shapes do not match"))
-    assert not is_lost_peer(ConnectionResetError("of a shard's server"))
+    assert not is_lost_rank(RuntimeError("shapes do not match"))
+    assert not is_lost_rank(ConnectionResetError("of a shard's server"))

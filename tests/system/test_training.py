@@ -5,8 +5,8 @@ import shutil
 import pytest
 import torch
 
+from data.shards.writer import write_shards
 from data.sources import Glyphs
-from data.writing.writer import write_shards
 from tests.shards import glyph_recipe
 from tests.system.processes import TORCHRUN, kway, run, write_recipe
 from tests.system.runs import final_tensors, losses

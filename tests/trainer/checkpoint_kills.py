@@ -54,7 +54,7 @@ def save_until_killed(root: Path, rank: int, seconds: float, in_background: bool
     checkpoint, _ = find_checkpoint(root, world)
     start = checkpoint.step if checkpoint else 0
     settings = config(in_background=in_background, keep_last=2)
-    with CheckpointWriter(root, settings, world, start_step=start, say=_nothing) as writer:
+    with CheckpointWriter(root, settings, world, start_step=start, print_line=_nothing) as writer:
         if world.rank == rank:
             threading.Thread(target=_kill_after, args=(seconds,), daemon=True).start()
         for step in range(start + 1, start + 10**6):

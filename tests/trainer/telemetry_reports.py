@@ -9,7 +9,9 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from trainer.config import TelemetryConfig
-from trainer.telemetry import ModelFlops, Phases, Telemetry
+from trainer.telemetry.mfu import ModelFlops
+from trainer.telemetry.phases import Phases
+from trainer.telemetry.telemetry import Telemetry
 from trainer.world import World
 
 CPU = torch.device("cpu")

@@ -28,7 +28,7 @@ from trainer.checkpoints import (
     restore_random_state,
     save_checkpoint,
 )
-from trainer.checkpoints.random_state import stored_states
+from trainer.checkpoints.load import stored_states
 from trainer.world import World
 
 

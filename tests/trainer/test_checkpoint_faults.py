@@ -19,7 +19,7 @@ from tests.trainer.checkpoint_kills import ended_before_change, kill_and_resume
 from tests.trainer.checkpoint_mutations import digest_of, reseal, tensor_files
 from tests.trainer.checkpoint_runs import config, load_into_zeros, newest_is_whole, save_steps
 from trainer.checkpoints import CheckpointWriter, committed_folders, find_checkpoint
-from trainer.checkpoints.disk_error import explain
+from trainer.checkpoints.exchange import explain_disk_error
 
 MEGABYTE = 2**20
 
@@ -51,7 +51,7 @@ def save_until_full(root: Path, in_background: bool) -> str:
     world = rank_world()
     entries = {f"weight.{number}": torch.zeros(48, 1024) for number in range(8)}
     settings = config(keep_last=9, in_background=in_background)
-    writer = CheckpointWriter(root, settings, world, start_step=0, say=lambda _: None)
+    writer = CheckpointWriter(root, settings, world, start_step=0, print_line=lambda _: None)
     try:
         for step in range(1, 9):
             for tensor in entries.values():
@@ -135,23 +135,23 @@ def test_a_failure_in_the_background_is_told_once_before_the_next_save(tmp_path)
     root = tmp_path / "checkpoints"
     root.write_text("in the way")
     with CheckpointWriter(root, config(), rank_world(), start_step=0) as writer:
-        assert writer.troubles() == []
+        assert writer.failures() == []
         writer.save({"weight": torch.zeros(1)}, {"step": 1})
-        while not (told := writer.troubles()):
+        while not (told := writer.failures()):
             pass
         assert [(trouble.step, trouble.is_lost) for trouble in told] == [(1, True)]
         assert "step-00000001 could not be written" in told[0].reason
-        assert writer.troubles() == []
+        assert writer.failures() == []
         with pytest.raises(OSError, match="could not be written"):
             writer.finish()
 
 
 def test_other_errors_of_the_disk_have_remedies_too(tmp_path):
     for number, remedy in ((errno.EROFS, "writable"), (errno.EIO, "check the disk")):
-        line = explain(OSError(number, os.strerror(number), "x"), tmp_path / "not yet")
+        line = explain_disk_error(OSError(number, os.strerror(number), "x"), tmp_path / "not yet")
         assert remedy in line
         assert f"are free at {tmp_path}" in line
-    assert explain(OSError("2 bytes missing"), tmp_path).startswith("2 bytes missing; ")
+    assert explain_disk_error(OSError("2 bytes missing"), tmp_path).startswith("2 bytes missing; ")
 
 
 # ------------------------------------------------------------------ killed

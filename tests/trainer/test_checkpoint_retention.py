@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoints.retention import Retention, Stored, superseded
+from trainer.checkpoints.commit import Retention, Stored, superseded
 
 VALUES = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 0.5])
 STORED = st.dictionaries(st.integers(0, 60), VALUES, max_size=12).map(

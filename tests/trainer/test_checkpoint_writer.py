@@ -31,7 +31,7 @@ needs_proc = pytest.mark.skipif(
 
 
 def writer_of(root: Path, *, start_step: int = 0, **options: Any) -> CheckpointWriter:
-    known = {"keep_every_steps", "say"}
+    known = {"keep_every_steps", "print_line"}
     ours = {key: options.pop(key) for key in known & options.keys()}
     return CheckpointWriter(root, config(**options), rank_world(), start_step=start_step, **ours)
 
@@ -67,7 +67,7 @@ def test_what_changes_after_a_save_has_begun_is_not_in_it(tmp_path):
 def test_the_next_save_waits_for_the_one_before_and_says_so(tmp_path):
     said: list[str] = []
     entries = weight(1, 8 * MEGABYTE)
-    with writer_of(tmp_path, say=said.append) as writer:
+    with writer_of(tmp_path, print_line=said.append) as writer:
         assert writer.save(entries, {"step": 1}) == 0
         entries["weight"].fill_(2)
         assert writer.save(entries, {"step": 2}) > 0

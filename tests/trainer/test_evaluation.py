@@ -7,8 +7,10 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from data import Manifest, load_label_vectors, open_split
 from data.images.decode import decode, for_evaluation
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from trainer.evaluation import (
@@ -17,7 +19,7 @@ from trainer.evaluation import (
     load_evaluation,
     save_evaluation,
 )
-from trainer.evaluation.of_run import Wanted, evaluate_run
+from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
 from trainer.task import Task, build_task
 from trainer.train import train
 
@@ -167,5 +169,5 @@ def test_a_run_parses_the_manifest_once(glyphs, tmp_path, monkeypatch):
     changes = {"train__duration": {"steps": 2}, "evaluation": {"every": {"steps": 1}}}
     train(glyph_recipe(glyphs, tmp_path / "run", **changes), rank_world())
     assert len(parsed) == 1
-    evaluate_run(Wanted(tmp_path / "run"), rank_world())
+    evaluate_run(EvaluationRequest(tmp_path / "run"), rank_world())
     assert len(parsed) == 2

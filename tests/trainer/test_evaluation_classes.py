@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data import Manifest
+from data.shards.manifest import Manifest
 from heads.slc import ClassMeasures
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
@@ -19,7 +19,7 @@ from tests.system.processes import ROOT, environment
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.__main__ import main as evaluate_on_a_rank
 from trainer.evaluation.class_table import ClassTable, write_csv
-from trainer.evaluation.of_run import Wanted
+from trainer.evaluation.run_evaluation import EvaluationRequest
 from trainer.recipe import dump_recipe, load_recipe
 from trainer.train import train
 
@@ -112,7 +112,7 @@ def test_another_split_does_not_replace_the_measures_that_are_exported(kway, run
 
 def test_settings_that_measure_something_else_do_not_replace_the_recipes_own(kway, run, capsys):
     def folder(*settings: str) -> str:
-        return Wanted(run, settings=settings).folder().name
+        return EvaluationRequest(run, settings=settings).folder().name
 
     assert folder() == "evaluations"
     assert folder("evaluation.batch=3", "data.workers=1") == "evaluations"
@@ -129,7 +129,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 import transformers.models.resnet.modeling_resnet
-import launch.main, trainer.evaluation.__main__, trainer.evaluation.of_run
+import launch.main, trainer.evaluation.__main__, trainer.evaluation.run_evaluation
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (400 << 20),) * 2)
 if sys.argv[1] == "eval":
@@ -163,10 +163,10 @@ def test_memory_that_runs_out_is_one_line_with_what_to_change(command, run, tmp_
 
 def test_settings_that_are_not_of_an_evaluation_are_refused(kway, run, capsys):
     with pytest.raises(ValueError, match=r"--set head\.memory_mib=3 does not concern an eval"):
-        Wanted(run, settings=("head.memory_mib=3",)).recipe()
+        EvaluationRequest(run, settings=("head.memory_mib=3",)).recipe()
     with pytest.raises(ValueError, match=r"evaluation\.topk"):
-        Wanted(run, settings=("evaluation.topk=[0]",)).recipe()
-    crops = Wanted(run, settings=("data.image.resize=20", "data.image.crops=5"))
+        EvaluationRequest(run, settings=("evaluation.topk=[0]",)).recipe()
+    crops = EvaluationRequest(run, settings=("data.image.resize=20", "data.image.crops=5"))
     assert crops.folder().name == "test,data.image.crops=5,data.image.resize=20"
     for refused in (
         kway("eval", run, "--split", "none"),

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data import open_split
 from data.images.decode import decode, for_evaluation
+from data.shards.split import open_split
 from tests.heads.cases import naive_logits, naive_rows
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
@@ -20,9 +20,9 @@ from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation, save_evaluation
-from trainer.evaluation.of_run import Wanted, evaluate_run
-from trainer.run.finished import open_trained
+from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
 from trainer.run.folder import RunFolder
+from trainer.run.trained_run import open_trained
 from trainer.train import train
 
 LEARNED = {"kind": "cosine", "scale": 5.0, "learn_scale": True, "learn_offset": True, "prior": 1.0}
@@ -230,7 +230,7 @@ def test_thresholds_for_another_recall_are_asked_of_an_evaluation_and_then_expor
     command = shlex.split(str(caught.value).split("`")[1])
     setting = "evaluation.recalls=[0.8, 0.9, 0.95, 0.99]"
     assert command == ["kway", "eval", str(run), "--checkpoint", "4", "--set", setting]
-    evaluate_run(Wanted(run, checkpoint=4, settings=(setting,)), rank_world())
+    evaluate_run(EvaluationRequest(run, checkpoint=4, settings=(setting,)), rank_world())
     export_run(run, tmp_path / "bundle", rank_world(), **wanted)
     with Bundle.open(tmp_path / "bundle") as bundle:
         bars = [bundle.threshold(0, recall).score for recall in (0.8, 0.9, 0.95, 0.99)]

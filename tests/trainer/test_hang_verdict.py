@@ -1,8 +1,7 @@
 """The line that names a hang, from what the ranks said about themselves."""
 
-from trainer.faults.rank_state import RankState
-from trainer.faults.recorder import Collective, is_pending
-from trainer.faults.verdict import name_the_hang, name_the_lost_store, ranks_in_words
+from trainer.faults.flight_recorder import Collective, is_pending
+from trainer.faults.hang_report import RankState, describe_hang, describe_lost_store, format_ranks
 
 _BEFORE = Collective("all_reduce", 120, "default_pg")
 _GATHER = Collective("all_gather", 121, "default_pg")
@@ -21,7 +20,7 @@ def _line(**after: RankState) -> str:
     """Of ranks `r0`, `r1`, …; a beat of 0 is one that did not grow."""
     states = {int(name[1:]): state for name, state in after.items()}
     before = {rank: RankState(0, 0, "", "", None, None, 0) for rank in states}
-    return name_the_hang(before, states, size=max(states) + 1)
+    return describe_hang(before, states, size=max(states) + 1)
 
 
 def test_a_silent_rank_comes_first_with_where_it_was_seen() -> None:
@@ -40,7 +39,7 @@ def test_a_rank_that_never_wrote_does_not_answer() -> None:
 
 
 def test_a_rank_that_was_missing_at_first_and_writes_now_answers() -> None:
-    line = name_the_hang({}, {0: _waiting(), 1: _elsewhere()}, size=2)
+    line = describe_hang({}, {0: _waiting(), 1: _elsewhere()}, size=2)
     assert "does not answer" not in line
 
 
@@ -74,15 +73,15 @@ def test_many_places_are_cut_to_a_few() -> None:
 
 
 def test_of_a_lost_store_its_host_and_the_own_wait_are_told() -> None:
-    line = name_the_lost_store(_waiting(), rank=3, host="rank 0 on 10.0.0.1")
+    line = describe_lost_store(_waiting(), rank=3, host="rank 0 on 10.0.0.1")
     assert line.startswith("rank 0 on 10.0.0.1, which keeps")
     assert "rank 3 waits in all_gather #121 of head at step 8" in line
 
 
 def test_spans_of_ranks() -> None:
-    assert ranks_in_words([3]) == "rank 3"
-    assert ranks_in_words([1, 0]) == "ranks 0, 1"
-    assert ranks_in_words([0, 2, 3, 4, 9]) == "ranks 0, 2-4, 9"
+    assert format_ranks([3]) == "rank 3"
+    assert format_ranks([1, 0]) == "ranks 0, 1"
+    assert format_ranks([0, 2, 3, 4, 9]) == "ranks 0, 2-4, 9"
 
 
 def test_a_state_survives_the_board() -> None:

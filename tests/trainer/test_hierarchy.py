@@ -2,11 +2,12 @@
 
 import pytest
 
-from data import Manifest, class_paths
+from data.shards.hierarchy import class_paths
+from data.shards.manifest import Manifest
 from heads.tree import tree_of_paths
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
-from trainer.run.finished import open_trained
+from trainer.run.trained_run import open_trained
 from trainer.train import train
 
 HIERARCHY = {"head__weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}}

@@ -31,7 +31,7 @@ from trainer.bundle.export import export_run
 from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
 from trainer.bundle.writing import write_bundle
 from trainer.config import BackboneConfig
-from trainer.run.finished import open_trained
+from trainer.run.trained_run import open_trained
 from trainer.train import train
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))

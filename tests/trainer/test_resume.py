@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import Cursor
+from data.loading.batch import Cursor
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
@@ -21,8 +21,7 @@ from trainer.checkpoints.shard_file import write_shard
 from trainer.recipe import dump_recipe, load_recipe
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import changes_since, provenance
-from trainer.run.resume import Resumed, resume
-from trainer.run.state import TrainState
+from trainer.run.resume import Resumed, TrainState, resume
 from trainer.task import Task
 
 

@@ -77,7 +77,7 @@ def test_what_is_held_stays_within_its_bytes_and_the_least_used_leaves(path, cal
     rows = open_rows(path, cache_bytes=10 * (4 * WIDTH + 250))
     for row in (0, *range(9), 0, *range(100, 108)):
         rows.read([row])
-    assert len(rows._hot) == 10
+    assert len(rows._cache) == 10
     calls.clear()
     rows.read([0])  # asked for in between
     assert calls == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import webdataset
 
-from data import open_split
+from data.shards.split import open_split
 from launch.commands.evaluate import evaluate
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe

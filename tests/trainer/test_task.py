@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import Batch
-from data.loading.batch import Mixed
+from data.loading.batch import Batch, Mixed
 from tests.ranks import run_on_ranks
 from tests.shards import NO_DROPOUT, TINY_BERT
 from tests.trainer.training import make_task, pictures, share, started, take_steps, whole_entries

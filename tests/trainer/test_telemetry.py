@@ -28,9 +28,9 @@ from tests.trainer.telemetry_reports import (
     telemetry,
 )
 from trainer.config import TelemetryConfig
-from trainer.telemetry import PHASES, Phases
-from trainer.telemetry.endpoint import Endpoint
 from trainer.telemetry.jsonl import JsonLines
+from trainer.telemetry.phases import PHASES, Phases
+from trainer.telemetry.prometheus import Endpoint
 from trainer.train import train
 
 
@@ -207,7 +207,7 @@ def test_a_step_that_is_not_logged_beats(tmp_path):
 def test_each_rank_has_an_endpoint_and_the_first_has_the_rest(tmp_path, capsys):
     with telemetry(tmp_path, rank=1, port=0) as report:
         assert report.endpoint is not None
-        report.say("hello")
+        report.print_line("hello")
         report.beat(1, busy_seconds=[1.0, 2.0])
         report.step(1, **NUMBERS)
         report.committed([tmp_path / "step-00000001"])

@@ -17,10 +17,8 @@ from tests.system.processes import ROOT
 from tests.trainer.telemetry_reports import NUMBERS, records, telemetry
 from trainer.backbone.backbone import build_backbone
 from trainer.config import BackboneConfig
-from trainer.telemetry import ModelFlops
-from trainer.telemetry.devices import DEVICES, device_named
-from trainer.telemetry.flops import forward_flops, head_flops
-from trainer.telemetry.utilisation import Utilisation, peak_flops
+from trainer.devices import DEVICES, device_named
+from trainer.telemetry.mfu import ModelFlops, Utilization, forward_flops, head_flops, peak_flops
 
 CPU = torch.device("cpu")
 
@@ -124,7 +122,7 @@ def test_a_head_without_a_formula_has_no_mfu_and_says_so(glyphs, tmp_path):
     factored = {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
     recipe = glyph_recipe(glyphs, tmp_path, head=factored)
     said: list[str] = []
-    utilisation = Utilisation(ModelFlops(recipe, 13), 1e12, said.append)
+    utilisation = Utilization(ModelFlops(recipe, 13), 1e12, said.append)
     for _ in range(2):
         utilisation.add({"pixel_values": torch.zeros(2, 1, 16, 16, dtype=torch.uint8)})
     assert utilisation.take(1.0) is None
@@ -155,5 +153,5 @@ def test_devices_are_known_by_their_whole_name_alone():
 
 
 def test_the_table_of_devices_is_free_of_torch():
-    code = "import sys, trainer.telemetry.devices; sys.exit('torch' in sys.modules)"
+    code = "import sys, trainer.devices; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -10,7 +10,7 @@ import torch
 
 from heads.collectives import all_gather_rows, all_reduce_sum, listening
 from tests.ranks import rank_world, run_on_ranks
-from trainer.telemetry import Phases
+from trainer.telemetry.phases import Phases
 
 CPU = torch.device("cpu")
 NAP_SECONDS = 0.02

@@ -15,9 +15,9 @@ import pytest
 
 from tests.system.processes import ROOT, environment
 from tests.trainer.telemetry_reports import NUM_STEPS, NUMBERS, telemetry
-from trainer.telemetry.progress import Shown
+from trainer.telemetry.progress import StepSummary
 
-LARGE = Shown(
+LARGE = StepSummary(
     loss=12.3456,
     learning_rate=0.05,
     samples_per_second=123_456,
@@ -47,7 +47,7 @@ def test_off_a_terminal_there_are_plain_whole_lines(tmp_path, capsys, monkeypatc
     long = "[bold]not markup[/bold] :smile: " + 60 * "word "
     with telemetry(tmp_path) as report:
         report.step(1, **NUMBERS)
-        report.say(long)
+        report.print_line(long)
     first, second = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
         rf"step 1/{NUM_STEPS}  loss 1\.2500  lr 5\.00e-02  \d+(\.\d\d)? samples/s  data wait 0%  "
@@ -69,8 +69,8 @@ def test_numbers_are_written_as_a_person_reads_them():
 
 
 @pytest.mark.parametrize("columns", [80, 110, 120])
-def test_beside_the_bar_large_numbers_leave_room_for_it(columns):
-    text = f"step 450000/450450 {LARGE.beside_the_bar(columns)}"
+def test_large_numbers_leave_room_for_the_bar(columns):
+    text = f"step 450000/450450 {LARGE.compact(columns)}"
     assert len(text) + len(" ━━━━━") <= columns
     assert ("MFU" in text) == (columns > 80)
 

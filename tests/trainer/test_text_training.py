@@ -11,10 +11,10 @@ import torch
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import TINY_BERT, glyph_recipe, text_recipe
 from trainer.backbone.backbone import Backbone, build_backbone
-from trainer.backbone.text_inputs import check_reading
+from trainer.backbone.compatibility import check_reading
 from trainer.config import BackboneConfig, Recipe
 from trainer.evaluation import load_evaluation
-from trainer.run.finished import open_trained
+from trainer.run.trained_run import open_trained
 from trainer.train import train
 
 

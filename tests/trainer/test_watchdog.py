@@ -137,7 +137,7 @@ def _rank_main(
             with Watchdog(world, timeout_seconds=_TIMEOUT, phases=phase) as watchdog:
                 act(rank, watchdog, phase)
     except LostRankError as error:
-        if not error.said:
+        if not error.is_reported:
             print(f"lost: {error}", file=sys.stderr, flush=True)
         os._exit(1)
 

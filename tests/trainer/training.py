@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from data import Batch, Manifest
+from data.loading.batch import Batch
+from data.shards.manifest import Manifest
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from trainer.checkpoints.entries import training_entries
-from trainer.run.finished import label_vectors_of
+from trainer.run.training_data import label_vectors_of
 from trainer.task import Task, build_task
 
 

@@ -19,6 +19,8 @@ from transformers import (
 )
 
 from data.images.config import ImageConfig
+from data.messages import one_line
+from trainer.backbone.networks import FixedSizeConfig, register_networks
 from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
 
@@ -89,19 +91,19 @@ class Backbone(nn.Module):
             # Attention cannot tell the heads' size from nothing. A row is computed and cut off, so
             # that every parameter has a gradient, as on the other ranks: it is zero.
             row = {name: tensor.new_ones(1, *tensor.shape[1:]) for name, tensor in inputs.items()}
-            return self._of_rows(row)[:0]
-        return self._of_rows(inputs)
+            return self._features(row)[:0]
+        return self._features(inputs)
 
-    def _of_rows(self, inputs: dict[str, Tensor]) -> Tensor:
+    def _features(self, inputs: dict[str, Tensor]) -> Tensor:
         if "pixel_values" not in inputs:
             return self._pooled(self.encoder(**inputs), inputs["attention_mask"])
         pixels = inputs["pixel_values"]
         if pixels.ndim == 5:
-            crops = self._of_pictures(pixels.flatten(0, 1))
+            crops = self._image_features(pixels.flatten(0, 1))
             return crops.unflatten(0, pixels.shape[:2]).mean(1)
-        return self._of_pictures(pixels)
+        return self._image_features(pixels)
 
-    def _of_pictures(self, pixels: Tensor) -> Tensor:
+    def _image_features(self, pixels: Tensor) -> Tensor:
         normalised = (pixels.to(self.mean.dtype) / 255 - self.mean) / self.std
         if self.channels_last:
             normalised = normalised.contiguous(memory_format=torch.channels_last)
@@ -182,9 +184,6 @@ def _num_features(encoder: nn.Module) -> int:
 def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backbone:
     """An encoder without a pooler that nothing would train. Weights come from a local folder or the
     hub as safetensors only; code from the hub is never run."""
-    # In here: they take seconds to import, and processes that make no encoder import this file.
-    from trainer.backbone.networks import FixedSizeConfig, register_networks
-
     register_networks()
     settings = _settings(config)
     if settings.is_encoder_decoder:
@@ -196,7 +195,7 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
     if is_text:
         _check_padding(settings)
     if isinstance(settings, FixedSizeConfig) and image is not None:
-        settings.check_picture(image.size, image.size)
+        settings.check_image_size(image.size, image.size)
     try:
         # A pooler that stands after the token that we read would get no gradient, and DDP waits for
         # those.
@@ -211,7 +210,7 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
             encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
         return _wrapped(encoder, config, image)
     except _CONFIGURATION_ERRORS as error:
-        raise ValueError(f"backbone.config does not make a model: {_one_line(error)}") from error
+        raise ValueError(f"backbone.config does not make a model: {one_line(error)}") from error
 
 
 def _settings(config: BackboneConfig) -> PretrainedConfig:
@@ -234,7 +233,7 @@ def _settings(config: BackboneConfig) -> PretrainedConfig:
             raise ValueError(f"{name} is not a known key: {hint}")
         return AutoConfig.for_model(model_type, **fields)
     except _CONFIGURATION_ERRORS as error:
-        raise ValueError(f"backbone.config: {_one_line(error)}") from error
+        raise ValueError(f"backbone.config: {one_line(error)}") from error
 
 
 def _named(name: str) -> PretrainedConfig:
@@ -246,11 +245,7 @@ def _named(name: str) -> PretrainedConfig:
             if Path(name).is_dir()
             else "no such folder, and the hub does not have it or was not reached"
         )
-        raise ValueError(f"backbone.name is {name}: {where}: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(f"backbone.name is {name}: {where}: {one_line(error)}") from error
 
 
 def _check_padding(settings: PretrainedConfig) -> None:

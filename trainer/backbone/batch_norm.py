@@ -1,4 +1,5 @@
-"""Batch normalisation over all ranks' rows, for the devices that torch's SyncBatchNorm refuses."""
+"""Batch normalization over all ranks' rows, for the devices that torch's SyncBatchNorm rejects, and
+the buffers of a module, such as the statistics of batch norm."""
 
 from typing import Any, Literal
 
@@ -134,3 +135,22 @@ def apply_batch_norm_mode(
             for layer in layers:
                 layer.__class__ = FrozenBatchNorm2d
                 layer.train(False)
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong to a module's state, by name."""
+    weights = {name for name, _ in module.named_parameters()}
+    state = module.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in state.items() if name not in weights}
+
+
+def copy_buffers(module: nn.Module) -> list[Tensor]:
+    """Copies of all buffers."""
+    return [buffer.clone() for buffer in module.buffers()]
+
+
+@torch.no_grad()
+def restore_buffers(module: nn.Module, kept: list[Tensor]) -> None:
+    """Make the buffers again what they were."""
+    for buffer, before in zip(module.buffers(), kept, strict=True):
+        buffer.copy_(before)

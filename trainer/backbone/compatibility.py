@@ -1,11 +1,25 @@
-"""Whether shards, tokenizer and model fit together, said before anything is trained or exported."""
+"""Whether shards, tokenizer and model fit together, checked before anything is trained or exported.
 
+Whether a backbone reads texts as kway needs it is measured in one small forward pass.
+"""
+
+from itertools import cycle, islice
+
+import torch
+from torch import Tensor
+
+from data.messages import one_line
 from data.shards.manifest import Manifest
-from data.tokens.tokenizer import Tokenizer, open_tokenizer
+from data.text.tokenizer import Tokenizer, open_tokenizer
 from trainer.backbone.backbone import Backbone
-from trainer.backbone.text_inputs import check_reading
 from trainer.checkpoints import Checkpoint
 from trainer.config import Recipe
+
+_NUM_TEST_TOKENS = 8
+# Of the features' norm, above rounding. A random BERT has 2e-3 and more at its first token.
+_EQUAL_TOLERANCE = 1e-5
+# Of what two texts differ by. Backbones that obey the mask have 0, those that do not 3e-4 and more.
+_MASK_TOLERANCE = 1e-4
 
 
 def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> None:
@@ -24,14 +38,14 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
     if manifest.modality != "text" or text is None:
         return
     tokenizer = open_tokenizer(text.tokenizer, max_length=text.max_length)
-    padding_row, places = _positions(backbone)
+    padding_row, num_positions = _positions(backbone)
     _check_tokens(text.tokenizer, tokenizer, backbone, padding_row)
-    if places is not None and text.max_length > places:
+    if num_positions is not None and text.max_length > num_positions:
         raise ValueError(
-            f"data.text.max_length is {text.max_length} and the backbone has {places} "
+            f"data.text.max_length is {text.max_length} and the backbone has {num_positions} "
             "positions: lower it"
         )
-    check_reading(backbone, pad_id=tokenizer.pad_id, places=places)
+    check_reading(backbone, pad_id=tokenizer.pad_id, num_positions=num_positions)
 
 
 def _positions(backbone: Backbone) -> tuple[int | None, int | None]:
@@ -42,8 +56,9 @@ def _positions(backbone: Backbone) -> tuple[int | None, int | None]:
         row = getattr(part, "padding_idx", None)
         if name.rpartition(".")[2] == "position_embeddings" and row is not None:
             return row, len(part.weight) - row - 1
-    places = getattr(backbone.settings, "max_position_embeddings", None)
-    return None, places if places is not None and places > 0 else None  # XLNet says -1
+    num_positions = getattr(backbone.settings, "max_position_embeddings", None)
+    # XLNet has -1.
+    return None, num_positions if num_positions is not None and num_positions > 0 else None
 
 
 def _check_tokens(
@@ -87,3 +102,72 @@ def check_tokenizer(checkpoint: Checkpoint, digest: str | None) -> None:
             f"checkpoint {checkpoint.folder} was trained with another tokenizer than "
             "data.text.tokenizer names now: bring that one back, or start another run folder"
         )
+
+
+def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None) -> None:
+    """Raise ValueError where the features of texts that differ behind the first token are the same,
+    or depend on what stands under the padding.
+
+    places: positions of the backbone, where they are limited. Modes and torch's random state stay
+    as they are.
+    """
+    width = min(_NUM_TEST_TOKENS, num_positions or _NUM_TEST_TOKENS)
+    if width < 4:  # no room for two tokens and two of padding
+        return
+    kind = backbone.architecture
+    try:
+        text, padded_otherwise, other = _features_of_test_texts(backbone, pad_id, width)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise ValueError(
+            f"the backbone {kind} does not run on tokens and a mask ({one_line(error)}): choose "
+            "another"
+        ) from error
+    differ = (text - other).norm()
+    if differ <= _EQUAL_TOLERANCE * text.norm():
+        mean = backbone.pooling == "mean"
+        remedy = "choose another backbone" if mean else "use backbone.pooling=mean"
+        raise ValueError(
+            f"the backbone {kind} is causal, or blind: texts that begin alike have the same "
+            f"features by pooling {backbone.pooling}; {remedy}"
+        )
+    if (text - padded_otherwise).norm() > max(
+        _MASK_TOLERANCE * differ, _EQUAL_TOLERANCE * text.norm()
+    ):
+        raise ValueError(
+            f"the backbone {kind} ignores the attention mask, so that a text's features would "
+            "depend on the texts beside it: choose another backbone"
+        )
+
+
+@torch.no_grad()
+def _features_of_test_texts(backbone: Backbone, pad_id: int, width: int) -> Tensor:
+    """Of a text, of the same with other tokens under its padding, and of another text: [3, dim].
+
+    All in one batch of one shape, so that what is equal is so to the last bit, on a GPU, too.
+    """
+    device = next(backbone.parameters()).device
+    num_padding = width // 2
+    num_tokens = width - num_padding
+    # From the end of the vocabulary: special tokens, at its beginning, may have special effects.
+    usable = [i for i in reversed(range(backbone.settings.vocab_size)) if i != pad_id][: 3 * width]
+    ids = list(islice(cycle(usable), 3 * width))
+    text, other = ids[:num_tokens], [ids[0], *ids[width : width + num_tokens - 1]]
+    padding = [pad_id] * num_padding
+    # The first of the padding stays: MobileBERT's last token sees the next one, which is zero there
+    # as it is where a text ends.
+    unlike = [pad_id, *ids[1 - num_padding :]]
+    rows = [text + padding, text + unlike, other + padding]
+    mask = [[1] * num_tokens + [0] * num_padding] * 3
+    modes = [(part, part.training) for part in backbone.modules()]
+    backbone.eval()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            return backbone(
+                {
+                    "input_ids": torch.tensor(rows, device=device),
+                    "attention_mask": torch.tensor(mask, device=device),
+                }
+            ).float()
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from data.images.config import ImageConfig
+from data.messages import one_line
 from trainer.backbone.backbone import Backbone
 
 # How far features may differ from torch's, of the largest of them.
@@ -52,9 +53,9 @@ class OnnxBackbone:
             state.InvalidProtobuf,
             state.NotImplemented,
         ) as error:
-            reason = " ".join(str(error).split())[:300]
             raise ValueError(
-                f"{file} is damaged, or not for this onnxruntime ({reason}): export the run again"
+                f"{file} is damaged, or not for this onnxruntime ({one_line(error)}): export the "
+                "run again"
             ) from error
         self._inputs = [one.name for one in self._session.get_inputs()]
 
@@ -111,8 +112,7 @@ def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> Non
             assert program is not None
             program.save(file, external_data=False)
     except (torch.onnx.errors.OnnxExporterError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"torch cannot write this backbone as ONNX: {reason}") from error
+        raise ValueError(f"torch cannot write this backbone as ONNX: {one_line(error)}") from error
     _compare(plain, image, file)
 
 

@@ -1,6 +1,6 @@
 """The exported model: a folder with all that serving needs, and nothing in it is a pickle.
 
-bundle.json                 what it is: preprocessing, loss, recalls, checksums (`bundle_spec.py`)
+bundle.json                 what it is: preprocessing, loss, recalls, checksums (`spec.py`)
 classes.jsonl               a class a line; classes.safetensors beside it: what they are found by
 thresholds.safetensors      of each class, with the positives behind them, where it was evaluated
 encoder/config.json         the encoder's transformers configuration
@@ -20,25 +20,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor
 
-from data.tokens.tokenizer import Tokenizer, open_tokenizer
+from data.files import sha256_of
+from data.messages import one_line
+from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.logits import ClassRows
 from heads.scores import score
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.onnx_backbone import OnnxBackbone
 from trainer.backbone.onnx_backbone import is_installed as onnx_is_installed
 from trainer.bundle.class_list import ClassList
-from trainer.bundle.files import (
+from trainer.bundle.row_file import RowFile
+from trainer.bundle.spec import (
     BACKBONE,
     ENCODER,
     ONNX,
     TENSOR,
     TOKENIZER,
     WEIGHTS,
-    Manifest,
+    BundleManifest,
     read_manifest,
-    sha256_of,
 )
-from trainer.bundle.row_file import RowFile
 from trainer.bundle.thresholds import ClassThresholds, Threshold
 from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import check_allowed, source_version
@@ -58,7 +59,7 @@ class Bundle:
     is None for a model that was not evaluated.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, *, cache_bytes: int) -> None:
+    def __init__(self, path: Path, manifest: BundleManifest, *, cache_bytes: int) -> None:
         self.path = path
         self.spec = manifest.model
         self._files = manifest.files
@@ -190,11 +191,10 @@ class Bundle:
         try:
             load_model(backbone, str(file), strict=True)
         except (RuntimeError, SafetensorError) as error:
-            reason = " ".join(str(error).split())
             described = (
                 "encoder/config.json" if self.spec.backbone is None else self.spec.backbone.kind
             )
-            raise ValueError(f"{file} does not fit {described}: {reason}") from error
+            raise ValueError(f"{file} does not fit {described}: {one_line(error, 1000)}") from error
         return backbone.eval().requires_grad_(False)
 
     def _backbone_config(self) -> BackboneOptions:

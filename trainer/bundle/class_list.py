@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from safetensors.numpy import save_file
 
-from data.shards.paused_gc import paused_gc
+from data.shards.manifest import paused_gc
 from trainer.bundle.class_names import ClassNames, NameIndex, index_names
-from trainer.bundle.mapped_file import Shapes, mapped_arrays
-from trainer.bundle.spec import ClassEntry
-
-LINES, INDEX = "classes.jsonl", "classes.safetensors"
+from trainer.bundle.mapped_arrays import Shapes, mapped_arrays
+from trainer.bundle.spec import INDEX, LINES, ClassEntry
 
 
 @paused_gc()
@@ -106,13 +104,13 @@ class _Names(Sequence[str]):
         return len(self._classes)
 
     @overload
-    def __getitem__(self, place: int) -> str: ...
+    def __getitem__(self, position: int) -> str: ...
     @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
-        return self._classes[place].name
+    def __getitem__(self, position: slice) -> list[str]: ...
+    def __getitem__(self, position: int | slice) -> str | list[str]:
+        if isinstance(position, slice):
+            return [self[one] for one in range(*position.indices(len(self)))]
+        return self._classes[position].name
 
 
 def _shapes(num_classes: int) -> Shapes:

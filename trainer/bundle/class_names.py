@@ -92,10 +92,10 @@ class ClassNames:
         folded = name[:_MAX_QUERY_CHARACTERS].casefold()
         ratio = difflib.SequenceMatcher(b=folded, autojunk=False)
         scored = []
-        for place in self._share_most_pairs(_encoded(folded)):
-            close = self.names[place]
+        for position in self._share_most_pairs(_encoded(folded)):
+            close = self.names[position]
             ratio.set_seq1(close[:_MAX_QUERY_CHARACTERS].casefold())
-            scored.append((-ratio.ratio(), place, close))
+            scored.append((-ratio.ratio(), position, close))
         return [close for score, _, close in sorted(scored)[:count] if score < -0.4]
 
     def search(self, text: str, *, limit: int, offset: int = 0) -> tuple[list[int], int]:
@@ -113,12 +113,12 @@ class ClassNames:
 
     def _exactly(self, name: str) -> int | None:
         wanted = np.int64(_hash(name))  # an int would make searchsorted copy the array
-        place = int(np.searchsorted(self._index.hashes, wanted))
-        while place < len(self) and self._index.hashes[place] == wanted:
-            class_id = int(self._index.by_hash[place])
+        position = int(np.searchsorted(self._index.hashes, wanted))
+        while position < len(self) and self._index.hashes[position] == wanted:
+            class_id = int(self._index.by_hash[position])
             if self.names[class_id] == name:
                 return class_id
-            place += 1
+            position += 1
         return None
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
@@ -145,8 +145,8 @@ class ClassNames:
         """Ids of a block's names that contain `text`, ascending, and whether each begins so."""
         names, ends = self._bytes_of(block)
         found = np.flatnonzero(names[: max(0, len(names) - len(text) + 1)] == text[0])
-        for place, byte in enumerate(text[1:], start=1):
-            found = found[names[found + place] == byte]
+        for position, byte in enumerate(text[1:], start=1):
+            found = found[names[found + position] == byte]
         ids = np.searchsorted(ends, found, side="right")
         inside = found + len(text) <= ends[ids]
         ids, found = ids[inside], found[inside]
@@ -167,7 +167,7 @@ class ClassNames:
             least = -best[-1][0] if len(best) == _CANDIDATES else 0.0
             found = np.flatnonzero(likeness > least)
             top = found[np.argsort(-likeness[found], kind="stable")[:_CANDIDATES]]
-            best += [(-float(likeness[place]), block[0] + int(place)) for place in top]
+            best += [(-float(likeness[position]), block[0] + int(position)) for position in top]
             best = sorted(best)[:_CANDIDATES]
         return [class_id for _, class_id in best]
 
@@ -213,10 +213,10 @@ def _check_distinct(
     same = hashes[1:] == hashes[:-1]
     if same.any():  # names of equal hashes, very rarely different ones
         seen: set[str] = set()
-        for place in by_hash[np.flatnonzero(np.append(same, False) | np.append(False, same))]:
-            if names[place] in seen:
-                raise ValueError(f"the class name {names[place]!r} stands twice")
-            seen.add(names[place])
+        for position in by_hash[np.flatnonzero(np.append(same, False) | np.append(False, same))]:
+            if names[position] in seen:
+                raise ValueError(f"the class name {names[position]!r} stands twice")
+            seen.add(names[position])
 
 
 def _number_in(wanted: str) -> int | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from data.config import DataConfig, TextConfig
-from data.tokens.tokenizer import Tokenizer, open_tokenizer
+from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead, ClassRows
 from heads.config import HeadConfig
 from trainer.backbone.onnx_backbone import write_onnx
@@ -20,9 +20,9 @@ from trainer.bundle.thresholds import ClassThresholds, least_positives, takes_ow
 from trainer.bundle.writing import write_bundle
 from trainer.config import BackboneOptions, ImportedBackbone
 from trainer.evaluation import Evaluation, load_evaluation
-from trainer.evaluation.of_run import Wanted
+from trainer.evaluation.run_evaluation import EvaluationRequest
 from trainer.imports import source_version
-from trainer.run.finished import TrainedRun, open_trained
+from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.world import World
 
 _ROWS_AT_ONCE = 65_536
@@ -81,7 +81,9 @@ def _evaluation(
         return load_evaluation(trained.folder.evaluations, step=trained.step)
     setting = f"evaluation.recalls={json.dumps(wanted)}"
     try:
-        folder = Wanted(run, settings=(setting,), allow_imports=tuple(allow_imports)).folder()
+        folder = EvaluationRequest(
+            run, settings=(setting,), allow_imports=tuple(allow_imports)
+        ).folder()
         return load_evaluation(folder, step=trained.step)
     except FileNotFoundError as error:
         allowed = [f"--allow-import={path}" for path in allow_imports]

@@ -5,7 +5,9 @@ Any safetensors reader opens it. It is not a general writer: one tensor, row-maj
 
 import json
 import os
+import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.bundle.row_cache import HotRows
-
 _ITEM_BYTES = 4
 # Rows and bytes that the kernel takes in one call, with room.
 _MAX_RUN, _MAX_RUN_BYTES = 1024, 1 << 30
 # The format's own limit on the header; a damaged length must not make us read gigabytes.
 _MAX_HEADER_BYTES = 100_000_000
+# What Python holds beside a row's numbers, roughly.
+_EXTRA_BYTES = 250
+# A question for more than this share of what fits would drive all others out.
+_LARGE_SHARE = 8
 
 
 def write_rows(
@@ -74,7 +78,7 @@ class RowFile:
         self, path: Path, *, name: str, num_rows: int, width: int, cache_bytes: int = 0
     ) -> None:
         self.path, self.num_rows, self.width = path, num_rows, width
-        self._hot = HotRows(max_bytes=cache_bytes)
+        self._cache = RowCache(max_bytes=cache_bytes)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._close = weakref.finalize(self, os.close, self._descriptor)
         try:
@@ -94,21 +98,21 @@ class RowFile:
         if outside:
             raise ValueError(f"class id {outside[0]} is not within 0 … {self.num_rows - 1}")
         out = np.empty((len(rows), self.width), dtype="<f4")
-        missing = self._hot.take(rows, out)
+        missing = self._cache.take(rows, out)
         for run in self._runs(rows, missing):
-            self._read_run(rows[run[0]], [out[place] for place in run])
-        self._hot.keep(rows, missing, out)
+            self._read_run(rows[run[0]], [out[position] for position in run])
+        self._cache.keep(rows, missing, out)
         return torch.from_numpy(out)
 
-    def _runs(self, rows: Sequence[int], places: list[int]) -> Iterator[list[int]]:
+    def _runs(self, rows: Sequence[int], positions: list[int]) -> Iterator[list[int]]:
         """The places in runs whose rows lie one behind the other in the file."""
         longest = max(1, min(_MAX_RUN, _MAX_RUN_BYTES // (self.width * _ITEM_BYTES)))
         run: list[int] = []
-        for place in sorted(places, key=rows.__getitem__):
-            if run and (rows[place] != rows[run[-1]] + 1 or len(run) == longest):
+        for position in sorted(positions, key=rows.__getitem__):
+            if run and (rows[position] != rows[run[-1]] + 1 or len(run) == longest):
                 yield run
                 run = []
-            run.append(place)
+            run.append(position)
         if run:
             yield run
 
@@ -150,3 +154,48 @@ def _parse_header(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return header if isinstance(header, dict) else {}
+
+
+class RowCache:
+    """Rows by number, those not asked for longest leaving first. Threads may use it together."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, rows: Sequence[int], out: np.ndarray) -> list[int]:
+        """Fill `out` [n, width] where a row is held; the places of those that are not."""
+        if self._is_large(rows, out):
+            return list(range(len(rows)))
+        missing = []
+        with self._lock:
+            for position, row in enumerate(rows):
+                held = self._held.get(row)
+                if held is None:
+                    missing.append(position)
+                    continue
+                out[position] = held
+                self._held.move_to_end(row)
+        return missing
+
+    def keep(self, rows: Sequence[int], positions: Sequence[int], out: np.ndarray) -> None:
+        """Hold the rows of `out` [n, width] at `positions`."""
+        if self._is_large(rows, out):
+            return
+        most = self._max_bytes // _bytes_of(out)
+        with self._lock:
+            for position in positions:
+                self._held[rows[position]] = out[position].copy()
+            while len(self._held) > most:
+                self._held.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _is_large(self, rows: Sequence[int], out: np.ndarray) -> bool:
+        return len(rows) * _bytes_of(out) * _LARGE_SHARE > self._max_bytes
+
+
+def _bytes_of(out: np.ndarray) -> int:
+    return int(out.shape[1]) * out.itemsize + _EXTRA_BYTES

@@ -1,19 +1,34 @@
-"""What a bundle says about itself in `bundle.json`: preprocessing, logits, loss, recalls.
+"""`bundle.json`: the specification of a bundle, and the names and checksums of its files.
 
-What grows with the classes lies in files of its own: `trainer/bundle/class_list.py`,
+What grows with the classes is in files of its own: `trainer/bundle/class_list.py`,
 `trainer/bundle/thresholds.py`.
 """
 
+import json
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from data.images.config import ImageConfig
+from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from heads.logits import Dot, LogitMapConfig
 from heads.scores import ScoreKind
 
 Reads = Literal["pictures", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+# Format 2 lacks the validation counts of thresholds, which are then unknown. Formats 2 and 3 lack
+# the logit map, which is then `dot`.
+FORMAT_VERSION, _OLDEST_VERSION = 4, 2
+SPEC, CARD = "bundle.json", "MODEL_CARD.md"
+BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
+TOKENIZER, ONNX = "tokenizer", "backbone.onnx"
+LINES, INDEX = "classes.jsonl", "classes.safetensors"
+THRESHOLDS = "thresholds.safetensors"
+TENSOR = "weight"  # the name of the one in WEIGHTS
+_REQUIRED = (BACKBONE, WEIGHTS, CARD, LINES, INDEX)
+_ENCODER_CONFIG = f"{ENCODER}/config.json"
+_OF_TEXTS = (f"{TOKENIZER}/{TOKENIZER_FILE}", f"{TOKENIZER}/{CONFIG_FILE}")
 
 
 class Spec(BaseModel):
@@ -105,3 +120,64 @@ class BundleSpec(Spec):
     def width(self) -> int:
         """Numbers that the file of class weights holds per class: its row, then its bias."""
         return self.dim + self.bias
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or str(path) != name or "\\" in name:
+        raise ValueError(f"file name {name!r} points outside the bundle")
+    return name
+
+
+class FileEntry(Spec):
+    """A file of the bundle."""
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class BundleManifest(Spec):
+    """`bundle.json` as it lies on disk."""
+
+    format_version: Literal[2, 3, 4] = 4
+    model: BundleSpec
+    files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
+
+    @model_validator(mode="after")
+    def _complete(self) -> "BundleManifest":
+        of_texts = () if self.model.text is None else _OF_TEXTS
+        of_recalls = (THRESHOLDS,) if self.model.recalls else ()
+        of_encoder = (_ENCODER_CONFIG,) if self.model.backbone is None else ()
+        needed = (*_REQUIRED, *of_encoder, *of_texts, *of_recalls)
+        missing = [name for name in needed if name not in self.files]
+        if missing:
+            raise ValueError(f"files does not name {missing[0]}")
+        return self
+
+
+def read_manifest(path: Path) -> BundleManifest:
+    """`bundle.json` of the folder `path`.
+
+    Raises FileNotFoundError where there is none, ValueError where it is damaged or of another
+    format.
+    """
+    file = path / SPEC
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is no bundle: it has no {SPEC}; make one by kway export")
+    text = file.read_bytes()
+    try:
+        version = json.loads(text).get("format_version")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged ({error}): export or copy the bundle again") from error
+    if isinstance(version, int) and not _OLDEST_VERSION <= version <= FORMAT_VERSION:
+        remedy = "update kway" if version > FORMAT_VERSION else "export the run again"
+        raise ValueError(
+            f"{path} is a bundle of format {version} and this kway reads {_OLDEST_VERSION} to "
+            f"{FORMAT_VERSION}: {remedy}"
+        )
+    try:
+        return BundleManifest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise ValueError(f"{file}: {where}: {first['msg']}") from error

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from safetensors.numpy import save_file
 
-from trainer.bundle.mapped_file import mapped_arrays
-from trainer.bundle.spec import RecallSpec
+from trainer.bundle.mapped_arrays import mapped_arrays
+from trainer.bundle.spec import THRESHOLDS, RecallSpec
 
-FILE = "thresholds.safetensors"
 ThresholdSource = Literal["class", "pooled"]
 
 
@@ -69,7 +68,7 @@ class ClassThresholds:
     ) -> "ClassThresholds":
         """Open what `write` wrote; ValueError where it does not fit."""
         arrays: dict[str, Any] = mapped_arrays(
-            folder / FILE,
+            folder / THRESHOLDS,
             {
                 "positives": (np.int32, (num_classes,)),
                 "thresholds": (np.float32, (num_classes, len(recalls))),
@@ -91,7 +90,9 @@ class ClassThresholds:
         if self.reached is not None:
             assert self.reached.shape == (*shape, 2)
             arrays["reached"] = self.reached
-        save_file({name: np.ascontiguousarray(one) for name, one in arrays.items()}, folder / FILE)
+        save_file(
+            {name: np.ascontiguousarray(one) for name, one in arrays.items()}, folder / THRESHOLDS
+        )
 
     def of(self, class_id: int, recall: float) -> Threshold:
         """The threshold of a class at `recall`.

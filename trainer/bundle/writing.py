@@ -9,10 +9,12 @@ from pathlib import Path
 from safetensors.torch import save_model
 from torch import Tensor
 
-from data.tokens.tokenizer import Tokenizer
+from data.files import sha256_of, sync
+from data.text.tokenizer import Tokenizer
 from trainer.backbone.backbone import Backbone
 from trainer.bundle.class_list import write_classes
-from trainer.bundle.files import (
+from trainer.bundle.row_file import write_rows
+from trainer.bundle.spec import (
     BACKBONE,
     CARD,
     ENCODER,
@@ -21,12 +23,11 @@ from trainer.bundle.files import (
     TENSOR,
     TOKENIZER,
     WEIGHTS,
+    BundleManifest,
+    BundleSpec,
+    ClassEntry,
     FileEntry,
-    Manifest,
-    sha256_of,
 )
-from trainer.bundle.row_file import write_rows
-from trainer.bundle.spec import BundleSpec, ClassEntry
 from trainer.bundle.thresholds import ClassThresholds
 
 
@@ -58,30 +59,30 @@ def write_bundle(
     if backbone.dim != spec.dim:
         raise ValueError(f"the backbone gives {backbone.dim} features, the bundle says {spec.dim}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
     try:
-        _write_classes(aside, spec, classes, thresholds)
+        _write_classes(temporary, spec, classes, thresholds)
         write_rows(
-            aside / WEIGHTS,
+            temporary / WEIGHTS,
             weight_blocks,
             name=TENSOR,
             num_rows=spec.num_classes,
             width=spec.width,
         )
-        save_model(backbone, str(aside / BACKBONE))
+        save_model(backbone, str(temporary / BACKBONE))
         if spec.backbone is None:
-            backbone.settings.save_pretrained(aside / ENCODER)
+            backbone.settings.save_pretrained(temporary / ENCODER)
         if tokenizer is not None:
-            tokenizer.save(aside / TOKENIZER)
+            tokenizer.save(temporary / TOKENIZER)
         if write_onnx is not None:
-            write_onnx(aside / ONNX)
-        (aside / CARD).write_text(model_card, encoding="utf-8")
-        manifest = Manifest(model=spec, files=_describe_files(aside))
-        (aside / SPEC).write_text(_json_of(manifest) + "\n", encoding="utf-8")
-        _make_lasting(aside)
-        _put_in_place(aside, path, force=force)
+            write_onnx(temporary / ONNX)
+        (temporary / CARD).write_text(model_card, encoding="utf-8")
+        manifest = BundleManifest(model=spec, files=_describe_files(temporary))
+        (temporary / SPEC).write_text(_json_of(manifest) + "\n", encoding="utf-8")
+        _make_durable(temporary)
+        _publish(temporary, path, force=force)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
@@ -98,7 +99,7 @@ def _write_classes(
         thresholds.write(folder, written)
 
 
-def _json_of(manifest: Manifest) -> str:
+def _json_of(manifest: BundleManifest) -> str:
     """Without `backbone` where there is none: versions before it would refuse the key."""
     unused = {"model": {"backbone"}} if manifest.model.backbone is None else None
     return manifest.model_dump_json(indent=1, exclude=unused)
@@ -114,27 +115,19 @@ def _describe_files(folder: Path) -> dict[str, FileEntry]:
     }
 
 
-def _make_lasting(folder: Path) -> None:
+def _make_durable(folder: Path) -> None:
     """Bring every file to the disk and let other users read it: safetensors writes 0600."""
     for entry in [*folder.rglob("*"), folder]:
         entry.chmod(0o755 if entry.is_dir() else 0o644)
-        descriptor = os.open(entry, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(entry)
 
 
-def _put_in_place(aside: Path, path: Path, *, force: bool) -> None:
+def _publish(temporary: Path, path: Path, *, force: bool) -> None:
     if force and path.exists():
         old = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-old-", dir=path.parent))
         os.rename(path, old / path.name)
-        os.rename(aside, path)
+        os.rename(temporary, path)
         shutil.rmtree(old)
     else:
-        os.rename(aside, path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        os.rename(temporary, path)
+    sync(path.parent)

@@ -7,9 +7,8 @@ object with the key `step`) and `world_size`, `random_states` (one a rank) and `
 
 from trainer.checkpoints.find import Checkpoint, find_checkpoint, open_checkpoint
 from trainer.checkpoints.folders import committed_folders
-from trainer.checkpoints.load import load_tensors, stored_shapes
+from trainer.checkpoints.load import load_tensors, restore_random_state, stored_shapes
 from trainer.checkpoints.manifest import FORMAT_VERSION
-from trainer.checkpoints.random_state import restore_random_state
 from trainer.checkpoints.writer import CheckpointWriter, save_checkpoint
 
 __all__ = [

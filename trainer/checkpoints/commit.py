@@ -1,18 +1,18 @@
-"""One save from its pieces to a committed folder: the ranks write, rank 0 commits and retires."""
+"""One save from its pieces to a committed folder: the ranks write, rank 0 commits, and deletes the
+checkpoints that are not kept."""
 
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch.distributed import ProcessGroup
 
 from data.retry import is_transient, retried
-from trainer.checkpoints.disk_error import explain, failure
-from trainer.checkpoints.durable_file import write_file
-from trainer.checkpoints.exchange import exchange
+from trainer.checkpoints.exchange import disk_failure, exchange, explain_disk_error
 from trainer.checkpoints.find import inspect_checkpoint
 from trainer.checkpoints.folders import (
     PARTIAL,
@@ -28,12 +28,47 @@ from trainer.checkpoints.folders import (
 )
 from trainer.checkpoints.manifest import MANIFEST_FILE, STATE_FILE, Best, FileDigest, Manifest
 from trainer.checkpoints.pieces import Piece
-from trainer.checkpoints.retention import Retention, Stored, superseded
-from trainer.checkpoints.shard_file import write_shard
+from trainer.checkpoints.shard_file import write_file, write_shard
 from trainer.world import World
 
 # What state.json holds beside the trainer's own keys.
 WRITERS_KEYS = frozenset({"world_size", "random_states", "best"})
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A committed checkpoint's step and, where there was an evaluation, its measure."""
+
+    step: int
+    best: float | None = None
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The newest `last`; multiples of `every_steps`; the best by `mode` (max or min)."""
+
+    last: int
+    every_steps: int | None = None
+    mode: Literal["max", "min"] | None = None
+
+
+def superseded(stored: Sequence[Stored], retention: Retention) -> set[int]:
+    """Steps that may be deleted; never the newest. Of equal measures the first one is the best."""
+    kept = set(sorted(one.step for one in stored)[-retention.last :])
+    if retention.every_steps is not None:
+        kept |= {one.step for one in stored if one.step % retention.every_steps == 0}
+    if retention.mode is not None:
+        kept |= _best(stored, sign=1 if retention.mode == "max" else -1)
+    return {one.step for one in stored} - kept
+
+
+def _best(stored: Sequence[Stored], *, sign: int) -> set[int]:
+    measured = [
+        (sign * one.best, -one.step)
+        for one in stored
+        if one.best is not None and math.isfinite(one.best)
+    ]
+    return {-max(measured)[1]} if measured else set()
 
 
 @dataclass
@@ -71,13 +106,13 @@ class Commit:
     def write(self, save: Save) -> Path:
         """Write and commit a save; the folder (collective). Raises OSError on all ranks."""
         folder = step_folder(self.root, save.step)
-        aside = folder.with_name(folder.name + PARTIAL)
+        temporary = folder.with_name(folder.name + PARTIAL)
         what = f"checkpoint {folder} could not be written"
         try:
-            self._on_main(what, lambda: self._make(aside))
-            written = self._together(what, lambda: self._write_mine(aside, save))
-            self._on_main(what, lambda: self._seal(aside, save, written))
-            self._on_main(what, lambda: publish(aside, folder))
+            self._on_main(what, lambda: self._make(temporary))
+            written = self._together(what, lambda: self._write_mine(temporary, save))
+            self._on_main(what, lambda: self._seal(temporary, save, written))
+            self._on_main(what, lambda: publish(temporary, folder))
         except OSError:
             if self.world.is_main:
                 self._clear()
@@ -100,13 +135,13 @@ class Commit:
             answer = retried(what, stage)
         except (OSError, MemoryError) as error:
             may_pass = is_transient(error) or isinstance(error, MemoryError)
-            trouble = [explain(error, self.root), may_pass]
+            trouble = [explain_disk_error(error, self.root), may_pass]
         answers = exchange([answer, trouble], self.group)
         for rank, (_, met) in enumerate(answers):
             if met is not None:
                 line, may_pass = met
                 where = f" on rank {rank}" if self.world.size > 1 else ""
-                raise failure(f"{what}{where}: {line}", transient=may_pass)
+                raise disk_failure(f"{what}{where}: {line}", transient=may_pass)
         return [answer for answer, _ in answers]
 
     def _start(self, step: int) -> list[int]:
@@ -116,19 +151,19 @@ class Commit:
         steps = [step_of(path) or 0 for path in committed_folders(self.root)]
         return [later for later in steps if later > step]
 
-    def _make(self, aside: Path) -> None:
+    def _make(self, temporary: Path) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.root)
-        aside.mkdir()
+        temporary.mkdir()
 
-    def _write_mine(self, aside: Path, save: Save) -> dict[str, Any]:
+    def _write_mine(self, temporary: Path, save: Save) -> dict[str, Any]:
         mine: dict[str, Any] = {"random_state": save.random_state, "files": {}}
         if save.pieces:
             name = f"tensors-{self.world.rank + 1:05d}-of-{self.world.size:05d}.safetensors"
-            mine["files"][name] = write_shard(aside / name, save.pieces).model_dump()
+            mine["files"][name] = write_shard(temporary / name, save.pieces).model_dump()
         return mine
 
-    def _seal(self, aside: Path, save: Save, written: list[dict[str, Any]]) -> None:
+    def _seal(self, temporary: Path, save: Save, written: list[dict[str, Any]]) -> None:
         """Add the state and the manifest, which make a checkpoint of the files of the ranks."""
         ours = {
             "world_size": self.world.size,
@@ -139,10 +174,10 @@ class Commit:
             name: FileDigest(**digest) for rank in written for name, digest in rank["files"].items()
         }
         text = json.dumps({**json.loads(save.state), **ours}, indent=1).encode()
-        files[STATE_FILE] = write_file(aside / STATE_FILE, [memoryview(text)])
-        _check_all_there(aside, files)
+        files[STATE_FILE] = write_file(temporary / STATE_FILE, [memoryview(text)])
+        _check_all_there(temporary, files)
         manifest = Manifest(step=save.step, world_size=self.world.size, best=save.best, files=files)
-        write_file(aside / MANIFEST_FILE, [memoryview(manifest.render())])
+        write_file(temporary / MANIFEST_FILE, [memoryview(manifest.render())])
 
     def _clear(self) -> None:
         """After a failed save. What does not go now goes at the next save, or the next start."""
@@ -180,14 +215,14 @@ class Commit:
         return Stored(manifest.step, manifest.best.value if manifest.best and same else None)
 
 
-def _check_all_there(aside: Path, files: dict[str, FileDigest]) -> None:
+def _check_all_there(temporary: Path, files: dict[str, FileDigest]) -> None:
     """What every rank says it wrote is what this rank, which commits it, sees."""
-    present = {path.name for path in aside.iterdir()} - {MANIFEST_FILE}
+    present = {path.name for path in temporary.iterdir()} - {MANIFEST_FILE}
     if present != files.keys():
         odd = ", ".join(sorted(present ^ files.keys()))
         raise OSError(f"rank 0 does not see the same files as the ranks that wrote them: {odd}")
     for name, digest in files.items():
-        with (aside / name).open("rb") as file:  # opened: a network disk then asks the server
+        with (temporary / name).open("rb") as file:  # opened: a network disk then asks the server
             size = os.fstat(file.fileno()).st_size
         if size != digest.bytes:
             raise OSError(f"{name} has {size} bytes and {digest.bytes} were written")

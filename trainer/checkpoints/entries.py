@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from heads.dtensors import local, sharded_rows
-from trainer.backbone.buffers import persistent_buffers
+from trainer.backbone.batch_norm import persistent_buffers
 from trainer.checkpoints import Checkpoint, load_tensors, stored_shapes
 from trainer.optimizers import create_moments_of, tensors_of
 from trainer.task import Task

@@ -1,11 +1,17 @@
-"""What ranks tell each other about a checkpoint: small JSON messages, never pickled objects."""
+"""What ranks tell each other about a checkpoint: small JSON messages, never pickled objects, and
+errors of the disk with the reason, the free space and the remedy."""
 
+import errno
 import json
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
 
+from data.retry import ATTEMPTS, RetriesExhaustedError
 from heads.collectives import all_gather_equal, all_gather_rows
 
 
@@ -15,3 +21,35 @@ def exchange(message: Any, group: ProcessGroup | None) -> list[Any]:
     sizes = [int(size) for size in all_gather_equal(torch.tensor([len(body)]), group)]
     joined = all_gather_rows(body, sizes, group)
     return [json.loads(part.numpy().tobytes()) for part in joined.split(sizes)]
+
+
+def explain_disk_error(error: OSError | MemoryError, root: Path) -> str:
+    """One line for an error that came up while writing under `root`."""
+    if isinstance(error, MemoryError):
+        return "out of memory: give the machine more, or lower data.workers"
+    attempts = ""
+    if isinstance(error, RetriesExhaustedError) and isinstance(error.__cause__, OSError):
+        error, attempts = error.__cause__, f" in {ATTEMPTS} attempts"
+    reason = (os.strerror(error.errno) if error.errno else str(error)) + attempts
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            remedy = "make room there or lower checkpoint.keep_last"
+        case errno.EFBIG:
+            remedy = "raise the limit on a file's size (ulimit -f)"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            remedy = "make the folder writable or choose another run folder"
+        case _:
+            remedy = "check the disk, then start again"
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{reason}{where}; {_free(root)}: {remedy}"
+
+
+def disk_failure(line: str, *, transient: bool) -> OSError:
+    """The error of any rank, of the type that makes all ranks end with the same exit code."""
+    return RetriesExhaustedError(line) if transient else OSError(line)
+
+
+def _free(root: Path) -> str:
+    folder = next(path for path in (root, *root.absolute().parents) if path.exists())
+    usage = shutil.disk_usage(folder)
+    return f"{usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB are free at {folder}"

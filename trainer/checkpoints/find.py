@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data.retry import is_transient, retried
-from trainer.checkpoints.disk_error import failure
-from trainer.checkpoints.exchange import exchange
+from trainer.checkpoints.exchange import disk_failure, exchange
 from trainer.checkpoints.folders import candidate_folders, committed_folders, mode_of, step_of
 from trainer.checkpoints.manifest import (
     MANIFEST_FILE,
@@ -48,7 +47,7 @@ def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[s
     found, mine = _find(root) if world.is_main else (None, {})
     answer = exchange(mine, world.group)[0]
     if answer["error"] is not None:
-        raise failure(answer["error"], transient=answer["transient"])
+        raise disk_failure(answer["error"], transient=answer["transient"])
     if answer["name"] is not None and not world.is_main:
         folder = root / answer["name"]
         state = retried(str(folder), lambda: _read_state(folder, read_manifest(folder)))

@@ -4,11 +4,11 @@
 that is saved anew, which counts until the new one has its name; `….discarded` is being deleted.
 """
 
-import os
 import re
 import shutil
 from pathlib import Path
 
+from data.files import sync
 from data.retry import retried
 
 PARTIAL, REPLACED, DISCARDED = ".partial", ".replaced", ".discarded"
@@ -52,21 +52,21 @@ def remove_leftovers(root: Path) -> None:
             _delete(path)
 
 
-def publish(aside: Path, folder: Path) -> None:
+def publish(temporary: Path, folder: Path) -> None:
     """Rename a finished folder; at every instant that step or its old copy is on disk.
 
     It may be called again after a partial failure, such as a file server that reports an error for
     a rename that it carried out.
     """
     older = folder.with_name(folder.name + REPLACED)
-    if _is_there(aside) or not _is_there(folder):
-        sync(aside)
+    if _is_there(temporary) or not _is_there(folder):
+        sync(temporary)
         if _is_there(older):  # a killed run left it, and it may be the only sound copy
             if _is_there(folder):
                 discard(folder)
         elif _is_there(folder):
             folder.rename(older)
-        aside.rename(folder)
+        temporary.rename(folder)
     sync(folder.parent)
     if _is_there(older):
         discard(older)
@@ -87,15 +87,6 @@ def discard(path: Path) -> None:
     _delete(doomed)
     path.rename(doomed)
     _delete(doomed)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or a directory is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_there(path: Path) -> bool:

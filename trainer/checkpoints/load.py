@@ -1,5 +1,12 @@
-"""Reads the tensors of a verified checkpoint into a run of any world size."""
+"""Reads the tensors of a verified checkpoint, and the random state of each rank, into a run of any
+world size.
 
+The random state is torch's on the CPU and on the rank's device. Nothing else is drawn from: the
+loader's numbers are keyed by (seed, sample), not by a state.
+"""
+
+import base64
+import hashlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +22,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from data.retry import is_transient, retried
-from trainer.checkpoints.disk_error import failure
+from trainer.checkpoints.exchange import disk_failure
 from trainer.checkpoints.find import Checkpoint
 from trainer.world import World
 
@@ -51,7 +58,7 @@ def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
             # A BaseException with every rank's traceback; the first cause is what a person needs.
             rank, (cause, _) = next(iter(error.failures.items()))
             line = f"checkpoint {checkpoint.folder} could not be read on rank {rank}: {cause}"
-            raise failure(line, transient=is_transient(cause)) from None
+            raise disk_failure(line, transient=is_transient(cause)) from None
 
 
 def _metadata(checkpoint: Checkpoint) -> Metadata:
@@ -88,3 +95,33 @@ def _single_process_is_meant() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or")
         yield
+
+
+def packed_random_state(world: World) -> str:
+    """This rank's random state as text."""
+    state = torch.get_rng_state()
+    if world.device.type == "cuda":
+        state = torch.cat([state, torch.cuda.get_rng_state(world.device)])
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def restore_random_state(checkpoint: Checkpoint, world: World, *, seed: int) -> None:
+    """Restore the generators whose state was stored; seed the others from (seed, step, rank)."""
+    mixed = hashlib.sha256(f"{seed}/{checkpoint.step}/{world.rank}".encode()).digest()
+    torch.manual_seed(int.from_bytes(mixed[:8], "big") >> 1)  # of the CPU and every CUDA device
+    states = stored_states(checkpoint, world)
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], world.device)
+
+
+def stored_states(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
+    """The states that this rank restores, by device type. Empty at another world size; without
+    CUDA if the checkpoint was written on CPUs."""
+    if checkpoint.state["world_size"] != world.size:
+        return {}
+    packed = base64.b64decode(checkpoint.state["random_states"][world.rank])
+    state = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    cpu, cuda = state.tensor_split([torch.get_rng_state().numel()])
+    return {"cpu": cpu, "cuda": cuda} if len(cuda) and world.device.type == "cuda" else {"cpu": cpu}

@@ -1,8 +1,4 @@
-"""Which box of which tensor each rank writes: DCP says what a rank holds, here one rank is chosen.
-
-A replicated tensor is written by one rank of those that hold it, the ranks' bytes being balanced;
-so no rank copies or writes the whole of a replicated backbone.
-"""
+"""The element types that a checkpoint holds, by their names in safetensors files."""
 
 import hashlib
 import json
@@ -16,8 +12,33 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import DefaultSavePlanner
 
-from trainer.checkpoints.dtypes import stored_name
 from trainer.checkpoints.exchange import exchange
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+Description = list[str]  # key, name, elements of the whole, elements, bytes
+
+
+def stored_name(name: str, dtype: torch.dtype) -> str:
+    """The name of the type of tensor `name`. Raises ValueError for a type that has none."""
+    if dtype not in _DTYPES:
+        raise ValueError(
+            f"tensor {name} is {dtype}, which a checkpoint does not hold: give it one of "
+            + ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
+        )
+    return _DTYPES[dtype]
 
 
 @dataclass(frozen=True)
@@ -36,9 +57,6 @@ class Piece:
     def description(self) -> "Description":
         whole = [self.name, str(math.prod(self.shape))]
         return [self.key, *whole, str(self.tensor.numel()), str(self.tensor.nbytes)]
-
-
-Description = list[str]  # key, name, elements of the whole, elements, bytes
 
 
 class Ownership:

@@ -1,18 +1,19 @@
-"""Writes one rank's pieces as a safetensors file of DCP's layout, hashing as it writes.
+"""Writes one rank's pieces as a safetensors file of DCP's layout, hashed on the way and on the disk
+when the call returns.
 
 Not by `HuggingFaceStorageWriter`: that makes the file in memory first, a second copy of all, and
 what it wrote would have to be read again for its SHA-256. Its reader is what reads these files.
 """
 
+import hashlib
 import json
+import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from trainer.checkpoints.dtypes import stored_name
-from trainer.checkpoints.durable_file import write_file
 from trainer.checkpoints.manifest import FileDigest
-from trainer.checkpoints.pieces import Piece, bytes_of
+from trainer.checkpoints.pieces import Piece, bytes_of, stored_name
 
 _BLOCK_BYTES = 8 * 2**20
 
@@ -50,3 +51,23 @@ def _header(pieces: Sequence[Piece]) -> bytes:
         begin = end
     text = json.dumps(header, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8)
+
+
+def write_file(path: Path, blocks: Iterable[memoryview]) -> FileDigest:
+    """Write a file from its start, sync it to the disk and return its digest.
+
+    Raises OSError if the disk does not take all of it. After an error the whole file has to be
+    written again, because a second fsync succeeds even if the first one lost pages.
+    """
+    digest, written = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for block in blocks:
+            file.write(block)
+            digest.update(block)
+            written += len(block)
+        file.flush()
+        os.fsync(file.fileno())
+        size = os.fstat(file.fileno()).st_size
+    if size != written:
+        raise OSError(f"{path.name} has {size} bytes after {written} were written")
+    return FileDigest(bytes=written, sha256=digest.hexdigest())

@@ -1,35 +1,87 @@
-"""Saves checkpoints while training goes on: copy, return, and a thread writes, hashes, commits."""
+"""A copy of this rank's pieces in host memory, so that training may change them meanwhile."""
 
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainer.checkpoints.commit import WRITERS_KEYS, Commit, Save
+from trainer.checkpoints.commit import WRITERS_KEYS, Commit, Retention, Save
+from trainer.checkpoints.load import packed_random_state
 from trainer.checkpoints.manifest import Best
-from trainer.checkpoints.pieces import Ownership
-from trainer.checkpoints.random_state import packed_random_state
-from trainer.checkpoints.retention import Retention
-from trainer.checkpoints.staging import Staging
+from trainer.checkpoints.pieces import Ownership, Piece, bytes_of
 from trainer.config import CheckpointConfig
 from trainer.world import World
 
+_ALIGNMENT = 64
 _GRACE_SECONDS = 15
-_WORTH_A_WORD_SECONDS = 0.01
+_REPORTED_WAIT_SECONDS = 0.01
+
+
+class Staging:
+    """One buffer as large as what this rank writes, used again by every save.
+
+    Pinned where the pieces are on CUDA; torch rounds pinned memory up to a power of two.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def copy(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """The same pieces over the buffer, which must be free: what it held before is lost."""
+        begins = self.reserve(pieces)
+        copies = []
+        for piece, begin in zip(pieces, begins, strict=True):
+            copy = self._view(begin, piece.tensor)
+            _copy_tensor(piece.tensor, copy)
+            copies.append(replace(piece, tensor=copy))
+        if _on_cuda(pieces):
+            torch.cuda.current_stream().synchronize()
+        return copies
+
+    def reserve(self, pieces: Sequence[Piece]) -> list[int]:
+        """Have a buffer for these pieces; where in it each begins, in bytes."""
+        ends = [0]
+        for piece in pieces:
+            ends.append(ends[-1] + -(-piece.tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
+        if len(self._buffer) != ends[-1]:
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # never two of them
+            pinned = _on_cuda(pieces)
+            self._buffer = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=pinned)
+            self._buffer.fill_(0)  # the kernel hands out pages when they are first written
+        return ends[:-1]
+
+    def _view(self, begin: int, like: Tensor) -> Tensor:
+        part = self._buffer[begin : begin + like.nbytes]
+        return part.view(like.dtype).view(like.shape)
+
+
+def _on_cuda(pieces: Sequence[Piece]) -> bool:
+    return any(piece.tensor.is_cuda for piece in pieces)
+
+
+def _copy_tensor(source: Tensor, into: Tensor) -> None:
+    if source.is_cuda or not source.is_contiguous():
+        into.copy_(source, non_blocking=source.is_cuda)
+    else:
+        # In one thread: torch would take all cores and wait for those that the loader's workers
+        # have, which was 20 times slower on a machine that was busy.
+        np.copyto(bytes_of(into), bytes_of(source))
 
 
 @dataclass(frozen=True)
-class Trouble:
+class SaveFailure:
     """A save that could not be written, or older ones that could not be deleted after it."""
 
     step: int
@@ -45,7 +97,7 @@ class CheckpointWriter:
     where they are on a device. At most one save is under way: the next one waits and says so.
 
     A save that could not be written is an OSError of one line from `finish`, or from the next
-    `save` where that fails too, on all ranks alike; `troubles` tells of it earlier.
+    `save` where that fails too, on all ranks alike; `failures` tells of it earlier.
     """
 
     def __init__(
@@ -57,12 +109,12 @@ class CheckpointWriter:
         start_step: int,
         keep_every_steps: int | None = None,
         timeout_seconds: float = 600,
-        say: Callable[[str], None] = print,
+        print_line: Callable[[str], None] = print,
     ) -> None:
         """`start_step` is the step that the run goes on from: folders of later ones are what the
         resume refused, and are neither counted nor deleted."""
         self._world = world
-        self._say = say
+        self._print_line = print_line
         self._measure = config.keep_best.measure if config.keep_best else None
         mode = config.keep_best.mode if config.keep_best else None
         retention = Retention(config.keep_last, keep_every_steps, mode)
@@ -76,7 +128,7 @@ class CheckpointWriter:
         self._pending: Future[Path] | None = None
         self._pending_step = 0
         self._committed: deque[Path] = deque()
-        self._troubles: deque[Trouble] = deque()
+        self._failures: deque[SaveFailure] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +175,7 @@ class CheckpointWriter:
         save = Save(
             step=int(state["step"]),
             state=json.dumps(state, allow_nan=False),
-            best=_best(self._measure, best),
+            best=_best_of(self._measure, best),
             random_state=packed_random_state(self._world),
             pieces=self._ownership.choose(entries),
         )
@@ -140,9 +192,9 @@ class CheckpointWriter:
         """The folders committed since this was asked last; asks no other rank."""
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
-    def troubles(self) -> list[Trouble]:
+    def failures(self) -> list[SaveFailure]:
         """What went wrong since this was asked last; asks no other rank."""
-        return [self._troubles.popleft() for _ in range(len(self._troubles))]
+        return [self._failures.popleft() for _ in range(len(self._failures))]
 
     def finish(self) -> None:
         """Wait until what was saved is committed. Raises OSError where it could not be."""
@@ -156,8 +208,8 @@ class CheckpointWriter:
         was_done, started = self._pending.done(), time.perf_counter()
         self.finish()
         waited = 0.0 if was_done else time.perf_counter() - started
-        if waited > _WORTH_A_WORD_SECONDS and self._world.is_main:
-            self._say(
+        if waited > _REPORTED_WAIT_SECONDS and self._world.is_main:
+            self._print_line(
                 f"checkpoint of step {step} waited {waited:.2f} s for that of step "
                 f"{self._pending_step}: save less often, or to a faster disk"
             )
@@ -167,13 +219,13 @@ class CheckpointWriter:
         try:
             folder = self._commit.write(save)
         except OSError as error:
-            self._troubles.append(Trouble(save.step, str(error), is_lost=True))
+            self._failures.append(SaveFailure(save.step, str(error), is_lost=True))
             raise
         self._committed.append(folder)
         try:
             self._commit.retire(save.step)
         except OSError as error:  # the checkpoint is there all the same, and the next one tries too
-            self._troubles.append(Trouble(save.step, str(error), is_lost=False))
+            self._failures.append(SaveFailure(save.step, str(error), is_lost=False))
         return folder
 
 
@@ -193,7 +245,7 @@ def _own_group(world: World, timeout_seconds: float) -> ProcessGroup | None:
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
 
-def _best(measure: str | None, value: float | None) -> Best | None:
+def _best_of(measure: str | None, value: float | None) -> Best | None:
     if measure is None or value is None or value != value or abs(value) == float("inf"):
         return None
     return Best(measure=measure, value=value)

@@ -3,7 +3,7 @@
 from trainer.evaluation.marginals import MarginalTopK
 from trainer.evaluation.measure import Evaluation, evaluate, evaluate_split, measure
 from trainer.evaluation.saved import load_evaluation, save_evaluation
-from trainer.evaluation.turns import EvaluationStopped
+from trainer.evaluation.stopping import EvaluationStopped
 
 __all__ = [
     "Evaluation",

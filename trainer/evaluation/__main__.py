@@ -3,7 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
 """
 
-from data.parent import die_with_parent
+from data.processes import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()  # before what is slow to import: a launcher may be killed meanwhile
@@ -11,17 +11,16 @@ if __name__ == "__main__":
 import argparse
 from pathlib import Path
 
+from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
 from trainer.process.errors import EXPLAINED, report_error
 from trainer.process.exit_codes import DONE, INTERRUPTED
+from trainer.world import leave, open_world
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Evaluate what the command line names; returns the exit code."""
     options = _parser().parse_args(arguments)
-    from trainer.evaluation.of_run import Wanted, evaluate_run
-    from trainer.world import open_world
-
-    wanted = Wanted(
+    wanted = EvaluationRequest(
         options.run,
         options.checkpoint,
         options.split,
@@ -59,6 +58,4 @@ def _parser() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     if code := main():
-        from trainer.world import leave
-
         leave(code)

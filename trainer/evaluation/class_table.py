@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from data.aside import written_aside
+from data.files import temporary_path
 from trainer.evaluation.measure import Evaluation
 
 Order = Literal["index", "positives", "accuracy", "average_precision"]
@@ -67,12 +67,12 @@ class ClassTable:
 
 def write_csv(table: ClassTable, path: Path, ids: np.ndarray) -> None:
     """Write the classes `ids` to `path` as UTF-8 CSV with a header, in full precision."""
-    with written_aside(path) as aside:
-        with aside.open("w", encoding="utf-8", newline="") as file:
+    with temporary_path(path) as temporary:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(table.header())
             writer.writerows(table.rows(ids))
-        aside.rename(path)
+        temporary.rename(path)
 
 
 def _number(value: np.floating) -> str:

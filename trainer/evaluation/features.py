@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from data import Batch
+from data.loading.batch import Batch
 from heads.collectives import all_gather_equal, all_gather_rows, all_reduce_max
-from trainer.evaluation.turns import EvaluationStopped, StopQuestion
+from trainer.evaluation.stopping import EvaluationStopped, ShouldStop
 from trainer.task import Task
 from trainer.world import World
 
@@ -33,7 +33,7 @@ def gathered_rows(
     *,
     views_apart: bool,
     progress: Callable[[int], None],
-    should_stop: StopQuestion,
+    should_stop: ShouldStop,
 ) -> SplitRows:
     """Run the backbone over this rank's `batches` and gather its class group's rows (collective).
 

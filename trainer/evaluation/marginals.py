@@ -21,8 +21,8 @@ from heads.losses.symmetric import (
     no_scores,
     symmetric_polynomials,
 )
+from trainer.evaluation.class_scores import Ranking
 from trainer.evaluation.features import SplitRows
-from trainer.evaluation.ranking import Ranking
 
 # Shape legend: n pictures, V views of one, r pictures worked on together, B = r x V, C classes.
 
@@ -41,7 +41,7 @@ class MarginalTopK:
 
 def num_pieces(rows: SplitRows) -> int:
     """Pieces that `marginal_top` works in."""
-    return len(rows.features.split(_pictures_at_once(rows)))
+    return len(rows.features.split(_images_at_once(rows)))
 
 
 def marginal_top(
@@ -54,13 +54,13 @@ def marginal_top(
     in the light of those. Never n x K.
     """
     found = []
-    for features in rows.features.split(_pictures_at_once(rows)):
+    for features in rows.features.split(_images_at_once(rows)):
         before_piece()
         found.append(_top_of(head, features, k, temperature))
     return torch.cat(found)
 
 
-def _pictures_at_once(rows: SplitRows) -> int:
+def _images_at_once(rows: SplitRows) -> int:
     return max(1, _VIEWS_AT_ONCE // rows.features.shape[1])
 
 

@@ -12,20 +12,23 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from data import Batch, EvalLoader, Manifest, open_split
+from data.loading.batch import Batch
+from data.loading.loader import EvalLoader
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
 from heads import ClassHead
 from heads.collectives import all_reduce_sum
 from heads.similarity import similarity_accuracy
 from heads.slc import ClassMeasures, pooled_thresholds
 from trainer.config import EvalConfig, Recipe
-from trainer.evaluation.confusions import most_confused
+from trainer.evaluation.class_scores import count_samples_above, score_classes
 from trainer.evaluation.features import SplitRows, all_rows, gathered_rows
 from trainer.evaluation.marginals import MarginalTopK, marginal_top, num_pieces
-from trainer.evaluation.reached import count_reached
-from trainer.evaluation.turns import StopQuestion, Turns, never
-from trainer.evaluation.walk import walk
+from trainer.evaluation.stopping import ShouldStop, StopChecks, never_stop
 from trainer.task import Task
 from trainer.world import World
+
+MOST_CONFUSIONS = 1000  # pairs that an evaluation keeps
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def evaluate(
     label_vectors: Tensor | None,
     marginal: MarginalTopK | None = None,
     progress: Callable[[int], None] = lambda samples: None,
-    should_stop: StopQuestion = never,
+    should_stop: ShouldStop = never_stop,
 ) -> Evaluation:
     """Evaluate this rank's `batches` together with those of all ranks (collective).
 
@@ -98,7 +101,7 @@ def evaluate_split(
     label_vectors: np.ndarray | None,
     manifest: Manifest | None = None,
     progress: Callable[[int], None] = lambda samples: None,
-    should_stop: StopQuestion = never,
+    should_stop: ShouldStop = never_stop,
 ) -> Evaluation:
     """`evaluate` on the recipe's evaluation split (collective); `manifest` is that of its shards,
     if it is already loaded."""
@@ -136,7 +139,7 @@ def measure(
     *,
     label_vectors: Tensor | None = None,
     marginal: MarginalTopK | None = None,
-    should_stop: StopQuestion = never,
+    should_stop: ShouldStop = never_stop,
 ) -> Evaluation:
     """All measures of `rows`, which each class group has of its own (collective).
 
@@ -150,7 +153,7 @@ def measure(
     num_samples = int(positives.sum())
     if num_samples == 0:
         raise ValueError("the split has no sample: there is nothing to evaluate")
-    walked = walk(
+    scores = score_classes(
         head,
         rows,
         positives,
@@ -159,26 +162,26 @@ def measure(
         world=world,
         should_stop=should_stop,
     )
-    right = walked.predicted == labels.unsqueeze(1)
+    right = scores.predicted == labels.unsqueeze(1)
     metrics = {f"top{k}": _share(right[:, :k].any(1), num_samples, data_group) for k in config.topk}
     if marginal is not None:
         for k in marginal.ks:
-            turns = Turns(num_pieces(rows), should_stop, world)
-            best = _marginal_best(head, rows, k, marginal, walked.predicted, turns)
-            turns.rest()
+            stop_checks = StopChecks(num_pieces(rows), should_stop, world)
+            best = _marginal_best(head, rows, k, marginal, scores.predicted, stop_checks)
+            stop_checks.check_remaining()
             hits = (best == labels.unsqueeze(1)).any(1)
             metrics[f"marginal_top{k}"] = _share(hits, num_samples, data_group)
-    first = walked.predicted[:, 0]
+    first = scores.predicted[:, 0]
     if label_vectors is not None:
         sa = similarity_accuracy(label_vectors, labels, first, group=data_group)
         metrics["sa"] = float(sa)
-    metrics |= walked.classes.summary()
-    pooled = pooled_thresholds(all_rows(walked.true_scores, data_group), config.recalls).cpu()
+    metrics |= scores.classes.summary()
+    pooled = pooled_thresholds(all_rows(scores.true_scores, data_group), config.recalls).cpu()
     return Evaluation(
         metrics,
-        walked.classes,
+        scores.classes,
         pooled,
-        count_reached(head, rows, pooled, world=world, should_stop=should_stop),
+        count_samples_above(head, rows, pooled, world=world, should_stop=should_stop),
         num_samples,
         _class_counts(labels[right[:, 0]], num_classes, data_group).cpu(),
         most_confused(labels, first, num_classes, data_group).cpu(),
@@ -204,10 +207,35 @@ def _share(hits: Tensor, num_samples: int, group: ProcessGroup | None) -> float:
 
 
 def _marginal_best(
-    head: ClassHead, rows: SplitRows, k: int, by: MarginalTopK, predicted: Tensor, turns: Turns
+    head: ClassHead,
+    rows: SplitRows,
+    k: int,
+    by: MarginalTopK,
+    predicted: Tensor,
+    stop_checks: StopChecks,
 ) -> Tensor:
     """The k classes [n, k] that the views' marginals predict."""
     # Of one view they are those of the highest scores; and k may be all classes.
     if rows.features.shape[1] == 1 or k >= head.num_classes or not len(predicted):
         return predicted[:, :k]
-    return marginal_top(head, rows, k, by.temperature, turns.take)
+    return marginal_top(head, rows, k, by.temperature, stop_checks.check)
+
+
+def most_confused(
+    labels: Tensor, predicted: Tensor, num_classes: int, group: ProcessGroup | None
+) -> Tensor:
+    """The `MOST_CONFUSIONS` most frequent wrong predictions, int64 [M, 3]: true class, predicted
+    class, samples.
+
+    `labels` [n] and `predicted` [n] are of this rank's rows; those of all ranks of `group` are
+    counted (collective). Of equally frequent pairs those of the lowest classes come first.
+    """
+    wrong = labels != predicted
+    pairs, counts = (labels[wrong] * num_classes + predicted[wrong]).unique(return_counts=True)
+    # A pair is sent once a rank, and never more of them than there are samples.
+    pairs, counts = all_rows(pairs, group), all_rows(counts, group)
+    pairs, positions = pairs.unique(return_inverse=True)
+    totals = torch.zeros_like(pairs).index_add_(0, positions, counts)
+    order = totals.argsort(descending=True, stable=True)[:MOST_CONFUSIONS]
+    pairs = pairs[order]
+    return torch.stack([pairs // num_classes, pairs % num_classes, totals[order]], dim=1)

@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from data.aside import commit
+from data.files import commit
 from heads.slc import ClassMeasures
 from trainer.evaluation.measure import Evaluation
 

@@ -46,6 +46,8 @@ _ORDER = {
     "data": ("workers", "background"),
 }
 _MOST_REMEDIES = 4
+_LAST_REMEDY = "the recipe saves what it can already: take more ranks or a smaller backbone"
+_LAST_OF_EVALUATION = "its batches cannot be smaller: take a machine with more memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -73,11 +75,7 @@ def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bo
         remedies = list(_remedies(error, recipe, world, phase, on_device=on_device))
         last = _LAST_REMEDY
     change = f"try {', then '.join(remedies[:_MOST_REMEDIES])}" if remedies else last
-    return f"the memory of {of} ran out{during}: {_asked(error)}; {change}"
-
-
-_LAST_REMEDY = "the recipe saves what it can already: take more ranks or a smaller backbone"
-_LAST_OF_EVALUATION = "its batches cannot be smaller: take a machine with more memory"
+    return f"the memory of {of} ran out{during}: {_requested(error)}; {change}"
 
 
 def _is_of_device(error: BaseException) -> bool:
@@ -111,11 +109,11 @@ def _module(frame: FrameType) -> str:
     return name
 
 
-def _asked(error: BaseException) -> str:
+def _requested(error: BaseException) -> str:
     """How much was asked for, as far as the error knows."""
     text = str(error)
     if found := re.search(r"tried to allocate (\d+) bytes", text):
-        return f"{_in_words(int(found[1]))} more were asked for"
+        return f"{_readable_size(int(found[1]))} more were asked for"
     if found := re.search(r"(?:Tried|Unable) to allocate ([\d.]+ \w+)", text):
         total = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
         left = f", {total[2]} of {total[1]} were free" if total else ""
@@ -123,7 +121,7 @@ def _asked(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def _in_words(size: int) -> str:
+def _readable_size(size: int) -> str:
     """`3.5 GiB`."""
     power = min(6, max(0, size.bit_length() - 1) // 10)
     return f"{size / 1024**power:.3g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[power]}"

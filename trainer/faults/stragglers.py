@@ -26,7 +26,7 @@ class Stragglers:
         self._steps: deque[Sequence[float]] = deque(maxlen=window)
         self._size, self._factor = size, factor
         self._seconds_between = 60 * minutes_between
-        self._said_at: float | None = None
+        self._reported_at: float | None = None
 
     def add(self, busy_seconds: Sequence[float]) -> None:
         """One step's busy seconds, a number a rank in their order."""
@@ -56,12 +56,12 @@ class Stragglers:
         `now` is in seconds of any steady clock.
         """
         now = time.monotonic() if now is None else now
-        if self._said_at is not None and now - self._said_at < self._seconds_between:
+        if self._reported_at is not None and now - self._reported_at < self._seconds_between:
             return None
         slow = self.slow_ranks()
         if not slow:
             return None
-        self._said_at = now
+        self._reported_at = now
         rank = max(slow, key=lambda rank: slow[rank])
         more = f" (and {len(slow) - 1} more are slow)" if len(slow) > 1 else ""
         return (
@@ -73,10 +73,10 @@ class Stragglers:
 
 def _median_without(order: Sequence[float], value: float) -> float:
     """The median of the sorted `order`, of 2 or more, once `value` has been taken out of it."""
-    place = bisect_left(order, value)
-    # Places at or behind it have moved down by one.
+    index = bisect_left(order, value)
+    # Elements from this index on have moved down by one.
     low, high = (
-        order[middle + (middle >= place)]
+        order[middle + (middle >= index)]
         for middle in ((len(order) - 2) // 2, (len(order) - 1) // 2)
     )
     return (low + high) / 2

@@ -9,18 +9,22 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
 
-from trainer.faults.board import Board
-from trainer.faults.rank_state import RankState, main_thread_place
-from trainer.faults.recorder import Collective, Recorded, Recorder
-from trainer.faults.verdict import name_the_hang, name_the_lost_store
+from trainer.faults.flight_recorder import Collective, FlightRecorder, RecordedCollectives
+from trainer.faults.hang_report import (
+    RankState,
+    describe_hang,
+    describe_lost_store,
+    main_thread_location,
+)
+from trainer.faults.rank_store import RankStore
 from trainer.process.exit_codes import FAILED
-from trainer.process.lost_peer import is_lost_peer
-from trainer.world import World, leave
+from trainer.telemetry.phases import Phases
+from trainer.world import World, is_lost_rank, leave
 
 # Between the two looks at all ranks: one that is alive writes several times in it.
 _GAP_SECONDS = 4.0
@@ -33,19 +37,12 @@ _States = dict[int, RankState]
 class LostRankError(RuntimeError):
     """Training cannot go on without another rank; the text names it.
 
-    `said` is true, and the text for nobody, where another rank has said it.
+    `is_reported`: another rank has reported the reason, so that the text is not printed.
     """
 
     def __init__(self, line: str | None) -> None:
-        self.said = line is None
+        self.is_reported = line is None
         super().__init__(line or "another rank has said why this run ends")
-
-
-class HasPhase(Protocol):
-    """What knows the phase of a step that this rank is in."""
-
-    @property
-    def current(self) -> str | None: ...
 
 
 class Watchdog:
@@ -56,11 +53,11 @@ class Watchdog:
     longer by some seconds, and torch's flight recorder on (RuntimeError otherwise).
     """
 
-    def __init__(self, world: World, *, timeout_seconds: float, phases: HasPhase) -> None:
+    def __init__(self, world: World, *, timeout_seconds: float, phases: Phases) -> None:
         self._world, self._timeout, self._phases = world, timeout_seconds, phases
         self._gap = min(_GAP_SECONDS, timeout_seconds / 2)
         self._interval = self._gap / _LOOKS_A_GAP
-        self._recorder = Recorder()
+        self._recorder = FlightRecorder()
         self._step = 0
         self._beat = 0
         self._pending: Collective | None = None
@@ -70,7 +67,7 @@ class Watchdog:
         self._has_looked = False
         self._closed = threading.Event()
         # Held by the thread that speaks: a wait can end in an error while it is being looked into.
-        self._verdict = threading.Lock()
+        self._report_lock = threading.Lock()
 
     def __enter__(self) -> Self:
         if self._world.size == 1:
@@ -81,11 +78,11 @@ class Watchdog:
                 "torch's flight recorder is off, without which no hang can be named: set "
                 "TORCH_FR_BUFFER_SIZE to 256 or leave it out"
             )
-        self._board = Board(
+        self._store = RankStore(
             topic, rank=self._world.rank, size=self._world.size, interval=self._interval
         )
         # At once: a rank that stops soon after has been seen.
-        self._board.publish(self._look().to_json())
+        self._store.publish(self._observe().to_json())
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
@@ -101,9 +98,9 @@ class Watchdog:
         """
         if "Timed out waiting" not in str(error):
             # The launcher names the rank that ended; what counts here is to end soon.
-            over = self._board.over or self._board.is_over(limit_seconds=_ANSWER_SECONDS)
+            over = self._store.over or self._store.is_over(limit_seconds=_ANSWER_SECONDS)
             return None if over else "another rank ended in the middle of a step"
-        with self._verdict:
+        with self._report_lock:
             recorded = self._recorder.read()
             self._failed = recorded.pending or self._pending or recorded.newest
             before = self._states()
@@ -120,9 +117,9 @@ class Watchdog:
             return
         if error is None:
             error = self._wait_for_all()
-        if error is not None and is_lost_peer(error):
+        if error is not None and is_lost_rank(error):
             line = self.explain(error)
-            self._let_others_know()
+            self._wait_for_readers()
             self._close()
             raise LostRankError(line) from error
         self._close()
@@ -135,7 +132,7 @@ class Watchdog:
         try:
             self._world.barrier()
         except RuntimeError as error:
-            if not is_lost_peer(error):
+            if not is_lost_rank(error):
                 raise
             return error
         return None
@@ -143,26 +140,26 @@ class Watchdog:
     def _close(self) -> None:
         self._closed.set()
         self._thread.join(timeout=self._gap)
-        self._board.close()
+        self._store.close()
 
     def _watch(self) -> None:
         while not self._closed.wait(self._interval):
-            state = self._look()
-            self._board.publish(state.to_json())
+            state = self._observe()
+            self._store.publish(state.to_json())
             if self._failed is not None:
                 continue
-            if self._board.over:
+            if self._store.over:
                 self._end(None)
             if state.waited_seconds < self._timeout - self._gap:
                 self._has_looked = False
             elif not self._has_looked:
                 self._before, self._has_looked = self._states(), True
             elif state.waited_seconds >= self._timeout:
-                with self._verdict:
+                with self._report_lock:
                     if self._failed is None:
                         self._end(self._find_out(self._before))
 
-    def _look(self) -> RankState:
+    def _observe(self) -> RankState:
         recorded = self._recorded()
         now = time.monotonic()
         if recorded.pending != self._pending:
@@ -174,20 +171,20 @@ class Watchdog:
             beat=self._beat,
             step=self._step,
             phase=self._phases.current or "",
-            place=main_thread_place(),
+            location=main_thread_location(),
             newest=recorded.newest,
             pending=recorded.pending,
             waited_seconds=now - self._since if recorded.pending else 0.0,
         )
 
-    def _recorded(self) -> Recorded:
+    def _recorded(self) -> RecordedCollectives:
         """What the recorder says; a collective that raised no longer stands there as pending."""
         if self._failed is not None:
-            return Recorded(newest=self._failed, pending=self._failed)
-        return self._recorder.look()
+            return RecordedCollectives(newest=self._failed, pending=self._failed)
+        return self._recorder.poll()
 
     def _states(self) -> _States | None:
-        texts = self._board.read(limit_seconds=_ANSWER_SECONDS)
+        texts = self._store.read(limit_seconds=_ANSWER_SECONDS)
         if texts is None:
             return None
         return {rank: RankState.from_json(text) for rank, text in texts.items()}
@@ -196,18 +193,20 @@ class Watchdog:
         """The line, or None where another rank says it."""
         after = self._states()
         if before is None or after is None:
-            return name_the_lost_store(self._look(), rank=self._world.rank, host=self._board.host)
-        first = self._board.claim(limit_seconds=_ANSWER_SECONDS)
-        return None if first is False else name_the_hang(before, after, size=self._world.size)
+            return describe_lost_store(
+                self._observe(), rank=self._world.rank, host=self._store.host
+            )
+        first = self._store.claim(limit_seconds=_ANSWER_SECONDS)
+        return None if first is False else describe_hang(before, after, size=self._world.size)
 
     def _end(self, line: str | None) -> None:
         if line is not None:
             seconds = f"train.timeout_seconds ({self._timeout:g}) is over"
             print(f"error: rank {self._world.rank}: {seconds}: {line}", file=sys.stderr, flush=True)
-        self._let_others_know()
+        self._wait_for_readers()
         leave(FAILED)
 
-    def _let_others_know(self) -> None:
+    def _wait_for_readers(self) -> None:
         """Wait until they have read that all is said; rank 0, which may keep the store, longest.
 
         A rank that ends cuts the others off in the middle of a wait.

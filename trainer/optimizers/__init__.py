@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import Discriminator, SerializeAsAny
 
-from trainer.frozen import or_instance
+from data.base_config import or_instance
 from trainer.optimizers.adamw import AdamW
-from trainer.optimizers.base import HeadOptions, OptimizerKind
-from trainer.optimizers.build import (
+from trainer.optimizers.base import (
+    HeadOptions,
+    OptimizerKind,
     build_head_optimizer,
     build_optimizer,
     create_moments_of,

@@ -3,15 +3,13 @@
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from data.extras import missing_extra
+from data.loading.workers import LOST_WORKER, is_lost_worker
 from trainer.config import Recipe
+from trainer.faults import LostRankError, advice, is_out_of_memory
 from trainer.process.exit_codes import BAD_INPUT, FAILED, code_of
-from trainer.process.lost_peer import is_lost_peer
-
-if TYPE_CHECKING:  # slow to import: a bad recipe is reported before that
-    from trainer.world import World
+from trainer.world import World, is_lost_rank
 
 # The errors that `report_error` may explain.
 EXPLAINED = (
@@ -26,7 +24,7 @@ _FIRST_WORD_SECONDS = 2
 
 
 def report_error(
-    error: Exception, recipe: Recipe | None, world: "World | None", *, evaluating: bool = False
+    error: Exception, recipe: Recipe | None, world: World | None, *, evaluating: bool = False
 ) -> int | None:
     """Print the error in one line; returns the exit code, or None for an unexpected error.
 
@@ -34,28 +32,25 @@ def report_error(
     """
     if isinstance(error, ModuleNotFoundError):
         missing = missing_extra(error)
-        return None if missing is None else say(missing, BAD_INPUT)
-    if world is None and isinstance(error, ValueError | OSError) and not is_lost_peer(error):
-        return say(str(error), code_of(error))
-    from data.loading.reader import LOST_WORKER, is_lost_worker
-    from trainer.faults import LostRankError, advice, is_out_of_memory
-
+        return None if missing is None else print_error(missing, BAD_INPUT)
+    if world is None and isinstance(error, ValueError | OSError) and not is_lost_rank(error):
+        return print_error(str(error), code_of(error))
     if isinstance(error, LostRankError):
-        return FAILED if error.said else say(str(error), FAILED)
+        return FAILED if error.is_reported else print_error(str(error), FAILED)
     if isinstance(error, RuntimeError) and is_lost_worker(error):
-        return say(LOST_WORKER, FAILED)
-    if is_lost_peer(error):
-        return say("another rank ended in the middle of a step", FAILED)
+        return print_error(LOST_WORKER, FAILED)
+    if is_lost_rank(error):
+        return print_error("another rank ended in the middle of a step", FAILED)
     if recipe is not None and world is not None and is_out_of_memory(error):
-        return say(advice(error, recipe, world, evaluating=evaluating), FAILED)
+        return print_error(advice(error, recipe, world, evaluating=evaluating), FAILED)
     if isinstance(error, FloatingPointError):
-        return say(str(error), FAILED)
+        return print_error(str(error), FAILED)
     if isinstance(error, ValueError | OSError):
-        return say(str(error), code_of(error))
+        return print_error(str(error), code_of(error))
     return None
 
 
-def say(line: str, code: int) -> int:
+def print_error(line: str, code: int) -> int:
     """Print one line, with the rank if there are several; returns `code`."""
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
     who = f"rank {rank}: " if size != "1" else ""

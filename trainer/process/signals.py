@@ -4,7 +4,7 @@ A handler here only sets a flag: collectives and files are in the middle of some
 """
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from trainer.process.exit_codes import INTERRUPTED, PREEMPTED
@@ -50,11 +50,6 @@ class StopSignals:
         if self.received is None:
             self.received = signal.Signals(number).name
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)

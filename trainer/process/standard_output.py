@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 # A pipe that nobody reads any more; a terminal that is no more.
-_NOBODY_LISTENS = (errno.EPIPE, errno.EIO)
+_CLOSED_ERRNOS = (errno.EPIPE, errno.EIO)
 
 
-class _Outliving(io.FileIO):
+class _TolerantFile(io.FileIO):
     """What nobody hears any more goes nowhere."""
 
     def write(self, words: Any, /) -> int:
@@ -20,7 +20,7 @@ class _Outliving(io.FileIO):
             while left:
                 left = left[super().write(left) :]
         except OSError as error:
-            if error.errno not in _NOBODY_LISTENS:
+            if error.errno not in _CLOSED_ERRNOS:
                 raise
         return len(words)
 
@@ -35,15 +35,15 @@ def hide_native_warnings() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def outlive_listeners() -> None:
+def tolerate_closed_output() -> None:
     """Make `sys.stdout` and `sys.stderr` such streams; those that are closed lead nowhere."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         before = getattr(sys, name)
         if before is None:
-            _lead_nowhere(number)
+            _open_devnull_as(number)
         # Unbuffered, as `python -u` has it: what is said by a rank that is killed is heard.
         stream = io.TextIOWrapper(
-            _Outliving(number, "w", closefd=False),
+            _TolerantFile(number, "w", closefd=False),
             encoding="utf-8" if before is None else before.encoding,
             errors="backslashreplace",
             write_through=True,
@@ -51,7 +51,7 @@ def outlive_listeners() -> None:
         setattr(sys, name, stream)
 
 
-def _lead_nowhere(number: int) -> None:
+def _open_devnull_as(number: int) -> None:
     """Else another file would get the number, and be written to by what is said from C++."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     if nowhere != number:

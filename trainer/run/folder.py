@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from data.aside import commit
+from data.files import commit
 from trainer.checkpoints import committed_folders
 from trainer.config import Recipe
 from trainer.imports import component_at, import_paths, imported_components, with_component
@@ -138,7 +138,7 @@ class RunFolder:
 
 def _nearest_existing(path: Path) -> Path:
     """`path` itself or, if it does not exist, the nearest existing folder above it."""
-    return next(place for place in (path, *path.parents) if os.path.lexists(place))
+    return next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

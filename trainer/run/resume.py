@@ -1,15 +1,12 @@
-"""Resumes a run from its newest sound checkpoint."""
+"""The state of a run besides its tensors, and resuming from its newest sound checkpoint."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer.checkpoints import (
-    Checkpoint,
-    find_checkpoint,
-    restore_random_state,
-    stored_shapes,
-)
+from data.loading.batch import Cursor
+from trainer.backbone.compatibility import check_tokenizer
+from trainer.checkpoints import Checkpoint, find_checkpoint, restore_random_state, stored_shapes
 from trainer.checkpoints.entries import (
     create_moments,
     load_entries,
@@ -18,9 +15,44 @@ from trainer.checkpoints.entries import (
 )
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import Change, changes_since
-from trainer.run.state import TrainState
 from trainer.task import Task
 from trainer.world import World
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """`step` updates are done and `cursor` is where the data goes on; `evaluated` is the last step
+    evaluated, `skipped` counts updates left out, `loss_scale` is that of fp16. `tree`, `data` and
+    `tokenizer` tell from others what a run cannot go on without."""
+
+    step: int
+    cursor: Cursor
+    tree: str
+    data: str
+    tokenizer: str | None
+    evaluated: int = 0
+    skipped: int = 0
+    loss_scale: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "cursor": self.cursor.to_json()}
+
+    def resumed(self, checkpoint: Checkpoint) -> "TrainState":
+        """The state in a checkpoint; ValueError where its tree, shards or tokenizer are others."""
+        saved = checkpoint.state
+        if saved["data"] != self.data:
+            raise ValueError(
+                f"checkpoint {checkpoint.folder} was trained on other shards: point data.shards at "
+                "those, or start another run folder"
+            )
+        check_tokenizer(checkpoint, self.tokenizer)
+        if saved["tree"] != self.tree:
+            raise ValueError(
+                f"checkpoint {checkpoint.folder} has another label tree: its shards had other "
+                "classes or label vectors; point data.shards at those, or start another run folder"
+            )
+        own = {name: saved[name] for name in vars(self) if name in saved}
+        return TrainState(**{**own, "cursor": Cursor.from_json(saved["cursor"])})
 
 
 @dataclass(frozen=True)
@@ -60,7 +92,7 @@ def resume(
     if checkpoint is not None:
         state = start.resumed(checkpoint)
         notices += [_changed(change) for change in changes_since(checkpoint.state, origin)]
-        _load(checkpoint, task, state, world)
+        _load_checkpoint(checkpoint, task, state, world)
     if state.step > num_steps:
         raise ValueError(
             f"run {folder.path} is at step {state.step} and train.duration is {num_steps} steps: "
@@ -77,7 +109,7 @@ def _changed(change: Change) -> Notice:
     return Notice("changed", f"changed on resume: {change}", vars(change))
 
 
-def _load(checkpoint: Checkpoint, task: Task, state: TrainState, world: World) -> None:
+def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, world: World) -> None:
     stored = stored_shapes(checkpoint)
     _check_average(checkpoint, task, stored)
     # There are none before the first update or under SGD without momentum.

@@ -35,7 +35,7 @@ class MovingAverage:
         return min(self.config.decay, (1 + step) / (10 + step))
 
     @contextmanager
-    def in_place_of(self, live: Callable[[], Mapping[str, Tensor]]) -> Iterator[None]:
+    def swapped_in(self, live: Callable[[], Mapping[str, Tensor]]) -> Iterator[None]:
         """The averages stand where the weights do, and the reverse, until the end."""
         self._swap(live())
         try:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from data import Batch
+from data.loading.batch import Batch
 
 
 def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from data import Batch
+from data.loading.batch import Batch
 from trainer.telemetry.jsonl import drop_lines_after
 
 _REMEDY = (
@@ -46,11 +46,11 @@ class NonFiniteSteps:
         self._write(step, batch)
         self.skipped += 1
         files = self.path.with_name("nonfinite-rank*.jsonl")
-        said = f"step {step}: {reason}; the update was not made, the samples are in {files}"
+        line = f"step {step}: {reason}; the update was not made, the samples are in {files}"
         if self.skipped > self.cap:
             cap = f" (train.max_skipped_steps is {self.cap})"
-            raise FloatingPointError(f"{said}: {_REMEDY}{cap}")
-        return f"{said} ({self.skipped} of at most {self.cap} skipped)"
+            raise FloatingPointError(f"{line}: {_REMEDY}{cap}")
+        return f"{line} ({self.skipped} of at most {self.cap} skipped)"
 
     def _write(self, step: int, batch: Batch) -> None:
         samples = batch.indices.tolist()

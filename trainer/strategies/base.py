@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from data.base_config import FrozenConfig
 from heads.norms import squared_norm
-from trainer.frozen import Frozen
 from trainer.optimizers import create_moments_of, tensors_of
 from trainer.strategies.cost import Shapes, Spread
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # these import the recipe, which imports the strategies
     from trainer.world import World
 
 
-class StrategyKind(Frozen, ABC):
+class StrategyKind(FrozenConfig, ABC):
     """Options of a strategy. A subclass adds `kind: Literal[...]` and its own options.
 
     To add one, write the subclass and its `Strategy` in a file and add its name to `__init__.py`.
@@ -86,7 +86,7 @@ class Strategy:
 
     def __init__(self, backbone: "Backbone") -> None:
         self.backbone = backbone
-        self.parameters = trained_parameters(backbone)
+        self.parameters = trainable_parameters(backbone)
 
     def attach(self, optimizer: Optimizer) -> None:
         """Take the optimizer that `step` is to use."""
@@ -162,6 +162,6 @@ class Strategy:
         """Let go of everything that holds a process group."""
 
 
-def trained_parameters(backbone: "Backbone") -> list[nn.Parameter]:
+def trainable_parameters(backbone: "Backbone") -> list[nn.Parameter]:
     """Walks all modules: not for every step."""
     return [p for p in backbone.parameters() if p.requires_grad]

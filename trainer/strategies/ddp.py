@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from heads import sum_gradients
-from trainer.backbone.buffers import kept_buffers, restore_buffers
+from trainer.backbone.batch_norm import copy_buffers, restore_buffers
 from trainer.steps.micro_batches import random_state, set_random_state
 from trainer.strategies.base import Strategy, StrategyKind
 from trainer.strategies.cost import FLOAT32, Shapes, Spread, numel, summed
@@ -73,7 +73,7 @@ class DDPStrategy(Strategy):
     def _rehearse(self, inputs: dict[str, Tensor]) -> None:
         """A forward and a backward that leave nothing behind but the layout of the buckets."""
         device = self.parameters[0].device
-        buffers = kept_buffers(self.backbone)
+        buffers = copy_buffers(self.backbone)
         drawn = random_state(device)
         features = self._wrapper(inputs)
         features.backward(torch.zeros_like(features))

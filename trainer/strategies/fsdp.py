@@ -14,7 +14,7 @@ from heads import sum_sharded_gradients
 from heads.collectives import all_reduce_sum
 from heads.dtensors import local, sharded_rows
 from trainer.backbone.blocks import large_tables, repeated_blocks
-from trainer.strategies.base import Strategy, StrategyKind, trained_parameters
+from trainer.strategies.base import Strategy, StrategyKind, trainable_parameters
 from trainer.strategies.cost import FLOAT32, Shapes, Spread, gathered, padded_numel, scattered
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class FSDPStrategy(Strategy):
             if any(True for _ in block.parameters()):
                 shard(block)
         shard(backbone)
-        self.parameters = trained_parameters(backbone)  # others than before
+        self.parameters = trainable_parameters(backbone)  # others than before
         sum_sharded_gradients(backbone)
 
     def gradients(self) -> list[Tensor]:

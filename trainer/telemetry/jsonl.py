@@ -1,4 +1,4 @@
-"""JSONL files whose lines belong to steps: a resumed run writes later steps anew."""
+"""JSONL files whose lines belong to steps: a resumed run writes later steps again."""
 
 import json
 import math
@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from data.aside import NO_SPACE, commit, explained
+from data.files import NO_SPACE, commit, explained
+from data.loading.batch import Batch
 from data.retry import is_transient
 
 _MAX_WAITING_BYTES = 4 * 2**20
@@ -85,3 +86,31 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class SampleLog:
+    """If asked for, the ids of every step's samples, a file a rank: what an audit needs."""
+
+    def __init__(self, run: Path, *, rank: int, wanted: bool) -> None:
+        self.path = run / f"samples-rank{rank}.jsonl" if wanted else None
+
+    @staticmethod
+    def trim(run: Path, step: int) -> None:
+        """Drop the lines after `step` from the files of all ranks there ever were."""
+        for path in run.glob("samples-rank*.jsonl"):
+            drop_lines_after(path, step)
+
+    def __enter__(self) -> "SampleLog":
+        self.file = self.path.open("a", encoding="utf-8") if self.path else None
+        return self
+
+    def write(self, step: int, batch: Batch) -> None:
+        if self.file is not None and self.path is not None:
+            record: dict[str, Any] = {"step": step, "samples": batch.indices.tolist()}
+            with explained(self.path):
+                self.file.write(json.dumps(record) + "\n")
+                self.file.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self.file is not None:
+            self.file.close()

@@ -41,7 +41,7 @@ class Phases:
         self.current: Phase | None = None
         self.operation: str | None = None  # the collective that this process is in
         self.counted: Phase | None = None  # the phase that the time goes to
-        self._line: _Timeline = (
+        self._timeline: _Timeline = (
             _StreamTimeline(device) if device.type == "cuda" else _HostTimeline()
         )
 
@@ -70,16 +70,16 @@ class Phases:
 
         On CUDA what the stream has not reached yet is left to the next call.
         """
-        self._line.turn(self.counted)
-        return self._line.take()
+        self._timeline.switch(self.counted)
+        return self._timeline.take()
 
     def _enter(self, current: Phase | None, counted: Phase | None) -> None:
         self.current, self.counted = current, counted
-        self._line.turn(counted)
+        self._timeline.switch(counted)
 
 
 class _Timeline(Protocol):
-    def turn(self, name: Phase | None) -> None:
+    def switch(self, name: Phase | None) -> None:
         """The time from here on belongs to `name`."""
 
     def take(self) -> dict[Phase, float]: ...
@@ -91,7 +91,7 @@ class _HostTimeline:
         self._name: Phase | None = None
         self._since = 0.0
 
-    def turn(self, name: Phase | None) -> None:
+    def switch(self, name: Phase | None) -> None:
         now = time.perf_counter()
         if self._name is not None:
             self._seconds[self._name] += now - self._since
@@ -110,7 +110,7 @@ class _StreamTimeline:
         self._name: Phase | None = None
         self._since = self._event()
 
-    def turn(self, name: Phase | None) -> None:
+    def switch(self, name: Phase | None) -> None:
         now = self._event()
         if self._name is not None:
             self._pieces.append((self._name, self._since, now))

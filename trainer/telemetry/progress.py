@@ -1,19 +1,70 @@
-"""What a person sees of a run: a bar on a terminal, plain lines elsewhere."""
+"""What a person sees of a run: pace and memory, as a bar on a terminal or as plain lines."""
 
 import sys
+import time
+from collections import deque
 from dataclasses import dataclass
 from textwrap import fill
+from typing import Literal
 
+import psutil
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
+# Reports that the remaining time is judged by: enough to have evaluations and checkpoints among
+# them, few enough to forget the first steps, which compile and warm up.
+_REPORTS = 50
+MemoryKind = Literal["resident", "device_allocated", "device_reserved", "device_peak"]
 # Columns of a terminal from which the numbers are written out.
-_WIDE = 110
+_WIDE_COLUMNS = 110
+
+
+class Pace:
+    """Times of the reported steps."""
+
+    def __init__(self, *, start_step: int, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._last_time, self._last_step = time.perf_counter(), start_step
+        self._reports = deque([(self._last_time, start_step)], maxlen=_REPORTS)
+
+    def report(self, step: int, left_out_seconds: float) -> tuple[float, int]:
+        """Training time in seconds, and steps, since the last report.
+
+        What is left out is no training; the remaining time has its share of such all the same.
+        """
+        now = time.perf_counter()
+        elapsed = max(now - self._last_time - left_out_seconds, 1e-9)
+        steps = max(step - self._last_step, 1)
+        self._last_time, self._last_step = now, step
+        self._reports.append((now, step))
+        return elapsed, steps
+
+    def remaining_seconds(self) -> float:
+        """At the pace of the last reports."""
+        (first_time, first), (last_time, last) = self._reports[0], self._reports[-1]
+        return (last_time - first_time) / max(last - first, 1) * (self._num_steps - last)
+
+
+def memory_bytes(device: torch.device) -> dict[MemoryKind, int]:
+    """`resident`: of this process in the machine's memory. On CUDA also what tensors take on the
+    device, what torch keeps of it, and the most that tensors ever took."""
+    held: dict[MemoryKind, int] = {"resident": psutil.Process().memory_info().rss}
+    if device.type == "cuda":
+        held["device_allocated"] = torch.cuda.memory_allocated(device)
+        held["device_reserved"] = torch.cuda.memory_reserved(device)
+        held["device_peak"] = torch.cuda.max_memory_allocated(device)
+    return held
+
+
+def limiting_memory(held: dict[MemoryKind, int]) -> int:
+    """Of these the one that runs out first: the device's where there is one."""
+    return held.get("device_reserved", held["resident"])
 
 
 @dataclass(frozen=True)
-class Shown:
+class StepSummary:
     """The numbers of a logged step that a person is shown."""
 
     loss: float
@@ -29,8 +80,8 @@ class Shown:
         loss = f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}"
         return f"{loss}  {speed}{self._mfu()}  {self._memory()}  ETA {self._remaining()}"
 
-    def beside_the_bar(self, columns: int) -> str:
-        if columns >= _WIDE:
+    def compact(self, columns: int) -> str:
+        if columns >= _WIDE_COLUMNS:
             speed = f"{self._speed(' samples/s')}  data wait {self.data_wait_ratio:.0%}"
             numbers = f"loss {self.loss:.4f}  {speed}{self._mfu()}  {self._memory()}"
         else:
@@ -66,7 +117,7 @@ class Screen:
         )
         self.bar, self.bar_task = self._start_bar(start_step)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """One line for a person; on a terminal broken between words, in a log never."""
         if self.bar is not None:
             width = self.console.width
@@ -77,12 +128,12 @@ class Screen:
         if self.bar is not None:
             self.bar.update(self.bar_task, completed=step)
 
-    def step(self, step: int, shown: Shown) -> None:
+    def step(self, step: int, shown: StepSummary) -> None:
         if self.bar is not None:
-            numbers = shown.beside_the_bar(self.console.width)
+            numbers = shown.compact(self.console.width)
             self.bar.update(self.bar_task, completed=step, numbers=numbers)
         else:
-            self.say(f"step {step}/{self.num_steps}  {shown.line()}")
+            self.print_line(f"step {step}/{self.num_steps}  {shown.line()}")
 
     def close(self) -> None:
         if self.bar is not None:

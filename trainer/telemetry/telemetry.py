@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -18,20 +17,16 @@ from torch import Tensor
 from trainer.checkpoints.folders import step_of
 from trainer.config import TelemetryConfig
 from trainer.faults.stragglers import Stragglers
-from trainer.telemetry.endpoint import Endpoint
-from trainer.telemetry.flops import ModelFlops
 from trainer.telemetry.jsonl import JsonLines
-from trainer.telemetry.memory import memory_bytes, scarce
-from trainer.telemetry.metrics import Metrics
-from trainer.telemetry.pace import Pace
+from trainer.telemetry.mfu import ModelFlops, Utilization, peak_flops
 from trainer.telemetry.phases import NOT_OF_A_STEP, Phases
-from trainer.telemetry.progress import Screen, Shown
+from trainer.telemetry.progress import Pace, Screen, StepSummary, limiting_memory, memory_bytes
+from trainer.telemetry.prometheus import Endpoint, Metrics
 from trainer.telemetry.tensorboard import TensorBoard, check_tensorboard
 from trainer.telemetry.trainjob import TrainJobStatus
-from trainer.telemetry.utilisation import Utilisation, peak_flops
 from trainer.world import World
 
-_TOLD_OF_A_STEP = ("loss", "learning_rate", "samples_per_second")
+_REPORTED_NUMBERS = ("loss", "learning_rate", "samples_per_second")
 
 
 class Telemetry(AbstractContextManager["Telemetry"]):
@@ -71,7 +66,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         peak = None
         if flops is not None:
             peak = peak_flops(world.device, flops.precision, config.peak_tflops)
-        self._utilisation = Utilisation(flops, peak, self.say)
+        self._utilization = Utilization(flops, peak, self.print_line)
 
     def __enter__(self) -> "Telemetry":
         self.metrics = Metrics(
@@ -94,21 +89,16 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._opened = stack.pop_all()
         self._pace = Pace(start_step=self.start_step, num_steps=self.num_steps)
         if self.endpoint is not None:
-            self._say_where(self.endpoint)
+            self._print_address(self.endpoint)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._opened.close()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """One line for a person; on a terminal broken between words, in a log never."""
         if self.world.is_main:
-            self.screen.say(line)
+            self.screen.print_line(line)
 
     def is_due(self, step: int) -> bool:
         """Whether the numbers of `step` (counted from 1) are logged."""
@@ -124,7 +114,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         others, and the `inputs` that this rank computed, for the MFU."""
         self.metrics.beat(step)
         if inputs is not None:
-            self._utilisation.add(inputs)
+            self._utilization.add(inputs)
         if self.world.is_main:
             self.screen.beat(step)
             if len(busy_seconds) > 1:
@@ -164,7 +154,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._record({"event": "step", "step": step, "samples": samples, **numbers})
             self._draw(step, numbers)
             self.screen.step(step, self._shown(numbers))
-            self._tell_trainjob(step, {name: numbers[name] for name in _TOLD_OF_A_STEP})
+            self._report_to_trainjob(step, {name: numbers[name] for name in _REPORTED_NUMBERS})
 
     def committed(self, folders: Sequence[Path]) -> None:
         """Checkpoints that are there now."""
@@ -179,14 +169,16 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         if self.world.is_main:
             self._record({"event": name, "step": step, **numbers})
             self._draw(step, {name: numbers})
-            self.say(line)
+            self.print_line(line)
             if name == "evaluation":
-                self._tell_trainjob(step, numbers)
+                self._report_to_trainjob(step, numbers)
 
     def _record(self, record: dict[str, Any]) -> None:
         is_written = self.file.write(record)
         if self._is_log_written and not is_written:
-            self.say(f"{self.file.path} cannot be written now: its lines are buffered until it can")
+            self.print_line(
+                f"{self.file.path} cannot be written now: its lines are buffered until it can"
+            )
         self._is_log_written = is_written
 
     def _open_files(self, stack: ExitStack) -> None:
@@ -199,25 +191,25 @@ class Telemetry(AbstractContextManager["Telemetry"]):
                 )
             )
         )
-        self.board: TensorBoard | None = None
+        self.tensorboard: TensorBoard | None = None
         if self.config.tensorboard:
             folder = self.run / "tensorboard"
-            self.board = stack.enter_context(
+            self.tensorboard = stack.enter_context(
                 closing(TensorBoard(folder, start_step=self.start_step))
             )
         self.screen = stack.enter_context(
             closing(Screen(start_step=self.start_step, num_steps=self.num_steps))
         )
-        self.trainjob = TrainJobStatus.of_environment(self.say)
+        self.trainjob = TrainJobStatus.of_environment(self.print_line)
         if self.trainjob is not None:
             stack.enter_context(closing(self.trainjob))
 
-    def _say_where(self, endpoint: Endpoint) -> None:
+    def _print_address(self, endpoint: Endpoint) -> None:
         if self.world.is_main:
             last = (self.config.port or 0) + self.world.local_size - 1
             shared = self.config.port and self.world.local_size > 1
             others = f", those of this machine's other ranks at ports up to {last}"
-            self.say(f"metrics at {endpoint.url}{others if shared else ''}")
+            self.print_line(f"metrics at {endpoint.url}{others if shared else ''}")
         elif not self.config.port:  # nobody else knows it
             print(f"metrics of rank {self.world.rank} at {endpoint.url}", flush=True)
 
@@ -229,7 +221,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.metrics.busy(seconds, self._ranks.slow_ranks())
         notice = self._ranks.notice()
         if notice is not None:
-            self.say(notice)
+            self.print_line(notice)
         slowest = max(range(len(seconds)), key=seconds.__getitem__)
         busy = {"slowest": seconds[slowest], "median": median(seconds)}
         return {"slowest_rank": slowest, "busy_seconds": busy}
@@ -245,10 +237,10 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             "data_wait_ratio": phases.get("data", 0.0) / elapsed,
             "phases": phases,
         }
-        mfu = self._utilisation.take(elapsed)
+        mfu = self._utilization.take(elapsed)
         return rates if mfu is None else rates | {"mfu": mfu}
 
-    def _tell_trainjob(self, step: int, numbers: dict[str, float]) -> None:
+    def _report_to_trainjob(self, step: int, numbers: dict[str, float]) -> None:
         self._newest |= numbers
         if self.trainjob is not None:
             self.trainjob.report(
@@ -259,16 +251,16 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             )
 
     def _draw(self, step: int, numbers: dict[str, Any]) -> None:
-        if self.board is not None:
-            self.board.write(step, numbers)
+        if self.tensorboard is not None:
+            self.tensorboard.write(step, numbers)
 
-    def _shown(self, numbers: dict[str, Any]) -> Shown:
-        return Shown(
+    def _shown(self, numbers: dict[str, Any]) -> StepSummary:
+        return StepSummary(
             loss=numbers["loss"],
             learning_rate=numbers["learning_rate"],
             samples_per_second=numbers["samples_per_second"],
             data_wait_ratio=numbers["data_wait_ratio"],
-            memory_bytes=scarce(numbers["memory"]),
+            memory_bytes=limiting_memory(numbers["memory"]),
             remaining_seconds=self._pace.remaining_seconds(),
             mfu=numbers.get("mfu"),
         )

@@ -39,12 +39,12 @@ class TrainJobStatus:
         url: str,
         authority: Path,
         token: Path,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         *,
         rest_seconds: float = _REST_SECONDS,
     ) -> None:
         self._url, self._authority, self._token = url, authority, token
-        self._say, self._rest_seconds = say, rest_seconds
+        self._print_line, self._rest_seconds = print_line, rest_seconds
         self._newest: dict[str, Any] | None = None
         self._changed, self._closed = threading.Event(), threading.Event()
         self._is_well = True
@@ -52,16 +52,18 @@ class TrainJobStatus:
         self._thread.start()
 
     @classmethod
-    def of_environment(cls, say: Callable[[str], None]) -> "TrainJobStatus | None":
+    def of_environment(cls, print_line: Callable[[str], None]) -> "TrainJobStatus | None":
         """None outside a TrainJob, and where the controller has named but a part."""
         found = [os.environ.get(name) for name in (_ADDRESS, _AUTHORITY, _TOKEN)]
         if found[0] is None:
             return None
         if None in found:
-            say(f"no progress for the TrainJob: {_ADDRESS} is set, {_AUTHORITY} or {_TOKEN} is not")
+            print_line(
+                f"no progress for the TrainJob: {_ADDRESS} is set, {_AUTHORITY} or {_TOKEN} is not"
+            )
             return None
         url, authority, token = map(str, found)
-        return cls(url, Path(authority), Path(token), say)
+        return cls(url, Path(authority), Path(token), print_line)
 
     def report(
         self,
@@ -98,12 +100,12 @@ class TrainJobStatus:
             self._changed.clear()
             status, self._newest = self._newest, None
             if status is not None:
-                self._tell(status)
+                self._send(status)
             if self._closed.is_set() and self._newest is None:
                 return
             self._closed.wait(self._rest_seconds)
 
-    def _tell(self, status: dict[str, Any]) -> None:
+    def _send(self, status: dict[str, Any]) -> None:
         start = time.monotonic()
         try:
             token = self._token.read_text(encoding="utf-8").strip()
@@ -123,7 +125,7 @@ class TrainJobStatus:
             if self._is_well:
                 seconds = time.monotonic() - start
                 reason = str(error).replace("\n", " ")[:_LONGEST_REASON] or type(error).__name__
-                self._say(f"no progress for the TrainJob, after {seconds:.1f} s: {reason}")
+                self._print_line(f"no progress for the TrainJob, after {seconds:.1f} s: {reason}")
             self._is_well = False
         else:
             self._is_well = True

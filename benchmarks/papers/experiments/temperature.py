@@ -50,7 +50,7 @@ def loss_of(tau: str) -> dict[str, Any]:
 def nonzero_shares(settings: Mapping[str, Any], places: Places) -> Measures:
     """A job: by temperature the share of elements of the loss's derivative by the scores that are
     not numerically zero, at the initial weights over the training pictures."""
-    from data import Manifest
+    from data.shards.manifest import Manifest
     from trainer.recipe import build_recipe
     from trainer.task import build_task
     from trainer.world import open_world

@@ -7,8 +7,13 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithNoAttention
 
-from trainer.backbone.networks.base import PictureNetwork, convolution
-from trainer.backbone.networks.fields import check_dropout, check_positive, layers_a_stage
+from trainer.backbone.networks.base import (
+    ImageNetwork,
+    check_dropout,
+    check_positive,
+    convolution,
+    layers_a_stage,
+)
 
 _BLOCKS = 3
 _LEAST_SIDE = 4  # two transitions halve it
@@ -79,7 +84,7 @@ class DenseLayer(nn.Module):
         return torch.cat([x, self.new_maps(x)], dim=1)
 
 
-class CifarDenseNetModel(PictureNetwork):
+class CifarDenseNetModel(ImageNetwork):
     """A 3 x 3 convolution and three dense blocks, two of them with a transition that halves the
     picture; takes pictures of any size from 4 x 4 pixels."""
 

@@ -6,8 +6,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithNoAttention
 
-from trainer.backbone.networks.base import PictureNetwork, convolution
-from trainer.backbone.networks.fields import check_positive, layers_a_stage
+from trainer.backbone.networks.base import ImageNetwork, check_positive, convolution, layers_a_stage
 
 
 @strict
@@ -59,7 +58,7 @@ class BasicBlock(nn.Module):
         return F.pad(kept, (0, 0, 0, 0, 0, self.added))
 
 
-class CifarResNetModel(PictureNetwork):
+class CifarResNetModel(ImageNetwork):
     """A 3 x 3 convolution and three stages of n blocks; takes pictures of any size."""
 
     config: CifarResNetConfig

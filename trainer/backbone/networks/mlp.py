@@ -5,8 +5,12 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithNoAttention
 
-from trainer.backbone.networks.base import FullyConnected, PictureNetwork
-from trainer.backbone.networks.fields import FixedSizeConfig, check_positive
+from trainer.backbone.networks.base import (
+    FixedSizeConfig,
+    FullyConnected,
+    ImageNetwork,
+    check_positive,
+)
 
 
 @strict
@@ -28,7 +32,7 @@ class MlpConfig(FixedSizeConfig):
         return self.hidden_sizes[-1]
 
 
-class MlpModel(PictureNetwork):
+class MlpModel(ImageNetwork):
     """Batch norm and ReLU follow each layer; features are [B, dim, 1, 1]."""
 
     config: MlpConfig
@@ -45,7 +49,7 @@ class MlpModel(PictureNetwork):
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
         """Raises ValueError for pictures of another size than `image_size`."""
-        self.config.check_picture(*pixel_values.shape[2:])
+        self.config.check_image_size(*pixel_values.shape[2:])
         hidden = pixel_values
         for layer in self.layers:
             hidden = layer(hidden)

@@ -5,8 +5,13 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithNoAttention
 
-from trainer.backbone.networks.base import FullyConnected, PictureNetwork, convolution
-from trainer.backbone.networks.fields import FixedSizeConfig, check_positive
+from trainer.backbone.networks.base import (
+    FixedSizeConfig,
+    FullyConnected,
+    ImageNetwork,
+    check_positive,
+    convolution,
+)
 
 
 @strict
@@ -28,7 +33,7 @@ class SlcCnnConfig(FixedSizeConfig):
         super().__post_init__(**kwargs)
 
 
-class SlcCnnModel(PictureNetwork):
+class SlcCnnModel(ImageNetwork):
     """Convolutions 1, 3 and 5 are 5 x 5, the others 1 x 1, each with batch norm and ReLU; behind 2,
     4 and 6 stands a 3 x 3 maximum of stride 2. Features are [B, dim, 1, 1].
 
@@ -51,7 +56,7 @@ class SlcCnnModel(PictureNetwork):
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
         """Raises ValueError for pictures of another size than `image_size`."""
-        self.config.check_picture(*pixel_values.shape[2:])
+        self.config.check_image_size(*pixel_values.shape[2:])
         hidden = pixel_values
         for layer in self.layers:
             hidden = layer(hidden)

@@ -6,8 +6,13 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithNoAttention
 
-from trainer.backbone.networks.base import PictureNetwork, convolution
-from trainer.backbone.networks.fields import check_dropout, check_positive, layers_a_stage
+from trainer.backbone.networks.base import (
+    ImageNetwork,
+    check_dropout,
+    check_positive,
+    convolution,
+    layers_a_stage,
+)
 
 _STEM = 16
 
@@ -56,7 +61,7 @@ class PreActivationBlock(nn.Module):
         return self.conv2(hidden) + (x if self.shortcut is None else self.shortcut(active))
 
 
-class WideResNetModel(PictureNetwork):
+class WideResNetModel(ImageNetwork):
     """A 3 x 3 convolution to 16 maps and three stages of n blocks; takes pictures of any size."""
 
     config: WideResNetConfig

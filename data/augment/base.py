@@ -1,0 +1,91 @@
+"""What all augmentations share: their base class, and random numbers.
+
+Numbers are keyed by what they are for, a sample of an epoch or a pair of the stream, so pixels do
+not depend on ranks, workers, or where a run was resumed.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+Fill = tuple[float, ...]
+"""The level of each channel where a change leaves pixels empty."""
+
+# Keep the draws apart from other uses of the same seed.
+_SAMPLES = 0x6B776179  # "kway"
+_PAIRS = 0x70616972  # "pair"
+_BOX_ATTEMPTS = 10
+
+Box = tuple[int, int, int, int]
+"""top, left, height, width; pixels"""
+
+
+class Augmentation(ABC):
+    """A random change of one image: a field of `AugmentConfig`, in whose order they are applied.
+
+    A subclass is a pydantic model of its parameters, a `FrozenConfig` for a mapping in the recipe
+    or a `RootModel` for one number. Its docstring names the paper.
+    """
+
+    @abstractmethod
+    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
+        """uint8 [H, W, 3], or gray [H, W], of the same shape; `image` itself is not modified.
+
+        Every number comes from `rng`, the generator of the sample. Changes that are drawn with a
+        probability draw even if it is 0, so that turning one off does not alter the others.
+        """
+
+
+class SampleGenerator:
+    """A generator of its own for each sample of each epoch, until the next one is asked for.
+
+    It is one generator that moves: to make one costs more than decoding a small picture.
+    """
+
+    def __init__(self) -> None:
+        self._generator = _generator(0, _SAMPLES, 0, 0)
+        self._start = self._generator.bit_generator.state
+
+    def at(self, seed: int, epoch: int, index: int) -> np.random.Generator:
+        """The same numbers for the same sample."""
+        state: Any = self._start["state"]
+        state["key"][0], state["counter"][1], state["counter"][2] = seed, index, epoch
+        self._generator.bit_generator.state = self._start
+        return self._generator
+
+
+def pair_rng(seed: int, position: int) -> np.random.Generator:
+    """One generator for the positions 2n and 2n + 1 of the endless stream of samples."""
+    return _generator(seed, _PAIRS, position // 2, 0)
+
+
+def _generator(seed: int, stream: int, index: int, epoch: int) -> np.random.Generator:
+    """Philox counts in the first word of its counter; the others say who (Salmon et al. 2011)."""
+    counter = np.array([0, index, epoch, 0], dtype=np.uint64)
+    key = np.array([seed, stream], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def random_box(
+    height: int,
+    width: int,
+    area: tuple[float, float],
+    ratio: tuple[float, float],
+    rng: np.random.Generator,
+) -> Box | None:
+    """A box inside height x width; None after ten that do not fit.
+
+    area: its share of the whole, uniform; ratio: its width / height, uniform in the logarithm.
+    """
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(_BOX_ATTEMPTS):
+        pixels = height * width * rng.uniform(*area)
+        shape = math.exp(rng.uniform(low, high))
+        box_height, box_width = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
+        if 0 < box_height <= height and 0 < box_width <= width:
+            top = int(rng.integers(height - box_height + 1))
+            left = int(rng.integers(width - box_width + 1))
+            return top, left, box_height, box_width
+    return None

@@ -1,0 +1,108 @@
+"""Files and folders on disk: files that are complete or absent, errors that name the path, and
+walks that raise an error for a folder that cannot be read."""
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from data.retry import retried
+
+TEMPORARY = ".aside"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# At the root of a file system; only root can read it.
+_LOST_AND_FOUND = "lost+found"
+
+
+@contextmanager
+def temporary_path(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; removed where the block fails, whatever the reason.
+
+    The block renames it. Raises OSError with the path and a remedy where the disk is full.
+    """
+    # Two processes may write the same file, such as evaluations of one step.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        with explained(path):
+            yield temporary
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Add `path` to errors of `write` and `fsync`, which name no file, and the remedy if the disk
+    is full. Other errors keep their number.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise OSError(
+                f"{path} cannot be written ({error.strerror}): free space and run the same again"
+            ) from error
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def commit(path: Path, content: bytes) -> None:
+    """Write a file atomically: it exists complete or not at all, even after a power failure.
+
+    Retried after a transient error; raises RetriesExhaustedError if all attempts fail.
+    """
+    retried(str(path), lambda: _commit(path, content))
+
+
+def _commit(path: Path, content: bytes) -> None:
+    with temporary_path(path) as temporary:
+        with temporary.open("wb") as file:
+            file.write(content)
+            flush(file)
+        temporary.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a whole file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def flush(file: IO[bytes]) -> None:
+    """Write what is buffered, down to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def is_hidden(folder: str) -> bool:
+    """Whether a folder of this name is not for data."""
+    return folder.startswith(".") or folder == _LOST_AND_FOUND
+
+
+def walk_directory(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """`os.walk`, which leaves out a folder that cannot be read: this raises the OSError.
+
+    (folder, names of folders in it, names of other entries) of `folder` and of all below but
+    lost+found. Links are not followed, nor are names that the caller takes out of the second.
+    """
+    for parent, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if name != _LOST_AND_FOUND]
+        yield Path(parent), folders, names
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -1,0 +1,95 @@
+"""Child processes: a function over many jobs, and processes that end with their parent."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import connection, get_context, parent_process
+from threading import Thread
+from typing import TypeVar
+
+from data.retry import TransientError
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+_BYTES_A_WORKER = 1 << 28  # fewer do not repay the start of a process
+_PR_SET_PDEATHSIG = 1
+
+
+def over_jobs(
+    work: Callable[[Job], Result], jobs: Sequence[Job], *, total_bytes: int, workers: int | None
+) -> Iterator[Result]:
+    """`work(job)` of each job, in their order, by `workers` processes (0, 1: in this one).
+
+    None: one a core where there is enough to read. `work` is a function of a module.
+    """
+    if workers is None:
+        workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_A_WORKER)
+    workers = min(workers, len(jobs))
+    if workers < 2:
+        yield from map(work, jobs)
+        return
+    with spawned(workers, end_with_parent) as pool:
+        yield from in_order(pool, work, jobs, ahead=2 * workers)
+
+
+@contextmanager
+def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterator[Executor]:
+    """`workers` processes, each of which calls `start(*given)` first; the end drops what waits.
+
+    Raises TransientError if one of them was killed.
+    """
+    # Spawned, not forked: image libraries and callers hold threads and locks.
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start, initargs=given)
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise TransientError(
+            "a worker process ended before its work, as for want of memory: run the same again, "
+            "or with fewer --workers"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def in_order(
+    pool: Executor, work: Callable[[Job], Result], jobs: Iterable[Job], *, ahead: int
+) -> Iterator[Result]:
+    """`work(job)` of each job, in their order; so many are asked for before they are needed."""
+    running: deque[Future[Result]] = deque()
+    for job in jobs:
+        running.append(pool.submit(work, job))
+        if len(running) > ahead:
+            yield running.popleft().result()
+    while running:
+        yield running.popleft().result()
+
+
+def end_with_parent() -> None:
+    """A killed parent leaves the pool's pipes open: without this its workers wait for ever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when the thread that started it ends.
+
+    parent: the id of the process that should be the parent. Where it is not, it died before the
+    kernel knew of this wish, and this process ends here.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if parent is not None and os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,60 @@
+"""Shards behind a URL, as a recipe describes them: the URLs that are known, and the cache.
+
+Only text: nothing here reaches for the network.
+"""
+
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from pydantic import Field
+
+from data.base_config import FrozenConfig
+
+SCHEMES = ("file", "http", "https", "s3", "gs", "memory")
+
+
+def is_url(shards: Path | str) -> bool:
+    """Whether `shards` is a URL; anything else is a local path."""
+    return isinstance(shards, str) and "://" in shards
+
+
+def check_url(url: str) -> str:
+    """`url` without a slash at its end; ValueError where it is none of the known kinds."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in SCHEMES or "://" in rest:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise ValueError(f"{url} is no URL that shards are read from: give a path, or {known}")
+    parts = urlsplit(url)
+    if parts.query or parts.fragment:
+        raise ValueError(f"{url} has a query or a fragment: give the URL of a folder")
+    if parts.username is not None:
+        raise ValueError(
+            f"the {scheme}:// URL holds a user name: it would stand in every log; leave it out"
+        )
+    if not rest.strip("/"):
+        raise ValueError(f"{url} names no folder: give one")
+    return url.rstrip("/")
+
+
+def file_url(folder: str, file: str) -> str:
+    """The URL of a file, named by a manifest, in the folder of URL `folder`."""
+    if file in (".", ".."):
+        raise ValueError(f"{folder}: {file!r} is no name of a file: make the manifest again")
+    return f"{folder}/{quote(file) if folder.startswith('http') else file}"
+
+
+class CacheConfig(FrozenConfig):
+    """Where all processes of a machine keep the shards of a URL; a local folder needs none."""
+
+    folder: Path = Field(Path("~/.cache/kway/shards"), description="on a disk of this machine")
+    gigabytes: float = Field(50, gt=0, description="of that disk at most; 1 GB is 10^9 bytes")
+    attempts: int = Field(
+        8, ge=1, le=100, description="to fetch a file where the network or the server fails"
+    )
+
+    @property
+    def max_bytes(self) -> int:
+        return int(self.gigabytes * 1e9)
+
+
+DEFAULT_CACHE = CacheConfig()

@@ -1,0 +1,102 @@
+"""Fetches shards before they are read: while one group of an order is read, the next one comes.
+
+In threads of the process that end with it. Nothing here is needed for what is read to be right.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from threading import Thread, main_thread
+
+from data.loading.order import InOrder, Order
+from data.shards.folder import ShardFolder
+from data.shards.manifest import ShardInfo
+
+_log = logging.getLogger("kway.data")
+
+_THREADS = 4
+_REFRESH_SECONDS = 60.0
+
+
+class ShardPrefetcher:
+    """For the `shards` of one split in `folder`. `stop` it, or let it end with the process.
+
+    A process forked meanwhile has none of its threads, and may start its own.
+    """
+
+    def __init__(self, folder: ShardFolder, shards: Sequence[ShardInfo]) -> None:
+        self._folder = folder
+        self._shards = shards
+        self._current: tuple[Order | InOrder, int] | None = None
+        self._updated_at = 0.0
+        self._queue: deque[ShardInfo] = deque()
+        self._waits = False
+
+    def will_read(self, order: Order | InOrder, position: int) -> None:
+        """Fetch what `order` reads from `position` on, this group and the next one.
+
+        Cheap where the group is the one of the call before. Once a minute it notes the group, and
+        the indices, as in use, so that they stay. Nothing to do for a local folder.
+        """
+        if (capacity := self._folder.bytes_at_once) is None:
+            return
+        current = (order, order.group(position))
+        if current == self._current and time.monotonic() - self._updated_at < _REFRESH_SECONDS:
+            return
+        self._current, self._updated_at = current, time.monotonic()
+        self._start(self._shards_to_fetch(order, current[1], capacity))
+
+    def stop(self) -> None:
+        """Begin no more; what is on its way comes in."""
+        self._queue.clear()
+        self._current = None
+
+    def _shards_to_fetch(
+        self, order: Order | InOrder, group: int, capacity: int
+    ) -> list[ShardInfo]:
+        """The shards of a group, and those of the next one that fit beside them."""
+        wanted = {number: self._shards[number] for number in order.shards(group)}
+        held = sum(shard.bytes for shard in wanted.values())
+        for number in order.shards(group + 1):
+            if number in wanted:
+                continue
+            held += self._shards[number].bytes
+            if held > capacity:
+                self._warn_about_small_cache()
+                break
+            wanted[number] = self._shards[number]
+        return list(wanted.values())
+
+    def _warn_about_small_cache(self) -> None:
+        if not self._waits:
+            self._waits = True
+            _log.warning(
+                "%s: the cache holds the shards that are mixed at a time and not the next ones "
+                "beside them: reading waits for some; raise data.cache.gigabytes or lower "
+                "data.shuffle_shards",
+                self._folder,
+            )
+
+    def _start(self, shards: Sequence[ShardInfo]) -> None:
+        # A queue of its own for each call: the threads of the one before end with theirs.
+        self._queue.clear()
+        self._queue = queue = deque(shards)
+        for _ in range(min(_THREADS, len(queue))):
+            Thread(target=_drain, args=(queue, self._folder), daemon=True).start()
+        Thread(target=self._folder.keep_indices, args=(self._shards,), daemon=True).start()
+
+
+def _drain(queue: deque[ShardInfo], folder: ShardFolder) -> None:
+    while queue:
+        try:
+            shard = queue.popleft()
+        except IndexError:
+            return
+        try:
+            folder.prefetch(shard)
+        except (OSError, ValueError) as error:
+            if not main_thread().is_alive():
+                return
+            # Whoever reads the shard meets the same, and stops with it.
+            _log.warning("not fetched ahead: %s", error)

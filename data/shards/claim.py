@@ -1,0 +1,111 @@
+"""Owning a folder while shards are written to it: a note of what it becomes, and a lock on it."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from pydantic import ValidationError
+
+from data.files import TEMPORARY, explained
+from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, SourceInfo
+from data.skipped import SKIPPED
+
+# Present while a folder is not finished; says what it is becoming.
+UNFINISHED = "unfinished.json"
+
+
+def check_same(folder: Path, there: SourceInfo, asked: SourceInfo) -> None:
+    """Raise ValueError where `folder` holds shards of something else."""
+    if there != asked:
+        raise ValueError(
+            f"{folder} holds {there}, not {asked}: choose another folder, or delete this one"
+        )
+
+
+@contextmanager
+def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
+    """Own `folder` while it becomes `about`, made where it is missing.
+
+    Raises ValueError, and changes nothing, where it holds anything else or another process owns it.
+    A ValueError of the block removes what it wrote: its input has to change, so what stands would
+    never be gone on with. Only a folder that was finished before keeps its shards.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: name a folder that shards can go to")
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / UNFINISHED
+    # Made and locked before it is written: of two that start at once, one owns it.
+    with note.open("ab+", buffering=0) as held:
+        _lock(held, folder)
+        _check_note(held, folder, about, new=new)
+        finished_before = (folder / MANIFEST).is_file()
+        try:
+            yield
+        except ValueError:
+            if not finished_before:
+                _discard(folder, remove_folder=new)
+            raise
+        for path in folder.glob(f"*{TEMPORARY}"):
+            path.unlink()
+        note.unlink()
+
+
+def _lock(held: IO[bytes], folder: Path) -> None:
+    busy = f"{folder} is being written by another kway shard: wait for it"
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The other one may have ended, and removed this very note, since it was opened.
+        if not os.path.samestat(os.fstat(held.fileno()), (folder / UNFINISHED).stat()):
+            raise ValueError(busy)
+    except (BlockingIOError, FileNotFoundError) as error:
+        raise ValueError(busy) from error
+
+
+def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) -> None:
+    """Check what the note says; a note without content is new, and gets `about`."""
+    held.seek(0)
+    content = held.read()
+    try:
+        check_same(folder, SourceInfo.model_validate_json(content), about)
+    except ValidationError:
+        try:
+            _check_free(folder, about)
+            with explained(folder / UNFINISHED):
+                held.truncate(0)
+                content = about.model_dump_json(indent=1).encode()
+                while content:
+                    content = content[held.write(content) :]
+                os.fsync(held.fileno())
+        except (ValueError, OSError):
+            (folder / UNFINISHED).unlink()
+            if new:
+                with suppress(OSError):
+                    folder.rmdir()
+            raise
+
+
+def _check_free(folder: Path, about: SourceInfo) -> None:
+    """Raise ValueError unless the folder is empty, or was finished as `about` before."""
+    if (folder / MANIFEST).is_file():
+        check_same(folder, Manifest.read(folder).source, about)
+        return
+    if others := sorted(path.name for path in folder.iterdir() if path.name != UNFINISHED):
+        raise ValueError(
+            f"{folder} holds something else ({others[0]}) and would become {about}: "
+            "choose an empty folder, or delete this one"
+        )
+
+
+def _discard(folder: Path, *, remove_folder: bool) -> None:
+    if remove_folder:
+        shutil.rmtree(folder)
+        return
+    names = (LABEL_VECTORS, SKIPPED, UNFINISHED)
+    for pattern in ("*.tar", "*.index.safetensors", f"*{TEMPORARY}", *names):
+        for path in folder.glob(pattern):
+            path.unlink()

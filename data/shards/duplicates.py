@@ -1,0 +1,140 @@
+"""Samples that are equal byte for byte: counted in finished shards, or kept out of training.
+
+Sizes and checksums in the offset indices name the candidates, and only those are read: no extra
+pass over the data, for any source. Pictures that merely look alike are not found.
+"""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from isal import isal_zlib
+
+from data.shards.index import ShardIndex, open_index, read_member
+from data.shards.manifest import Manifest
+from data.shards.split_names import TRAIN
+from data.skipped import Skipped
+from data.sources.source import Sample
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Of one split: samples; those that training holds too, and of these the ones that it holds
+    under other classes only; those that repeat an earlier sample of the same split."""
+
+    split: str
+    samples: int
+    in_training: int = 0
+    other_class: int = 0
+    repeated: int = 0
+
+    def __str__(self) -> str:
+        parts = []
+        if self.in_training:
+            under = f", {self.other_class:,} of them under another class" * bool(self.other_class)
+            parts.append(f"{self.in_training:,} of {self.samples:,} stand in {TRAIN} too{under}")
+        if self.repeated:
+            parts.append(f"{self.repeated:,} of {self.samples:,} repeat another")
+        return f"{self.split}: {'; '.join(parts) or 'none'}"
+
+
+def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
+    """Exact duplicates in finished shards, for each split; some 30 bytes of memory a sample.
+
+    Raises ValueError or FileNotFoundError as `Manifest.load` does, and for a damaged sample.
+    """
+    manifest = Manifest.load(folder)
+    found = {
+        split: Duplicates(split, sum(shard.samples for shard in manifest.of_split(split)))
+        for split in manifest.splits
+    }
+    shards = _Shards(folder / shard.file for shard in manifest.shards)
+    groups: dict[bytes, list[tuple[str, int]]] = {}
+    for shard, row, data in shards.read(shards.twins()):
+        member = (manifest.shards[shard].split, int(shards.indices[shard].labels[row]))
+        groups.setdefault(hashlib.sha256(data).digest(), []).append(member)
+    for members in groups.values():
+        trained = {label for split, label in members if split == TRAIN}
+        for split, number in Counter(split for split, _ in members).items():
+            labels = [label for other, label in members if other == split]
+            leaks = number if trained and split != TRAIN else 0
+            moved = sum(label not in trained for label in labels) if leaks else 0
+            old = found[split]
+            found[split] = replace(
+                old,
+                in_training=old.in_training + leaks,
+                other_class=old.other_class + moved,
+                repeated=old.repeated + number - 1,
+            )
+    return tuple(found.values())
+
+
+class HeldOut:
+    """What the splits for evaluation hold: `without` takes the same bytes out of training.
+
+    `dropped` counts what it took out.
+    """
+
+    def __init__(self, shards: Iterable[Path]) -> None:
+        self._shards = _Shards(shards)
+        self._order = np.argsort(self._shards.prints, kind="stable")
+        self._sorted = self._shards.prints[self._order]
+        self.dropped = 0
+
+    def without(self, samples: Iterable[Sample | Skipped]) -> Iterator[Sample | Skipped]:
+        """`samples`, with those that another split contains replaced by `Skipped`."""
+        for sample in samples:
+            if isinstance(sample, Sample) and self._holds(sample.data):
+                self.dropped += 1
+                yield Skipped(sample.key, "duplicate of a sample in another split")
+            else:
+                yield sample
+
+    def _holds(self, data: bytes) -> bool:
+        fingerprint = np.uint64(len(data) << 32 | isal_zlib.crc32(data))
+        first = np.searchsorted(self._sorted, fingerprint, "left")
+        last = np.searchsorted(self._sorted, fingerprint, "right")
+        candidates = self._order[first:last]
+        return any(data == other for _, _, other in self._shards.read(candidates))
+
+
+class _Shards:
+    """Samples of several shards, numbered through. prints: uint64 [N], size and crc32 of each."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.paths = list(paths)
+        self.indices = [open_index(path) for path in self.paths]
+        self.prints = np.concatenate([np.zeros(0, np.uint64), *map(_prints, self.indices)])
+        self._starts = np.cumsum([0, *(index.info.samples for index in self.indices)])
+
+    def twins(self) -> np.ndarray:
+        """Samples, int64 [M], whose fingerprint another one has."""
+        order = np.argsort(self.prints, kind="stable")
+        same = self.prints[order][1:] == self.prints[order][:-1]
+        return np.union1d(order[1:][same], order[:-1][same])
+
+    def read(self, samples: np.ndarray) -> Iterator[tuple[int, int, bytes]]:
+        """(shard, row, bytes) of `samples`, which are sorted."""
+        numbers = np.searchsorted(self._starts, samples, side="right") - 1
+        for shard in np.unique(numbers).tolist():
+            path, index = self.paths[shard], self.indices[shard]
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                for row in (samples[numbers == shard] - self._starts[shard]).tolist():
+                    data = read_member(descriptor, index, row)
+                    if data is None:
+                        raise ValueError(
+                            f"{path}: sample {row} is damaged: see kway shard verify {path.parent}"
+                        )
+                    yield shard, row, data
+            finally:
+                os.close(descriptor)
+
+
+def _prints(index: ShardIndex) -> np.ndarray:
+    size, crc32 = index.sizes[:, 0].astype(np.uint64), index.crc32[:, 0].astype(np.uint64)
+    return size << np.uint64(32) | crc32

@@ -1,0 +1,87 @@
+"""The label vectors of a folder of shards, one for each class, from disk or from a URL."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from data.files import sha256_of
+from data.remote.cache import Cache
+from data.remote.config import DEFAULT_CACHE, CacheConfig, check_url, file_url, is_url
+from data.remote.fetch import fetch
+from data.retry import retried
+from data.shards.manifest import Manifest
+
+
+def load_label_vectors(
+    folder: Path | str, manifest: Manifest, cache: CacheConfig = DEFAULT_CACHE
+) -> np.ndarray:
+    """One vector a class, float32 [K, D], in class-list order.
+
+    Raises ValueError where the source gives none, or the file is not the one of the manifest;
+    FileNotFoundError where it is missing.
+    """
+    if manifest.label_vectors is None:
+        raise ValueError(
+            f"{folder} has no label vectors: source {manifest.source.kind} gives none; "
+            "choose dense class weights"
+        )
+    digest = manifest.label_vectors_sha256
+    assert digest is not None
+    if is_url(folder):
+        url = file_url(check_url(str(folder)), manifest.label_vectors)
+        path = _fetched(url, digest, cache)
+    else:
+        path = Path(folder) / manifest.label_vectors
+        retried(str(path), lambda: _check_digest(path, digest))
+    return _vectors(path, len(manifest.classes))
+
+
+def _check_digest(path: Path, digest: str) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
+    if sha256_of(path) != digest:
+        raise ValueError(
+            f"{path} is damaged or another file (its SHA-256 is not the manifest's): copy it "
+            "again or run kway shard again"
+        )
+
+
+def _vectors(path: Path, num_classes: int) -> np.ndarray:
+    """Raises ValueError where whoever made the digest made it of something else."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            vectors: np.ndarray = file.get_tensor("vectors")
+    except SafetensorError as error:
+        raise ValueError(f"{path} holds no vectors ({error}): run kway shard again") from error
+    if vectors.ndim != 2 or len(vectors) != num_classes:
+        raise ValueError(
+            f"{path} has shape {list(vectors.shape)} and the manifest {num_classes} classes: "
+            "run kway shard again"
+        )
+    if vectors.dtype != np.float32 or not np.isfinite(vectors).all():
+        raise ValueError(f"{path} is not finite float32: run kway shard again")
+    return vectors
+
+
+def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
+    """Its copy in the cache, where it is known by its SHA-256; raises as `fetch`.
+
+    A copy that was damaged there is fetched again.
+    """
+    cache = Cache(config.folder, config.max_bytes)
+    name = f"{sha256}.safetensors"
+
+    def fill(file: IO[bytes]) -> None:
+        fetch(url, file, attempts=config.attempts, max_bytes=cache.max_bytes, sha256=sha256)
+
+    with open(cache.open(name, fill), "rb") as file:
+        sound = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    if not sound:
+        cache.remove(name)
+        os.close(cache.open(name, fill))
+    cache.trim()
+    return cache.path(name)

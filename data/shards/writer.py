@@ -1,0 +1,279 @@
+"""Source -> folder of webdataset shards with index and manifest, in a way that may be killed.
+
+A shard appears whole or not at all, `manifest.json` comes last, and a second run of the same thing
+goes on where the first one stopped. The bytes depend on the source alone, not on the workers.
+"""
+
+import hashlib
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+from webdataset.writer import TarWriter
+
+from data.files import commit, flush, sha256_of, temporary_path
+from data.loading.order import permuted_index
+from data.messages import Report, silent
+from data.shards.claim import UNFINISHED, check_same, claimed
+from data.shards.duplicates import HeldOut
+from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path, open_index
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ShardInfo, SourceInfo
+from data.shards.split_names import TRAIN
+from data.skipped import SKIPPED, Skipped, SkippedFile
+from data.sources.source import Sample, Source, num_workers, rendered
+
+_CHOSEN_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a run did. `resumed` shards stood already; `left_out` samples the source skipped, and
+    `duplicates` were dropped from training, both counted over all shards. skipped: the file that
+    names these and the files that the source ignored; None if there are none."""
+
+    manifest: Manifest
+    complete_before: bool = False
+    resumed: int = 0
+    left_out: int = 0
+    duplicates: int = 0
+    skipped: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A shard: positions [start, stop) of the mixed order of a split."""
+
+    file: str
+    split: str
+    of_split: Sequence[Any]
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def tasks(self) -> Iterator[Any]:
+        """Mixed, so that a reader who streams sees all classes; chosen when they are asked for."""
+        total = len(self.of_split)
+        for start in range(self.start, self.stop, _CHOSEN_AT_ONCE):
+            positions = np.arange(start, min(start + _CHOSEN_AT_ONCE, self.stop))
+            for i in permuted_index(0, 0, positions, total).tolist():
+                yield self.of_split[i]
+
+
+def write_shards(
+    source: Source,
+    folder: Path,
+    *,
+    samples_per_shard: int = 10_000,
+    workers: int | None = None,
+    drop_duplicates: bool = False,
+    ignored: Sequence[Skipped] = (),
+    report: Report = silent,
+) -> Written:
+    """Write `source` into `folder`, or go on with it; `report(done, total)` counts samples.
+
+    ignored: files that the source does not read; `skipped.jsonl` lists them with the bad samples.
+    workers: processes; None takes one a core where there is enough to do. drop_duplicates: keep out
+    of training what another split holds, byte for byte; the other splits are written first. What is
+    lost or cut off in a folder that was finished before is written again. Raises ValueError, and
+    changes nothing, where the folder holds anything else; ValueError too for a bad sample, and then
+    the unfinished shards are removed. A full disk is an OSError, and the same call goes on when
+    there is space.
+    """
+    if samples_per_shard < 1:
+        raise ValueError(f"samples per shard is {samples_per_shard}: it must be at least 1")
+    about = source.describe()
+    parameters = {**about.parameters, "samples_per_shard": samples_per_shard}
+    if drop_duplicates:
+        parameters["drop_duplicates"] = True
+    about = SourceInfo(kind=about.kind, parameters=parameters)
+    if (standing := _whole(folder, about)) is not None:
+        (folder / UNFINISHED).unlink(missing_ok=True)
+        return Written(standing, complete_before=True, skipped=_skipped(folder))
+    with claimed(folder, about):
+        # Not whole, so not finished; the note says so from now on.
+        (folder / MANIFEST).unlink(missing_ok=True)
+        plans = list(_plans(source, samples_per_shard))
+        shards, resumed, duplicates = _write_plans(
+            source, folder, plans, workers, report, drop_duplicates, ignored
+        )
+        vectors_sha256 = _write_vectors(folder / LABEL_VECTORS, source.label_vectors())
+        manifest = Manifest(
+            modality=source.modality,
+            source=about,
+            classes=source.classes(),
+            shards=tuple(shards),
+            label_vectors=None if vectors_sha256 is None else LABEL_VECTORS,
+            label_vectors_sha256=vectors_sha256,
+        )
+        commit(folder / MANIFEST, manifest.to_bytes())
+    asked = sum(len(plan) for plan in plans)
+    left_out = asked - duplicates - sum(shard.samples for shard in shards)
+    return Written(
+        manifest,
+        resumed=resumed,
+        left_out=left_out,
+        duplicates=duplicates,
+        skipped=_skipped(folder),
+    )
+
+
+def _skipped(folder: Path) -> Path | None:
+    path = folder / SKIPPED
+    return path if path.is_file() else None
+
+
+def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
+    """SHA-256 of the file; None, and no file, where the source has none."""
+    if vectors is None:
+        return None
+    content = save({"vectors": np.ascontiguousarray(vectors)})
+    commit(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _whole(folder: Path, about: SourceInfo) -> Manifest | None:
+    """The manifest of a folder where every file that it names is there, at its full size."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    manifest = Manifest.read(folder)
+    check_same(folder, manifest.source, about)
+    if any(_finished(folder / shard.file) != shard for shard in manifest.shards):
+        return None
+    if manifest.label_vectors is not None:
+        try:
+            load_label_vectors(folder, manifest)
+        except (ValueError, OSError):
+            return None
+    return manifest
+
+
+def _plans(source: Source, samples_per_shard: int) -> Iterator[_Plan]:
+    """Which samples go into which shard: some 100 bytes a shard, and nothing for each sample."""
+    for split, tasks in source.splits().items():
+        for number, start in enumerate(range(0, len(tasks), samples_per_shard)):
+            stop = min(start + samples_per_shard, len(tasks))
+            yield _Plan(f"{split}-{number:06d}.tar", split, tasks, start, stop)
+
+
+def _write_plans(
+    source: Source,
+    folder: Path,
+    plans: list[_Plan],
+    workers: int | None,
+    report: Report,
+    drop_duplicates: bool,
+    ignored: Sequence[Skipped],
+) -> tuple[list[ShardInfo], int, int]:
+    """Shards in the order of `plans`, how many stood already, and duplicates dropped in all."""
+    total = sum(len(plan) for plan in plans)
+    finished = {plan.file: info for plan in plans if (info := _finished(folder / plan.file))}
+    missing = [plan for plan in plans if plan.file not in finished]
+    done = total - sum(len(plan) for plan in missing)
+    resumed = len(finished)
+    skipped = SkippedFile(folder, ignored=ignored, finished=finished)
+    duplicates = 0
+    held_out: HeldOut | None = None
+    if drop_duplicates:
+        duplicates = sum(open_index(folder / file).duplicates for file in finished)
+        missing.sort(key=lambda plan: plan.split == TRAIN)
+    tasks = (task for plan in missing for task in plan.tasks())
+    with rendered(source, tasks, num_workers(workers, total - done)) as samples:
+        for plan in missing:
+
+            def count(row: int, done: int = done) -> None:
+                report(done + row, total)
+
+            if drop_duplicates and plan.split == TRAIN and held_out is None:
+                others = [info.file for info in finished.values() if info.split != TRAIN]
+                held_out = HeldOut(folder / file for file in others)
+            info = _write_shard(folder / plan.file, plan, samples, count, held_out, skipped)
+            done += len(plan)
+            if info is not None:
+                finished[plan.file] = info
+    if not finished:
+        raise ValueError(f"every sample was skipped, such as {skipped.last}: nothing is written")
+    skipped.finish()
+    duplicates += held_out.dropped if held_out else 0
+    return [finished[plan.file] for plan in plans if plan.file in finished], resumed, duplicates
+
+
+def _finished(shard: Path) -> ShardInfo | None:
+    """What stands of a shard; its index is renamed last, so with it the shard is whole."""
+    try:
+        info = open_index(shard).info
+    except (ValueError, FileNotFoundError):
+        return None  # lost or damaged: written again
+    return info if shard.is_file() and shard.stat().st_size == info.bytes else None
+
+
+def _write_shard(
+    path: Path,
+    plan: _Plan,
+    samples: Iterator[Sample | Skipped],
+    count: Callable[[int], None],
+    held_out: HeldOut | None,
+    skipped: SkippedFile,
+) -> ShardInfo | None:
+    """One tar and its index; None, and no file, if every sample was skipped."""
+    index = IndexBuilder()
+    samples = islice(samples, len(plan))
+    dropped_before = held_out.dropped if held_out else 0
+    with temporary_path(path) as temporary:
+        kept = held_out.without(samples) if held_out else samples
+        skipped.add(path.name, _write_tar(temporary, index, kept, count))
+        if not len(index):
+            temporary.unlink()
+            return None
+        info = ShardInfo(
+            file=path.name,
+            split=plan.split,
+            samples=len(index),
+            bytes=temporary.stat().st_size,
+            sha256=sha256_of(temporary),
+            index_crc32=index.crc32(),
+        )
+        temporary.replace(path)
+    duplicates = held_out.dropped - dropped_before if held_out else 0
+    commit(index_path(path), index.to_bytes(info, duplicates=duplicates))
+    return info
+
+
+def _write_tar(
+    path: Path,
+    index: IndexBuilder,
+    samples: Iterator[Sample | Skipped],
+    count: Callable[[int], None],
+) -> list[Skipped]:
+    """Write the samples and return what is skipped."""
+    skipped = []
+    with path.open("wb") as file:
+        with TarWriter(
+            file, user="kway", group="kway", mode=0o644, mtime=0, encoder=False
+        ) as writer:
+            # webdataset means USTAR and yet opens the tar with Python's default, whose extra
+            # headers for names that are not ASCII would stand between a header and its bytes.
+            writer.tarstream.format = tarfile.USTAR_FORMAT
+            for row, sample in enumerate(samples, start=1):
+                if isinstance(sample, Skipped):
+                    skipped.append(sample)
+                else:
+                    _add(writer, index, sample)
+                count(row)
+        flush(file)
+    return skipped
+
+
+def _add(writer: TarWriter, index: IndexBuilder, sample: Sample) -> None:
+    members = {sample.extension: sample.data, LABEL_EXTENSION: str(sample.label).encode()}
+    offset = writer.tarstream.offset
+    writer.write({"__key__": sample.key, **members})
+    end = index.add(members, offset=offset, sample=sample.extension, label=sample.label)
+    assert writer.tarstream.offset == end

@@ -1,0 +1,1 @@
+"""How published and common data sets are laid out on disk: archives, class folders, taxonomies."""

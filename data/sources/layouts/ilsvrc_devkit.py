@@ -1,0 +1,139 @@
+"""The development kit of ILSVRC 2012: synsets, what is above them, and the validation's classes.
+
+The published `ILSVRC2012_devkit_t12.tar.gz`, or the folder that it unpacks to.
+"""
+
+import io
+import struct
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
+
+from data.sources.layouts.archive import archived_files, loose_files
+
+DEVKIT = "ILSVRC2012_devkit_t12"
+_META = "meta.mat"
+_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+_FIELDS = ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children")
+_NUM_IMAGES = "num_train_images"
+# What scipy raises for a file that is damaged or of another version.
+_DAMAGE = (
+    MatReadError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OSError,
+    EOFError,
+    NotImplementedError,
+    struct.error,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True)
+class Synset:
+    """`parents` are the synsets directly above, in order; `num_images` is 0 if unknown."""
+
+    wnid: str
+    words: str
+    gloss: str
+    parents: tuple[str, ...]
+    num_images: int
+
+
+@dataclass(frozen=True)
+class Devkit:
+    """A taxonomy of synsets, by WordNet id; `truth[i]` is that of validation picture i + 1."""
+
+    path: Path
+    synsets: Mapping[str, Synset]
+    truth: tuple[str, ...]
+
+    @property
+    def origin(self) -> str:
+        return str(self.path)
+
+    def synset(self, class_name: str) -> str:
+        """Itself: the classes of ImageNet are called by their WordNet ids."""
+        return class_name
+
+    def words(self, synset: str) -> str:
+        return self.synsets[synset].words
+
+    def parents(self, synset: str) -> tuple[str, ...]:
+        return self.synsets[synset].parents
+
+
+def read_devkit(path: Path) -> Devkit:
+    """Read the archive, or a folder that holds `data/` or its two files.
+
+    Raises FileNotFoundError where something is missing and ValueError where it is damaged.
+    """
+    found = _files(path)
+    if missing := {_META, _TRUTH} - found.keys():
+        raise FileNotFoundError(
+            f"{path} holds no data/{min(missing)}: give the published {DEVKIT}.tar.gz"
+        )
+    try:
+        by_id = _synsets(found[_META])
+    except _DAMAGE as error:
+        about = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path}: {_META} is damaged ({about}): download it again") from error
+    truth = _truth(found[_TRUTH], by_id, path)
+    return Devkit(path, {synset.wnid: synset for synset in by_id.values()}, truth)
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    if path.is_dir():
+        return loose_files(path / "data" if (path / "data").is_dir() else path, (_META, _TRUTH))
+    if not path.is_file():
+        raise FileNotFoundError(f"devkit {path} does not exist: give {DEVKIT}.tar.gz or its folder")
+    return archived_files(path, (_META, _TRUTH))
+
+
+def _synsets(content: bytes) -> dict[int, Synset]:
+    """Synsets by their ILSVRC2012_ID; `children` are such ids."""
+    table = np.atleast_1d(loadmat(io.BytesIO(content), squeeze_me=True)["synsets"])
+    if missing := [name for name in _FIELDS if name not in (table.dtype.names or ())]:
+        raise ValueError(f"its synsets have no {missing[0]}")
+    wnids = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
+    parents: defaultdict[int, list[str]] = defaultdict(list)
+    for row in table:
+        for child in np.atleast_1d(row["children"])[: int(row["num_children"])]:
+            if int(child) not in wnids:
+                raise ValueError(f"synset {row['WNID']} has a child {int(child)} that is none")
+            parents[int(child)].append(str(row["WNID"]))
+    return {
+        int(row["ILSVRC2012_ID"]): Synset(
+            wnid=str(row["WNID"]),
+            words=_text(row["words"]),
+            gloss=_text(row["gloss"]),
+            parents=tuple(parents[int(row["ILSVRC2012_ID"])]),
+            num_images=int(row[_NUM_IMAGES]) if _NUM_IMAGES in (table.dtype.names or ()) else 0,
+        )
+        for row in table
+    }
+
+
+def _text(value: object) -> str:
+    """An empty string of MATLAB is an empty array."""
+    return "" if isinstance(value, np.ndarray) and not value.size else str(value)
+
+
+def _truth(content: bytes, by_id: Mapping[int, Synset], path: Path) -> tuple[str, ...]:
+    wnids = []
+    for number, line in enumerate(content.decode("ascii", "replace").split(), 1):
+        if not line.isdecimal() or int(line) not in by_id:
+            raise ValueError(
+                f"{path}: {_TRUTH}, line {number}: {line[:20]!r} is no ILSVRC2012_ID of "
+                f"{_META}: download the devkit again"
+            )
+        wnids.append(by_id[int(line)].wnid)
+    return tuple(wnids)

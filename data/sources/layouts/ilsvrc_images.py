@@ -1,0 +1,265 @@
+"""The images of ILSVRC 2012: in the published tars, or in the folders that people extract.
+
+Nothing is opened but tar headers: whether a member is an image shows later. Strict where Python's
+tarfile just stops: a bad header, a cut and a missing end are errors, because each would lose images
+silently.
+"""
+
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from data.files import is_hidden
+from data.messages import Report, silent
+from data.skipped import Skipped
+from data.sources.layouts.class_folders import (
+    ENDINGS,
+    NOT_AN_IMAGE,
+    entries_outside_class_folders,
+    why_not_file,
+)
+from data.sources.layouts.ilsvrc_devkit import DEVKIT, Devkit
+from data.tars.headers import BLOCK, Member
+
+TRAIN_TAR = "ILSVRC2012_img_train.tar"
+VAL_TAR = "ILSVRC2012_img_val.tar"
+_SYNSET = re.compile(r"n\d{8}")
+_NUMBER = re.compile(r"_(\d{8})$")
+_THREADS = 8  # they wait for the disk
+_FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE)
+
+
+class ImageEntry(NamedTuple):
+    """Bytes [offset, offset + size) of `file`, a path in the folder; `name` is unique."""
+
+    name: str
+    file: str
+    offset: int
+    size: int
+    synset: str
+
+
+@dataclass
+class ImageList:
+    """Images in the order of their names, the same for tars and folders; `skipped`: other files."""
+
+    found: list[ImageEntry] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+def list_training(folder: Path, report: Report = silent) -> ImageList:
+    """Of ILSVRC2012_img_train.tar or train/; ValueError for a class that is no synset id.
+
+    `report(done, total)` counts classes.
+    """
+    tar = folder / TRAIN_TAR
+    if tar.is_file():
+        classes = {PurePosixPath(m.name).name.removesuffix(".tar"): m for m in tar_members(tar)}
+
+        def members(synset: str) -> list[Member]:
+            return tar_members(tar, classes[synset])
+
+        return _of_classes(tar, classes, members, tar.name, report)
+    train = folder / "train"
+    if not train.is_dir():
+        raise FileNotFoundError(f"{folder} holds neither {TRAIN_TAR} nor train/: name their folder")
+    return _of_folders(train, report)
+
+
+def list_validation(folder: Path, devkit: Devkit | None) -> ImageList | None:
+    """Of ILSVRC2012_img_val.tar or val/, which may be flat; None where there is neither.
+
+    Flat pictures are named by numbers, whose classes only the devkit knows: ValueError without it.
+    """
+    tar, val = folder / VAL_TAR, folder / "val"
+    if tar.is_file():
+        return _flat(tar, tar_members(tar), devkit, tar.name)
+    if not val.is_dir():
+        return None
+    if _folders(val):
+        listed = _of_folders(val)
+        listed.found = _renamed(listed.found)
+        return listed
+    return _flat(val, _files(val, ""), devkit, None)
+
+
+def _folders(folder: Path) -> list[str]:
+    return [f.name for f in folder.iterdir() if f.is_dir() and not is_hidden(f.name)]
+
+
+def _files(folder: Path, synset: str) -> list[Member | Skipped]:
+    """Files of a class folder, by their path in the folder, and its other entries as skipped."""
+    with os.scandir(folder / synset) as entries:
+        return [_file(folder, synset, entry) for entry in entries]
+
+
+def _file(folder: Path, synset: str, entry: os.DirEntry[str]) -> Member | Skipped:
+    if entry.is_file():
+        return Member(str(PurePosixPath(synset, entry.name)), 0, entry.stat().st_size)
+    reason = "folder in a class folder" if entry.is_dir() else why_not_file(Path(entry))
+    return Skipped(str(Path(folder.name, synset, entry.name)), reason)
+
+
+def _of_folders(folder: Path, report: Report = silent) -> ImageList:
+    """Images of the class folders in `folder`."""
+    listed = _of_classes(folder, _folders(folder), partial(_files, folder), None, report)
+    listed.skipped += [
+        Skipped(str(Path(folder.name, path.name)), reason)
+        for path, reason in sorted(entries_outside_class_folders(folder))
+    ]
+    return listed
+
+
+def _of_classes(
+    where: Path,
+    classes: Iterable[str],
+    members: Callable[[str], Sequence[Member | Skipped]],
+    tar: str | None,
+    report: Report = silent,
+) -> ImageList:
+    """Pictures of class folders, or of the class tars in `tar`."""
+    synsets = sorted(classes)
+    for synset in synsets:
+        if not _SYNSET.fullmatch(synset):
+            raise ValueError(
+                f"{where} holds {synset!r}, which is no synset id such as n01440764: remove it, or "
+                "use kway shard imagefolder"
+            )
+    listed = ImageList()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        listings = zip(synsets, pool.map(members, synsets), strict=True)
+        for done, (synset, found) in enumerate(listings, start=1):
+            images = _image_members(listed, found, f"{tar}: {synset}/" if tar else f"{where.name}/")
+            if not images:
+                raise ValueError(f"{where}: class {synset} has no pictures: add some, or remove it")
+            for name, member in images:
+                file = tar or f"{where.name}/{member.name}"
+                image = ImageEntry(f"{synset}/{name}", file, member.offset, member.size, synset)
+                listed.found.append(image)
+            report(done, len(synsets))
+    return listed
+
+
+def _flat(
+    where: Path, members: Sequence[Member | Skipped], devkit: Devkit | None, tar: str | None
+) -> ImageList:
+    if devkit is None:
+        raise ValueError(
+            f"{where} does not tell the classes of its pictures: put {DEVKIT}.tar.gz beside it, or "
+            "give it with --devkit"
+        )
+    listed = ImageList()
+    for name, member in _image_members(listed, members, f"{tar}: " if tar else f"{where.name}/"):
+        number = _NUMBER.search(PurePosixPath(name).stem)
+        position = int(number[1]) if number else 0
+        if not 1 <= position <= len(devkit.truth):
+            raise ValueError(
+                f"{where}: {name} is none of ILSVRC2012_val_00000001.JPEG to "
+                f"{len(devkit.truth):08d}, whose classes {devkit.path} tells: remove it, or give "
+                "another devkit"
+            )
+        file = tar or f"{where.name}/{name}"
+        synset = devkit.truth[position - 1]
+        listed.found.append(ImageEntry(f"val/{name}", file, member.offset, member.size, synset))
+    return listed
+
+
+def _renamed(images: list[ImageEntry]) -> list[ImageEntry]:
+    """Names as if `val/` were flat, where that keeps them apart; in the order of names."""
+    flat = [image.name.rpartition("/")[2] for image in images]
+    names = flat if len(set(flat)) == len(flat) else [image.name for image in images]
+    return sorted(p._replace(name=f"val/{name}") for p, name in zip(images, names, strict=True))
+
+
+def _image_members(
+    listed: ImageList, members: Iterable[Member | Skipped], prefix: str
+) -> list[tuple[str, Member]]:
+    """(file name, member) of the images among `members`; the others are added to `listed.skipped`.
+
+    prefix: of the skipped names.
+    """
+    images = []
+    for member in sorted(members):
+        name = PurePosixPath(member.name).name
+        if isinstance(member, Skipped):
+            listed.skipped.append(member)
+        elif name.startswith("."):
+            listed.skipped.append(Skipped(f"{prefix}{member.name}", "hidden file"))
+        elif PurePosixPath(name).suffix.lower() not in ENDINGS:
+            listed.skipped.append(Skipped(f"{prefix}{member.name}", NOT_AN_IMAGE))
+        else:
+            images.append((name, member))
+    return sorted(images)
+
+
+def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
+    """The files of the tar `path`, or of the tar that is its member `inside`, in their order.
+
+    One `pread` of 512 bytes a member. Raises ValueError, which names the tar, the place and the
+    remedy, for a damaged header, a cut, and members that are neither files nor folders.
+    """
+    with path.open("rb", buffering=0) as file:
+        start, size = 0, os.fstat(file.fileno()).st_size
+        where = str(path)
+        if inside is not None:
+            where, start, size = f"{path}, {inside.name} in it", inside.offset, inside.size
+        try:
+            members = list(_members(file.fileno(), start, start + size))
+            _check_names(members)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}: download the tar again") from error
+    return members
+
+
+def _members(descriptor: int, at: int, stop: int) -> Iterator[Member]:
+    while True:
+        header = os.pread(descriptor, min(BLOCK, stop - at), at)
+        if len(header) < BLOCK:
+            raise ValueError(f"it is cut off at byte {at:,}, without the mark of its end")
+        if header == bytes(BLOCK):
+            _check_rest(descriptor, at, stop)
+            return
+        try:
+            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise ValueError(f"the header at byte {at:,} is damaged ({error})") from error
+        at += BLOCK
+        if at + info.size > stop:
+            raise ValueError(f"it is cut off inside {info.name}, at byte {stop:,}")
+        if info.type in _FILE_TYPES:
+            yield Member(info.name, at, info.size)
+        elif info.type in _PAX_TYPES:
+            _check_pax(os.pread(descriptor, info.size, at), info.name)
+        elif info.type != tarfile.DIRTYPE:
+            raise ValueError(f"{info.name} is of tar type {info.type!r}, not a plain file")
+        at += -(-info.size // BLOCK) * BLOCK
+
+
+def _check_names(members: list[Member]) -> None:
+    seen: set[str] = set()
+    for member in members:
+        if member.name in seen:
+            raise ValueError(f"it holds {member.name} twice")
+        seen.add(member.name)
+
+
+def _check_rest(descriptor: int, at: int, stop: int) -> None:
+    """What follows the mark of the end is padding; members there would be lost."""
+    while at < stop:
+        chunk = os.pread(descriptor, min(1 << 20, stop - at), at)
+        if not chunk or chunk.count(0) != len(chunk):
+            raise ValueError(f"there is data behind the mark of its end, after byte {at:,}")
+        at += len(chunk)
+
+
+def _check_pax(records: bytes, name: str) -> None:
+    """Extended headers may tell times and owners; names and sizes are read from plain headers."""
+    if b" path=" in records or b" size=" in records:
+        raise ValueError(f"{name} is an extended header with a name or size, which is not read")

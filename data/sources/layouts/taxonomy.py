@@ -1,0 +1,132 @@
+"""What a taxonomy such as WordNet, or ImageNet's development kit, says of classes.
+
+A synset may have several parents; in the path of a class the first that is listed counts.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Protocol, runtime_checkable
+
+from pydantic import Field
+
+from data.option import Option
+from data.shards.hierarchy import PATH, join_path
+
+
+@runtime_checkable
+class Taxonomy(Protocol):
+    """Synsets by id. `synset` and `parents` raise ValueError for what they do not know."""
+
+    @property
+    def origin(self) -> str:
+        """What to call it in a message."""
+
+    def synset(self, class_name: str) -> str:
+        """The synset that a class of this name is."""
+
+    def words(self, synset: str) -> str:
+        """Its names, a comma and a space between them, the first one best."""
+
+    def parents(self, synset: str) -> tuple[str, ...]:
+        """The synsets directly above; none for a root."""
+
+
+TaxonomyOption = Annotated[
+    Taxonomy | None,
+    Option("--wordnet", type=Path),
+    Field(description="WordNet dict folder: words and hierarchy of classes that are synsets"),
+]
+
+
+@dataclass(frozen=True)
+class ClassTaxonomy:
+    """Classes of these names in a taxonomy.
+
+    Raises ValueError, when it is first asked, for a class that is not there, and for a cycle.
+    """
+
+    taxonomy: Taxonomy
+    class_names: Sequence[str]
+
+    def attributes(self) -> list[dict[str, str]]:
+        """`words`, `parents` (synsets with spaces between) and `path` of each class.
+
+        A node of a path is called by the first of its words; by its synset too where a sibling or a
+        node above has the same one.
+        """
+        chains = _above(self._chains)
+        names = _node_names(self.taxonomy, chains)
+        attributes = []
+        for (*_, synset), chain in zip(self._chains, chains, strict=True):
+            about = {"words": self.taxonomy.words(synset)}
+            if parents := self.taxonomy.parents(synset):
+                about["parents"] = " ".join(parents)
+            if chain:
+                about[PATH] = join_path([names[node] for node in chain])
+            attributes.append(about)
+        return attributes
+
+    def notes(self) -> list[str]:
+        """One line where a choice was made among parents, none where there was none to make."""
+        nodes = {node for chain in self._chains for node in chain}
+        several = [node for node in nodes if len(self.taxonomy.parents(node)) > 1]
+        if not several:
+            return []
+        return [
+            f"{len(several):,} synsets at and above the classes have several parents: in `{PATH}` "
+            f"the first that {self.taxonomy.origin} lists counts"
+        ]
+
+    @cached_property
+    def _chains(self) -> list[tuple[str, ...]]:
+        """Synsets from the root down to that of each class, which ends its chain."""
+        return _chains(self.taxonomy, [self.taxonomy.synset(name) for name in self.class_names])
+
+
+def _chains(taxonomy: Taxonomy, synsets: Sequence[str]) -> list[tuple[str, ...]]:
+    """Synsets from the root down to each of these."""
+    known: dict[str, tuple[str, ...]] = {}
+    for synset in synsets:
+        way = list(_way_up(taxonomy, synset, known))
+        for node in reversed(way):
+            up = next(iter(taxonomy.parents(node)), None)
+            known[node] = (*(known[up] if up else ()), node)
+    return [known[synset] for synset in synsets]
+
+
+def _way_up(taxonomy: Taxonomy, synset: str, known: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """The synset and those above it that are not known yet."""
+    met = set()
+    at: str | None = synset
+    while at is not None and at not in known:
+        if at in met:
+            raise ValueError(
+                f"{taxonomy.origin} has {at} above itself, over class {synset}: get it again"
+            )
+        met.add(at)
+        yield at
+        at = next(iter(taxonomy.parents(at)), None)
+
+
+def _above(chains: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Chains without the class's own synset, unless another class stands below it or at it."""
+    inner = {node for chain in chains for node in chain[:-1]}
+    inner |= {node for node, count in Counter(c[-1] for c in chains).items() if count > 1}
+    return [chain if chain[-1] in inner else chain[:-1] for chain in chains]
+
+
+def _node_names(taxonomy: Taxonomy, chains: Sequence[tuple[str, ...]]) -> dict[str, str]:
+    """Names of nodes: no two siblings share one, and no node has that of one above it."""
+    above = {node: chain[:i] for chain in set(chains) for i, node in enumerate(chain)}
+    first = {node: taxonomy.words(node).split(", ")[0] or node for node in above}
+    alike = Counter((up[-1:], first[node]) for node, up in above.items())
+
+    def name(node: str) -> str:
+        up = above[node]
+        repeats = alike[up[-1:], first[node]] > 1 or first[node] in {first[one] for one in up}
+        return f"{first[node]} ({node})" if repeats else first[node]
+
+    return {node: name(node) for node in above}

@@ -1,0 +1,270 @@
+"""Offset index and manifest for webdataset tars that somebody else wrote; the tars stay.
+
+Which tars, which split, which class list, and what is written. What stands in a tar is
+`data/tars/samples.py`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from data.files import commit
+from data.messages import Report, counted, silent
+from data.processes import over_jobs
+from data.shards.index import IndexBuilder, index_path
+from data.shards.manifest import MANIFEST, ClassInfo, Manifest, ShardInfo, SourceInfo
+from data.skipped import SKIPPED, Skipped, to_lines
+from data.tars.headers import member_name
+from data.tars.labels import ClassList
+from data.tars.listing import ExpectedSamples, list_tars, names_in_manifest, split_of_tars
+from data.tars.samples import NAMED, Problems, TarScan, extensions_of, scan_tar
+
+INDEXED = "index"
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
+TEXT_EXTENSIONS = ("txt",)
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """The result of indexing: `problems` with their number and names, `notes` for a person.
+
+    skipped: the file that names everything that was not indexed; None if there is nothing.
+    """
+
+    manifest: Manifest
+    problems: Problems
+    notes: tuple[str, ...]
+    skipped: Path | None
+
+
+def index_shards(
+    folder: Path,
+    *,
+    out: Path | None = None,
+    classes: Path | None = None,
+    splits: Sequence[tuple[str, str]] = (),
+    sample: str | None = None,
+    label_field: str = "label",
+    expected: ExpectedSamples | None = None,
+    skip_bad: bool = False,
+    workers: int | None = None,
+    report: Report = silent,
+) -> Indexed:
+    """Index the tars in `folder`, beside them or in `out` with links to them.
+
+    classes: a file of one name a line, else the labels found; splits: (name, glob of paths), else
+    by words like train and val in the paths; sample: the extension that is the sample where there
+    are several; label_field: of `<key>.json`, where there is no `<key>.cls`; expected: how many
+    samples the tars should contain. `report(done, total)` counts bytes.
+
+    Raises ValueError, and writes nothing, for compressed tars and, unless `skip_bad`, for tars that
+    are damaged, cut off or have another number of samples than expected, and for samples without
+    an image or text, or without a label. With `skip_bad` the manifest records what is missing, and
+    `skipped.jsonl` names every problem.
+    """
+    if out is None or out.resolve() == folder.resolve():
+        out = folder
+    tars = list_tars(folder)
+    _check_out(folder, out, tars)
+    split_of = split_of_tars(folder, tars, splits)
+    names = names_in_manifest(folder, split_of)
+    if expected is not None:
+        expected.in_all(folder, split_of)  # before the tars are read
+    class_list = None if classes is None else ClassList.read(classes)
+    endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
+    named = None if skip_bad else NAMED
+    work = partial(scan_tar, endings=endings, json_field=label_field, named=named)
+    scans = _scan(list(split_of), work, workers, report)
+    if class_list is None:
+        class_list = ClassList.found(text for scan in scans.values() for text in scan.texts)
+    labels = {tar: _labels(tar, scan, class_list) for tar, scan in scans.items()}
+    problems, incomplete = _problems(folder, scans, expected, named)
+    used = [tar for tar in scans if (labels[tar] >= 0).any()]
+    _check_problems(folder, problems, skip_bad=skip_bad, nothing=not used)
+    before = Manifest.read(out) if (out / MANIFEST).is_file() else None
+    _prepare(out, {names[tar]: tar for tar in used} if out != folder else {})
+    shards = [_write_index(out / names[t], split_of[t], scans[t], labels[t]) for t in used]
+    parameters: dict[str, str | int | float | bool | None] = {
+        "folder": folder.resolve().name,
+        "sample": sample,
+        "label_field": label_field,
+        "positions": class_list.positions,
+        "left_out": problems.count,
+    }
+    if expected is not None:
+        parameters["expected_samples"] = expected.in_all(folder, scans)
+    manifest = Manifest(
+        modality="image" if endings[0].rpartition(".")[2] in IMAGE_EXTENSIONS else "text",
+        source=SourceInfo(kind=INDEXED, parameters=parameters),
+        classes=tuple(ClassInfo(name=name) for name in class_list.names),
+        shards=tuple(shards),
+        incomplete={names[tar]: incomplete[tar] for tar in used if tar in incomplete},
+    )
+    skipped = _write_skipped(out, problems, scans)
+    commit(out / MANIFEST, manifest.to_bytes())
+    notes = [*_notes(tars, split_of, scans.values()), *_changed(before, manifest)]
+    return Indexed(manifest, problems, tuple(notes), skipped)
+
+
+def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
+    """Raise ValueError where writing to `out` would destroy, or could not be read afterwards."""
+    if out == folder and any(tar.parent != folder for tar in tars):
+        nested = next(tar for tar in tars if tar.parent != folder)
+        raise ValueError(
+            f"{nested} is in a folder of its own, where a manifest cannot name it: give -o DIR, "
+            "which gets links to the tars"
+        )
+    if out != folder and folder.resolve() in out.resolve().parents:
+        raise ValueError(f"{out} is inside {folder}, whose tars are indexed: choose another folder")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: name a folder")
+    # Next to an index, it is what an interrupted run left.
+    unknown = not (out / MANIFEST).is_file() and not any(out.glob(index_path(Path("*")).name))
+    if unknown and (out / SKIPPED).exists():
+        raise ValueError(f"{out / SKIPPED} would be replaced: move it, or choose another folder")
+    if (out / MANIFEST).is_file():
+        if (kind := Manifest.read(out).source.kind) != INDEXED:
+            raise ValueError(f"{out} holds shards of {kind} with their manifest: nothing to index")
+    elif out != folder and out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out} holds something else: choose an empty folder")
+
+
+def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
+    """The extensions that are the samples: pictures where there are any, otherwise texts."""
+    there: set[str] = set()
+    for tar in tars:
+        there |= extensions_of(tar).keys()
+        for endings in (IMAGE_EXTENSIONS, TEXT_EXTENSIONS):
+            if there & set(endings):
+                return endings
+    known = ", .".join(IMAGE_EXTENSIONS + TEXT_EXTENSIONS)
+    raise ValueError(
+        f"{tars[0].parent}: no member ends in .{known}; found "
+        f"{', '.join(sorted('.' + e for e in there)[:8]) or 'no members'}: give --sample EXTENSION"
+    )
+
+
+def _scan(
+    tars: Sequence[Path],
+    work: Callable[[Path], TarScan],
+    workers: int | None,
+    report: Report,
+) -> dict[Path, TarScan]:
+    sizes = [tar.stat().st_size for tar in tars]
+    scans, done = {}, 0
+    found = over_jobs(work, tars, total_bytes=sum(sizes), workers=workers)
+    for tar, size, scan in zip(tars, sizes, found, strict=True):
+        scans[tar] = scan
+        done += size
+        report(done, sum(sizes))
+    return scans
+
+
+def _labels(tar: Path, scan: TarScan, class_list: ClassList) -> np.ndarray:
+    """The label of each sample, int32 [n]; -1 where it has no class, which is a problem."""
+    label_of_text = np.full(len(scan.texts), -1, np.int32)
+    for position, text in enumerate(scan.texts):
+        try:
+            label_of_text[position] = class_list.label(text)
+        except ValueError as error:
+            for row in np.flatnonzero(scan.text == position).tolist():
+                name = "" if scan.problems.is_full else f"{tar}: {_key(tar, scan, row)}"
+                scan.problems.add(name, str(error))
+    labels: np.ndarray = label_of_text[scan.text]
+    return labels
+
+
+def _key(tar: Path, scan: TarScan, row: int) -> str:
+    sample, _ = scan.entries(row)
+    with tar.open("rb", buffering=0) as file:
+        return member_name(file.fileno(), sample.block).removesuffix(f".{sample.extension}")
+
+
+def _problems(
+    folder: Path, scans: dict[Path, TarScan], expected: ExpectedSamples | None, limit: int | None
+) -> tuple[Problems, dict[Path, str]]:
+    """All problems, and for each tar that lacks samples the reason."""
+    problems = Problems(limit)
+    for scan in scans.values():
+        problems.join(scan.problems)
+    incomplete = {tar: [scan.unfinished] for tar, scan in scans.items() if scan.unfinished}
+    if expected is not None:
+        groups = {tar: scan.groups for tar, scan in scans.items()}
+        for path, mismatch in expected.mismatches(folder, groups).items():
+            problems.add(*mismatch)
+            incomplete.setdefault(path, []).append(mismatch.reason)
+    return problems, {tar: "; ".join(reasons) for tar, reasons in incomplete.items()}
+
+
+def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing: bool) -> None:
+    more = problems.count - len(problems.named[:NAMED])
+    listed = "; ".join(map(str, problems.named[:NAMED])) + (f"; and {more:,} more" if more else "")
+    if nothing:
+        raise ValueError(f"{folder}: not one whole sample: {listed}")
+    if problems.count and not skip_bad:
+        raise ValueError(
+            f"{folder} has {counted(problems.count, 'problem')}: {listed}: fix them, or pass "
+            "--skip-bad to index the rest"
+        )
+
+
+def _prepare(out: Path, links: dict[str, Path]) -> None:
+    """Make `out` with links to the tars; an older index there is no longer one."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (MANIFEST, SKIPPED):
+        (out / name).unlink(missing_ok=True)
+    for name, tar in links.items():
+        if (out / name).is_symlink():  # a tar itself is never removed
+            (out / name).unlink()
+        (out / name).symlink_to(tar.resolve())
+
+
+def _write_index(path: Path, split: str, scan: TarScan, labels: np.ndarray) -> ShardInfo:
+    builder = IndexBuilder()
+    for row in np.flatnonzero(labels >= 0).tolist():
+        builder.add_entries(*scan.entries(row), label=int(labels[row]))
+    info = ShardInfo(
+        file=path.name,
+        split=split,
+        samples=len(builder),
+        bytes=scan.bytes,
+        sha256=scan.sha256,
+        index_crc32=builder.crc32(),
+    )
+    commit(index_path(path), builder.to_bytes(info))
+    return info
+
+
+def _write_skipped(out: Path, problems: Problems, scans: dict[Path, TarScan]) -> Path | None:
+    reason = "has no key and extension, so webdataset ignores it"
+    other_files = [
+        Skipped(f"{tar}: {name}", reason)
+        for tar, scan in scans.items()
+        for name in scan.other_files
+    ]
+    skipped = [*problems.named, *other_files]
+    if not skipped:
+        return None
+    commit(out / SKIPPED, to_lines(skipped))
+    return out / SKIPPED
+
+
+def _notes(
+    tars: Sequence[Path], split_of: dict[Path, str], scans: Iterable[TarScan]
+) -> tuple[str, ...]:
+    notes = []
+    if unmatched := [tar.name for tar in tars if tar not in split_of]:
+        notes.append(f"not indexed, for no --split matches: {', '.join(unmatched)}")
+    if other := sum(len(scan.other_files) for scan in scans):
+        notes.append(f"ignoring files without key and extension, as webdataset does: {other:,}")
+    return tuple(notes)
+
+
+def _changed(before: Manifest | None, now: Manifest) -> list[str]:
+    """A new index takes bytes as they are: what the old one knew otherwise is said."""
+    old = {} if before is None else {shard.file: shard.sha256 for shard in before.shards}
+    changed = [s.file for s in now.shards if old.get(s.file, s.sha256) != s.sha256]
+    return [f"changed since the last index: {', '.join(changed)}"] if changed else []

@@ -1,0 +1,110 @@
+"""Class names and labels: files of names, what the label of a sample says, and which class that is.
+
+A label is the text of `<key>.cls`, or a field of `<key>.json`: a name of the class list, or a
+position in it.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LABEL_EXTENSIONS = ("cls", "json")
+
+
+def read_class_names(path: Path) -> list[str]:
+    """The names of a file, less the space around each and empty lines at its end.
+
+    Raises FileNotFoundError, and ValueError with the line for one that is empty or stands twice.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"class names {path} do not exist: give a file of one name a line")
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8") from error
+    while names and not names[-1]:
+        names.pop()
+    if not names:
+        raise ValueError(f"{path} is empty: give one class name a line")
+    first: dict[str, int] = {}
+    for number, name in enumerate(names, start=1):
+        if not name:
+            raise ValueError(f"{path}, line {number} is empty: give one class name a line")
+        if first.setdefault(name, number) != number:
+            raise ValueError(
+                f"{path}, line {number}: {name!r} stands in line {first[name]} too: "
+                "make the names differ"
+            )
+    return names
+
+
+def label_text(extension: str, data: bytes | memoryview, json_field: str) -> str:
+    """The label as it is written, less space around it; ValueError where there is none.
+
+    json_field: where it stands in a `.json`; with dots, in an object of the object.
+    """
+    try:
+        text = str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"its .{extension} is not UTF-8") from error
+    if extension.lower() == "json":
+        text = _field(text, json_field)
+    if not (stripped := text.strip()):
+        raise ValueError("the label is empty")
+    return stripped
+
+
+def _field(text: str, json_field: str) -> str:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its .json is damaged ({error})") from error
+    for name in json_field.split("."):
+        if not isinstance(value, dict) or name not in value:
+            raise ValueError(f"its .json has no field {json_field!r}")
+        value = value[name]
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"field {json_field!r} of its .json is neither a number nor a name")
+    return str(value)
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """Class names; `positions`: a label that is a whole number is a position, not a name."""
+
+    names: tuple[str, ...]
+    positions: bool
+    _label: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_label", {name: i for i, name in enumerate(self.names)})
+
+    @classmethod
+    def found(cls, texts: Iterable[str]) -> "ClassList":
+        """The distinct labels, in the order of the numbers where all are numbers."""
+        distinct = set(texts)
+        if all(_is_number(text) for text in distinct):
+            return cls(tuple(sorted(distinct, key=lambda text: (int(text), text))), positions=False)
+        return cls(tuple(sorted(distinct)), positions=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "ClassList":
+        """A file of one class name a line; raises as `read_class_names` does."""
+        return cls(tuple(read_class_names(path)), positions=True)
+
+    def label(self, text: str) -> int:
+        """The class that `text` names; ValueError where it is none of the list."""
+        if self.positions and _is_number(text):
+            if not 0 <= int(text) < len(self.names):
+                raise ValueError(
+                    f"label {text} is out of range: there are {len(self.names)} classes"
+                )
+            return int(text)
+        if text not in self._label:
+            raise ValueError(f"label {text!r} is no name of the {len(self.names)} classes")
+        return self._label[text]
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and text.isascii()

@@ -1,0 +1,79 @@
+"""Emoji as classes: names, what travels with the class list, and one vector each.
+
+What says who is kin: the groups of Unicode, the base of a sequence, and the words of the English
+names.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import emoji
+import numpy as np
+
+from data.shards.hierarchy import PATH, join_path
+from data.shards.manifest import ClassInfo
+from data.text.emoji_table import KEYCAP, ZWJ, emoji_group, english_name, fold
+from data.text.name_vectors import name_vectors, split_words
+
+_TAG_END = "\U000e007f"
+
+
+def emoji_classes(labels: Sequence[str]) -> tuple[ClassInfo, ...]:
+    """A class an emoji, called as in English; code points are added where that is no name alone.
+
+    Attributes: emoji, emoji_version, path (Unicode's group and subgroup), and base where it is a
+    sequence: the emoji that it begins with (👩 of 👩‍🚀), "flag" or "keycap".
+    """
+    repeated = Counter(map(english_name, labels))
+    infos = []
+    for one in labels:
+        name = english_name(one)
+        if repeated[name] > 1:
+            name = f"{name} ({' '.join(f'U+{ord(char):04X}' for char in one)})"
+        infos.append(ClassInfo(name=name, attributes=_attributes(one)))
+    return tuple(infos)
+
+
+def emoji_vectors(labels: Sequence[str]) -> np.ndarray:
+    """float32 [K, D], from the words of English names, groups, subgroups and bases."""
+    return name_vectors([_words(one) for one in labels])
+
+
+def emoji_spellings(one: str) -> list[str]:
+    """How a file of vectors may list an emoji, best first: itself, folded, what it begins with."""
+    folded = fold(one)
+    return list(dict.fromkeys((one, folded, folded.split(ZWJ)[0])))
+
+
+def _attributes(one: str) -> dict[str, str]:
+    about = {
+        "emoji": one,
+        "emoji_version": str(emoji.EMOJI_DATA[one]["E"]),
+        PATH: join_path(emoji_group(fold(one))),
+    }
+    base = _base(one)
+    return about if base is None else {**about, "base": base}
+
+
+def _base(one: str) -> str | None:
+    if KEYCAP in one:
+        return "keycap"
+    if _is_flag(one):
+        return "flag"
+    first = one.split(ZWJ)[0]
+    return fold(first) if ZWJ in one and first in emoji.EMOJI_DATA else None
+
+
+def _is_flag(one: str) -> bool:
+    return "\U0001f1e6" <= one[0] <= "\U0001f1ff" or one.endswith(_TAG_END)
+
+
+def _words(one: str) -> list[str]:
+    group, subgroup = emoji_group(fold(one))
+    base = _base(one) or subgroup
+    return [
+        *split_words(english_name(one)),
+        f"group {group}",
+        f"subgroup {subgroup}",
+        f"base {base}",
+    ]

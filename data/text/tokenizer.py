@@ -1,0 +1,232 @@
+"""Texts to token ids, by a tokenizer of a folder or the hub: fast ones only, no code from there.
+
+It knows nothing of batches and padding. Making a vocabulary is `data/text/wordpiece.py`.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from data.files import commit
+from data.messages import one_line
+
+TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+_MAX_BYTES = 200 * 2**20
+_ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+# Of these classes transformers takes tokenizer.json as it is; others rebuild parts of it.
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_HUB = "hub:"
+_REMEDY = f"give another folder or {_HUB}NAME, or make one by kway tokenizer SHARDS -o DIR"
+# A private-use character, which normalizers may delete, and a sign of cuneiform.
+_UNKNOWN = "\ue000 \U00012000"
+
+
+@dataclass
+class Tokenizer:
+    """An opened tokenizer; get one from `open_tokenizer` or `Tokenizer.of`.
+
+    Cheap to send to worker processes, and safe after fork: each process opens its own. Calls from
+    several threads of a process are fine.
+
+    pad_id: of the token that fills a batch. vocab_size: the largest id + 1, so that an embedding of
+    that many rows suffices. max_length: tokens a text keeps, special tokens among them.
+    """
+
+    max_length: int
+    pad_id: int
+    vocab_size: int
+    _content: str = field(repr=False)
+    _roles: dict[str, str] = field(repr=False)
+    _opened: tuple[int, tokenizers.Tokenizer] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls, backend: tokenizers.Tokenizer, roles: Mapping[str, str], *, max_length: int, name: str
+    ) -> "Tokenizer":
+        """Of a tokenizer of the tokenizers library; `roles` name its special tokens, such as
+        {"pad_token": "[PAD]"}.
+
+        Raises ValueError, with `name`, for one without a pad token, for one that fails at a
+        character it does not know, and for a `max_length` that the special tokens fill.
+        """
+        pad_id = backend.token_to_id(roles.get("pad_token", ""))
+        if pad_id is None:
+            raise ValueError(
+                f"tokenizer {name} has no pad token: name one of its tokens as pad_token in its "
+                f"{CONFIG_FILE}, or choose another tokenizer"
+            )
+        num_special = backend.num_special_tokens_to_add(is_pair=False)
+        if max_length <= num_special:
+            raise ValueError(
+                f"max_length {max_length} leaves no room for a text: tokenizer {name} adds "
+                f"{num_special} special tokens to each; give {num_special + 1} or more"
+            )
+        backend.no_padding()
+        backend.no_truncation()
+        try:
+            backend.encode(_UNKNOWN)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(
+                f"tokenizer {name} fails at a character it does not know ({one_line(error)}): "
+                f"give its model an unknown token, or {_REMEDY}"
+            ) from error
+        return cls(
+            max_length=max_length,
+            pad_id=pad_id,
+            vocab_size=max(backend.get_vocab(with_added_tokens=True).values()) + 1,
+            _content=backend.to_str(),
+            _roles={role: roles[role] for role in _ROLES if role in roles},
+        )
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, with special tokens, cut at `max_length`; never an empty list.
+
+        A text without any token, of a tokenizer without special ones, becomes one pad token.
+        Raises ValueError for a text that is no Unicode, as half of a surrogate pair stands in it,
+        and for one that the tokenizer fails at.
+        """
+        try:
+            encodings = self._backend().encode_batch_fast(list(texts))
+        except TypeError as error:
+            raise ValueError(_not_unicode(texts)) from error
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(
+                f"the tokenizer fails at a text ({one_line(error)}): choose another"
+            ) from error
+        return [encoding.ids or [self.pad_id] for encoding in encodings]
+
+    def save(self, folder: Path) -> None:
+        """Write files to `folder`, made where missing, that `open_tokenizer` and AutoTokenizer
+        open."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            "tokenizer_class": _PLAIN_CLASSES[0],
+            "model_max_length": self.max_length,
+            **self._roles,
+        }
+        text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
+        for name, content in ((TOKENIZER_FILE, self._content), (CONFIG_FILE, text)):
+            commit(folder / name, content.encode())
+
+    def digest(self) -> str:
+        """SHA-256 of what decides a text's ids, but for `max_length`: equal only for the same."""
+        return hashlib.sha256(f"{self.pad_id}\n{self._content}".encode()).hexdigest()
+
+    def _backend(self) -> tokenizers.Tokenizer:
+        """The tokenizer of this process."""
+        process = os.getpid()
+        if self._opened is None or self._opened[0] != process:
+            # The library's own threads do not survive a fork, and a child that asks them waits for
+            # ever. Loader processes and requests are our parallelism, so none are ever started.
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+            backend = tokenizers.Tokenizer.from_str(self._content)
+            backend.enable_truncation(self.max_length)
+            self._opened = (process, backend)
+        return self._opened[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+
+def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
+    """Open the tokenizer of the folder `name`, or `hub:NAME`; texts are cut at `max_length` tokens.
+
+    Without `hub:` nothing is asked of a hub. Raises FileNotFoundError where there is no such
+    folder, and ValueError for a damaged or too large one, one that is not fast, and what
+    `Tokenizer.of` raises.
+    """
+    folder = Path(name)
+    if name.startswith(_HUB):
+        source = name.removeprefix(_HUB)
+        if Path(source).exists():  # transformers would take that
+            raise ValueError(
+                f"tokenizer {name}: {source} is a file or folder here, leave out {_HUB}"
+            )
+        backend, roles = _of_transformers(source, name=name)
+    elif not folder.is_dir():
+        raise FileNotFoundError(
+            f"tokenizer {name} is no folder: make one by kway tokenizer SHARDS -o {name}, or name "
+            f"one of the hub as {_HUB}{name}"
+        )
+    else:
+        file = folder / TOKENIZER_FILE
+        if file.is_file() and file.stat().st_size > _MAX_BYTES:
+            raise ValueError(
+                f"{file} has {file.stat().st_size:,} bytes and {_MAX_BYTES:,} are allowed: "
+                "choose another tokenizer"
+            )
+        backend, roles = _of_files(folder) or _of_transformers(name, name=name)
+    return Tokenizer.of(backend, roles, max_length=max_length, name=name)
+
+
+_Opened = tuple[tokenizers.Tokenizer, dict[str, str]]
+
+
+def _of_files(folder: Path) -> _Opened | None:
+    """Without transformers, which takes seconds to load; None where only that knows how.
+
+    A model's config.json may name another class of tokenizer, so a folder with one is left to it.
+    """
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise _damaged(str(folder / CONFIG_FILE), error) from error
+    if not isinstance(config, dict):
+        raise _damaged(str(folder / CONFIG_FILE), "it is no object")
+    plain = config.get("tokenizer_class") in _PLAIN_CLASSES and "auto_map" not in config
+    file = folder / TOKENIZER_FILE
+    if not plain or not file.is_file() or (folder / "config.json").exists():
+        return None
+    roles = {role: _token(config[role]) for role in _ROLES if config.get(role) is not None}
+    try:
+        return tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8")), roles
+    except Exception as error:  # the library raises nothing narrower
+        raise _damaged(str(file), error) from error
+
+
+def _token(value: Any) -> str:
+    """A token's text, which may stand with its options."""
+    return str(value.get("content") if isinstance(value, dict) else value)
+
+
+def _of_transformers(source: str, *, name: str) -> _Opened:
+    """Of a folder or a hub; `name` is that of errors."""
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
+    except Exception as error:  # of damaged files, transformers raises whatever it meets
+        raise ValueError(
+            f"tokenizer {name} does not open ({one_line(error)}): {_REMEDY}"
+        ) from error
+    if not getattr(found, "is_fast", False):
+        raise ValueError(f"tokenizer {name} is not a fast one ({type(found).__name__}): {_REMEDY}")
+    return found.backend_tokenizer, {
+        role: str(token) for role in _ROLES if (token := getattr(found, role, None)) is not None
+    }
+
+
+def _damaged(file: str, reason: object) -> ValueError:
+    return ValueError(
+        f"{file} is damaged ({one_line(reason)}): copy it again, or run kway tokenizer again"
+    )
+
+
+def _not_unicode(texts: Sequence[str]) -> str:
+    for index, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return (
+                f"text {index} is no Unicode: half of a surrogate pair stands at its character "
+                f"{error.start}"
+            )
+    return "a text is no string"

@@ -1,0 +1,201 @@
+"""`kway tokenizer`: a vocabulary learned from one split of text shards, and what it is worth.
+
+How the vocabulary is learned is `data/text/wordpiece.py`.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from data.files import TEMPORARY, explained
+from data.loading.order import permuted_index
+from data.loading.substitute import BadSampleError
+from data.messages import Report, silent
+from data.shards.manifest import Manifest
+from data.shards.split import Split, open_split
+from data.tars.samples import Problems
+from data.text.tokenizer import Tokenizer
+from data.text.wordpiece import ROLES, UNKNOWN, train_wordpiece
+
+# Default of transformers' own BERT; a recipe and a bundle state their own.
+_MAX_LENGTH = 512
+_HELD_OUT_SHARE, _MAX_HELD_OUT = 20, 10_000
+_EXAMPLES, _EXAMPLE_CHARS = 8, 60
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text in a script, such as LATIN, and its tokens."""
+
+    script: str
+    text: str
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TrainedTokenizer:
+    """A tokenizer that was trained on `texts` texts, and how it does on others.
+
+    unknown: share of unknown tokens, and tokens_a_text: without the special ones, both over
+    `held_out` texts of the split that it was not trained on. problems: samples that were left out.
+    """
+
+    vocab_size: int
+    texts: int
+    held_out: int
+    unknown: float
+    tokens_a_text: float
+    examples: tuple[Example, ...]
+    problems: Problems
+
+
+def train_tokenizer(
+    shards: Path | str,
+    out: Path,
+    *,
+    split: str = "train",
+    vocab_size: int = 30_000,
+    max_texts: int = 2_000_000,
+    alphabet: int | None = None,
+    lowercase: bool = False,
+    threads: int | None = None,
+    report: Report = silent,
+) -> TrainedTokenizer:
+    """Train a WordPiece tokenizer on text shards, at a path or a URL, and write its folder `out`,
+    whole or not at all.
+
+    One text in 20, at most 10,000, is held out to measure on. max_texts: at most as many of the
+    others, by a fixed permutation. The same shards and options give the same bytes. Samples that
+    cannot be read are left out. Raises ValueError for shards of pictures, for too few texts and
+    where `out` exists, OSError where it cannot be written, before anything is read, and what
+    `train_wordpiece` raises.
+    """
+    if os.path.lexists(out):
+        raise ValueError(f"{out} exists already: name another folder, or delete it")
+    if Manifest.load(shards).modality != "text":
+        raise ValueError(f"{shards} holds pictures: kway tokenizer reads texts")
+    with (
+        _written(out) as folder,
+        open_split(shards, split, max_bad_labels=sys.maxsize) as opened,
+    ):
+        texts = _Texts(opened, max_texts, report)
+        backend = train_wordpiece(
+            texts.training,
+            vocab_size=vocab_size,
+            alphabet=alphabet,
+            lowercase=lowercase,
+            threads=threads,
+        )
+        held_out = list(texts.held_out())
+        if not held_out:
+            raise ValueError(
+                f"{shards}: every text held out to measure on is damaged: copy it again"
+            )
+        tokenizer = Tokenizer.of(backend, ROLES, max_length=_MAX_LENGTH, name=str(out))
+        with explained(out):
+            tokenizer.save(folder)
+    return _measured(backend, held_out, texts.num_read - len(held_out), texts.problems)
+
+
+class _Texts:
+    """The texts of a split to train on, and those held out; counts what cannot be read."""
+
+    def __init__(self, split: Split, limit: int, report: Report) -> None:
+        num = len(split)
+        if num < 2:
+            raise ValueError(f"split {split.name!r} has {num} text, and 2 or more are needed")
+        num_held = max(1, min(num // _HELD_OUT_SHARE, _MAX_HELD_OUT))
+        indices = permuted_index(0, 0, np.arange(min(num, num_held + limit)), num)
+        # In the order of the shards, which a disk reads faster.
+        self.held_out_indices = np.sort(indices[:num_held])
+        self.training_indices = np.sort(indices[num_held:])
+        self.problems = Problems()
+        self.num_read = 0
+        self._split = split
+        self._report = report
+        self._done = 0
+
+    def training(self) -> Iterator[str]:
+        """Read twice: first for the alphabet, then for the words."""
+        first = self._done == 0
+        for index in self.training_indices.tolist():
+            self._done += 1
+            self._report(self._done, 2 * len(self.training_indices))
+            yield from self._text(index, count=first)
+
+    def held_out(self) -> Iterator[str]:
+        for index in self.held_out_indices.tolist():
+            yield from self._text(index, count=True)
+
+    def _text(self, index: int, *, count: bool) -> Iterator[str]:
+        """One text, or none where it is damaged."""
+        try:
+            text, _ = self._split.text(index)
+        except BadSampleError as error:
+            if count:
+                self.problems.add(f"text {index}", str(error))
+            return
+        self.num_read += count
+        yield text
+
+
+@contextmanager
+def _written(out: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `out` if the block succeeds, and is removed if it fails."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}{TEMPORARY}-", dir=out.parent))
+    except OSError as error:
+        raise OSError(f"{out} cannot be written ({error.strerror}): name another folder") from error
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        temporary.rename(out)
+    except BaseException:
+        shutil.rmtree(temporary)
+        raise
+
+
+def _measured(
+    backend: tokenizers.Tokenizer, texts: list[str], num_trained: int, problems: Problems
+) -> TrainedTokenizer:
+    tokens, unknown = 0, 0
+    by_script: dict[str, Example] = {}
+    scripts: Counter[str] = Counter()
+    for text in texts:
+        encoding = backend.encode(text, add_special_tokens=False)
+        tokens += len(encoding.ids)
+        unknown += encoding.tokens.count(UNKNOWN)
+        script = _script(text)
+        scripts[script] += 1
+        short = text[:_EXAMPLE_CHARS]
+        if script not in by_script:
+            pieces = backend.encode(short, add_special_tokens=False).tokens
+            by_script[script] = Example(script, short, tuple(pieces))
+    return TrainedTokenizer(
+        vocab_size=backend.get_vocab_size(),
+        texts=num_trained,
+        held_out=len(texts),
+        unknown=unknown / max(1, tokens),
+        tokens_a_text=tokens / len(texts),
+        examples=tuple(by_script[script] for script, _ in scripts.most_common(_EXAMPLES)),
+        problems=problems,
+    )
+
+
+def _script(text: str) -> str:
+    """What most letters of a text are, by the first word of their names in Unicode."""
+    names = Counter(
+        unicodedata.name(char, "OTHER").split()[0].split("-")[0] for char in text if char.isalpha()
+    )
+    return names.most_common(1)[0][0] if names else "OTHER"

@@ -1,0 +1,173 @@
+"""A WordPiece vocabulary from texts, by the trainer of the tokenizers library; no pretrained one.
+
+The same texts give the same one. `data/text/tokenizer_training.py` chooses the texts and saves it.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+PAD, UNKNOWN, FIRST, LAST, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ROLES = dict(
+    zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True)
+)
+_PREFIX = "##"
+_MIN_FREQUENCY = 2
+_ALPHABET_SHARE = 4  # by default an alphabet is cut to this part of the vocabulary
+# Longer words are unknown as a whole; in languages without spaces a sentence is one.
+_MAX_WORD_CHARS = 300
+_LONG_RUN = re.compile(rf"(?:^|[ \t\n\r])[^ \t\n\r]{{{_MAX_WORD_CHARS + 1}}}")
+_COUNTED_CHARS = 2**20
+_THREADS = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS")
+
+
+def train_wordpiece(
+    texts: Callable[[], Iterable[str]],
+    *,
+    vocab_size: int = 30_000,
+    alphabet: int | None = None,
+    lowercase: bool = False,
+    threads: int | None = None,
+) -> tokenizers.Tokenizer:
+    """A tokenizer with BERT's rules for words, accents kept, and a vocabulary learned from `texts`.
+
+    texts: gives the same texts each time it is called, which is twice. alphabet: most frequent
+    characters kept, by default as many as a quarter of the vocabulary; a word with another one is
+    unknown. Raises ValueError where there is no text, or a character of the alphabet has no place
+    in the vocabulary.
+    """
+
+    def kept() -> Iterator[str]:
+        return _without_long_words(texts(), lowercase)
+
+    with _library_threads(threads):
+        counts = np.zeros(0x110000, np.int64)
+        pieces = _learn(_counted(kept(), counts), vocab_size=1, lowercase=lowercase).get_vocab()
+        limit = alphabet or max(1, vocab_size // _ALPHABET_SHARE)
+        chars = _most_frequent(counts, _normalizer(lowercase), limit)
+        # The trainer numbers pieces of one character in the order of a hash table, another one each
+        # time, and takes the lower of two pairs as frequent: named beforehand, all keep theirs.
+        chars = sorted(char for char in chars if char in pieces)
+        single = chars + [_PREFIX + char for char in chars if _PREFIX + char in pieces]
+        if not single:
+            raise ValueError("there is no text to learn a vocabulary from: give other shards")
+        if (needed := len(SPECIAL) + len(single)) > vocab_size:
+            raise ValueError(
+                f"vocab-size {vocab_size} has no place for an alphabet of {len(chars)} characters, "
+                f"which takes {needed}: give more, or a smaller --alphabet"
+            )
+        learned = _learn(
+            kept(),
+            vocab_size=vocab_size,
+            special_tokens=[*SPECIAL, *single],
+            initial_alphabet=chars,
+            limit_alphabet=len(chars),
+            lowercase=lowercase,
+        )
+    return _finished(learned.get_vocab(), lowercase)
+
+
+def _learn(texts: Iterable[str], *, lowercase: bool, **options: Any) -> tokenizers.Tokenizer:
+    learner = tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN))
+    learner.normalizer = _normalizer(lowercase)
+    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        min_frequency=_MIN_FREQUENCY,
+        continuing_subword_prefix=_PREFIX,
+        show_progress=False,
+        **options,
+    )
+    learner.train_from_iterator(texts, trainer)
+    return learner
+
+
+def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
+    """Of a vocabulary alone: without the pieces that were named beforehand as special tokens."""
+    tokenizer = tokenizers.Tokenizer(
+        models.WordPiece(
+            vocabulary,
+            unk_token=UNKNOWN,
+            continuing_subword_prefix=_PREFIX,
+            max_input_chars_per_word=_MAX_WORD_CHARS,
+        )
+    )
+    tokenizer.normalizer = _normalizer(lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{FIRST} $A {LAST}",
+        special_tokens=[(token, vocabulary[token]) for token in (FIRST, LAST)],
+    )
+    tokenizer.decoder = decoders.WordPiece(prefix=_PREFIX)
+    return tokenizer
+
+
+def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
+    """Control characters go and each Chinese character is a word; accents and marks stay."""
+    return normalizers.BertNormalizer(strip_accents=False, lowercase=lowercase)
+
+
+def _without_long_words(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
+    """No tokenizer looks into those, and the library's trainer takes time and memory by the square
+    of a word's length."""
+    normalizer, cutter = _normalizer(lowercase), pre_tokenizers.BertPreTokenizer()
+    for text in texts:
+        if _LONG_RUN.search(text):
+            words = cutter.pre_tokenize_str(normalizer.normalize_str(text))
+            yield " ".join(word for word, _ in words if len(word) <= _MAX_WORD_CHARS)
+        else:
+            yield text
+
+
+def _counted(texts: Iterable[str], counts: np.ndarray) -> Iterator[str]:
+    """The texts; adds up how often each character stands in them, int64 [0x110000]."""
+    held: list[str] = []
+    num_held = 0
+
+    def count() -> None:
+        characters = np.frombuffer("".join(held).encode("utf-32-le"), np.uint32)
+        np.add.at(counts, *np.unique(characters, return_counts=True))
+        held.clear()
+
+    for text in texts:
+        held.append(text)
+        num_held += len(text)
+        if num_held >= _COUNTED_CHARS:
+            count()
+            num_held = 0
+        yield text
+    count()
+
+
+def _most_frequent(
+    counts: np.ndarray, normalizer: normalizers.BertNormalizer, limit: int
+) -> list[str]:
+    """Up to `limit` characters as the normalizer leaves them, the most frequent first."""
+    total: dict[str, int] = {}
+    for point in np.flatnonzero(counts).tolist():
+        for char in normalizer.normalize_str(chr(point)):
+            if not char.isspace():
+                total[char] = total.get(char, 0) + int(counts[point])
+    return sorted(total, key=lambda char: (-total[char], char))[:limit]
+
+
+@contextmanager
+def _library_threads(threads: int | None) -> Iterator[None]:
+    """Let the library use `threads` of its own, by default one a core, and no longer than here:
+    a process that is forked while it may would wait for ever."""
+    before = {name: value for name, value in os.environ.items() if name in _THREADS}
+    os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
+    if threads is not None:
+        os.environ["RAYON_NUM_THREADS"] = str(threads)
+    try:
+        yield
+    finally:
+        for name in _THREADS:
+            os.environ.pop(name, None)
+        os.environ.update(before)

@@ -1,1 +1,0 @@
-"""Texts to token ids: tokenizers opened, and trained from shards."""

@@ -1,1 +1,0 @@
-"""Sources to shards: written by several processes, killed and gone on with, duplicates kept out."""

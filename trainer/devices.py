@@ -1,0 +1,86 @@
+"""What the GPUs that kway is trained on can do at most: for the MFU of a run, and for `kway plan`.
+
+Rates are those of dense matrices, from NVIDIA's data sheets, whose larger numbers count zeros of
+structured sparsity: V100, T4, A10, A100, L4, L40S, H100, H200 (nvidia.com/data-center/<name>) and
+HGX B200. Memory is what the driver shows, which is less than the name of the card says.
+Free of torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Arithmetic = Literal["fp32", "tf32", "bf16", "fp16"]
+
+_MIB = 2**20
+_TERA = 1e12
+_GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of GPU; `names` are torch's for it.
+
+    Memory in bytes, bandwidths in bytes a second, the link's to another GPU of the same machine
+    in one direction (NVLink where there is one, PCIe else); peaks in operations a second.
+    """
+
+    names: tuple[str, ...]
+    memory_bytes: int
+    memory_bytes_per_second: float
+    link_bytes_per_second: float
+    peaks: dict[Arithmetic, float]
+
+    def peak_flops(self, precision: Precision) -> float | None:
+        """Multiplications and additions a second; None: the device has no such arithmetic.
+
+        For fp32 it is the TF32 rate if the device has TF32, which cuDNN uses for convolutions.
+        """
+        if precision == "fp32":
+            return self.peaks.get("tf32", self.peaks["fp32"])
+        return self.peaks.get(precision)
+
+
+def _device(
+    names: Sequence[str],
+    memory_mib: int,
+    memory: float,
+    link: float,
+    half: float,
+    single: float,
+    tf32: float | None = None,
+) -> Device:
+    """Bandwidths in GB/s, rates in TFLOPS; GPUs with TF32 have bf16, too."""
+    peaks: dict[Arithmetic, float] = {"fp32": single * _TERA, "fp16": half * _TERA}
+    if tf32 is not None:
+        peaks |= {"tf32": tf32 * _TERA, "bf16": half * _TERA}
+    return Device(tuple(names), memory_mib * _MIB, memory * _GIGA, link * _GIGA, peaks)
+
+
+# By the name that a user gives. Parts of a GPU (MIG) have other names and are not known.
+DEVICES: dict[str, Device] = {
+    # torch's names, MiB, GB/s of the memory and of the link, TFLOPS of fp16, fp32 and TF32
+    "v100": _device(["Tesla V100-SXM2-16GB"], 16_144, 900, 150, 125, 15.7),
+    "v100-32gb": _device(
+        ["Tesla V100-SXM2-32GB", "Tesla V100-SXM3-32GB"], 32_480, 900, 150, 125, 15.7
+    ),
+    "t4": _device(["Tesla T4"], 15_360, 320, 16, 65, 8.1),
+    "a10": _device(["NVIDIA A10"], 23_028, 600, 32, 125, 31.2, 62.5),
+    "a100-40gb": _device(["NVIDIA A100-SXM4-40GB"], 40_960, 1555, 300, 312, 19.5, 156),
+    "a100-40gb-pcie": _device(["NVIDIA A100-PCIE-40GB"], 40_960, 1555, 32, 312, 19.5, 156),
+    "a100": _device(["NVIDIA A100-SXM4-80GB"], 81_920, 2039, 300, 312, 19.5, 156),
+    "a100-pcie": _device(["NVIDIA A100 80GB PCIe"], 81_920, 1935, 32, 312, 19.5, 156),
+    "l4": _device(["NVIDIA L4"], 23_034, 300, 32, 121, 30.3, 60),
+    "l40s": _device(["NVIDIA L40S"], 46_068, 864, 32, 362, 91.6, 183),
+    "h100": _device(["NVIDIA H100 80GB HBM3"], 81_559, 3350, 450, 989, 67, 494),
+    "h100-pcie": _device(["NVIDIA H100 PCIe"], 81_559, 2000, 64, 756, 51, 378),
+    "h100-nvl": _device(["NVIDIA H100 NVL"], 95_830, 3900, 300, 835, 60, 417),
+    "h200": _device(["NVIDIA H200"], 143_771, 4800, 450, 989, 67, 494),
+    "b200": _device(["NVIDIA B200"], 183_359, 8000, 900, 2250, 75, 1100),
+}
+
+
+def device_named(name: str) -> Device | None:
+    """The device that torch calls `name` ("NVIDIA H100 80GB HBM3"); None: not in the table."""
+    return next((device for device in DEVICES.values() if name in device.names), None)

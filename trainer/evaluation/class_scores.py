@@ -1,0 +1,188 @@
+"""Passes over all classes for a class group's rows: top-k, true scores and SLC measures in one, and
+then how many samples reach given thresholds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heads import ClassHead
+from heads.collectives import all_gather_equal, all_reduce_max, all_reduce_sum
+from heads.largest import largest_columns, sort_largest
+from heads.slc import ClassMeasures, block_measures, places_of_labels
+from trainer.evaluation.features import SplitRows, all_rows
+from trainer.evaluation.stopping import ShouldStop, StopChecks
+from trainer.world import World
+
+# Shape legend: N rows, n of them of this class group, C classes of a block, K of all, k best ones,
+# R thresholds.
+
+_NO_CLASS = torch.iinfo(torch.int64).max  # sorted behind any class of an equal score
+_COPIES = 3  # of a block's scores at one time
+
+
+class Ranking:
+    """The k highest scores of each row over the blocks seen; ties go to the lowest class id."""
+
+    def __init__(self, k: int, like_N: Tensor) -> None:
+        """`k` is at most the number of classes; `like_N` has the type and device of the scores."""
+        self._k = k
+        self._scores = like_N.new_full((len(like_N), k), -torch.inf)
+        self._class_ids = torch.full_like(self._scores, _NO_CLASS, dtype=torch.int64)
+
+    def add(self, scores_NC: Tensor, class_ids_C: Tensor, highest_N: Tensor) -> None:
+        """Take in a block of classes; `highest` is the maximum of each row."""
+        # Soon most blocks have nothing for most rows, and a maximum is found faster than k of them.
+        rows = (highest_N >= self._scores[:, -1]).nonzero().squeeze(1)
+        if len(rows) == 0:
+            return
+        some = scores_NC if len(rows) == len(scores_NC) else scores_NC[rows]
+        best = largest_columns(some, class_ids_C, self._k)
+        self._scores[rows], self._class_ids[rows] = sort_largest(
+            torch.cat([self._scores[rows], some.gather(1, best)], dim=1),
+            torch.cat([self._class_ids[rows], class_ids_C[best]], dim=1),
+            self._k,
+        )
+
+    def over_ranks(self, group: ProcessGroup | None) -> Tensor:
+        """Class ids [N, k] over the classes of all ranks, best first (collective)."""
+        scores = torch.cat(all_gather_equal(self._scores, group), dim=1)
+        class_ids = torch.cat(all_gather_equal(self._class_ids, group), dim=1)
+        return sort_largest(scores, class_ids, self._k)[1]
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """`predicted` [n, k] best first, `true_scores` [n], and the measures of all K classes over the
+    rows of all groups, on the CPU."""
+
+    predicted: Tensor
+    true_scores: Tensor
+    classes: ClassMeasures
+
+
+def score_classes(
+    head: ClassHead,
+    rows: SplitRows,
+    positives: Tensor,
+    *,
+    k: int,
+    recalls: Sequence[float],
+    world: World,
+    should_stop: ShouldStop,
+) -> ClassScores:
+    """Score all classes (collective); `positives` [K] counts the samples of all groups.
+
+    Raises ValueError on every rank where a score is NaN.
+    """
+    labels, features = rows.labels, rows.features.mean(1)
+    class_group, data_group = head.engine.class_group, head.engine.data_group
+    true_scores = torch.zeros(len(labels), device=labels.device, dtype=head.weight.dtype)
+    ranking = Ranking(k, true_scores)
+    measures = [block_measures(true_scores[:, None][:, :0], labels, labels[:0], recalls)]
+    at_once = classes_at_once(head, len(labels))
+    stop_checks = StopChecks(num_blocks(head, at_once), should_stop, world)
+    broken = torch.tensor(-1, device=labels.device)
+    for block in head.score_blocks(features, at_once):
+        stop_checks.check()
+        scores, class_ids = block.scores, block.class_ids
+        highest = scores.amax(1)
+        if highest.isnan().any():  # said at the end, by all ranks: others wait for this one
+            broken = class_ids[scores.isnan().any(0)].max()
+            scores = scores.nan_to_num()
+        ranking.add(scores, class_ids, highest)
+        at = places_of_labels(labels, class_ids)
+        true_scores[at[0]] = scores[at]
+        # A class without a sample has no measures. All groups agree on which have one.
+        present = positives[class_ids] > 0
+        if present.any():
+            own = scores if present.all() else scores[:, present]
+            measures.append(
+                block_measures(own, labels, class_ids[present], recalls, group=data_group)
+            )
+    stop_checks.check_remaining()
+    _check_numbers(broken, world)
+    return ClassScores(
+        ranking.over_ranks(class_group),
+        all_reduce_sum(true_scores, class_group),
+        _over_ranks(measures, class_group).over_all_classes(head.num_classes),
+    )
+
+
+def classes_at_once(head: ClassHead, num_rows: int) -> int:
+    """Classes whose scores for a group's rows fit the head's memory budget; the same in every group
+    along `data`, for they measure a block together (collective)."""
+    device = head.weight.device
+    most = int(all_reduce_max(torch.tensor(num_rows, device=device), head.engine.data_group))
+    return max(1, head.engine.memory_bytes // (_COPIES * 4 * max(1, most)))
+
+
+def num_blocks(head: ClassHead, at_once: int) -> int:
+    """The number of blocks, of at most `at_once` nodes, that hold this rank's classes."""
+    weights = head.engine.weights
+    return -(-(weights.stop - weights.start) // at_once)
+
+
+def _check_numbers(broken: Tensor, world: World) -> None:
+    class_id = int(all_reduce_max(broken, world.group))
+    if class_id >= 0:
+        raise ValueError(
+            f"a score of class {class_id} is NaN: nothing to rank by; look at the weights and at "
+            "the inputs"
+        )
+
+
+def _over_ranks(measures: list[ClassMeasures], group: ProcessGroup | None) -> ClassMeasures:
+    """The measures of all ranks' classes in ascending order, on the CPU (collective)."""
+    mine = ClassMeasures.concatenate(measures)
+    tensors = {
+        field.name: all_rows(getattr(mine, field.name), group).cpu()
+        for field in fields(mine)
+        if field.name != "recalls"
+    }
+    return ClassMeasures.concatenate([ClassMeasures(recalls=mine.recalls, **tensors)])
+
+
+def count_samples_above(
+    head: ClassHead,
+    rows: SplitRows,
+    thresholds: Tensor,
+    *,
+    world: World,
+    should_stop: ShouldStop,
+) -> Tensor:
+    """For each class, its samples and the samples of any class whose score for it is at or above
+    each of the `thresholds` [R]: [K, R, 2], over all groups and on the CPU (collective).
+
+    All classes are scored again, because pooled thresholds are known only after a first pass.
+    """
+    features, labels = rows.features.mean(1), rows.labels
+    bars = thresholds.tolist()
+    at_once = classes_at_once(head, len(labels))
+    stop_checks = StopChecks(num_blocks(head, at_once), should_stop, world)
+    ids = [labels[:0]]
+    counts = [labels.new_zeros(0, len(bars), 2)]
+    for block in head.score_blocks(features, at_once):
+        stop_checks.check()
+        ids.append(block.class_ids)
+        counted = [
+            torch.stack(_counts(block.scores, labels, block.class_ids, bar), 1) for bar in bars
+        ]
+        counts.append(torch.stack(counted, 1))
+    stop_checks.check_remaining()
+    group = head.engine.class_group
+    of_ranks = all_rows(all_reduce_sum(torch.cat(counts), head.engine.data_group), group)
+    in_order = torch.empty((head.num_classes, *of_ranks.shape[1:]), dtype=torch.int64)
+    in_order[all_rows(torch.cat(ids), group).cpu()] = of_ranks.cpu()
+    return in_order
+
+
+def _counts(scores: Tensor, labels: Tensor, class_ids: Tensor, bar: float) -> tuple[Tensor, Tensor]:
+    """For each class of a block, its samples and all samples at or above `bar`, [C] each."""
+    reaches_nC = scores >= bar
+    rows, columns = places_of_labels(labels, class_ids)
+    of_class = torch.bincount(columns[reaches_nC[rows, columns]], minlength=len(class_ids))
+    # On a CPU, summing bytes is twice as fast as summing booleans.
+    return of_class, reaches_nC.view(torch.uint8).sum(0, dtype=torch.int32).long()

@@ -1,0 +1,170 @@
+"""The state of each rank, and the one line that names a hang, made of the states of all ranks."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Any
+
+from trainer.faults.flight_recorder import Collective
+
+_LIBRARIES = ("torch", "deepspeed", "contextlib")
+# The line is for a person: of many groups of ranks only the first few are listed.
+_MAX_GROUPS = 4
+
+
+@dataclass(frozen=True)
+class RankState:
+    """`beat` grows while the rank lives; `waited_seconds` is the age of `pending` as seen so far.
+
+    `location` is the line of code that the main thread is at: `module:line`.
+    """
+
+    beat: int
+    step: int
+    phase: str
+    location: str
+    newest: Collective | None
+    pending: Collective | None
+    waited_seconds: float
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "RankState":
+        fields = json.loads(text)
+        fields["newest"] = _collective(fields["newest"])
+        fields["pending"] = _collective(fields["pending"])
+        return RankState(**fields)
+
+
+def _collective(fields: dict[str, Any] | None) -> Collective | None:
+    return None if fields is None else Collective(**fields)
+
+
+def main_thread_location() -> str:
+    """The innermost line of the main thread that is not torch's or ours, as `module:line`."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_back is not None and _is_of_a_library(frame):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_globals.get('__name__', '?')}:{frame.f_lineno}"
+
+
+def _is_of_a_library(frame: FrameType) -> bool:
+    module = frame.f_globals.get("__name__", "")
+    return module.partition(".")[0] in _LIBRARIES or module.startswith(__package__)
+
+
+def describe_hang(
+    before: Mapping[int, RankState], after: Mapping[int, RankState], *, size: int
+) -> str:
+    """The line, from the states of the ranks of a world of `size` at two moments.
+
+    A rank whose beat has not grown between the two, or that has no state, does not answer.
+    """
+    silent = [rank for rank in range(size) if not _is_alive(before.get(rank), after.get(rank))]
+    answering = {rank: state for rank, state in after.items() if rank not in silent}
+    waiting = {rank: state for rank, state in answering.items() if state.pending}
+    elsewhere = {rank: state for rank, state in answering.items() if not state.pending}
+    last_seen = {rank: _last_seen(after.get(rank)) for rank in silent}
+    parts = [
+        *_group_ranks(last_seen, "does not answer", "do not answer"),
+        *_group_ranks(
+            {rank: _describe_state(state) for rank, state in elsewhere.items()}, "is", "are"
+        ),
+        *_describe_waits(waiting),
+    ]
+    return f"{'; '.join(parts)}: {_remedy(silent, elsewhere, waiting)}"
+
+
+def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
+    """The line of a rank that cannot ask the others."""
+    return (
+        f"{host}, which keeps what the ranks tell each other, does not answer (stopped, ended or "
+        f"cut off); {_describe_waits({rank: own})[0]}: look at that machine and its network"
+    )
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0, 2-5`: numbers in order, three or more in a row as a span."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    words = [
+        str(first) if first == last else f"{first}{', ' if last == first + 1 else '-'}{last}"
+        for first, last in spans
+    ]
+    several = len(spans) > 1 or spans[0][0] != spans[0][1]
+    return f"rank{'s' if several else ''} {', '.join(words)}"
+
+
+def _is_alive(before: RankState | None, after: RankState | None) -> bool:
+    return after is not None and (before is None or after.beat > before.beat)
+
+
+def _last_seen(state: RankState | None) -> str:
+    if state is None:
+        return "(stopped, ended or cut off)"
+    return f"(stopped, ended or cut off; last seen {_describe_state(state)})"
+
+
+def _describe_state(state: RankState) -> str:
+    phase = f" in {state.phase}" if state.phase else ""
+    location = f" ({state.location})" if state.location else ""
+    what = "after" if state.pending is None else "waiting in"
+    collective = state.pending or state.newest
+    return f"at step {state.step}{phase}{location}" + (
+        f", {what} {collective}" if collective else ""
+    )
+
+
+def _describe_waits(states: Mapping[int, RankState]) -> list[str]:
+    """Ranks in one collective are told together, with the longest wait of them."""
+    longest: dict[str, float] = {}
+    waits = {rank: _describe_wait(state) for rank, state in states.items()}
+    for rank, wait in waits.items():
+        longest[wait] = max(longest.get(wait, 0.0), states[rank].waited_seconds)
+    return _group_ranks(
+        {rank: f"{wait} for {longest[wait]:.0f} s" for rank, wait in waits.items()},
+        "waits",
+        "wait",
+    )
+
+
+def _describe_wait(state: RankState) -> str:
+    phase = f" of {state.phase}" if state.phase else ""
+    location = f" ({state.location})" if state.location else ""
+    return f"in {state.pending}{phase} at step {state.step}{location}"
+
+
+def _group_ranks(texts: Mapping[int, str], one: str, several: str) -> list[str]:
+    """`ranks 0, 2 wait in …`, the ranks with the same text together."""
+    by_text: dict[str, list[int]] = {}
+    for rank in sorted(texts):
+        by_text.setdefault(texts[rank], []).append(rank)
+    groups = list(by_text.items())
+    if len(groups) > _MAX_GROUPS:
+        rest = [rank for _, ranks in groups[_MAX_GROUPS - 1 :] for rank in ranks]
+        groups = [*groups[: _MAX_GROUPS - 1], ("too, each elsewhere", rest)]
+    return [
+        f"{format_ranks(ranks)} {one if len(ranks) == 1 else several} {text}"
+        for text, ranks in groups
+    ]
+
+
+def _remedy(
+    silent: Sequence[int], elsewhere: Mapping[int, RankState], waiting: Mapping[int, RankState]
+) -> str:
+    if silent:
+        return "look at the machine and the network of what does not answer"
+    if elsewhere:
+        return "if that is slow work and no fault, raise train.timeout_seconds"
+    if len({state.pending for state in waiting.values()}) > 1:
+        return "a rank skipped a collective, or a group's ranks wait for another group's"
+    return "all ranks are in it and it does not end: look at the network between them"

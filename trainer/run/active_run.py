@@ -1,0 +1,140 @@
+"""A run under way: what it saves, evaluates and obeys between its steps."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from data.loading.endless import EndlessLoader
+from data.shards.manifest import Manifest
+from trainer.checkpoints import CheckpointWriter
+from trainer.checkpoints.entries import training_entries
+from trainer.config import Duration, Recipe
+from trainer.evaluation import EvaluationStopped, evaluate_split, save_evaluation
+from trainer.faults import Watchdog
+from trainer.process.signals import Preempted, StopSignals
+from trainer.run.folder import RunFolder
+from trainer.run.resume import TrainState
+from trainer.steps.agreement import BusyTimer, agree
+from trainer.steps.nonfinite import NonFiniteSteps
+from trainer.task import Task
+from trainer.telemetry.jsonl import SampleLog
+from trainer.telemetry.telemetry import Telemetry
+from trainer.world import World
+
+
+@dataclass
+class ActiveRun:
+    """What a run has open, and the `state` that its next checkpoint holds.
+
+    `origin` is its provenance, which every checkpoint stores. An epoch has `num_samples`.
+    `saved_step` is that of the newest checkpoint, `best` what the evaluation at the state's step
+    measured, if there was one and it decides which checkpoint is kept. `manifest` is kept so that
+    evaluations need not parse it again, which would take the memory of a second class list.
+    """
+
+    recipe: Recipe
+    folder: RunFolder
+    world: World
+    task: Task
+    loader: EndlessLoader
+    num_samples: int
+    label_vectors: np.ndarray | None
+    stop: StopSignals
+    watchdog: Watchdog
+    busy_timer: BusyTimer
+    telemetry: Telemetry
+    writer: CheckpointWriter
+    nonfinite: NonFiniteSteps
+    sample_log: SampleLog
+    origin: dict[str, Any]
+    state: TrainState
+    saved_step: int | None
+    best: float | None = None
+    manifest: Manifest | None = None
+
+    def steps(self, duration: Duration) -> int:
+        """Steps that a duration lasts."""
+        batch = self.recipe.train.global_batch
+        return duration.in_steps(num_samples=self.num_samples, global_batch=batch)
+
+    def is_due(self, interval: Duration | None) -> bool:
+        """Whether an interval ends with the state's step."""
+        step = self.state.step
+        return interval is not None and step > 0 and step % self.steps(interval) == 0
+
+    def is_evaluation_due(self, num_steps: int) -> bool:
+        """Whether the model of the state's step is still to be measured, as the last one is."""
+        due = self.is_due(self.recipe.evaluation.every) or self.state.step == num_steps
+        return due and self.state.evaluated < self.state.step
+
+    def advance(self, state: TrainState) -> None:
+        """A step is done; what was measured before it is measured no more."""
+        self.state, self.best = state, None
+
+    def save(self) -> None:
+        """Write a checkpoint of the state, if there is none (collective)."""
+        if self.saved_step == self.state.step or self.state.step == 0:
+            return
+        with self.task.phases("checkpoint"):
+            try:
+                state = self.state.to_json() | self.origin
+                self.writer.save(training_entries(self.task), state, best=self.best)
+            finally:
+                self.report_saves()
+        self.saved_step = self.state.step
+
+    def stop_if_requested(self, signal_name: str | None) -> None:
+        """Save, wait for it and raise Preempted where the ranks agreed on a signal (collective)."""
+        if signal_name is not None:
+            self.save()
+            self.finish()
+            raise Preempted(signal_name)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint under way, and say so."""
+        with self.task.phases("checkpoint"):
+            try:
+                self.writer.finish()
+            finally:
+                self.report_saves()
+
+    def report_saves(self) -> None:
+        """Report the checkpoints that are there by now, and those that could not be written."""
+        self.telemetry.committed(self.writer.committed())
+        for failure in self.writer.failures():
+            name = "lost_checkpoint" if failure.is_lost else "kept_checkpoints"
+            self.telemetry.event(name, failure.step, failure.reason, reason=failure.reason)
+
+    def evaluate(self) -> None:
+        """Measure the model, or its moving average, on the evaluation split (collective)."""
+        step, best = self.state.step, self.recipe.checkpoint.keep_best
+        try:
+            with self.task.phases("evaluation"), self.task.averaged():
+                result = evaluate_split(
+                    self.task,
+                    self.recipe,
+                    self.world,
+                    label_vectors=self.label_vectors,
+                    manifest=self.manifest,
+                    should_stop=lambda: self._stop_signal() is not None,
+                )
+        except EvaluationStopped:
+            self.stop_if_requested(self._stop_signal())
+            raise  # no rank was asked: it was not this that stopped it
+        if self.world.is_main:
+            save_evaluation(self.folder.evaluations, result, step=step)
+        numbers = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+        line = f"evaluation at step {step} on {result.num_samples} samples: {numbers}"
+        self.telemetry.event("evaluation", step, line, **result.metrics)
+        self.state = replace(self.state, evaluated=step)
+        if best is not None:
+            if best.measure not in result.metrics:
+                raise ValueError(
+                    f"checkpoint.keep_best.measure is {best.measure} and this run measures "
+                    f"{', '.join(result.metrics)}: choose one of these"
+                )
+            self.best = result.metrics[best.measure]
+
+    def _stop_signal(self) -> str | None:
+        return agree(self.world, stop=self.stop.received).stop

@@ -1,0 +1,86 @@
+"""Opens a finished (or interrupted) run: its recipe, its shards and its newest model."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from trainer.backbone.compatibility import check_tokenizer, tokenizer_digest
+from trainer.checkpoints import Checkpoint, find_checkpoint, open_checkpoint
+from trainer.checkpoints.entries import averaged_entries, load_entries, model_entries
+from trainer.checkpoints.folders import step_folder
+from trainer.config import Recipe
+from trainer.run.folder import RunFolder
+from trainer.run.training_data import class_paths_of, label_vectors_of
+from trainer.task import Task, build_task
+from trainer.world import World
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run's model at `step`, in evaluation mode, and what it was trained on."""
+
+    folder: RunFolder
+    recipe: Recipe
+    manifest: Manifest
+    label_vectors: np.ndarray | None
+    task: Task
+    step: int
+
+
+def open_trained(
+    path: Path,
+    world: World,
+    *,
+    step: int | None = None,
+    allow_imports: Collection[str] = (),
+) -> TrainedRun:
+    """Load the newest sound checkpoint of the run in `path`, or that of `step`, at any world size;
+    of a run with `train.ema` the averages (collective). Only components of `allow_imports` are
+    imported.
+
+    Raises FileNotFoundError where there is no run or no checkpoint, ValueError where every
+    checkpoint is damaged or the shards have changed since.
+    """
+    folder = RunFolder(path)
+    recipe = folder.load_recipe(allow_imports=allow_imports)
+    data = recipe.data
+    manifest = Manifest.load(data.shards, data.cache)
+    label_vectors = label_vectors_of(recipe, manifest)
+    checkpoint = _checkpoint(folder, world, step)
+    class_counts = None
+    if data.stream is None:
+        with open_split(
+            data.shards, data.train_split, cache=data.cache, manifest=manifest
+        ) as split:
+            class_counts = split.class_counts()
+    task = build_task(
+        recipe,
+        class_names=manifest.class_names,
+        label_vectors=label_vectors,
+        world=world,
+        class_counts=class_counts,
+        class_paths=class_paths_of(recipe, manifest),
+    )
+    if checkpoint.state["tree"] != task.head.tree_digest():
+        raise ValueError(
+            f"checkpoint {checkpoint.folder} has another label tree than {data.shards} "
+            "gives now: bring back the shards it was trained on"
+        )
+    check_tokenizer(checkpoint, tokenizer_digest(recipe))
+    wanted = model_entries(task) if recipe.train.ema is None else averaged_entries(task)
+    load_entries(checkpoint, wanted, world)
+    return TrainedRun(folder, recipe, manifest, label_vectors, task.eval(), checkpoint.step)
+
+
+def _checkpoint(folder: RunFolder, world: World, step: int | None) -> Checkpoint:
+    if step is not None:
+        return open_checkpoint(step_folder(folder.checkpoints, step))
+    checkpoint, refused = find_checkpoint(folder.checkpoints, world)
+    if checkpoint is None:
+        reason = f": {refused[0]}" if refused else ": train it first"
+        raise FileNotFoundError(f"run {folder.path} has no checkpoint to load{reason}")
+    return checkpoint

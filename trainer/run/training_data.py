@@ -1,0 +1,58 @@
+"""What a run trains on: the recipe's split, or its stream of tars, the batches of it, and what the
+shards know about the classes."""
+
+from typing import Any
+
+import numpy as np
+
+from data.config import DataConfig
+from data.loading.batch import Cursor
+from data.loading.loader import TrainLoader
+from data.loading.stream import Stream, StreamLoader, open_stream
+from data.shards.hierarchy import class_paths
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import Manifest
+from data.shards.split import Split, open_split
+from trainer.config import Recipe
+from trainer.world import World
+
+
+def open_training(data: DataConfig, manifest: Manifest) -> Split | Stream:
+    if data.stream is not None:
+        return open_stream(data.stream, manifest)
+    manifest.of_split(data.train_split, key="data.train_split")
+    return open_split(
+        data.shards,
+        data.train_split,
+        max_bad_labels=data.max_bad_samples,
+        cache=data.cache,
+        manifest=manifest,
+    )
+
+
+def open_loader(
+    training: Split | Stream, recipe: Recipe, world: World, cursor: Cursor
+) -> TrainLoader | StreamLoader:
+    """This rank's shares of the global batches from `cursor` on."""
+    options: dict[str, Any] = {
+        "global_batch": recipe.train.global_batch,
+        "rank": world.rank,
+        "world_size": world.size,
+        "cursor": cursor,
+        "device": world.device,
+    }
+    if isinstance(training, Stream):
+        return StreamLoader(training, recipe.data, **options)
+    return TrainLoader(training, recipe.data, **options)
+
+
+def class_paths_of(recipe: Recipe, manifest: Manifest) -> list[tuple[str, ...]] | None:
+    """Names above each class in the shards' hierarchy, None where the recipe asks for none."""
+    return class_paths(recipe.data.shards, manifest) if recipe.head.needs_hierarchy else None
+
+
+def label_vectors_of(recipe: Recipe, manifest: Manifest) -> np.ndarray | None:
+    """The shards' label vectors, None where their source gives none."""
+    if manifest.label_vectors is None:
+        return None
+    return load_label_vectors(recipe.data.shards, manifest, recipe.data.cache)

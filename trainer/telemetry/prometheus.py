@@ -1,0 +1,187 @@
+"""A rank's numbers for Prometheus, and the endpoint that serves them; names carry base units.
+
+Counters count what this process has done, so that `rate` and `increase` are right over restarts;
+`kway_train_step` is where the run is. A gauge that nothing has set yet is not there.
+"""
+
+import errno
+import socket
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, start_http_server
+
+from trainer.config import TelemetryConfig
+from trainer.telemetry.phases import PHASES, Phase, Phases
+from trainer.world import World
+
+# Numbers of a logged step -> name and meaning.
+_STEP_GAUGES = {
+    "loss": ("loss", "Loss of the last logged step"),
+    "learning_rate": ("learning_rate", "Learning rate of the backbone"),
+    "gradient_norm": ("gradient_norm", "Global gradient norm before clipping"),
+    "step_seconds": ("step_seconds", "Mean time of a step since the last logged one"),
+    "samples_per_second": ("samples_per_second", "Samples a second over all ranks"),
+    "data_wait_ratio": ("data_wait_ratio", "Share of the time spent waiting for data"),
+    "mfu": ("mfu_ratio", "Share of the device's peak that the model's operations take"),
+    "bad_samples": ("bad_samples", "Damaged samples that the run met and replaced"),
+    "skipped_steps": ("skipped_steps", "Updates that the run left out for numbers not finite"),
+    "restarts": ("restarts", "Times that the launcher has started the ranks anew"),
+}
+_LAST_PORT = 65_535
+
+
+class Metrics:
+    """Everything that one rank's endpoint shows."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        start_step: int,
+        num_steps: int,
+        global_batch: int,
+        restarts: int,
+        checkpoint_every: int,
+        phases: Phases,
+        skipped_steps: int = 0,
+    ) -> None:
+        """`checkpoint_every` is in steps; the run left out `skipped_steps` before this process."""
+        self.registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+        self._slow: set[int] = set()
+        self._step, self._global_batch = start_step, global_batch
+        self._steps = self._counter("steps", "Optimizer steps of this process")
+        self._samples = self._counter("samples", "Samples of those steps, over all ranks")
+        self._checkpoints = self._counter("checkpoints", "Checkpoints of this process")
+        self._lost = self._counter("lost_checkpoints", "Checkpoints that could not be written")
+        self._phases = self._counter("phase_seconds", "Time of this rank by phase", "phase")
+        for phase in PHASES:
+            self._phases.labels(phase)
+        self._show_phase(phases)
+        self._set("planned_steps", "Steps of the whole run", num_steps)
+        self._set(
+            "checkpoint_every_steps", "Steps from one checkpoint to the next", checkpoint_every
+        )
+        help_text = "Time when this process began to report"
+        self._gauge("start_timestamp_seconds", help_text).set_to_current_time()
+        self._set("restarts", _STEP_GAUGES["restarts"][1], restarts)
+        # From the start: an alert sees that it grows, and not what it first is.
+        self._set("skipped_steps", _STEP_GAUGES["skipped_steps"][1], skipped_steps)
+        info = Info("kway_train_rank", "Which rank this is", registry=self.registry)
+        info.info(
+            {
+                "rank": str(world.rank),
+                "local_rank": str(world.local_rank),
+                "host": socket.gethostname(),
+                "version": version("kway"),
+            }
+        )
+        self.beat(start_step)
+
+    def beat(self, step: int) -> None:
+        """`step` is done (or, at first, begun from): the heartbeat."""
+        self._steps.inc(step - self._step)
+        self._samples.inc((step - self._step) * self._global_batch)
+        self._step = step
+        self._set("step", "Step that the run is at", step)
+        help_text = "Time of the last step; of the start before the first"
+        self._gauge("last_step_timestamp_seconds", help_text).set_to_current_time()
+
+    def step(self, numbers: dict[str, Any]) -> None:
+        for key, (name, help_text) in _STEP_GAUGES.items():
+            if key in numbers:
+                self._set(name, help_text, numbers[key])
+        for phase, seconds in numbers["phases"].items():
+            self._phases.labels(phase).inc(seconds)
+        for kind, size in numbers["memory"].items():
+            self._set("memory_bytes", "Memory of this rank by kind", size, kind=kind)
+
+    def busy(self, seconds: Sequence[float], slow: Mapping[int, float]) -> None:
+        """What each rank works a step, in rank order, and how many times the others' time the slow
+        ones take."""
+        for rank, value in enumerate(seconds):
+            help_text = "Time a step that a rank does not wait for others, median of the last steps"
+            self._set("rank_busy_seconds", help_text, value, rank=str(rank))
+        for rank, ratio in slow.items():
+            help_text = "How many times the others' time a slow rank takes; others have none"
+            self._set("slow_rank_ratio", help_text, ratio, rank=str(rank))
+        for rank in self._slow - slow.keys():
+            self._gauges["slow_rank_ratio"].remove(str(rank))
+        self._slow = set(slow)
+
+    def event(self, name: str, numbers: dict[str, Any]) -> None:
+        if name == "checkpoint":
+            self._checkpoints.inc()
+            self._gauge(
+                "last_checkpoint_timestamp_seconds", "Time of the last checkpoint"
+            ).set_to_current_time()
+        if name == "lost_checkpoint":
+            self._lost.inc()
+        if name == "evaluation":
+            for measure, value in numbers.items():
+                if isinstance(value, int | float):
+                    self._set("evaluation", "Last evaluation by measure", value, measure=measure)
+
+    def _show_phase(self, phases: Phases) -> None:
+        """Where this rank is, looked up at each scrape: a long evaluation is no stalled step."""
+        gauge = self._gauge("phase", "1 for the phase that this rank is in", "phase")
+        for phase in PHASES:
+            gauge.labels(phase).set_function(partial(_is_in, phase, phases))
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"kway_train_{name}", help_text, labels, registry=self.registry)
+
+    def _set(self, name: str, help_text: str, value: float, **labels: str) -> None:
+        gauge = self._gauge(name, help_text, *labels)
+        (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(
+                f"kway_train_{name}", help_text, labels, registry=self.registry
+            )
+        return self._gauges[name]
+
+
+def _is_in(phase: Phase, phases: Phases) -> bool:
+    return phases.counted == phase
+
+
+class Endpoint:
+    """Serves a registry at `url` until it is closed."""
+
+    def __init__(
+        self, config: TelemetryConfig, local_rank: int, registry: CollectorRegistry
+    ) -> None:
+        """Raises OSError where the port cannot be had."""
+        assert config.port is not None
+        port = config.port + local_rank if config.port else 0
+        if port > _LAST_PORT:
+            raise ValueError(
+                f"telemetry.port {config.port} + local rank {local_rank} is {port}, more than "
+                f"{_LAST_PORT}: choose a lower one"
+            )
+        whose = f" (of local rank {local_rank})" if local_rank else ""
+        try:
+            self._server, self._thread = start_http_server(port, config.host, registry)
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise OSError(
+                    f"telemetry.host is {config.host}, no address of this machine "
+                    f"({error.strerror}): give one, such as 127.0.0.1, or 0.0.0.0 for all"
+                ) from error
+            raise OSError(
+                f"telemetry.port {port}{whose} on {config.host} cannot be used "
+                f"({error.strerror}): choose another, or 0 for any free one"
+            ) from error
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self.port = self._server.server_port
+        self.url = f"http://{host}:{self.port}/metrics"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
