@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Level = Literal["ok", "warning", "error"]
 # torch's loader processes each hold so many batches: two asked for ahead, one being made, one being
-# copied (`data/loading/pixel_memory.py`, which would load torch).
+# copied (`data/loading/workers.py`).
 _BATCHES_HELD = 4
 _ASSUMED_WORKERS = 4
 _ASSUMED_BATCH = 256
