@@ -123,7 +123,7 @@ def _rendezvous(job: Job, line: list[str]) -> Iterator[str]:
 
 
 def ports_are_declared(job: Job) -> Iterator[str]:
-    """Metrics and the meeting are at the ports that Services, policies and monitors name."""
+    """Metrics and the rendezvous are at the ports that Services, policies and monitors name."""
     if (trainer := job.trainer) is None:
         return
     ports = {port.get("name"): port.get("containerPort") for port in trainer.get("ports", ())}

@@ -126,7 +126,7 @@ def _haproxy(session: Path, config: ServingConfig) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(session / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(session),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(session / "servers"),
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # `http_errors.py` counts
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # `error_reports.py` counts
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, psutil.cpu_count() or 1)),
         # When a replica dies; `serving/deploy/haproxy.py` states for which requests.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
