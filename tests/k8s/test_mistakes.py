@@ -125,7 +125,7 @@ SEEN_BY_RULES = [
     ("base/export", "Job", f"{TRAINER}/workingDir", None, "uses /runs/glyphs"),
     ("overlays/serving", "Deployment", f"{TRAINER}/volumeMounts/0", None, "uses /data"),
     (JOB, "Job", f"{TRAINER}/ports/0/name", None, "port 9400 has no name"),
-    (JOB, "Job", f"{TRAINER}/ports/0/name", "meeting", "port name meeting"),
+    (JOB, "Job", f"{TRAINER}/ports/0/name", "rendezvous", "port name rendezvous"),
     ("overlays/serving", "Deployment", f"{TRAINER}/readinessProbe/tcpSocket/port", "x", "names no"),
     # What follows when a pod fails.
     (JOB, "Job", f"{POD}/restartPolicy", None, "restartPolicy is Always"),

@@ -130,9 +130,9 @@ def test_there_is_one_runbook_an_alert() -> None:
 
 
 @pytest.mark.parametrize("alert", sorted(WANTED))
-def test_a_runbook_says_what_it_means_how_to_look_and_what_to_do(alert: str) -> None:
+def test_a_runbook_has_its_meaning_diagnosis_and_mitigation(alert: str) -> None:
     section = re.split(rf"^## {alert}$", RUNBOOKS.read_text(), flags=re.MULTILINE)[1]
     section = section.split("\n## ")[0]
-    for part in ("**Means.**", "**Look.**", "**Do.**"):
+    for part in ("**Meaning.**", "**Diagnosis.**", "**Mitigation.**"):
         assert section.count(part) == 1
     assert names_in(section) <= names_of_the_code()
