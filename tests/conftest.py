@@ -4,10 +4,12 @@ thread a test."""
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from threadpoolctl import threadpool_limits
+from xdist.scheduler import LoadFileScheduling
 
 import data.retry
 from launch.main import main
@@ -17,6 +19,20 @@ from tests.shards import glyph_shards, picture_shards, text_shards
 # Tests run side by side, some with ranks of their own: more threads stand in each other's way.
 torch.set_num_threads(1)
 threadpool_limits(1)
+
+
+class LoadFileOrServers(LoadFileScheduling):
+    """`--dist loadfile`, except that one worker runs all of `tests/serving/live`: its files share
+    servers."""
+
+    def _split_scope(self, nodeid: str) -> str:  # as xdist's own schedulers do
+        file: str = super()._split_scope(nodeid)
+        return file.partition("/live/")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return LoadFileOrServers(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
