@@ -21,18 +21,21 @@ torch.set_num_threads(1)
 threadpool_limits(1)
 
 
-class LoadFileOrServers(LoadFileScheduling):
-    """`--dist loadfile`, except that one worker runs all of `tests/serving/live`: its files share
-    servers."""
+# Each of these folders is run by one worker: its files share servers or a browser.
+_FOLDERS_OF_ONE_WORKER = ("tests/serving/live/", "tests/serving/page/")
 
-    def _split_scope(self, nodeid: str) -> str:  # as xdist's own schedulers do
-        file: str = super()._split_scope(nodeid)
-        return file.partition("/live/")[0]
+
+class LoadFileOrFolder(LoadFileScheduling):
+    """`--dist loadfile`, by folder where files share what is expensive to start."""
+
+    def _split_scope(self, nodeid: str) -> str:  # what xdist's own schedulers override
+        shared = (folder for folder in _FOLDERS_OF_ONE_WORKER if nodeid.startswith(folder))
+        return next(shared, super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return LoadFileOrServers(config, log) if config.getvalue("dist") == "loadfile" else None
+    return LoadFileOrFolder(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

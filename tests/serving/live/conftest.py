@@ -14,18 +14,18 @@ from tests.serving.started import Server, SharedServer, write_pictures
 from tests.tiny_bundle import write
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return write_pictures(tmp_path_factory.mktemp("pictures"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """That of the guarded server."""
     return write(tmp_path_factory.mktemp("bundles") / "pets")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The token file of the guarded server."""
     path = tmp_path_factory.mktemp("tokens") / "tokens"
@@ -33,7 +33,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def guarded_server(
     bundle: Path, tokens: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
@@ -44,14 +44,14 @@ def guarded_server(
         yield shared
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def temporary_folder() -> Iterator[Path]:
     """The TMPDIR of the open server. Ray puts sockets there, whose paths have at most 107 bytes."""
     with TemporaryDirectory() as folder:
         yield Path(folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def open_server(
     temporary_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
