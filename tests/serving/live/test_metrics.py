@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -105,24 +106,27 @@ def test_prometheus_reads_the_counts_of_the_page(
         wait_until(api, 'sum(kway_query_seconds_bucket{le="+Inf"})', {"": total})
 
 
-def page_with(name: str, client: httpx.Client) -> str:
-    """The page of metrics once `name` is on it: replicas report each second."""
-    page, deadline = "", time.monotonic() + 30
-    while name not in page:
-        assert time.monotonic() < deadline
-        page = client.get("/metrics").text
+def wait_for_page(client: httpx.Client, is_there: Callable[[list[str]], bool]) -> list[str]:
+    """The lines of the page once they are as wanted: replicas report each second."""
+    deadline = time.monotonic() + 30
+    while True:
+        lines = client.get("/metrics").text.splitlines()
+        if is_there(lines):
+            return lines
+        assert time.monotonic() < deadline, lines
         time.sleep(0.2)
-    return page
 
 
 def test_the_page_says_what_model_a_replica_has_and_what_it_holds(client: httpx.Client) -> None:
-    lines = page_with("kway_queued_inputs{", client).splitlines()
+    def all_are_idle(lines: list[str]) -> bool:
+        # What a replica that was killed held last stays on the page.
+        held = [line for line in lines if line.startswith("kway_requests_in_progress{")]
+        return sum(line.endswith(" 0.0") for line in held) >= REPLICAS
+
+    lines = wait_for_page(client, all_are_idle)
     aligned = [line for line in lines if line.startswith("kway_model_aligned{")]
     assert aligned
     assert all('loss="batch_ce"' in line and line.endswith(" 1.0") for line in aligned)
-    held = [line for line in lines if line.startswith("kway_requests_in_progress{")]
-    # What a replica that was killed held last stays on the page.
-    assert sum(line.endswith(" 0.0") for line in held) >= REPLICAS
 
 
 @pytest.mark.usefixtures("before")  # earlier errors are on the page by then
@@ -139,7 +143,7 @@ def test_the_page_counts_errors_that_no_replica_answered(
             head = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\nContent-Length: 2147483648\r\n\r\n"
             connection.sendall(head)
             assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
-    page_with(f"{counted}{before + 3}", client)
+    wait_for_page(client, lambda lines: f"{counted}{before + 3}" in lines)
 
 
 @needs_prometheus
@@ -156,7 +160,8 @@ def test_prometheus_without_the_token_sees_that_it_is_refused(
 
 @needs_prometheus
 def test_the_page_of_metrics_passes_promtool(client: httpx.Client) -> None:
-    page = page_with("kway_query_seconds_bucket", client)
+    lines = wait_for_page(client, lambda lines: "kway_query_seconds_bucket" in "".join(lines))
+    page = "\n".join([*lines, ""])
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=page, capture_output=True, text=True
     )
