@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from launch.ranks.meeting import meet, why_it_failed
 from launch.ranks.placement import Placement
+from launch.ranks.rendezvous import failure_reason, open_rendezvous
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, run, write_recipe
 from tests.system.runs import last_step, launched
@@ -55,13 +55,13 @@ def test_an_endpoint_that_does_not_answer_is_named_within_the_timeout(recipe):
 @pytest.fixture
 def why_none(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The reason that a launcher gives for a rendezvous that fails."""
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # `meet` sets it
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # `open_rendezvous` sets it
 
     def why(**given: Any) -> str:
         placement = Placement(min_nodes=2, max_nodes=2, **given)
         with pytest.raises((RendezvousError, TimeoutError)) as failed:
-            meet(placement)
-        return why_it_failed(failed.value, placement)
+            open_rendezvous(placement)
+        return failure_reason(failed.value, placement)
 
     return why
 
