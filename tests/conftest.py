@@ -4,10 +4,12 @@ thread a test."""
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from threadpoolctl import threadpool_limits
+from xdist.scheduler import LoadFileScheduling
 
 import data.retry
 from launch.main import main
@@ -17,6 +19,23 @@ from tests.shards import glyph_shards, picture_shards, text_shards
 # Tests run side by side, some with ranks of their own: more threads stand in each other's way.
 torch.set_num_threads(1)
 threadpool_limits(1)
+
+
+# Each of these folders is run by one worker: its files share servers or a browser.
+_FOLDERS_OF_ONE_WORKER = ("tests/serving/live/", "tests/serving/page/")
+
+
+class LoadFileOrFolder(LoadFileScheduling):
+    """`--dist loadfile`, by folder where files share what is expensive to start."""
+
+    def _split_scope(self, nodeid: str) -> str:  # what xdist's own schedulers override
+        shared = (folder for folder in _FOLDERS_OF_ONE_WORKER if nodeid.startswith(folder))
+        return next(shared, super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return LoadFileOrFolder(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

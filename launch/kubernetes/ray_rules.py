@@ -6,14 +6,13 @@ Each rule gives whole lines.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import yaml
-
 from launch.kubernetes.objects import (
     Manifest,
     Pod,
     at,
     by_name,
     is_below,
+    load,
     name_of,
     of_kind,
     pods_of_ray,
@@ -99,7 +98,7 @@ def _pods(service: Manifest) -> Iterator[Pod]:
 
 
 def _config(service: Manifest) -> Any:
-    return yaml.safe_load(at(service, "spec").get("serveConfigV2", ""))
+    return load(at(service, "spec").get("serveConfigV2", ""))
 
 
 def _arguments(service: Manifest) -> Iterator[Manifest]:

@@ -8,8 +8,6 @@ Each rule yields whole lines.
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-import yaml
-
 from launch.kubernetes.objects import (
     CLAIM,
     Job,
@@ -19,6 +17,7 @@ from launch.kubernetes.objects import (
     by_name,
     is_below,
     jobs,
+    load,
     name_of,
     of_kind,
     option,
@@ -143,7 +142,7 @@ def runs_can_be_written(manifests: Sequence[Manifest]) -> Iterator[str]:
         if (trainer := job.trainer) is None:
             continue
         names = [at(v, "configMap").get("name") for v in job.pod.volumes.values()]
-        recipe = yaml.safe_load(at(maps, *filter(None, names)).get("recipe.yaml", "{}"))
+        recipe = load(at(maps, *filter(None, names)).get("recipe.yaml", "{}"))
         run = PurePosixPath(trainer.get("workingDir", "/")) / str(at(recipe).get("run", "."))
         if not is_below(str(run), writable_mounts(job.pod, trainer, (CLAIM,))):
             yield (

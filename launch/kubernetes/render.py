@@ -16,7 +16,7 @@ import yaml
 
 from launch.kubernetes.agreement import check_agreement, on_devices
 from launch.kubernetes.checks import problems
-from launch.kubernetes.objects import GPU, multiply
+from launch.kubernetes.objects import GPU, load, load_all, multiply
 from trainer.config import Recipe
 from trainer.recipe import dump_recipe
 
@@ -92,7 +92,7 @@ def render(
             top["components"] = ["k8s/components/cu130"]
         _write(folder, top if namespace is None else {**top, "namespace": _checked(namespace)})
         text = build(folder)
-    manifests = list(yaml.safe_load_all(text))
+    manifests = load_all(text)
     check_agreement(manifests, recipe, nodes=size.nodes, gpus=size.gpus, overlay=overlay)
     if found := problems(manifests):
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -113,7 +113,7 @@ def _stored(claims: Claims) -> dict[str, Any]:
 
 def _without_claims(text: str) -> str:
     documents = re.split(r"^---\n", text, flags=re.MULTILINE)
-    kept = [one for one in documents if yaml.safe_load(one)["kind"] != "PersistentVolumeClaim"]
+    kept = [one for one in documents if load(one)["kind"] != "PersistentVolumeClaim"]
     return "---\n".join(kept)
 
 
@@ -134,7 +134,7 @@ def _size_the_base(base: Path, recipe: Recipe, size: Size) -> None:
 
 def _job(size: Size, shipped: Path) -> dict[str, Any]:
     """A patch of the Job of base/training, whose pod, as shipped, is for one rank."""
-    pod = yaml.safe_load(shipped.read_text(encoding="utf-8"))["spec"]["template"]["spec"]
+    pod = load(shipped.read_text(encoding="utf-8"))["spec"]["template"]["spec"]
     variables = {"NUM_NODES": size.nodes, "NUM_RANKS": size.ranks}
     container: dict[str, Any] = {
         "name": "train",

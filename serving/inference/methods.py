@@ -6,7 +6,7 @@ not registered here, those of streams among them, are UNIMPLEMENTED.
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
@@ -22,8 +22,11 @@ from serving.inference.tensors import (
     InferenceModel,
     parameters_of,
 )
-from serving.service import Service
 from serving.tokens import Clients, bearer_token
+
+# Ray's gRPC proxy imports this module and does not need torch.
+if TYPE_CHECKING:
+    from serving.service import Service
 
 _log = logging.getLogger("kway.serving")
 SERVICE = "inference.GRPCInferenceService"
@@ -55,7 +58,7 @@ class Context(Protocol):
 class InferenceMethods:
     """The methods around a `Service`, for `clients`."""
 
-    def __init__(self, service: Service, clients: Clients) -> None:
+    def __init__(self, service: "Service", clients: Clients) -> None:
         self._service, self._clients = service, clients
         self._model = InferenceModel(service)
 

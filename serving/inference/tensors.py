@@ -14,17 +14,19 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
 from serving.schemas import Answer
-from serving.service import Service
-from trainer.bundle.spec import Reads
 
-INPUTS: dict[Reads, str] = {"pictures": "images", "texts": "texts"}
+if TYPE_CHECKING:
+    from serving.service import Service
+    from trainer.bundle.spec import Reads
+
+INPUTS: "dict[Reads, str]" = {"pictures": "images", "texts": "texts"}
 OUTPUTS = ("scores", "thresholds", "matches")
 _CLASS_INPUTS = {"class_ids": "INT64", "classes": "BYTES"}
 _PARAMETERS = ("recall", "threshold")
@@ -69,7 +71,9 @@ class CheckedInference:
     outputs: Sequence[str]
 
 
-def check_inference(inference: Inference, reads: Reads, limits: ServingConfig) -> CheckedInference:
+def check_inference(
+    inference: Inference, reads: "Reads", limits: ServingConfig
+) -> CheckedInference:
     """Check a request for a model that `reads`. Raises ApiError (400, 413) with the reason."""
     tensors = {tensor.name: tensor for tensor in inference.inputs}
     if len(tensors) != len(inference.inputs):
@@ -118,7 +122,7 @@ def parameters_of(answer: Answer) -> dict[str, bool | str]:
     return parameters if answer.notice is None else {**parameters, "notice": answer.notice}
 
 
-def _check_names(tensors: Mapping[str, Tensor], reads: Reads) -> None:
+def _check_names(tensors: Mapping[str, Tensor], reads: "Reads") -> None:
     known = {INPUTS[reads], *_CLASS_INPUTS}
     if unknown := tensors.keys() - known:
         raise invalid_inference(
@@ -183,7 +187,7 @@ def _wanted(outputs: Sequence[str], *, is_decided: bool) -> Sequence[str]:
     return tuple(outputs) or known
 
 
-def _check_counts(request: CheckedInference, reads: Reads, limits: ServingConfig) -> None:
+def _check_counts(request: CheckedInference, reads: "Reads", limits: ServingConfig) -> None:
     counts = ((reads, request.inputs, limits.max_inputs),)
     for name, held, limit in (*counts, ("classes", request.classes, limits.max_classes)):
         if not held:
@@ -253,7 +257,7 @@ def invalid_inference(message: str) -> ApiError:
 class InferenceModel:
     """A `Service` that answers in tensors. Every refusal is an ApiError."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: "Service") -> None:
         self._service = service
         self.name = service.model.bundle.path.name
 

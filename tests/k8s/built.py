@@ -1,16 +1,19 @@
 """Every kustomization of k8s/, built once, and every way to check what came out."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import kubeflow_trainer_api.models as models
-import kubernetes_validate
 import pytest
-import yaml
 from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from kubernetes_validate.utils import all_versions, major_minor, schema_contents
+from referencing import Registry, Resource
 
+from launch.kubernetes.objects import load_all
 from launch.kubernetes.render import FOLDER, build, kustomize_command
 from tests.k8s.cel_rules import broken_rules, defaulted
 from tests.k8s.schemas import SCHEMAS
@@ -42,13 +45,13 @@ MODELS = {
 
 
 @cache
-def _text(folder: str) -> str:
-    return build(FOLDER / folder)
+def _built(folder: str) -> list[dict[str, Any]]:
+    return load_all(build(FOLDER / folder))
 
 
 def built(folder: str) -> list[dict[str, Any]]:
-    """Manifests of a folder of k8s/, anew each time: a test may change them."""
-    return list(yaml.safe_load_all(_text(folder)))
+    """Manifests of a folder of k8s/, a copy each time: a test may change them."""
+    return copy.deepcopy(_built(folder))
 
 
 def one(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
@@ -74,11 +77,33 @@ def refusals(manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _by_kubernetes(manifest: dict[str, Any]) -> Iterator[str]:
+    """As `kubernetes_validate.validate(manifest, version, strict=True)`."""
     for version in KUBERNETES:
-        try:
-            kubernetes_validate.validate(manifest, version, strict=True)
-        except kubernetes_validate.ValidationError as error:
+        validator = _validator(manifest["kind"], manifest["apiVersion"], version)
+        if (error := best_match(validator.iter_errors(manifest))) is not None:
             yield f"{error.json_path}: {error.message}"
+
+
+@cache
+def _validator(kind: str, api_version: str, version: str) -> Draft202012Validator:
+    """`kubernetes_validate` reads and indexes megabytes of definitions for each manifest; here it
+    is done once for each kind."""
+    group, _, name = api_version.rpartition("/")
+    file = "-".join([kind.lower(), *filter(None, [group.partition(".")[0]]), name])
+    schema = schema_contents(f"{_schemas(version)}/{file}.json", version)
+    return Draft202012Validator(schema, registry=_definitions(version))
+
+
+@cache
+def _definitions(version: str) -> Registry:
+    definitions = schema_contents(f"{_schemas(version)}/_definitions.json", version)
+    return (Resource.from_contents(definitions) @ Registry()).crawl()
+
+
+def _schemas(version: str) -> str:
+    """The folder of the newest schemas of a version of Kubernetes."""
+    newest = [one for one in all_versions() if major_minor(one) == version][-1]
+    return f"kubernetes-json-schema/v{newest}-local-strict"
 
 
 def _by_model(manifest: dict[str, Any]) -> Iterator[str]:

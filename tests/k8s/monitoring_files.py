@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from prometheus_client import CollectorRegistry
 
+from launch.kubernetes.objects import load_all
 from tests.system.processes import ROOT
 from trainer.telemetry.phases import PHASES, Phases
 from trainer.telemetry.prometheus import _STEP_GAUGES, Metrics
@@ -34,7 +34,7 @@ def rendered() -> list[dict[str, Any]]:
     made = subprocess.run(
         ["kubectl", "kustomize", str(OVERLAY)], capture_output=True, text=True, check=True
     )
-    return list(yaml.safe_load_all(made.stdout))
+    return load_all(made.stdout)
 
 
 def of_kind(kind: str) -> list[dict[str, Any]]:

@@ -209,9 +209,12 @@ SEEN_BY_RULES = [
 
 def planted(folder: str, kind: str, path: str, value: Any) -> list[dict[str, Any]]:
     manifests = built(folder)
-    target = next(manifest for manifest in manifests if manifest["kind"] == kind)
-    set_at(target, path, value)
+    set_at(first(manifests, kind), path, value)
     return manifests
+
+
+def first(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    return next(manifest for manifest in manifests if manifest["kind"] == kind)
 
 
 def named(mistake: tuple[Any, ...]) -> str:
@@ -223,8 +226,7 @@ def named(mistake: tuple[Any, ...]) -> str:
 @pytest.mark.parametrize("mistake", SEEN_BY_SCHEMAS, ids=named)
 def test_a_schema_refuses(mistake):
     folder, kind, path, value, said = mistake
-    manifests = planted(folder, kind, path, value)
-    lines = [line for manifest in manifests for line in refusals(manifest)]
+    lines = list(refusals(first(planted(folder, kind, path, value), kind)))
     assert any(said in line for line in lines), lines
 
 

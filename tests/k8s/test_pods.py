@@ -1,4 +1,4 @@
-"""Pods and Jobs as tests/k8s run them without a cluster: what a manifest says is what happens."""
+"""Pods and Jobs as slow tests run them without a cluster: what a manifest says is what happens."""
 
 import textwrap
 from contextlib import contextmanager
@@ -11,6 +11,7 @@ from tests.k8s.cluster import Cluster, cluster
 from tests.k8s.environments import expanded
 from tests.k8s.job_controller import Job
 
+pytestmark = pytest.mark.slow  # so is every test that uses this emulator
 OBJECTS = [
     {
         "kind": "ConfigMap",

@@ -1,15 +1,16 @@
 """`kway k8s render`: a recipe and a size become manifests that agree, or one line says why not."""
 
+import copy
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from launch.kubernetes import problems
 from launch.kubernetes.agreement import on_devices
-from launch.kubernetes.objects import jobs, option, words
+from launch.kubernetes.objects import jobs, load, load_all, option, words
 from launch.kubernetes.render import FOLDER, Claims, Size, overlays, render
 from tests.k8s.built import ROOT, needs_kustomize, one, refusals
 from trainer.recipe import build_recipe, load_recipe
@@ -20,8 +21,13 @@ FETCHED = "data.shards=s3://bucket/shards"
 
 
 def rendered(nodes: int, gpus: int, overlay: str, *overrides: str, **more: Any) -> list[Any]:
+    return copy.deepcopy(_rendered(nodes, gpus, overlay, *overrides, **more))
+
+
+@cache
+def _rendered(nodes: int, gpus: int, overlay: str, *overrides: str, **more: Any) -> list[Any]:
     recipe = load_recipe(RECIPE, overrides)
-    return list(yaml.safe_load_all(render(recipe, Size(nodes, gpus), overlay=overlay, **more)))
+    return load_all(render(recipe, Size(nodes, gpus), overlay=overlay, **more))
 
 
 @pytest.mark.parametrize("overlay", ["job", "jobset", "trainjob", "kueue"])
@@ -51,7 +57,7 @@ def test_the_config_map_holds_the_recipe_with_its_overrides():
 
 def recipe_of(manifests: list[Any]) -> Any:
     text = one(manifests, "ConfigMap")["data"]["recipe.yaml"]
-    return build_recipe(yaml.safe_load(text), origin="test")
+    return build_recipe(load(text), origin="test")
 
 
 @pytest.mark.parametrize("overlay", ["job", "jobset", "h100-8x"])
@@ -141,7 +147,7 @@ def kway_render(kway: Callable[..., int], capsys: pytest.CaptureFixture[str]) ->
 def test_the_command_prints_what_render_gives(kway_render):
     code, printed, said = kway_render(str(RECIPE), "seed=3", "--nodes", "3", "--gpus", "2")
     assert (code, said) == (0, "")
-    assert list(yaml.safe_load_all(printed)) == rendered(3, 2, "job", "seed=3")
+    assert load_all(printed) == rendered(3, 2, "job", "seed=3")
 
 
 def test_without_kustomize_one_line_says_what_to_install(kway_render, monkeypatch, tmp_path: Path):

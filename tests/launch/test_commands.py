@@ -321,15 +321,13 @@ def test_traceback_shows_where_an_error_came_from(monkeypatch, tmp_path):
     assert caught.traceback[-1].path == ROOT / "trainer/run/folder.py"
 
 
-def test_the_installed_command_and_the_module_are_the_same(tmp_path):
-    for command in ([str(Path(sys.executable).with_name("kway"))], KWAY):
-        done = subprocess.run(
-            [*command, "train", "nothing.yaml"], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 2
-        assert done.stderr == (
-            "error: recipe nothing.yaml does not exist: give the path of a YAML file\n"
-        )
+def test_the_installed_command_ends_with_the_code_and_one_line():
+    command = [Path(sys.executable).with_name("kway"), "train", "nothing.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: recipe nothing.yaml does not exist: give the path of a YAML file\n"
+    )
 
 
 def processes_with(mark: str) -> list[psutil.Process]:
@@ -342,19 +340,6 @@ def processes_with(mark: str) -> list[psutil.Process]:
         except psutil.Error:  # ended meanwhile, or somebody else's
             continue
     return found
-
-
-def test_folders_named_like_packages_where_one_stands_do_not_hide_them(glyphs, tmp_path):
-    recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
-    for name in ("data", "trainer"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise ImportError('not the package')")
-    command = [Path(sys.executable).with_name("kway"), "train", recipe, "--nproc", "1"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "checkpoints" / "step-00000004").is_dir()
 
 
 def test_the_signal_handlers_are_ours_again_after_a_run():

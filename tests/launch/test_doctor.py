@@ -24,7 +24,7 @@ from launch.doctor.collectives import smoke_test
 from launch.doctor.limits import cpu_quota, memory_limit, process_limit, shared_memory
 from launch.doctor.rank import names
 from tests.shards import glyph_recipe, text_recipe
-from tests.system.processes import ROOT, environment, kway
+from tests.system.processes import KWAY, ROOT, environment, run
 
 LEVELS = ("ok", "warning", "error")
 
@@ -315,7 +315,8 @@ def test_a_recipe_says_what_its_loaders_need(glyphs, texts, tmp_path):
 
 def test_off_a_terminal_each_finding_is_a_line_and_errors_are_the_exit_code(tmp_path):
     with listening() as port:
-        done = kway("doctor", "--run", tmp_path, "--port", str(port))
+        command = [*KWAY, "doctor", "--run", str(tmp_path), "--port", str(port)]
+        done = run(command)
     *lines, summary = done.stdout.splitlines()
     assert all(line.split(": ")[0] in LEVELS for line in lines), done.stdout
     assert any(line.startswith("error: ports: ") for line in lines)
@@ -323,20 +324,22 @@ def test_off_a_terminal_each_finding_is_a_line_and_errors_are_the_exit_code(tmp_
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_json_has_every_finding_and_ranks_that_cannot_connect_are_named(tmp_path, monkeypatch):
+def test_json_has_every_finding_and_ranks_that_cannot_connect_are_named(
+    tmp_path, monkeypatch, kway, capsys
+):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
-    done = kway("doctor", "--run", tmp_path, "--json")
-    findings = json.loads(done.stdout)
+    code = kway("doctor", "--run", tmp_path, "--json")
+    findings = json.loads(capsys.readouterr().out)
     assert {"python", "torch", "gloo", "clock", "run folder"} <= {f["topic"] for f in findings}
     for finding in findings:
         assert finding["level"] in LEVELS
         assert bool(finding["remedy"]) == (finding["level"] != "ok")
     (gloo,) = [finding for finding in findings if finding["topic"] == "gloo"]
-    assert (gloo["level"], done.returncode) == ("error", 1)
+    assert (gloo["level"], code) == ("error", 1)
     assert gloo["found"].startswith("rank ")
     assert "nope0" in gloo["found"]
 
 
-def test_a_peer_without_a_port_is_bad_input():
-    done = kway("doctor", "--peer", "node2")
-    assert (done.returncode, "HOST:PORT" in done.stderr) == (2, True)
+def test_a_peer_without_a_port_is_bad_input(kway, capsys):
+    assert kway("doctor", "--peer", "node2") == 2
+    assert "HOST:PORT" in capsys.readouterr().err

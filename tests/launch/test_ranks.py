@@ -20,7 +20,6 @@ from launch.ranks.agent import (
 )
 from launch.ranks.placement import Placement, parse_conf, parse_nodes
 from launch.ranks.stop import SignalException, StopRequest, end_processes
-from tests.system.processes import kway
 
 
 @pytest.mark.parametrize(
@@ -140,26 +139,27 @@ def test_a_launcher_that_waits_for_other_machines_says_so_after_a_while(monkeypa
     assert said.rstrip() == "waiting for 2 machines at node1:29400 (join_timeout 600 s)"
 
 
-def test_options_that_do_not_go_together_end_with_one_line_and_code_2(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--nnodes", 2, "--nproc", 1), "error: --nnodes is 2 and no machine is named"),
+        (
+            ("--nproc", 2, "telemetry.port=65535"),
+            "error: telemetry.port is 65535 and each of 2 ranks needs one",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_code_2_before_any_rank_starts(
+    options, line, kway, capsys, tmp_path
+):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         "run: here\ndata: {shards: there}\nbackbone: {config: {model_type: resnet}}\n"
     )
-    answer = kway("train", recipe, "--nnodes", "2", "--nproc", "1")
-    assert answer.returncode == 2
-    assert answer.stderr.startswith("error: --nnodes is 2 and no machine is named")
-    assert answer.stderr.count("\n") == 1
-
-
-def test_metrics_of_more_ranks_than_there_are_ports_are_refused_before_any_starts(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        "run: here\ndata: {shards: there}\nbackbone: {config: {model_type: resnet}}\n"
-    )
-    answer = kway("train", recipe, "--nproc", "2", "telemetry.port=65535")
-    assert answer.returncode == 2
-    assert answer.stderr.startswith("error: telemetry.port is 65535 and each of 2 ranks needs one")
-    assert answer.stderr.count("\n") == 1
+    assert kway("train", recipe, *options) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(line)
+    assert error.count("\n") == 1
 
 
 def stubborn() -> "subprocess.Popen[str]":

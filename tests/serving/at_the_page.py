@@ -1,27 +1,12 @@
-"""What tests of the page at `/` share: its servers and a real Chromium, as fixtures, and what a
-person does and reads there.
-
-The application is the real one in this process; only Ray is not there.
-"""
+"""What tests of the page at `/` share: its classes, images, and what a person does and reads."""
 
 import base64
-import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import cv2
 import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
-from typer import Typer
-from typer.testing import CliRunner
-
-from launch.commands import index
-from tests.serving.browsing import chromium, visit
-from tests.serving.in_process import application, listening
-from tests.tiny_bundle import write
-from trainer.bundle.spec import ClassEntry
+from playwright.sync_api import Page, expect
 
 NAMES = (
     "Käsekuchen, groß",
@@ -33,7 +18,7 @@ NAMES = (
     "never seen in validation",
 )
 TOKEN = "a-token-of-this-test-0123456789"
-NUM_ITEMS = 40
+NUM_ITEMS = 40  # of the gallery
 
 
 def picture(seed: int) -> bytes:
@@ -44,52 +29,6 @@ def picture(seed: int) -> bytes:
 
 def file(name: str, content: bytes) -> dict[str, object]:
     return {"name": name, "mimeType": "image/png", "buffer": content}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    entries = [ClassEntry(name=name, attributes={"kind": "<b>pet</b>"}) for name in NAMES]
-    return write(tmp_path_factory.mktemp("bundles") / "pets", entries=entries)
-
-
-@pytest.fixture(scope="module")
-def gallery(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, path = (tmp_path_factory.mktemp(name) for name in ("collection", "galleries"))
-    for place in range(NUM_ITEMS):
-        (folder / f"{place} <i>.png").write_bytes(picture(place))
-    app = Typer()
-    app.command()(index.index)
-    made = CliRunner().invoke(app, [str(bundle), str(folder), "-o", str(path / "all")])
-    assert made.exit_code == 0, made.exception
-    return path / "all"
-
-
-@pytest.fixture(scope="module")
-def url(bundle: Path, gallery: Path) -> Iterator[str]:
-    with listening(application(bundle, max_inputs=3, galleries={"all": str(gallery)})) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def guarded_url(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    tokens = tmp_path_factory.mktemp("secrets") / "tokens"
-    descriptor = os.open(tokens, os.O_WRONLY | os.O_CREAT, 0o600)
-    os.write(descriptor, f"{TOKEN}\n".encode())
-    os.close(descriptor)
-    with listening(application(bundle, token_file=str(tokens))) as address:
-        yield address
-
-
-@pytest.fixture
-def page(browser: Browser, url: str) -> Iterator[Page]:
-    with visit(browser, url) as opened:
-        yield opened
 
 
 def choose(page: Page, *class_ids: int) -> None:

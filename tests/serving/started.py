@@ -1,10 +1,12 @@
 """A server started by the command, in a process of its own, and what tests ask of it."""
 
 import base64
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,13 +68,20 @@ class Server:
 
 
 def start(
-    bundle: Path, errors: Path, *options: object, start: list[str] | None = None, cwd: Path = ROOT
+    bundle: Path,
+    errors: Path,
+    *options: object,
+    start: list[str] | None = None,
+    cwd: Path = ROOT,
+    temporary: Path | None = None,
 ) -> Server:
+    """Start a server and wait until it is ready; `temporary` is its TMPDIR."""
     arguments = ["serve", str(bundle), "--port", "0", *map(str, options)]
     with errors.open("w") as stderr:
         process = subprocess.Popen(
             [*start, *arguments] if start else command(*arguments),
             cwd=cwd,
+            env=os.environ if temporary is None else {**os.environ, "TMPDIR": str(temporary)},
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -107,6 +116,25 @@ def end(server: Server) -> int:
         server.process.stdout.close()
 
 
+class SharedServer:
+    """A server for several files: started by the first test that asks for it, and again after a
+    test that ended it."""
+
+    def __init__(self, begin: Callable[[], Server]) -> None:
+        self._begin = begin
+        self._server: Server | None = None
+
+    def get(self) -> Server:
+        if self._server is None or self._server.process.poll() is not None:
+            self.close()
+            self._server = self._begin()
+        return self._server
+
+    def close(self) -> None:
+        if self._server is not None:
+            end(self._server)
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("bundles") / "pets")
@@ -114,7 +142,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("pictures")
+    return write_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+def write_pictures(folder: Path) -> list[Path]:
     random = np.random.default_rng(0)
     paths = [folder / f"{place}.png" for place in range(6)]
     for path in paths:
@@ -150,10 +181,25 @@ def counts(client: httpx.Client) -> dict[str, float]:
     return found
 
 
+def wait_for_counts(
+    client: httpx.Client, before: dict[str, float], grown: dict[str, float]
+) -> dict[str, float]:
+    """By how much every count has grown, once those of `grown` have grown by at least as much:
+    replicas report each second."""
+    until = time.monotonic() + 20
+    while True:
+        found = {key: value - before.get(key, 0) for key, value in counts(client).items()}
+        if all(found.get(key, 0) >= least for key, least in grown.items()):
+            return found
+        assert time.monotonic() < until, (found, grown)
+        time.sleep(0.2)
+
+
 def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:
     """What can be read of the server's processes; Ray's come and go."""
     found = []
-    for process in [psutil.Process(server.process.pid), *server.children]:
+    server_process = psutil.Process(server.process.pid)
+    for process in [server_process, *server_process.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
             found.append(read(process))
     return found

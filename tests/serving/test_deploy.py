@@ -32,20 +32,27 @@ from tests.serving.started import (
     scores_of,
     start,
 )
+from tests.system.processes import ROOT
 from tests.tiny_bundle import NAMES
 
 __all__ = ["bundle", "pictures"]  # fixtures
 
-_BUILD = """
-import importlib, json, sys, yaml
+# Prints the config file as the command does, and builds its application as Serve does.
+_PRINT_AND_BUILD = """
+import contextlib, importlib, io, json, sys, yaml
+from launch.main import main
+with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+    main()
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call
 from ray.serve.schema import ServeDeploySchema
-(application,) = ServeDeploySchema.model_validate(yaml.safe_load(sys.stdin)).applications
+config_file = printed.getvalue()
+(application,) = ServeDeploySchema.model_validate(yaml.safe_load(config_file)).applications
 module, name = application.import_path.split(":")
 built = call(getattr(importlib.import_module(module), name), application.args)
 deployment = built._bound_deployment
 config = deployment._deployment_config
 print(json.dumps({
+    "config_file": config_file,
     "name": deployment.name,
     "bundle": deployment.init_args[0],
     "served": deployment.init_args[1],
@@ -60,10 +67,12 @@ print(json.dumps({
 
 def test_the_printed_config_file_is_one_of_serve_and_builds_the_application(bundle: Path) -> None:
     options = ("--replicas", "1:4", "--max-requests", 9, "--max-inputs", 3, "--device", "cuda")
-    printed = run("serve", bundle, "--print-config", *options)
-    assert printed.returncode == 0, printed.stderr
+    arguments = ("serve", bundle, "--print-config", *options)
     built = subprocess.run(
-        [sys.executable, "-c", _BUILD], input=printed.stdout, capture_output=True, text=True
+        [sys.executable, "-c", _PRINT_AND_BUILD, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert built.returncode == 0, built.stderr
     found = json.loads(built.stdout)
@@ -75,7 +84,7 @@ def test_the_printed_config_file_is_one_of_serve_and_builds_the_application(bund
     assert found["queued"] == 9
     assert found["grace"] > found["served"]["request_timeout_seconds"]
     assert (found["served"]["max_requests"], found["served"]["max_inputs"]) == (9, 3)
-    assert "RAY_SERVE_ENABLE_HA_PROXY=1" in printed.stdout
+    assert "RAY_SERVE_ENABLE_HA_PROXY=1" in found["config_file"]
 
 
 @pytest.mark.parametrize("given", ["0", "4:1", "1:0", "two", "1:", "-1"])

@@ -1,6 +1,6 @@
 """A real HAProxy, started as Ray starts it and with what Ray writes for it, before small servers.
 
-Ray itself is not there: `tests/serving/test_server.py` has the whole.
+Ray itself is not there: `tests/serving/live/` has the whole.
 """
 
 import json

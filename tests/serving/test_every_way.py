@@ -32,7 +32,7 @@ from trainer.run.folder import RunFolder
 from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.train import train
 
-# Over 40 s. test_server.py and test_inference_grpc.py compare served answers with the bundle's, and
+# Over 40 s. live/test_http.py and live/test_grpc.py compare served answers with the bundle's, and
 # tests/trainer/test_export.py the bundle with the evaluation.
 pytestmark = pytest.mark.slow
 

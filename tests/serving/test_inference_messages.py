@@ -1,6 +1,8 @@
 """The protocol's gRPC messages, without a server: what goes in comes out, and nothing else does."""
 
 import struct
+import subprocess
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -128,3 +130,8 @@ def test_a_shape_whose_size_has_a_million_digits_is_refused_at_once() -> None:
     images.shape[0] = -1
     with pytest.raises(ApiError, match="negative"):
         inference_of(request)
+
+
+def test_what_rays_grpc_proxy_imports_loads_no_torch() -> None:
+    code = "import sys, serving.inference.methods; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -20,13 +20,15 @@ def environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1"}  # torchrun's own choice, for one rank too
 
 
-def run(command: list[str], *, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+def run(
+    command: list[str], *, timeout: float = 120, cwd: Path = ROOT
+) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=timeout,
-        cwd=ROOT,
+        cwd=cwd,
         env=environment(),
         check=False,
     )

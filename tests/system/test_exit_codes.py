@@ -1,11 +1,10 @@
 """The table of errors and exit codes in docs/cluster.md: each row is tested by an injected error.
 
-Lost ranks, hangs and signals are in test_faults.py, test_watchdog.py and test_signals.py, the
-rendezvous in test_rendezvous.py.
+Lost ranks and restarts are in test_faults.py, hangs in test_watchdog.py, signals in
+test_signals.py, and the rendezvous in test_rendezvous.py.
 """
 
 import errno
-import json
 import os
 import re
 import signal
@@ -20,7 +19,7 @@ from tests.data.file_server import serving
 from tests.faults.sitecustomize import error
 from tests.shards import glyph_recipe
 from tests.system.processes import ROOT, write_recipe
-from tests.system.runs import launched, losses
+from tests.system.runs import losses
 from trainer.__main__ import main
 
 TRANSIENT = ("EIO", "ESTALE", "ETIMEDOUT", "EAGAIN", "ECONNRESET")
@@ -174,16 +173,3 @@ def test_an_unexpected_error_keeps_its_traceback(train, injected):
 def test_a_bad_recipe_ends_with_2(train, capfd):
     assert train(data__eval_split="none") == 2
     assert "none" in last_line(capfd)
-
-
-def test_a_transient_read_error_of_one_rank_restarts_the_ranks(glyphs, tmp_path, monkeypatch):
-    fault = {"call": "pread", "path": TAR, "errno": "EIO", "rank": 1, "restart": 0}
-    monkeypatch.setenv("KWAY_TEST_FAULT", json.dumps(fault))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/faults"))
-    recipe = glyph_recipe(glyphs, tmp_path / "unused", data__workers=1)
-    how = ("--max-restarts", "2")
-    with launched(write_recipe(tmp_path, recipe), tmp_path / "run", *how) as training:
-        assert training.end() == 0, training.words
-    assert f"{TAR}: [Errno 5] Input/output error; attempt 8 of 8" in training.words
-    assert re.search(rf"error: rank 1: .*{TAR}: \[Errno 5\].*\(8 attempts\)", training.words)
-    assert "restart 1 of 2" in training.words

@@ -1,6 +1,8 @@
 """Ranks and launchers that die: who goes along, what is said, and what is tried again."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,20 +13,22 @@ import torch.distributed as dist
 
 from tests.ranks import RankError, run_on_ranks
 from tests.shards import glyph_recipe
-from tests.system.processes import KWAY, ROOT, TORCHRUN, environment, kway, run, write_recipe
+from tests.system.processes import ROOT, environment, kway, write_recipe
 from tests.system.runs import descendants, kill, launched, left_after, losses
 from trainer.__main__ import main
 from trainer.world import is_lost_rank
 
+TAR = "train-000000.tar"
+
 
 @pytest.mark.parametrize("num_processes", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_nothing_outlives_a_killed_launcher(num_processes, endless, tmp_path):
+def test_nothing_outlives_a_killed_launcher(num_processes, endless, tmp_path, capsys):
     with launched(endless, tmp_path / "run", num=num_processes) as training:
         training.wait_for_step(2)
         # A second one in the same folder is refused and does no harm.
-        answer = run([*KWAY, "train", str(endless), f"run={tmp_path / 'run'}"])
-        assert answer.returncode == 2
-        assert "is being trained by another process" in answer.stderr
+        second = [str(endless), f"run={tmp_path / 'run'}", "train.duration.steps=1"]
+        assert main(second) == 2
+        assert "is being trained by another process" in capsys.readouterr().err
         assert training.process.poll() is None
         family = descendants(training.process.pid)
         assert len(family) == 2 * num_processes  # a rank has a loader process
@@ -48,7 +52,12 @@ def test_a_killed_rank_is_named(endless, tmp_path):
         assert "Traceback" not in training.words
 
 
-def test_a_killed_rank_is_started_anew_and_every_step_is_made_once(glyphs, tmp_path):
+def test_ranks_restart_after_a_transient_error_and_a_kill_and_every_step_is_made_once(
+    glyphs, tmp_path, monkeypatch
+):
+    fault = {"call": "pread", "path": TAR, "errno": "EIO", "rank": 1, "restart": 0}
+    monkeypatch.setenv("KWAY_TEST_FAULT", json.dumps(fault))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/faults"))
     recipe = write_recipe(
         tmp_path,
         glyph_recipe(
@@ -57,14 +66,19 @@ def test_a_killed_rank_is_started_anew_and_every_step_is_made_once(glyphs, tmp_p
             train__duration={"steps": 30},
             checkpoint={"every": {"steps": 3}},
             telemetry={"log_every": 1},
+            data__workers=1,
         ),
     )
-    with launched(recipe, tmp_path / "run", "--max-restarts", "2") as training:
+    with launched(recipe, tmp_path / "run", "--max-restarts", "3") as training:
         training.wait_for_step(4)
         os.kill(training.ranks[0], signal.SIGKILL)
         assert training.end() == 0, training.words
-        assert "rank 0 was ended by SIGKILL (out of memory?); restart 1 of 2" in training.words
-        assert "Traceback" not in training.words
+    words = training.words
+    assert f"{TAR}: [Errno 5] Input/output error; attempt 8 of 8" in words
+    assert re.search(rf"error: rank 1: .*{TAR}: \[Errno 5\].*\(8 attempts\)", words)
+    assert "restart 1 of 3" in words
+    assert "rank 0 was ended by SIGKILL (out of memory?); restart 2 of 3" in words
+    assert "Traceback" not in words
     assert sorted(losses(tmp_path / "run")) == list(range(1, 31))
 
 
@@ -92,9 +106,8 @@ def test_fewer_ranks_than_asked_for_train_nothing(endless, tmp_path, capsys):
     assert error.count("\n") == 1
     assert main(["--world-size", "two", str(endless)]) == 2
     assert "--world-size is two: give a number of ranks" in capsys.readouterr().err
-    command = [*TORCHRUN, "2", "-m", "trainer", str(endless), "--world-size", "3:4"]
-    answer = run([*command, f"run={tmp_path / 'run'}"])
-    assert "error: rank 0: this world has 2 ranks and --world-size is 3:4" in answer.stderr
+    assert main(["--world-size", "2:4", str(endless), f"run={tmp_path / 'run'}"]) == 2
+    assert "this world has 1 ranks and --world-size is 2:4" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

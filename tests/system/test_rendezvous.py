@@ -4,12 +4,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
+from launch.ranks.placement import Placement
+from launch.ranks.rendezvous import failure_reason, open_rendezvous
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, run, write_recipe
 from tests.system.runs import last_step, launched
@@ -32,19 +36,41 @@ def joining(port: int, *conf: str) -> list[str]:
     return [*endpoint, "--rdzv-conf", ",".join(conf)]
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_an_endpoint_that_does_not_answer_is_named_within_the_timeout(static, recipe):
+def not_answering(port: int) -> str:
+    return f"the rendezvous at 127.0.0.1:{port} accepts connections and has not answered"
+
+
+def test_an_endpoint_that_does_not_answer_is_named_within_the_timeout(recipe):
     with held_port() as port:
-        how = joining(port, "is_host=0", "join_timeout=2")
-        if static:
-            how = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1"]
-            how += ["--master-port", str(port), "--rdzv-conf", "join_timeout=2"]
         # Far more than the two seconds; torch alone takes five minutes.
-        answer = run([*KWAY, "train", str(recipe), *how], timeout=60)
+        answer = run(
+            [*KWAY, "train", str(recipe), *joining(port, "is_host=0", "join_timeout=2")],
+            timeout=60,
+        )
     assert answer.returncode == 1
-    line = f"error: the rendezvous at 127.0.0.1:{port} accepts connections and has not answered"
-    assert answer.stderr.startswith(line), answer.stderr
+    assert answer.stderr.startswith(f"error: {not_answering(port)}"), answer.stderr
     assert answer.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def why_none(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The reason that a launcher gives for a rendezvous that fails."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # `open_rendezvous` sets it
+
+    def why(**given: Any) -> str:
+        placement = Placement(min_nodes=2, max_nodes=2, **given)
+        with pytest.raises((RendezvousError, TimeoutError)) as failed:
+            open_rendezvous(placement)
+        return failure_reason(failed.value, placement)
+
+    return why
+
+
+def test_a_static_endpoint_that_does_not_answer_is_named_within_the_timeout(why_none):
+    with held_port() as port:
+        static = {"master_addr": "127.0.0.1", "master_port": port, "node_rank": 1}
+        why = why_none(**static, rdzv_conf={"join_timeout": "1"})
+    assert why.startswith(not_answering(port))
 
 
 def test_sigterm_ends_a_launcher_that_waits_for_such_an_endpoint(recipe, tmp_path):
@@ -78,12 +104,10 @@ def test_sigterm_ends_a_launcher_whose_host_was_stopped_while_the_ranks_train(en
         assert host.end() == 75
 
 
-def test_a_rendezvous_port_in_use_is_one_line(recipe):
+def test_a_rendezvous_port_in_use_is_named(why_none):
     with held_port() as port:
-        answer = run([*KWAY, "train", str(recipe), *joining(port, "is_host=1")])
-    assert answer.returncode == 1
-    assert answer.stderr.startswith(f"error: the rendezvous at 127.0.0.1:{port} cannot be hosted")
-    assert answer.stderr.count("\n") == 1
+        why = why_none(rdzv_endpoint=f"127.0.0.1:{port}", rdzv_conf={"is_host": "1"})
+    assert why.startswith(f"the rendezvous at 127.0.0.1:{port} cannot be hosted")
 
 
 _UP_TO_TORCH = """

@@ -27,7 +27,8 @@ from trainer.process.signals import Preempted, StopSignals
 @pytest.mark.parametrize(
     ("number", "target", "code"),
     [
-        (signal.SIGTERM, "launcher", 75),
+        # By default, test_a_run_outlives_whoever_listens sends this one.
+        pytest.param(signal.SIGTERM, "launcher", 75, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "launcher", 130, marks=pytest.mark.slow),
         (signal.SIGUSR1, "a rank", 75),
         pytest.param(signal.SIGHUP, "launcher", 75, marks=pytest.mark.slow),
@@ -104,14 +105,18 @@ def test_a_run_outlives_whoever_listens(closed, endless, tmp_path):
     running = Launched(process, tmp_path / "log", folder)
     try:
         running.wait_for(lambda: last_step(folder) >= 4, "step 4")
-        launcher = next(pid for pid in descendants(process.pid) if len(children(pid)) == 2)
+        family = descendants(process.pid)
+        launcher = next(pid for pid in family if len(children(pid)) == 2)
         os.kill(launcher, signal.SIGTERM)
         assert running.end() == 75, running.words
+        assert left_after(family, 3) == []
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     saved = [path.name for path in (folder / "checkpoints").iterdir()]
     assert saved == [f"step-{last_step(folder):08d}"]
+    assert running.words.count("stopped by SIGTERM") == 1
+    assert "error" not in running.words
     assert "Traceback" not in running.words
 
 

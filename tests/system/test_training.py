@@ -1,6 +1,8 @@
 """Whole training runs: launchers agree, and mistakes end with one line."""
 
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,16 +10,21 @@ import torch
 from data.shards.writer import write_shards
 from data.sources import Glyphs
 from tests.shards import glyph_recipe
-from tests.system.processes import TORCHRUN, kway, run, write_recipe
+from tests.system.processes import TORCHRUN, run, write_recipe
 from tests.system.runs import final_tensors, losses
 from trainer.__main__ import main
 
 
-def test_torchrun_and_kway_train_do_the_same_thing(glyphs, tmp_path):
+def test_torchrun_and_the_installed_command_do_the_same_thing(glyphs, tmp_path):
+    """The command is run where folders have the names of our packages and must not hide them."""
     recipe = glyph_recipe(glyphs, tmp_path / "a", telemetry__log_every=1)
     path = write_recipe(tmp_path, recipe)
     by_torchrun = run([*TORCHRUN, "2", "-m", "trainer", str(path)])
-    by_kway = kway("train", path, f"run={tmp_path / 'b'}", "--nproc", "2")
+    for name in ("data", "trainer"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('not the package')")
+    command = [str(Path(sys.executable).with_name("kway")), "train", str(path)]
+    by_kway = run([*command, f"run={tmp_path / 'b'}", "--nproc", "2"], cwd=tmp_path)
     assert (by_torchrun.returncode, by_kway.returncode) == (0, 0), by_kway.stderr
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     assert len(losses(tmp_path / "a")) == 4

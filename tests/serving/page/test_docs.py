@@ -8,17 +8,11 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.serving.browsing import chromium, visit
+from tests.serving.browsing import visit
 from tests.serving.in_process import application, listening
 from tests.tiny_bundle import write
 
 TOKEN = "a-token-of-this-test-0123456789"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,9 @@ from playwright.sync_api import Page, expect
 
 from tests.serving.at_the_page import (
     NUM_ITEMS,
-    browser,
-    bundle,
     choose,
-    gallery,
-    page,
-    url,
 )
 from tests.serving.browsing import until
-
-__all__ = ["browser", "bundle", "gallery", "page", "url"]  # fixtures
 
 
 def test_a_gallery_shows_the_apis_hits_page_by_page_and_where_yes_ends(

@@ -10,18 +10,13 @@ from tests.serving.at_the_page import (
     TOKEN,
     answered,
     assert_same,
-    browser,
-    bundle,
     choose,
     give,
-    guarded_url,
     picture,
     shown,
 )
 from tests.serving.browsing import visit
 from tests.serving.in_process import application, listening
-
-__all__ = ["browser", "bundle", "guarded_url"]  # fixtures
 
 
 def test_a_server_with_tokens_asks_for_one_and_then_works(

@@ -11,22 +11,15 @@ from tests.serving.at_the_page import (
     NAMES,
     answered,
     assert_same,
-    browser,
-    bundle,
     choose,
     file,
-    gallery,
     give,
-    page,
     picture,
     shown,
-    url,
 )
 from tests.serving.browsing import until, visit
 from tests.serving.in_process import application, listening
 from tests.tiny_bundle import write_of_format_2, write_of_texts
-
-__all__ = ["browser", "bundle", "gallery", "page", "url"]  # fixtures
 
 
 def test_by_keyboard_alone_a_class_is_found_a_picture_chosen_and_the_apis_verdict_read(

@@ -11,19 +11,11 @@ from tests.serving.at_the_page import (
     NAMES,
     TOKEN,
     answered,
-    browser,
-    bundle,
     choose,
     file,
-    gallery,
-    guarded_url,
-    page,
     picture,
-    url,
 )
 from tests.serving.browsing import until, visit
-
-__all__ = ["browser", "bundle", "gallery", "guarded_url", "page", "url"]  # fixtures
 
 
 def test_a_watch_is_made_fed_with_pictures_heard_from_elsewhere_and_deleted(

@@ -8,21 +8,14 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.serving.at_the_page import (
     NAMES,
-    browser,
-    bundle,
     choose,
     file,
-    gallery,
     give,
-    page,
     picture,
-    url,
 )
 from tests.serving.browsing import visit
 from tests.serving.in_process import application, listening
 from tests.tiny_bundle import write
-
-__all__ = ["browser", "bundle", "gallery", "page", "url"]  # fixtures
 
 
 def fits(page: Page) -> bool:

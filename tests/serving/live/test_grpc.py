@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -24,84 +23,50 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.utils import InferenceServerException
 
 from serving.config import ServingConfig
+from tests.serving.live.servers import (
+    BATCH_WAIT,
+    MAX_BODY,
+    NEVER_ASKED,
+    OTHER_TOKEN,
+    REPLICAS,
+    TIMEOUT,
+    TOKEN,
+    write_tokens,
+)
 from tests.serving.started import (
     Server,
     as_json,
     ask,
-    bundle,
     counts,
-    end,
+    error_of,
     of_each,
-    pictures,
     replicas_of,
-    run,
     session_of,
-    start,
+    wait_for_counts,
 )
 from tests.system.processes import ROOT
 from tests.tiny_bundle import NAMES
 
-__all__ = ["bundle", "pictures"]  # fixtures
-
-TOKEN, OTHER_TOKEN = "a1b2c3d4" * 8, "0f1e2d3c" * 8
 WITH_TOKEN = (("authorization", f"Bearer {TOKEN}"),)
-REPLICAS, MAX_REQUESTS, MAX_INPUTS, MAX_BODY, TIMEOUT = 2, 8, 4, 2**19, 5
-BATCH_WAIT = 0.3
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 CODE = grpc.StatusCode
 
 
-@dataclass
-class Both:
-    """A server with gRPC."""
-
-    server: Server
-    address: str
-    tokens: Path
-    channel: grpc.Channel
-
-    @property
-    def stub(self) -> GRPCInferenceServiceStub:
-        return GRPCInferenceServiceStub(self.channel)
-
-
-@pytest.fixture(scope="module")
-def both(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    folder = tmp_path_factory.mktemp("server")
-    tokens = folder / "tokens"
-    write_tokens(tokens, TOKEN)
-    running = start(
-        bundle,
-        folder / "stderr",
-        *("--grpc-port", 0, "--token-file", tokens, "--replicas", REPLICAS),
-        *("--max-requests", MAX_REQUESTS, "--max-inputs", MAX_INPUTS, "--timeout", TIMEOUT),
-        *("--max-body-mib", MAX_BODY / 2**20, "--batch-wait", BATCH_WAIT),
-    )
-    try:
-        with grpc.insecure_channel(running.grpc) as channel:
-            yield Both(running, running.grpc, tokens, channel)
-    finally:
-        end(running)
-
-
 @pytest.fixture
-def web(both: Both) -> Iterator[httpx.Client]:
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=both.server.url, headers=headers, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture
-def client(both: Both) -> Iterator[InferenceServerClient]:
-    with InferenceServerClient(both.address) as opened:
+def channel(server: Server) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.grpc) as opened:
         yield opened
 
 
-def write_tokens(path: Path, *tokens: str) -> None:
-    aside = path.with_suffix(".new")
-    aside.touch(mode=0o600)
-    aside.write_text("\n".join(tokens) + "\n")
-    aside.rename(path)
+@pytest.fixture
+def stub(channel: grpc.Channel) -> GRPCInferenceServiceStub:
+    return GRPCInferenceServiceStub(channel)
+
+
+@pytest.fixture
+def triton(server: Server) -> Iterator[InferenceServerClient]:
+    with InferenceServerClient(server.grpc) as opened:
+        yield opened
 
 
 def infer_input(name: str, datatype: str, elements: list) -> InferInput:
@@ -114,8 +79,8 @@ def images_of(paths: list[Path]) -> InferInput:
     return infer_input("images", "BYTES", [path.read_bytes() for path in paths])
 
 
-def infer(client: InferenceServerClient, *inputs: InferInput, **more: Any) -> InferResult:
-    return client.infer("pets", list(inputs), headers=dict(WITH_TOKEN), **more)
+def infer(triton: InferenceServerClient, *inputs: InferInput, **more: Any) -> InferResult:
+    return triton.infer("pets", list(inputs), headers=dict(WITH_TOKEN), **more)
 
 
 def typed(paths: list[Path], *class_ids: int, **parameters: float) -> pb.ModelInferRequest:
@@ -157,21 +122,21 @@ def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, st
 
 
 def test_scores_and_decisions_are_those_of_rest_and_of_the_bundle_in_process(
-    both: Both,
-    client: InferenceServerClient,
-    web: httpx.Client,
+    stub: GRPCInferenceServiceStub,
+    triton: InferenceServerClient,
+    client: httpx.Client,
     bundle: Path,
     pictures: list[Path],
 ) -> None:
     three, classes = pictures[:3], [2, 6]
     names = ("--class", NAMES[2], "--class", NAMES[6])
     here = json.loads(ask(bundle, *names, "--recall", 0.9, *three, "--json"))["results"]
-    there = web.post("/v1/query", json=as_json(three, classes=classes, recall=0.9)).json()
+    there = client.post("/v1/query", json=as_json(three, classes=classes, recall=0.9)).json()
     ids = infer_input("class_ids", "INT64", classes)
     asked = {"request_id": "seven", "parameters": {"recall": 0.9}}
-    found = infer(client, images_of(three), ids, **asked)
+    found = infer(triton, images_of(three), ids, **asked)
     assert found.get_response().id == "seven"
-    by_types = both.stub.ModelInfer(typed(three, *classes, recall=0.9), metadata=WITH_TOKEN)
+    by_types = stub.ModelInfer(typed(three, *classes, recall=0.9), metadata=WITH_TOKEN)
     outputs = {one.name: one for one in by_types.outputs}
     assert {name: list(one.shape) for name, one in outputs.items()} == {
         "scores": [3, 2],
@@ -195,29 +160,29 @@ def test_scores_and_decisions_are_those_of_rest_and_of_the_bundle_in_process(
 
 
 def test_names_serve_as_well_and_only_the_wanted_outputs_come(
-    client: InferenceServerClient, web: httpx.Client, pictures: list[Path]
+    triton: InferenceServerClient, client: httpx.Client, pictures: list[Path]
 ) -> None:
     one = pictures[:1]
     asked = {"classes": NAMES[:3], "threshold": 0}
-    verdicts = web.post("/v1/query", json=as_json(one, **asked)).json()["results"][0]["verdicts"]
+    verdicts = client.post("/v1/query", json=as_json(one, **asked)).json()["results"][0]["verdicts"]
     names = infer_input("classes", "BYTES", [name.encode() for name in NAMES[:3]])
     wanted = [InferRequestedOutput("matches")]
-    found = infer(client, images_of(one), names, outputs=wanted, parameters={"threshold": 0})
+    found = infer(triton, images_of(one), names, outputs=wanted, parameters={"threshold": 0})
     assert [output.name for output in found.get_response().outputs] == ["matches"]
     assert found.as_numpy("matches").tolist() == [[verdict["match"] for verdict in verdicts]]
     assert found.as_numpy("matches").dtype == bool
 
 
 def test_server_and_model_say_over_grpc_what_they_say_over_rest(
-    client: InferenceServerClient, web: httpx.Client
+    triton: InferenceServerClient, client: httpx.Client
 ) -> None:
-    assert client.is_server_live()
-    assert client.is_server_ready()
+    assert triton.is_server_live()
+    assert triton.is_server_ready()
     headers = dict(WITH_TOKEN)
-    assert client.is_model_ready("pets", headers=headers)
-    said = client.get_server_metadata(headers=headers, as_json=True)
-    assert said == {key: value for key, value in web.get("/v2").json().items() if value}
-    model, there = client.get_model_metadata("pets", headers=headers), web.get("/v2/models/pets")
+    assert triton.is_model_ready("pets", headers=headers)
+    said = triton.get_server_metadata(headers=headers, as_json=True)
+    assert said == {key: value for key, value in client.get("/v2").json().items() if value}
+    model, there = triton.get_model_metadata("pets", headers=headers), client.get("/v2/models/pets")
     assert (model.name, model.platform) == ("pets", there.json()["platform"])
     for tensors in ("inputs", "outputs"):
         found = [
@@ -307,11 +272,15 @@ def ask_for_a_long_name(request: pb.ModelInferRequest) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_code(
-    both: Both, pictures: list[Path], change: Change, code: grpc.StatusCode, words: str
+    stub: GRPCInferenceServiceStub,
+    pictures: list[Path],
+    change: Change,
+    code: grpc.StatusCode,
+    words: str,
 ) -> None:
     request = typed(pictures[:1], 2)
     change(request)
-    found = refusal(lambda: both.stub.ModelInfer(request, metadata=WITH_TOKEN))
+    found = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
     assert found[0] == code, found
     assert words in found[1]
 
@@ -329,36 +298,40 @@ def test_what_does_not_fit_is_refused_with_its_code(
     ],
 )
 def test_raw_contents_that_are_cut_off_or_too_long_are_refused(
-    both: Both,
+    stub: GRPCInferenceServiceStub,
     pictures: list[Path],
     place: int,
     change: Callable[[bytes], bytes],
     words: str,
 ) -> None:
     request = raw(pictures[:2], 1, 2)
-    assert both.stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents
+    assert stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents
     request.raw_input_contents[place] = change(request.raw_input_contents[place])
-    code, details, _ = refusal(lambda: both.stub.ModelInfer(request, metadata=WITH_TOKEN))
+    code, details, _ = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
     assert code == CODE.INVALID_ARGUMENT
     assert words in details
 
 
-def test_raw_contents_are_one_for_each_input(both: Both, pictures: list[Path]) -> None:
+def test_raw_contents_are_one_for_each_input(
+    stub: GRPCInferenceServiceStub, pictures: list[Path]
+) -> None:
     request = raw(pictures[:1], 2)
     del request.raw_input_contents[1]
-    code, details, _ = refusal(lambda: both.stub.ModelInfer(request, metadata=WITH_TOKEN))
+    code, details, _ = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
     assert (code, "1 raw_input_contents for 2 inputs" in details) == (CODE.INVALID_ARGUMENT, True)
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x01\xff"])
-def test_bytes_that_are_no_message_are_refused(both: Both, body: bytes) -> None:
-    call = both.channel.unary_unary(INFER)
+def test_bytes_that_are_no_message_are_refused(channel: grpc.Channel, body: bytes) -> None:
+    call = channel.unary_unary(INFER)
     code, details, _ = refusal(lambda: call(body, metadata=WITH_TOKEN))
     assert (code, details) == (CODE.INVALID_ARGUMENT, "this is no ModelInferRequest")
 
 
-def test_messages_over_the_limit_are_refused_also_when_they_come_compressed(both: Both) -> None:
-    call = both.channel.unary_unary(INFER)
+def test_messages_over_the_limit_are_refused_also_when_they_come_compressed(
+    channel: grpc.Channel,
+) -> None:
+    call = channel.unary_unary(INFER)
     code, details, _ = refusal(lambda: call(bytes(MAX_BODY + 1), metadata=WITH_TOKEN))
     assert (code, str(MAX_BODY) in details) == (CODE.RESOURCE_EXHAUSTED, True)
     for size, compression in ((16 * MAX_BODY, None), (128 * MAX_BODY, grpc.Compression.Gzip)):
@@ -374,8 +347,10 @@ GUARDED = ("ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer")
 
 
 @pytest.mark.parametrize("method", GUARDED)
-def test_without_the_token_only_liveness_and_readiness_are_told(both: Both, method: str) -> None:
-    call = both.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+def test_without_the_token_only_liveness_and_readiness_are_told(
+    channel: grpc.Channel, method: str
+) -> None:
+    call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
     wrong = [
         (),
         (("authorization", TOKEN),),
@@ -389,24 +364,24 @@ def test_without_the_token_only_liveness_and_readiness_are_told(both: Both, meth
         assert code == CODE.UNAUTHENTICATED
         assert TOKEN[:8] not in details
     for name in OPEN:
-        assert both.channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(b"") == b"\x08\1"
+        assert channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(b"") == b"\x08\1"
 
 
-def test_tokens_change_while_the_server_runs(both: Both) -> None:
+def test_tokens_change_while_the_server_runs(stub: GRPCInferenceServiceStub, tokens: Path) -> None:
     def ready(token: str) -> bool:
         metadata = [("authorization", f"Bearer {token}")]
-        return both.stub.ModelReady(pb.ModelReadyRequest(name="pets"), metadata=metadata).ready
+        return stub.ModelReady(pb.ModelReadyRequest(name="pets"), metadata=metadata).ready
 
     try:
-        write_tokens(both.tokens, OTHER_TOKEN)
+        write_tokens(tokens, OTHER_TOKEN)
         assert ready(OTHER_TOKEN)
         assert refusal(lambda: ready(TOKEN))[0] == CODE.UNAUTHENTICATED
-        both.tokens.chmod(0o644)
+        tokens.chmod(0o644)
         code, details, trailing = refusal(lambda: ready(OTHER_TOKEN))
         assert (code, trailing["retry-after"]) == (CODE.UNAVAILABLE, "1")
-        assert str(both.tokens) not in details
+        assert str(tokens) not in details
     finally:
-        write_tokens(both.tokens, TOKEN)
+        write_tokens(tokens, TOKEN)
     assert ready(TOKEN)
 
 
@@ -430,12 +405,12 @@ NOT_OFFERED = [
         "/nowhere",
     ],
 )
-def test_what_is_not_offered_is_unimplemented(both: Both, path: str) -> None:
-    code, _, _ = refusal(lambda: both.channel.unary_unary(path)(b"", metadata=WITH_TOKEN))
+def test_what_is_not_offered_is_unimplemented(channel: grpc.Channel, path: str) -> None:
+    code, _, _ = refusal(lambda: channel.unary_unary(path)(b"", metadata=WITH_TOKEN))
     assert code == CODE.UNIMPLEMENTED
 
 
-def test_a_stream_is_unimplemented_at_once(both: Both) -> None:
+def test_a_stream_is_unimplemented_at_once(stub: GRPCInferenceServiceStub) -> None:
     assert any(path.endswith("ModelStreamInfer") for path in NOT_OFFERED)
     never = Event()
 
@@ -444,13 +419,13 @@ def test_a_stream_is_unimplemented_at_once(both: Both) -> None:
         never.wait(60)
 
     try:
-        answers = both.stub.ModelStreamInfer(requests(), metadata=WITH_TOKEN, timeout=TIMEOUT - 1)
+        answers = stub.ModelStreamInfer(requests(), metadata=WITH_TOKEN, timeout=TIMEOUT - 1)
         assert refusal(lambda: next(answers))[0] == CODE.UNIMPLEMENTED
     finally:
         never.set()
 
 
-def test_a_message_that_does_not_arrive_is_given_up(both: Both) -> None:
+def test_a_message_that_does_not_arrive_is_given_up(channel: grpc.Channel) -> None:
     never = Event()
 
     def parts() -> Iterator[bytes]:
@@ -459,16 +434,16 @@ def test_a_message_that_does_not_arrive_is_given_up(both: Both) -> None:
 
     try:
         code, details, _ = refusal(
-            lambda: both.channel.stream_unary(INFER)(parts(), metadata=WITH_TOKEN, timeout=30)
+            lambda: channel.stream_unary(INFER)(parts(), metadata=WITH_TOKEN, timeout=30)
         )
     finally:
         never.set()
     assert (code, "in time" in details) == (CODE.DEADLINE_EXCEEDED, True)
 
 
-def test_metadata_that_ray_would_obey_is_not_passed_on(both: Both) -> None:
+def test_metadata_that_ray_would_obey_is_not_passed_on(stub: GRPCInferenceServiceStub) -> None:
     for metadata in ([("application", "other")], [("request_id", "a b")]):
-        live, call = both.stub.ServerLive.with_call(pb.ServerLiveRequest(), metadata=metadata)
+        live, call = stub.ServerLive.with_call(pb.ServerLiveRequest(), metadata=metadata)
         assert live.live
         assert metadata[0] not in list(call.trailing_metadata())
 
@@ -477,22 +452,22 @@ def test_metadata_that_ray_would_obey_is_not_passed_on(both: Both) -> None:
 
 
 def test_a_deadline_ends_the_work_and_excess_is_shed_and_both_are_counted(
-    both: Both, web: httpx.Client, pictures: list[Path]
+    stub: GRPCInferenceServiceStub, client: httpx.Client, pictures: list[Path]
 ) -> None:
     request = raw(pictures[:1], 2, 3)
-    right = both.stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents[0]
+    right = stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents[0]
     time.sleep(3)  # reports are a second apart
-    before = counts(web)
+    before = counts(client)
 
     def ask_once(seconds: float) -> pb.ModelInferResponse | grpc.RpcError:
         try:
-            return both.stub.ModelInfer(request, metadata=WITH_TOKEN, timeout=seconds)
+            return stub.ModelInfer(request, metadata=WITH_TOKEN, timeout=seconds)
         except grpc.RpcError as error:
             return error
 
     late = ask_once(BATCH_WAIT / 2)
     assert late.code() == CODE.DEADLINE_EXCEEDED
-    refusal(lambda: both.stub.ModelInfer(pb.ModelInferRequest(), metadata=WITH_TOKEN))
+    refusal(lambda: stub.ModelInfer(pb.ModelInferRequest(), metadata=WITH_TOKEN))
     with ThreadPoolExecutor(60) as threads:
         found = list(threads.map(ask_once, [30.0] * 60))
     refused = [one for one in found if isinstance(one, grpc.RpcError)]
@@ -504,39 +479,40 @@ def test_a_deadline_ends_the_work_and_excess_is_shed_and_both_are_counted(
         if not isinstance(one, grpc.RpcError):
             scores = np.frombuffer(one.raw_output_contents[0], "<f4")
             assert scores == pytest.approx(np.frombuffer(right, "<f4"), rel=1e-4, abs=1e-5)
-    time.sleep(3)
-    after = counts(web)
-    grown = {key: after[key] - before.get(key, 0) for key in after}
-    assert grown["kway_query_requests_total:client_left"] == 1
-    assert grown["kway_query_requests_total:unknown_model"] == 1
-    assert grown["kway_query_requests_total:too_busy"] == len(refused)
-    assert grown["kway_query_requests_total:ok"] == len(found) - len(refused)
-    assert grown["kway_query_inputs_total"] == len(found) - len(refused)
+    expected = {
+        "kway_query_requests_total:client_left": 1,
+        "kway_query_requests_total:unknown_model": 1,
+        "kway_query_requests_total:too_busy": len(refused),
+        "kway_query_requests_total:ok": len(found) - len(refused),
+        "kway_query_inputs_total": len(found) - len(refused),
+    }
+    grown = wait_for_counts(client, before, expected)
+    assert {key: grown[key] for key in expected} == expected
 
 
 # ---------------------------------------------------------------------------- the process
 
 
-def test_nothing_listens_beyond_loopback(both: Both) -> None:
-    # HAProxy is another process after each change of the replicas.
-    children = psutil.Process(both.server.process.pid).children(recursive=True)
-    now = replace(both.server, children=children)
+def test_nothing_listens_beyond_loopback(server: Server) -> None:
     listening = [
         (connection.laddr.ip, connection.laddr.port)
-        for connections in of_each(now, psutil.Process.net_connections)
+        for connections in of_each(server, psutil.Process.net_connections)
         for connection in connections
         if connection.status == psutil.CONN_LISTEN
     ]
+    ports = {port for _, port in listening}
     assert {address for address, _ in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert int(both.address.rpartition(":")[2]) in {port for _, port in listening}
+    assert {int(url.rpartition(":")[2]) for url in (server.url, server.grpc)} < ports
 
 
-@pytest.mark.slow
-def test_a_grpc_port_in_use_is_one_line_and_exit_code_2(both: Both, bundle: Path) -> None:
-    port = both.address.rpartition(":")[2]
-    ran = run("serve", bundle, "--port", 0, "--grpc-port", port)
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert re.fullmatch(rf"error: .* port {port} .*--grpc-port\n", ran.stderr), ran.stderr
+def test_a_grpc_port_in_use_is_one_line_and_exit_code_2(
+    kway: Callable[..., int], capsys: pytest.CaptureFixture[str], server: Server, bundle: Path
+) -> None:
+    port = server.grpc.rpartition(":")[2]
+    assert kway("serve", bundle, "--port", 0, "--grpc-port", port) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert re.fullmatch(rf"error: .* port {port} .*--grpc-port\n", shown.err), shown.err
     with pytest.raises(ValueError, match="both 9000"):
         ServingConfig(port=9000, grpc_port=9000)
 
@@ -577,19 +553,19 @@ def test_the_config_file_for_clusters_has_grpc_where_it_is_asked_for() -> None:
 
 
 def test_when_a_replica_is_killed_calls_are_answered_by_the_other(
-    both: Both, pictures: list[Path]
+    stub: GRPCInferenceServiceStub, server: Server, pictures: list[Path]
 ) -> None:
     request = raw(pictures[:1], 2)
     right = np.frombuffer(
-        both.stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents[0], "<f4"
+        stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents[0], "<f4"
     )
 
     def ask_until_answered(place: int) -> np.ndarray:
         if place == 10:
-            next(iter(replicas_of(both.server).values())).kill()
+            next(iter(replicas_of(server).values())).kill()
         for _ in range(100):
             try:
-                found = both.stub.ModelInfer(request, metadata=WITH_TOKEN, timeout=20)
+                found = stub.ModelInfer(request, metadata=WITH_TOKEN, timeout=20)
             except grpc.RpcError as error:
                 if error.code() not in (CODE.UNAVAILABLE, CODE.RESOURCE_EXHAUSTED):
                     raise
@@ -601,43 +577,56 @@ def test_when_a_replica_is_killed_calls_are_answered_by_the_other(
     with ThreadPoolExecutor(4) as threads:
         for scores in threads.map(ask_until_answered, range(40)):
             assert scores == pytest.approx(right, rel=1e-4, abs=1e-5)
+    until = time.monotonic() + 60
+    while len(replicas_of(server)) < REPLICAS:  # other tests need both
+        assert time.monotonic() < until
+        time.sleep(0.2)
 
 
 def test_a_fault_of_the_server_is_told_in_its_log_and_not_to_clients(
-    both: Both, bundle: Path, pictures: list[Path]
+    stub: GRPCInferenceServiceStub,
+    server: Server,
+    client: httpx.Client,
+    bundle: Path,
+    pictures: list[Path],
 ) -> None:
     weights = bundle / "class_weights.safetensors"
-    request = typed(pictures[:1], 5)  # whose row nobody has asked for
+    request = typed(pictures[:1], NEVER_ASKED)
     whole = weights.read_bytes()
     os.truncate(weights, 100)
     try:
-        code, details, _ = refusal(lambda: both.stub.ModelInfer(request, metadata=WITH_TOKEN))
+        code, details, _ = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
+        answer = client.post("/v1/query", json=as_json(pictures[:1], classes=[NEVER_ASKED]))
     finally:
         weights.write_bytes(whole)
+    assert error_of(answer)[:2] == (500, "internal")
     assert (code, details) == (CODE.INTERNAL, "the server failed; its log says why")
     deadline = time.monotonic() + 10
-    while str(weights) not in both.server.errors.read_text() and time.monotonic() < deadline:
+    while str(weights) not in server.errors.read_text() and time.monotonic() < deadline:
         time.sleep(0.1)
-    said = both.server.errors.read_text()
+    said = server.errors.read_text()
     assert str(weights) in said
+    assert "Traceback" in said
     assert "ModelInfer failed" in said
-    assert both.stub.ModelInfer(request, metadata=WITH_TOKEN).outputs
+    assert stub.ModelInfer(request, metadata=WITH_TOKEN).outputs
 
 
-def test_no_token_stands_in_a_log_or_an_argument(both: Both) -> None:
+def test_no_token_stands_in_a_log_or_an_argument(
+    stub: GRPCInferenceServiceStub, server: Server
+) -> None:
     """Late: calls of all kinds were made."""
-    session = session_of(both.server)
+    session = session_of(server)
     files = [path for path in session.rglob("*") if path.is_file()]
     assert len(files) > 10
     for secret in (TOKEN, OTHER_TOKEN):
         assert [path for path in files if secret.encode() in path.read_bytes()] == []
-        assert secret not in both.server.errors.read_text()
-        lines = of_each(both.server, lambda process: " ".join(process.cmdline()))
+        assert secret not in server.errors.read_text()
+        lines = of_each(server, lambda process: " ".join(process.cmdline()))
         assert [line for line in lines if secret in line] == []
-    assert both.stub.ServerLive(pb.ServerLiveRequest()).live
+    assert stub.ServerLive(pb.ServerLiveRequest()).live
 
 
-def test_tritonclient_tells_a_refusal_by_its_status(client: InferenceServerClient) -> None:
+def test_tritonclient_tells_a_refusal_by_its_status(triton: InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException) as refused:
-        client.get_model_metadata("pets")
+        triton.get_model_metadata("pets")
     assert refused.value.status() == str(CODE.UNAUTHENTICATED)

@@ -8,9 +8,7 @@ import pytest
 
 from serving.http.routes import page
 from serving.http.routing import paths_of
-from tests.serving.at_the_page import bundle, gallery, url
 
-__all__ = ["bundle", "gallery", "url"]  # fixtures
 PATHS = [
     path
     for path in paths_of([page.router], lambda route: not route.needs_token)

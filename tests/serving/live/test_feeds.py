@@ -3,12 +3,10 @@
 import asyncio
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
-from pathlib import Path
 
 import httpx
 import psutil
@@ -18,52 +16,23 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
-from serving.config import ServingConfig
-from tests.serving.started import Server, bundle, end, start
+from tests.serving.live.servers import LISTENERS, REPLICAS
+from tests.serving.started import Server, SharedServer
 from tests.serving.watching import Feeding, feeding, frames, listening, pictures, socket_to, watch
 
-__all__ = ["bundle", "pictures"]  # fixtures
-REPLICAS, IDLE_SECONDS, HEAD_SECONDS = 2, 12.0, 7.0
-# More than Ray's places for requests that nobody counts (64): those must not be what is left.
-LISTENERS = 70
+__all__ = ["pictures"]  # a fixture
+HEAD_SECONDS = 7.0
 HANDSHAKE = {
     "Connection": "Upgrade",
     "Upgrade": "websocket",
     "Sec-WebSocket-Version": "13",
     "Sec-WebSocket-Key": "a2F5IG9mIDE2IGxldHRlcg==",
 }
-SERVE = """
-import sys
-from pathlib import Path
-from serving.config import ServingConfig
-from serving.deploy.server import running
-from serving.deploy.stop_signal import StopSignal
-stop = StopSignal()
-with running(Path(sys.argv[2]), ServingConfig.model_validate_json(sys.argv[-1])) as found:
-    print("ready:", found.url, flush=True)
-    print(flush=True)
-    stop.hold(found.url)
-"""
 
 
-@pytest.fixture(scope="module")
-def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    config = ServingConfig(
-        port=0,
-        replicas=REPLICAS,
-        max_requests=2,
-        max_streams=1,
-        request_timeout_seconds=20,
-        feed_idle_seconds=IDLE_SECONDS,
-        max_listeners=LISTENERS,
-        max_listeners_per_client=1000,
-        max_watch_listeners=1000,
-    )
-    errors = tmp_path_factory.mktemp("server") / "stderr"
-    command = [sys.executable, "-c", SERVE]
-    running = start(bundle, errors, config.model_dump_json(), start=command)
-    yield running
-    end(running)
+@pytest.fixture
+def server(open_server: SharedServer) -> Server:
+    return open_server.get()
 
 
 @pytest.fixture

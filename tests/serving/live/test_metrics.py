@@ -1,31 +1,34 @@
-"""A real server with tokens, as strangers see it, and its monitoring: Debian's Prometheus."""
+"""The page of metrics of a real server, Debian's Prometheus that scrapes it, and strangers."""
 
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.prometheus import needs_prometheus, prometheus
+from tests.serving.live.servers import REPLICAS, TOKEN
 from tests.serving.started import (
     Server,
+    SharedServer,
     as_json,
-    bundle,
+    counts,
     end,
     error_of,
-    pictures,
     replicas_of,
     start,
+    wait_for_counts,
 )
 
-__all__ = ["bundle", "pictures"]  # fixtures
-
-TOKEN = "a-token-of-this-test-0123456789"
 OUTCOMES = {"ok": 5, "unknown_class": 3, "empty_body": 2}
-INPUTS = 5 * 3
+EXPECTED = {
+    **{f"kway_query_requests_total:{outcome}": count for outcome, count in OUTCOMES.items()},
+    "kway_query_inputs_total": 5 * 3,
+    "kway_query_seconds_count": sum(OUTCOMES.values()),
+}
 CONFIG = """
 global: {{scrape_interval: 1s, scrape_timeout: 1s}}
 scrape_configs:
@@ -36,41 +39,36 @@ scrape_configs:
 
 
 @pytest.fixture(scope="module")
-def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of one token, for the server and for Prometheus alike."""
-    path = tmp_path_factory.mktemp("tokens") / "tokens"
-    path.write_text(f"{TOKEN}\n")
-    path.chmod(0o600)
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(
-    bundle: Path, credentials: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    errors = tmp_path_factory.mktemp("server") / "stderr"
-    running = start(bundle, errors, "--token-file", credentials, "--replicas", 1)
-    yield running
-    end(running)
-
-
-@pytest.fixture(scope="module")
-def client(server: Server, pictures: list[Path]) -> Iterator[httpx.Client]:
-    """Of a server that has been asked as many questions as OUTCOMES says, and some at the door."""
+def before(guarded_server: SharedServer, pictures: list[Path]) -> dict[str, float]:
+    """The counts before requests were sent, as many as OUTCOMES says, and some that are not
+    counted."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=server.url, timeout=30, headers=headers) as opened:
+    with httpx.Client(base_url=guarded_server.get().url, timeout=30, headers=headers) as client:
+        time.sleep(3)  # until the last requests of other tests are reported
+        found = counts(client)
         for _ in range(OUTCOMES["ok"]):
             body = as_json(pictures[:3], classes=["husky"])
-            assert opened.post("/v1/query", json=body).status_code == 200
+            assert client.post("/v1/query", json=body).status_code == 200
         for _ in range(OUTCOMES["unknown_class"]):
             body = as_json(pictures[:2], classes=["hsky"])
-            assert error_of(opened.post("/v1/query", json=body))[1] == "unknown_class"
+            assert error_of(client.post("/v1/query", json=body))[1] == "unknown_class"
         for _ in range(OUTCOMES["empty_body"]):
-            assert error_of(opened.post("/v1/query"))[1] == "empty_body"
+            assert error_of(client.post("/v1/query"))[1] == "empty_body"
         stranger = {"Authorization": "Bearer " + "w" * 30}
-        assert opened.post("/v1/query", headers=stranger).status_code == 401
-        assert opened.get("/health").status_code == 200
-        yield opened
+        assert client.post("/v1/query", headers=stranger).status_code == 401
+        assert client.get("/health").status_code == 200
+    return found
+
+
+@pytest.fixture
+def asked(client: httpx.Client, before: dict[str, float]) -> dict[str, float]:
+    """By how much each count has grown since `before`."""
+    return wait_for_counts(client, before, EXPECTED)
+
+
+def test_the_counts_agree_with_the_requests_sent(asked: dict[str, float]) -> None:
+    assert {key: asked[key] for key in EXPECTED} == EXPECTED
+    assert 0 < asked["kway_query_seconds_sum"] < 30 * sum(OUTCOMES.values())
 
 
 def config(target: str, credentials: Path) -> str:
@@ -93,49 +91,59 @@ def wait_until(api: httpx.Client, query: str, wanted: dict[str, float]) -> None:
 
 
 @needs_prometheus
-def test_prometheus_counts_the_requests_that_were_sent(
-    client: httpx.Client, server: Server, credentials: Path, tmp_path: Path
+def test_prometheus_reads_the_counts_of_the_page(
+    asked: dict[str, float], client: httpx.Client, server: Server, tokens: Path, tmp_path: Path
 ) -> None:
-    total = sum(OUTCOMES.values())
-    target = server.url.removeprefix("http://")
-    with prometheus(tmp_path, config(target, credentials)) as api:
+    name = "kway_query_requests_total"
+    page = counts(client)
+    outcomes = {key.split(":")[1]: page[key] for key in page if key.startswith(f"{name}:")}
+    total = page["kway_query_seconds_count"]
+    with prometheus(tmp_path, config(server.url.removeprefix("http://"), tokens)) as api:
         wait_until(api, "up", {"": 1})
-        wait_until(api, "sum by (outcome) (kway_query_requests_total)", OUTCOMES)
-        wait_until(api, "sum(kway_query_inputs_total)", {"": INPUTS})
+        wait_until(api, f"sum by (outcome) ({name})", outcomes)
+        wait_until(api, "sum(kway_query_inputs_total)", {"": page["kway_query_inputs_total"]})
         wait_until(api, "sum(kway_query_seconds_count)", {"": total})
         wait_until(api, 'sum(kway_query_seconds_bucket{le="+Inf"})', {"": total})
-        assert 0 < value(api, "sum(kway_query_seconds_sum)")[""] < 30 * total
 
 
-def page_with(name: str, client: httpx.Client) -> str:
-    """The page of metrics once `name` is on it: replicas report each second."""
-    page, deadline = "", time.monotonic() + 30
-    while name not in page:
-        assert time.monotonic() < deadline
-        page = client.get("/metrics").text
+def wait_for_page(client: httpx.Client, is_there: Callable[[list[str]], bool]) -> list[str]:
+    """The lines of the page once they are as wanted: replicas report each second."""
+    deadline = time.monotonic() + 30
+    while True:
+        lines = client.get("/metrics").text.splitlines()
+        if is_there(lines):
+            return lines
+        assert time.monotonic() < deadline, lines
         time.sleep(0.2)
-    return page
 
 
 def test_the_page_says_what_model_a_replica_has_and_what_it_holds(client: httpx.Client) -> None:
-    page = page_with("kway_queued_inputs{", client)
-    (aligned,) = (line for line in page.splitlines() if line.startswith("kway_model_aligned{"))
-    assert 'loss="batch_ce"' in aligned
-    assert aligned.endswith(" 1.0")
-    (held,) = (line for line in page.splitlines() if line.startswith("kway_requests_in_progress{"))
-    assert held.endswith(" 0.0")
+    def all_are_idle(lines: list[str]) -> bool:
+        # What a replica that was killed held last stays on the page.
+        held = [line for line in lines if line.startswith("kway_requests_in_progress{")]
+        return sum(line.endswith(" 0.0") for line in held) >= REPLICAS
+
+    lines = wait_for_page(client, all_are_idle)
+    aligned = [line for line in lines if line.startswith("kway_model_aligned{")]
+    assert aligned
+    assert all('loss="batch_ce"' in line and line.endswith(" 1.0") for line in aligned)
 
 
+@pytest.mark.usefixtures("before")  # earlier errors are on the page by then
 def test_the_page_counts_errors_that_no_replica_answered(
     client: httpx.Client, server: Server
 ) -> None:
+    counted, before = 'kway_http_errors_total{node="127.0.0.1",status="413"} ', 0.0
+    for line in client.get("/metrics").text.splitlines():
+        if line.startswith(counted):
+            before = float(line.removeprefix(counted))
     host, port = server.url.removeprefix("http://").split(":")
     for _ in range(3):
         with socket.create_connection((host, int(port)), timeout=20) as connection:
             head = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\nContent-Length: 2147483648\r\n\r\n"
             connection.sendall(head)
             assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
-    page_with('kway_http_errors_total{node="127.0.0.1",status="413"} 3.0', client)
+    wait_for_page(client, lambda lines: f"{counted}{before + 3}" in lines)
 
 
 @needs_prometheus
@@ -152,7 +160,8 @@ def test_prometheus_without_the_token_sees_that_it_is_refused(
 
 @needs_prometheus
 def test_the_page_of_metrics_passes_promtool(client: httpx.Client) -> None:
-    page = page_with("kway_query_seconds_bucket", client)
+    lines = wait_for_page(client, lambda lines: "kway_query_seconds_bucket" in "".join(lines))
+    page = "\n".join([*lines, ""])
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=page, capture_output=True, text=True
     )
@@ -170,12 +179,12 @@ def is_answered(server: Server) -> bool:
 @pytest.mark.slow
 @needs_prometheus
 def test_what_a_lost_replica_has_counted_stays_beside_what_the_next_one_counts(
-    bundle: Path, credentials: Path, tmp_path: Path
+    bundle: Path, tokens: Path, tmp_path: Path
 ) -> None:
     running = start(bundle, tmp_path / "stderr", "--replicas", 1)
     target = running.url.removeprefix("http://")
     try:
-        with prometheus(tmp_path, config(target, credentials)) as api:
+        with prometheus(tmp_path, config(target, tokens)) as api:
             for _ in range(4):
                 assert is_answered(running)
             wait_until(api, "sum(kway_query_requests_total)", {"": 4})

@@ -1,0 +1,76 @@
+"""Two servers that the files of this folder share; `tests/conftest.py` gives the folder to one
+worker. Each start takes about ten seconds of two cores."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+import pytest
+
+from tests.serving.live.servers import TOKEN, start_guarded, start_open, write_tokens
+from tests.serving.started import Server, SharedServer, write_pictures
+from tests.tiny_bundle import write
+
+
+@pytest.fixture(scope="package")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="package")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of the guarded server."""
+    return write(tmp_path_factory.mktemp("bundles") / "pets")
+
+
+@pytest.fixture(scope="package")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The token file of the guarded server."""
+    path = tmp_path_factory.mktemp("tokens") / "tokens"
+    write_tokens(path, TOKEN)
+    return path
+
+
+@pytest.fixture(scope="package")
+def guarded_server(
+    bundle: Path, tokens: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServer]:
+    def begin() -> Server:
+        return start_guarded(bundle, tokens, tmp_path_factory.mktemp("server"))
+
+    with closing(SharedServer(begin)) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="package")
+def temporary_folder() -> Iterator[Path]:
+    """The TMPDIR of the open server. Ray puts sockets there, whose paths have at most 107 bytes."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="package")
+def open_server(
+    temporary_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServer]:
+    bundle = write(tmp_path_factory.mktemp("bundles") / "others")
+
+    def begin() -> Server:
+        return start_open(bundle, tmp_path_factory.mktemp("server") / "stderr", temporary_folder)
+
+    with closing(SharedServer(begin)) as shared:
+        yield shared
+
+
+@pytest.fixture
+def server(guarded_server: SharedServer) -> Server:
+    return guarded_server.get()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as opened:
+        yield opened

@@ -1,0 +1,71 @@
+"""How the two servers of this folder are configured and started."""
+
+import sys
+from pathlib import Path
+
+from serving.config import ServingConfig
+from tests.serving.started import Server, start
+
+REPLICAS = 2
+# Of the guarded server: REST and gRPC, behind tokens, with small limits.
+TOKEN, OTHER_TOKEN = "a1b2c3d4" * 8, "0f1e2d3c" * 8
+MAX_REQUESTS, MAX_INPUTS, MAX_BODY, TIMEOUT = 8, 4, 2**19, 5
+BATCH_WAIT = 0.3
+# A class whose row one test alone asks for: replicas keep the rows that they have read.
+NEVER_ASKED = 5
+# Of the open server: no tokens, and limits of feeds and listeners that `kway serve` has no options
+# for. More listeners than Ray has slots for requests that no limit counts (64).
+LISTENERS, IDLE_SECONDS = 70, 12.0
+
+_SERVE_CONFIG = """
+import sys
+from pathlib import Path
+from serving.config import ServingConfig
+from serving.deploy.server import running
+from serving.deploy.stop_signal import StopSignal
+stop = StopSignal()
+with running(Path(sys.argv[2]), ServingConfig.model_validate_json(sys.argv[-1])) as found:
+    print("ready:", found.url, flush=True)
+    print(flush=True)
+    stop.hold(found.url)
+"""
+
+
+def write_tokens(path: Path, *tokens: str) -> None:
+    aside = path.with_suffix(".new")
+    aside.touch(mode=0o600)
+    aside.write_text("\n".join(tokens) + "\n")
+    aside.rename(path)
+
+
+def start_guarded(bundle: Path, tokens: Path, folder: Path) -> Server:
+    """Started in a folder whose own folders have the names of our packages and must not hide
+    them."""
+    for name in ("data", "serving"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise ImportError('not the package')")
+    return start(
+        bundle,
+        folder / "stderr",
+        *("--grpc-port", 0, "--token-file", tokens, "--replicas", REPLICAS),
+        *("--max-requests", MAX_REQUESTS, "--max-inputs", MAX_INPUTS, "--timeout", TIMEOUT),
+        *("--max-body-mib", MAX_BODY / 2**20, "--batch-wait", BATCH_WAIT),
+        start=[sys.executable, "-P", "-m", "launch"],
+        cwd=folder,
+    )
+
+
+def start_open(bundle: Path, errors: Path, temporary: Path) -> Server:
+    config = ServingConfig(
+        port=0,
+        replicas=REPLICAS,
+        max_requests=2,
+        max_streams=1,
+        request_timeout_seconds=20,
+        feed_idle_seconds=IDLE_SECONDS,
+        max_listeners=LISTENERS,
+        max_listeners_per_client=1000,
+        max_watch_listeners=1000,
+    )
+    command = [sys.executable, "-c", _SERVE_CONFIG]
+    return start(bundle, errors, config.model_dump_json(), start=command, temporary=temporary)
