@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -94,7 +95,6 @@ def rank_world(class_ranks: int | None = None) -> Any:
     ranks in a row share the classes (None: all)."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
 
     from trainer.world import World
 
@@ -102,6 +102,17 @@ def rank_world(class_ranks: int | None = None) -> Any:
     if not dist.is_initialized():
         return World(0, 1, 0, 1, cpu, None)
     rank, size = dist.get_rank(), dist.get_world_size()
-    sharing = class_ranks or size
-    mesh = init_device_mesh("cpu", (size // sharing, sharing), mesh_dim_names=("data", "class"))
-    return World(rank, size, rank, size, cpu, mesh)
+    return World(rank, size, rank, size, cpu, rank_mesh(size // (class_ranks or size)))
+
+
+@cache
+def rank_mesh(data_axis: int = 1) -> Any:
+    """The mesh `data` x `class` over all ranks, whose `data` axis has this size (collective).
+
+    Made once in each rank: connecting the process groups of a mesh takes longer than a step.
+    """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = (data_axis, dist.get_world_size() // data_axis)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("data", "class"))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ LOGIT_MAPS: dict[str, LogitMap] = {
 }
 
 
+@cache
 def label_tree(weighting: str, num_classes: int) -> LabelTree:
     """A cover tree of clustered vectors, deep enough to have paths that cross shards."""
     rng = np.random.default_rng(num_classes)
