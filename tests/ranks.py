@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,11 +44,17 @@ def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> l
     return answers
 
 
+def forked(function: Callable[..., None], *args: Any) -> BaseProcess:
+    """A process, not yet started, that runs `function(*args)` with torch imported already.
+
+    `function` is importable by name. End the process before the test ends.
+    """
+    return _context.Process(target=function, args=args)
+
+
 def _start(rank: int, world_size: int, folder: Path, function: Any, args: Any) -> Any:
     ours, theirs = _context.Pipe()
-    process = _context.Process(
-        target=_rank_main, args=(rank, world_size, folder / "store", theirs, function, args)
-    )
+    process = forked(_rank_main, rank, world_size, folder / "store", theirs, function, args)
     process.start()
     theirs.close()
     return process, ours
