@@ -21,15 +21,6 @@ KINDS = ("quadratic", "ccql", "taylor_softmax", "spherical_softmax", "spherical_
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Products this small wait for a second thread longer than it helps."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make_factored(kind: str, num_classes: int = CLASSES, **options) -> FactoredHead:
     options = {"init_std": 0.3, "dtype": torch.float64, **options}
     return FactoredHead(DIM, num_classes, make_loss(kind, num_classes), **options)
