@@ -5,6 +5,9 @@ Modules are imported where they are used: pytest-xdist's main process, which run
 starts its workers without importing torch.
 """
 
+import fcntl
+import gc
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -51,6 +54,12 @@ def _seconds_per_file(reports: list[pytest.TestReport], least: float) -> Iterato
     yield f"| {len(others)} other files | {num_tests} | {spent:.1f} |"
 
 
+def pytest_collection_finish() -> None:
+    """Leave all that is imported out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Tests run in parallel, some with ranks of their own: more threads compete for the cores."""
@@ -74,7 +83,16 @@ def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of 13 characters, with label vectors."""
     from tests.shards import glyph_shards
 
-    return glyph_shards(tmp_path_factory.mktemp("glyphs"))
+    # Drawing the characters takes seconds: the first of pytest-xdist's workers does it for all.
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / "glyphs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "glyphs").exists():
+            glyph_shards(folder / "unfinished-glyphs")
+            (folder / "unfinished-glyphs").rename(folder / "glyphs")
+    return folder / "glyphs" / "shards"
 
 
 @pytest.fixture(scope="session")
