@@ -15,6 +15,11 @@ from pathlib import Path
 
 import pytest
 
+# The tests start hundreds of processes. Without bytecode each compiles the packages again, and each
+# of pytest-xdist's workers rewrites the assertions of all test modules again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
