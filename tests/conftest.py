@@ -1,24 +1,80 @@
-"""What several rooms share: small shards, made once a session; `kway` in this process; and one
-thread a test."""
+"""Fixtures for all tests: small shards, made once a session; `kway` in this process; one thread a
+test; and `--seconds-per-file`.
 
+Modules are imported where they are used: pytest-xdist's main process, which runs no test, then
+starts its workers without importing torch.
+"""
+
+import fcntl
+import gc
+import os
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from threadpoolctl import threadpool_limits
 from xdist.scheduler import LoadFileScheduling
 
-import data.retry
-from launch.main import main
-from tests.faults.sitecustomize import inject
-from tests.shards import glyph_shards, picture_shards, text_shards
+# The tests start hundreds of processes. Without bytecode each compiles the packages again, and each
+# of pytest-xdist's workers rewrites the assertions of all test modules again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Tests run side by side, some with ranks of their own: more threads stand in each other's way.
-torch.set_num_threads(1)
-threadpool_limits(1)
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seconds-per-file",
+        type=float,
+        metavar="LEAST",
+        help="print a table of the test files that took at least LEAST seconds",
+    )
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    least = config.getoption("--seconds-per-file")
+    if least is None:
+        return
+    found = [report for reports in terminalreporter.stats.values() for report in reports]
+    reports = [report for report in found if isinstance(report, pytest.TestReport)]
+    for line in _seconds_per_file(reports, least):
+        terminalreporter.write_line(line)
+
+
+def _seconds_per_file(reports: list[pytest.TestReport], least: float) -> Iterator[str]:
+    """A table in Markdown, which ends with the sums of all files and tests below `least`."""
+    seconds, tests = Counter[str](), Counter[str]()
+    for report in reports:
+        file = report.nodeid.partition("::")[0]
+        seconds[file] += report.duration
+        tests[file] += report.when == "call"
+    yield "| file | tests | seconds |"
+    yield "|---|---|---|"
+    for file, spent in seconds.most_common():
+        if spent >= least:
+            yield f"| {file} | {tests[file]} | {spent:.1f} |"
+    others = [file for file in seconds if seconds[file] < least]
+    num_tests, spent = (sum(count[file] for file in others) for count in (tests, seconds))
+    yield f"| {len(others)} other files | {num_tests} | {spent:.1f} |"
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that is imported out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Tests run in parallel, some with ranks of their own: more threads compete for the cores."""
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    torch.set_num_threads(1)
+    threadpool_limits(1)
 
 
 # Each of these folders is run by one worker: its files share servers or a browser.
@@ -41,24 +97,42 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of 5 classes of pictures in colour, without label vectors."""
+    from tests.shards import picture_shards
+
     return picture_shards(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.fixture(scope="session")
 def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of 13 characters, with label vectors."""
-    return glyph_shards(tmp_path_factory.mktemp("glyphs"))
+    from tests.shards import glyph_shards
+
+    # Drawing the characters takes seconds: the first of pytest-xdist's workers does it for all.
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / "glyphs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "glyphs").exists():
+            glyph_shards(folder / "unfinished-glyphs")
+            (folder / "unfinished-glyphs").rename(folder / "glyphs")
+    return folder / "glyphs" / "shards"
 
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `shards` of texts of 4 classes, and a `tokenizer` for them."""
+    from tests.shards import text_shards
+
     return text_shards(tmp_path_factory.mktemp("texts"))
 
 
 @pytest.fixture
 def injected(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`inject` for the length of a test."""
+    import data.retry
+    from tests.faults.sitecustomize import inject
+
     monkeypatch.setattr(data.retry, "_LONGEST_SECONDS", 0.01)
 
     def put(call: str, path: str, fail: Callable[[], None], times: int = 1_000_000) -> None:
@@ -70,6 +144,10 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.fixture
 def kway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Runs `kway ARGUMENTS…` in this process, which costs no imports; returns its exit code."""
+    import torch
+
+    from launch.main import main
+
     threads = torch.get_num_threads()
 
     def run(*arguments: object) -> int:

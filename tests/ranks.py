@@ -9,7 +9,9 @@ import threading
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,11 +44,17 @@ def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> l
     return answers
 
 
+def forked(function: Callable[..., None], *args: Any) -> BaseProcess:
+    """A process, not yet started, that runs `function(*args)` with torch imported already.
+
+    `function` is importable by name. End the process before the test ends.
+    """
+    return _context.Process(target=function, args=args)
+
+
 def _start(rank: int, world_size: int, folder: Path, function: Any, args: Any) -> Any:
     ours, theirs = _context.Pipe()
-    process = _context.Process(
-        target=_rank_main, args=(rank, world_size, folder / "store", theirs, function, args)
-    )
+    process = forked(_rank_main, rank, world_size, folder / "store", theirs, function, args)
     process.start()
     theirs.close()
     return process, ours
@@ -94,7 +102,6 @@ def rank_world(class_ranks: int | None = None) -> Any:
     ranks in a row share the classes (None: all)."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
 
     from trainer.world import World
 
@@ -102,6 +109,17 @@ def rank_world(class_ranks: int | None = None) -> Any:
     if not dist.is_initialized():
         return World(0, 1, 0, 1, cpu, None)
     rank, size = dist.get_rank(), dist.get_world_size()
-    sharing = class_ranks or size
-    mesh = init_device_mesh("cpu", (size // sharing, sharing), mesh_dim_names=("data", "class"))
-    return World(rank, size, rank, size, cpu, mesh)
+    return World(rank, size, rank, size, cpu, rank_mesh(size // (class_ranks or size)))
+
+
+@cache
+def rank_mesh(data_axis: int = 1) -> Any:
+    """The mesh `data` x `class` over all ranks, whose `data` axis has this size (collective).
+
+    Made once in each rank: connecting the process groups of a mesh takes longer than a step.
+    """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = (data_axis, dist.get_world_size() // data_axis)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("data", "class"))

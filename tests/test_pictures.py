@@ -1,16 +1,19 @@
 """docs/heads.md: its pictures are drawn by code, the same each time, and its examples run."""
 
+import os
 import re
+import socket
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from docs.pictures.__main__ import PICTURES, main
 from heads import LOSSES, ClassHead
+from tests.ranks import forked
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "heads.md").read_text(encoding="utf-8")
@@ -52,6 +55,8 @@ def test_the_same_code_draws_the_same_bytes(tmp_path):
 
 
 def test_every_picture_is_drawn_by_code_and_shown_with_a_caption():
+    from docs.pictures.__main__ import PICTURES  # here: ranks import this module
+
     drawn = sorted(f"heads-{name}.png" for name in PICTURES)
     assert sorted(path.name for path in (ROOT / "docs").glob("heads-*.png")) == drawn
     shown = re.findall(r"^!\[[^]]{10,}\]\((heads-[a-z-]+\.png)\)\n\n\*[^*]{40,}\*$", PAGE, re.M)
@@ -60,6 +65,8 @@ def test_every_picture_is_drawn_by_code_and_shown_with_a_caption():
 
 
 def test_a_name_that_no_picture_has_is_one_line(tmp_path, monkeypatch, capsys):
+    from docs.pictures.__main__ import main  # here: ranks import this module
+
     monkeypatch.setattr(sys, "argv", ["pictures", "enigne", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -104,22 +111,31 @@ def test_the_examples_of_the_readme_and_of_the_page_that_stand_alone_run():
         run(code)
 
 
+def example_on_a_rank(rank: int, port: int, folder: Path) -> None:
+    """The example for two ranks, in a process with the variables that torchrun sets."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    os.chdir(folder)
+    with Path(f"printed-{rank}").open("w") as printed, redirect_stdout(printed):
+        run(example("init_process_group"))
+
+
 @pytest.mark.filterwarnings(LOADS_ALONE)
 def test_two_ranks_train_and_save_and_one_process_loads_and_appends(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "head_on_ranks.py").write_text(example("init_process_group"), encoding="utf-8")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", "head_on_ranks.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    said = re.findall(r"rank \d: loss ([\d.]+), holds 50000 rows of 100000", done.stdout)
-    assert len(said) == 2
-    assert len(set(said)) == 1
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = [forked(example_on_a_rank, rank, port, tmp_path) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+        rank.kill()
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    printed = "".join((tmp_path / f"printed-{rank}").read_text() for rank in range(2))
+    losses = re.findall(r"rank \d: loss ([\d.]+), holds 50000 rows of 100000", printed)
+    assert len(losses) == 2
+    assert len(set(losses)) == 1
     ran = run(example("dcp.load"))
     head, momentum = ran["head"], ran["state"]["weight.momentum"]
     assert head.num_classes == 100_002

@@ -1,7 +1,6 @@
 """Shards whose writer is killed half way, and gone on with."""
 
 import time
-from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
@@ -9,6 +8,7 @@ import psutil
 from data.shards.manifest import MANIFEST
 from data.shards.writer import write_shards
 from data.sources import Source
+from tests.ranks import forked
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -25,8 +25,7 @@ def check_killed_and_resumed(
     """
     whole, out = folder / "whole", folder / "out"
     write_shards(source, whole, samples_per_shard=samples_per_shard, workers=1)
-    arguments = (source, out, samples_per_shard, workers)
-    process = get_context("spawn").Process(target=_write_slowly, args=arguments)
+    process = forked(_write_slowly, source, out, samples_per_shard, workers)
     process.start()
     deadline = time.monotonic() + 60
     while not any(out.glob("train-000001.tar.*.aside")):

@@ -4,32 +4,38 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from PIL import Image
 
 from data.augment.training import AugmentConfig
 from data.config import DataConfig
 from data.images.config import ImageConfig
-from docs.pictures.__main__ import OF_DATA
-from docs.pictures.look import look
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "data.md").read_text(encoding="utf-8")
 
 
+def drawings() -> dict[str, Any]:
+    # Imported here: with matplotlib and scikit-learn it would slow the collection of all tests.
+    from docs.pictures.__main__ import OF_DATA
+
+    return OF_DATA
+
+
 def test_every_picture_is_drawn_by_code_and_shown_with_a_caption() -> None:
-    drawn = sorted(f"data-{name}.png" for name in OF_DATA)
+    drawn = sorted(f"data-{name}.png" for name in drawings())
     assert sorted(path.name for path in DOCS.glob("data-*.png")) == drawn
     shown = re.findall(r"^!\[[^]]{10,}\]\((data-[a-z-]+\.png)\)\n\n\*[^*]{40,}\*$", PAGE, re.M)
     assert sorted(shown) == drawn
 
 
-@pytest.mark.parametrize("name", OF_DATA)
-def test_a_picture_still_has_the_size_of_its_file(name: str) -> None:
-    with look(), Image.open(DOCS / f"data-{name}.png") as shown:
-        inches = OF_DATA[name]().get_size_inches()
-        assert shown.size == tuple(round(160 * side) for side in inches)
+def test_each_picture_still_has_the_size_of_its_file() -> None:
+    from docs.pictures.look import look
+
+    for name, draw in drawings().items():
+        with look(), Image.open(DOCS / f"data-{name}.png") as shown:
+            inches = draw().get_size_inches()
+            assert shown.size == tuple(round(160 * side) for side in inches), name
 
 
 def data_of_recipes() -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ LOGIT_MAPS: dict[str, LogitMap] = {
 }
 
 
+@cache
 def label_tree(weighting: str, num_classes: int) -> LabelTree:
     """A cover tree of clustered vectors, deep enough to have paths that cross shards."""
     rng = np.random.default_rng(num_classes)
@@ -183,10 +185,16 @@ def _tanimoto(p: Tensor, y: int) -> Tensor:
     return -(f @ p) / (f.norm() + p.norm() - f @ p)
 
 
+@cache
+def _tuples(num_classes: int, k: int) -> Tensor:
+    """Every set of k classes [n, k]."""
+    return torch.combinations(torch.arange(num_classes), k)
+
+
 def _topk_hinge(z: Tensor, y: int) -> Tensor:
     """003 eq 8 over every k-tuple, scores over k."""
     k = min(3, len(z) - 1)
-    tuples = torch.combinations(torch.arange(len(z)), k)
+    tuples = _tuples(len(z), k)
     means = z[tuples].sum(1) / k
     has_y = (tuples == y).any(1)
     return (means + 0.8 * (~has_y).to(z.dtype)).max() - means[has_y].max()
@@ -195,7 +203,7 @@ def _topk_hinge(z: Tensor, y: int) -> Tensor:
 def _smooth_topk(z: Tensor, y: int) -> Tensor:
     """003 eq 9 over every k-tuple."""
     k, tau = min(2, len(z) - 1), 0.6
-    tuples = torch.combinations(torch.arange(len(z)), k)
+    tuples = _tuples(len(z), k)
     means = z[tuples].sum(1) / k
     has_y = (tuples == y).any(1)
     every = torch.exp((means + 0.8 * (~has_y).to(z.dtype)) / tau).sum()

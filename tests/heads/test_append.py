@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
 from heads import ClassHead, FactoredHead, LabelTree
 from heads.append import append_classes, append_to_tree
 from tests.heads.cases import label_tree, make_loss
-from tests.ranks import run_on_ranks
+from tests.ranks import rank_mesh, run_on_ranks
 
 PARENTS = {"dense": [-1, -1], "utree": [0, 5], "vtree": [0, 0, 3]}
 
@@ -47,10 +46,11 @@ def moments_of(head, optimizer) -> torch.Tensor:
     return torch.cat([of_rows, of_bias[:, None]], dim=1)
 
 
-def grown(weighting: str, world_size: int):
-    mesh = None
-    if world_size > 1:
-        mesh = init_device_mesh("cpu", (1, world_size), mesh_dim_names=("data", "class"))
+def grown_on_a_rank():
+    return {weighting: grown(weighting, rank_mesh()) for weighting in PARENTS}
+
+
+def grown(weighting: str, mesh=None):
     head, optimizer = trained_head(weighting, mesh)
     before = rows_of(head)
     append_classes(head, PARENTS[weighting], optimizer=optimizer, seed=9, init_std=0.1)
@@ -64,16 +64,24 @@ def joined(parts):
     return {key: value for part in parts for key, value in part.items()}
 
 
-@pytest.mark.parametrize("weighting", ["dense", "utree", "vtree"])
-def test_old_classes_keep_their_rows_and_training_goes_on_the_same_on_every_world_size(weighting):
-    before, after, moment, later = grown(weighting, 1)
+@pytest.fixture(scope="module")
+def grown_on_ranks():
+    """By world size, what each rank found."""
+    return {world_size: run_on_ranks(world_size, grown_on_a_rank) for world_size in (2, 3)}
+
+
+@pytest.mark.parametrize("weighting", PARENTS)
+def test_old_classes_keep_their_rows_and_training_goes_on_the_same_on_every_world_size(
+    weighting, grown_on_ranks
+):
+    before, after, moment, later = grown(weighting)
     added = len(PARENTS[weighting])
     assert sorted(after) == list(range(13 + added))
     for class_id, row in before.items():
         np.testing.assert_allclose(after[class_id], row, atol=1e-6)
     assert np.abs(moment).sum() > 0
-    for world_size in (2, 3):
-        ranks = run_on_ranks(world_size, grown, weighting, world_size)
+    for found in grown_on_ranks.values():
+        ranks = [rank[weighting] for rank in found]
         for index, want in ((1, after), (3, later)):
             got = joined([rank[index] for rank in ranks])
             assert sorted(got) == sorted(want)
@@ -118,8 +126,7 @@ def test_appended_classes_start_with_the_bias_that_the_loss_wants():
 
 
 def bad_parent_on_one_rank():
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
-    head = ClassHead(4, 13, make_loss("ce", 13), mesh=mesh)
+    head = ClassHead(4, 13, make_loss("ce", 13), mesh=rank_mesh())
     bad = torch.distributed.get_rank() == 1
     try:
         append_classes(head, [99 if bad else -1])

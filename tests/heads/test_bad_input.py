@@ -1,14 +1,13 @@
 """Bad input is a clear error on every rank, and never a hang.
 
 What belongs to one module alone is tested with it: trees that are none in test_label_tree.py and
-test_hierarchy.py, labels and rows that do not fit in test_engine.py, files in test_named_tree.py.
+test_hierarchy.py, files in test_named_tree.py.
 """
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 
 from heads import ClassHead, LabelTree, build_head
 from heads.append import append_classes
@@ -29,7 +28,7 @@ from tests.heads.cases import (
     label_tree,
     make_loss,
 )
-from tests.ranks import run_on_ranks
+from tests.ranks import rank_mesh, run_on_ranks
 
 EVERY_KIND = (*LOSS_KINDS, "hierarchical_softmax")
 
@@ -37,9 +36,7 @@ EVERY_KIND = (*LOSS_KINDS, "hierarchical_softmax")
 def class_mesh(world_size: int, data_axis: int = 1):
     if world_size == 1:
         return None
-    return init_device_mesh(
-        "cpu", (data_axis, world_size // data_axis), mesh_dim_names=("data", "class")
-    )
+    return rank_mesh(data_axis)
 
 
 def make_head(kind: str, tree: LabelTree, mesh=None) -> ClassHead:
@@ -75,23 +72,31 @@ def here(world_size: int) -> int:
 # ---- labels -------------------------------------------------------------------------------------
 
 
-def labels_outside(world_size: int, data_axis: int, wrong: int) -> str:
-    """The last rank alone has a label that is no class, in the middle of others."""
+OUTSIDE = (-1, 13, 2**40)
+
+
+def labels_outside(world_size: int, data_axis: int) -> str:
+    """Each of OUTSIDE in turn, on the last rank only, between labels that are valid."""
     head = make_head("batch_ce", label_tree("vtree", 13), class_mesh(world_size, data_axis))
     last = here(world_size) == world_size - 1
-    return told(head, torch.zeros(3, 3), torch.tensor([0, wrong if last else 12, 5]))
+    return " | ".join(
+        told(head, torch.zeros(3, 3), torch.tensor([0, wrong if last else 12, 5]))
+        for wrong in OUTSIDE
+    )
 
 
-@pytest.mark.parametrize("wrong", [-1, 13, 2**40])
 @pytest.mark.parametrize(("world_size", "data_axis"), [(1, 1), (2, 1), (4, 2)])
-def test_a_label_that_is_no_class_is_an_error_on_every_rank(world_size, data_axis, wrong):
-    *others, last = one_line_on_every_rank(world_size, labels_outside, data_axis, wrong)
-    assert last.startswith("ValueError: 1 labels are outside 0..12, 1 of them on this rank")
-    for told_there in others:
-        assert told_there.startswith("ValueError: 1 labels are outside 0..12, 0 of them on this")
+def test_a_label_that_is_no_class_is_an_error_on_every_rank(world_size, data_axis):
+    *others, last = one_line_on_every_rank(world_size, labels_outside, data_axis)
+    for answer, num_here in [(last, 1), *((other, 0) for other in others)]:
+        errors = answer.split(" | ")
+        assert len(errors) == len(OUTSIDE)
+        expected = f"ValueError: 1 labels are outside 0..12, {num_here} of them on this rank"
+        assert all(error.startswith(expected) for error in errors)
 
 
 BROKEN = {
+    "narrow features": lambda x, y: (x[:, :2], y),
     "flat features": lambda x, y: (x[0], y),
     "deep features": lambda x, y: (x[None], y),
     "features of integers": lambda x, y: (x.long(), y),

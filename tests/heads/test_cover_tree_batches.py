@@ -33,25 +33,31 @@ def many_rows_of(kind: str, rng: np.random.Generator, num: int) -> np.ndarray:
     return np.concatenate([rows, extra + 0.1 * rng.normal(size=extra.shape)])
 
 
-@settings(max_examples=120, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    kind=st.sampled_from(KINDS),
-    base=st.sampled_from(BASES),
-    metric=st.sampled_from(["cosine", "euclidean"]),
+@pytest.mark.parametrize(
+    "examples", [pytest.param(40, id="few"), pytest.param(400, id="many", marks=pytest.mark.slow)]
 )
-def test_invariants_hold_over_many_small_tiles_and_blocks(seed, kind, base, metric):
-    rng = np.random.default_rng(seed)
-    rows = many_rows_of(kind, rng, int(rng.integers(20, 120)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(net, "_TILE", int(rng.integers(2, 20)))
-        patch.setattr(net, "_BLOCK", int(rng.integers(1, 12)))
-        patch.setattr(net, "_REGION_MEMBERS", int(rng.integers(1, 8)))
-        patch.setattr(net, "_PAIR_VALUES", 50)
-        tree = build_cover_tree(rows, base=base, metric=metric)
-        assert same(tree, build_cover_tree(rows, base=base, metric=metric))
-    check_invariants(tree, distances(rows, metric))
-    check_label_trees(tree)
+def test_invariants_hold_over_many_small_tiles_and_blocks(examples):
+    @settings(max_examples=examples, deadline=None)
+    @given(
+        seed=st.integers(0, 2**32 - 1),
+        kind=st.sampled_from(KINDS),
+        base=st.sampled_from(BASES),
+        metric=st.sampled_from(["cosine", "euclidean"]),
+    )
+    def check(seed, kind, base, metric):
+        rng = np.random.default_rng(seed)
+        rows = many_rows_of(kind, rng, int(rng.integers(20, 120)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(net, "_TILE", int(rng.integers(2, 20)))
+            patch.setattr(net, "_BLOCK", int(rng.integers(1, 12)))
+            patch.setattr(net, "_REGION_MEMBERS", int(rng.integers(1, 8)))
+            patch.setattr(net, "_PAIR_VALUES", 50)
+            tree = build_cover_tree(rows, base=base, metric=metric)
+            assert same(tree, build_cover_tree(rows, base=base, metric=metric))
+        check_invariants(tree, distances(rows, metric))
+        check_label_trees(tree)
+
+    check()
 
 
 def same(one: CoverTree, other: CoverTree) -> bool:

@@ -1,15 +1,13 @@
 """Loss and gradients of every loss x weighting equal their definitions, sharded or not."""
 
-from functools import partial
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 
 from heads import ClassHead, FactoredHead, HierarchicalSoftmaxHead
-from heads.collectives import group_rank
 from heads.losses import LOSSES, SphericalSoftmax
 from heads.weights import shard_range
 from tests.heads.cases import (
@@ -23,7 +21,7 @@ from tests.heads.cases import (
     problem,
     set_nodes,
 )
-from tests.ranks import RankError, run_on_ranks
+from tests.ranks import rank_mesh, run_on_ranks
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -56,17 +54,13 @@ def test_loss_and_gradients_equal_the_definition(kind, weighting, memory):
 
 def sharded_case(kind: str, weighting: str, num_classes: int, data_axis: int, blocks: bool):
     """This rank's loss, feature gradient and weight gradient, and where they belong."""
-    world = torch.distributed.get_world_size()
-    mesh = init_device_mesh(
-        "cpu", (data_axis, world // data_axis), mesh_dim_names=("data", "class")
-    )
-    head = make_head(kind, weighting, num_classes, 5, mesh)
+    head = make_head(kind, weighting, num_classes, 5, rank_mesh(data_axis))
     if blocks:
         object.__setattr__(head.engine, "memory_bytes", 1)
     # 11 rows over the ranks: uneven shares, and with more than 11 ranks there would be empty ones.
     features, labels, nodes = problem(head.tree, num_rows=11, dim=5)
     set_nodes(head, nodes)
-    rank = torch.distributed.get_rank()
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     begin, end = 11 * rank // world, 11 * (rank + 1) // world
     results = loss_and_gradients(head, features[begin:end], labels[begin:end])
     return results, (begin, end), (head.engine.weights.start, head.engine.weights.stop)
@@ -103,11 +97,17 @@ def test_sharded_in_many_blocks_equals_the_definition():
     check_against_definition(run_on_ranks(2, all_sharded_cases, 150, 1, True), 150)
 
 
+@cache
+def expected_of_11_rows(kind: str, weighting: str, num_classes: int):
+    """Computed once for all world sizes."""
+    tree = label_tree(weighting, num_classes)
+    return naive_loss_and_gradients(kind, tree, *problem(tree, num_rows=11, dim=5))
+
+
 def check_against_definition(ranks, num_classes: int) -> None:
     for (kind, weighting), _ in ranks[0].items():
         tree = label_tree(weighting, num_classes)
-        features, labels, nodes = problem(tree, num_rows=11, dim=5)
-        loss, by_features, by_nodes = naive_loss_and_gradients(kind, tree, features, labels, nodes)
+        loss, by_features, by_nodes = expected_of_11_rows(kind, weighting, num_classes)
         held = np.zeros(tree.num_nodes, dtype=bool)
         for answers in ranks:
             got, (begin, end), (start, stop) = answers[kind, weighting]
@@ -118,53 +118,28 @@ def check_against_definition(ranks, num_classes: int) -> None:
         assert held.all()
 
 
-def empty_share_case(kind: str):
-    """Two rows on four ranks: two of the ranks bring none."""
-    mesh = init_device_mesh("cpu", (1, 4), mesh_dim_names=("data", "class"))
-    head = make_head(kind, "vtree", 13, 5, mesh)
-    features, labels, nodes = problem(head.tree, num_rows=2, dim=5)
-    set_nodes(head, nodes)
-    rank = group_rank(mesh.get_group("class"))
-    begin, end = shard_range(2, rank, 4)
-    return (*loss_and_gradients(head, features[begin:end], labels[begin:end]), (begin, end))
+def empty_shares():
+    """Every loss of two rows on four ranks: two of the ranks have none."""
+    begin, end = shard_range(2, torch.distributed.get_rank(), 4)
+    found = {}
+    for kind in LOSS_KINDS:
+        head = make_head(kind, "vtree", 13, 5, rank_mesh())
+        features, labels, nodes = problem(head.tree, num_rows=2, dim=5)
+        set_nodes(head, nodes)
+        found[kind] = loss_and_gradients(head, features[begin:end], labels[begin:end])
+    return found, (begin, end)
 
 
-@pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_ranks_without_rows_take_part(kind):
+def test_ranks_without_rows_take_part():
     tree = label_tree("vtree", 13)
     features, labels, nodes = problem(tree, num_rows=2, dim=5)
-    loss, by_features, _ = naive_loss_and_gradients(kind, tree, features, labels, nodes)
-    for got_loss, got_features, _, (begin, end) in run_on_ranks(4, empty_share_case, kind):
-        np.testing.assert_allclose(got_loss, loss, **EXACT)
-        np.testing.assert_allclose(got_features, by_features[begin:end], **EXACT)
-
-
-def label_outside_on_one_rank():
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
-    head = make_head("ce", "dense", 4, 3, mesh)
-    label = 4 if group_rank(mesh.get_group("class")) == 1 else 0
-    head(torch.zeros(1, 3, dtype=torch.float64), torch.tensor([label]))
-
-
-def test_a_label_outside_on_one_rank_stops_every_rank_with_one_line():
-    with pytest.raises(RankError, match=r"rank 0:(.|\n)*1 labels are outside 0..3, 0 of them on"):
-        run_on_ranks(2, label_outside_on_one_rank)
-
-
-def rows_that_do_not_fit_on_one_rank(what: str):
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
-    head = make_head("ce", "dense", 4, 3, mesh)
-    features, labels = torch.zeros(2, 3, dtype=torch.float64), torch.tensor([0, 1])
-    if group_rank(mesh.get_group("class")) == 1:
-        features = {"rows": features[:1], "width": features[:, :2], "labels": features}[what]
-        labels = labels.double() if what == "labels" else labels
-    head(features, labels)
-
-
-@pytest.mark.parametrize("what", ["rows", "width", "labels"])
-def test_rows_that_do_not_fit_on_one_rank_stop_every_rank(what):
-    with pytest.raises(RankError, match=r"rank 0:(.|\n)*1 ranks do not fit: give floats \[b, 3\]"):
-        run_on_ranks(2, rows_that_do_not_fit_on_one_rank, what)
+    ranks = run_on_ranks(4, empty_shares)
+    for kind in LOSS_KINDS:
+        loss, by_features, _ = naive_loss_and_gradients(kind, tree, features, labels, nodes)
+        for found, (begin, end) in ranks:
+            got_loss, got_features, _ = found[kind]
+            np.testing.assert_allclose(got_loss, loss, **EXACT, err_msg=kind)
+            np.testing.assert_allclose(got_features, by_features[begin:end], **EXACT, err_msg=kind)
 
 
 def heads_of_each_kind(num_classes: int) -> list[ClassHead]:
@@ -233,9 +208,8 @@ def test_a_batch_loss_of_a_single_row_is_a_value_in_evaluation(kind):
 
 
 def single_row_of_the_world():
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
-    head = make_head("batch_ce", "dense", 4, 3, mesh).eval()
-    rows = 1 if group_rank(mesh.get_group("class")) == 0 else 0
+    head = make_head("batch_ce", "dense", 4, 3, rank_mesh()).eval()
+    rows = 1 if torch.distributed.get_rank() == 0 else 0
     features, labels = torch.ones(rows, 3, dtype=torch.float64), torch.zeros(rows).long()
     return head(features, labels).item()
 
@@ -325,17 +299,24 @@ def test_a_class_that_is_impossible_gets_no_gradient_and_no_nan(kind):
     assert torch.isfinite(gradient).all()
 
 
-def initial_rows(world_class_axis: int, weighting: str):
-    mesh = init_device_mesh("cpu", (1, world_class_axis), mesh_dim_names=("data", "class"))
-    head = ClassHead(6, label_tree(weighting, 11), LOSSES["ce"](), mesh=mesh, seed=3)
-    return head.weight.detach().numpy()
+def initial_rows(mesh=None):
+    return {
+        weighting: ClassHead(6, label_tree(weighting, 11), LOSSES["ce"](), mesh=mesh, seed=3)
+        .weight.detach()
+        .numpy()
+        for weighting in WEIGHTINGS
+    }
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_initial_rows_do_not_depend_on_the_world_size(weighting):
-    alone = ClassHead(6, label_tree(weighting, 11), LOSSES["ce"](), seed=3).weight.detach().numpy()
-    parts = run_on_ranks(3, partial(initial_rows, 3, weighting))
-    np.testing.assert_array_equal(np.concatenate(parts), alone)
+def initial_rows_of_a_rank():
+    return initial_rows(rank_mesh())
+
+
+def test_initial_rows_do_not_depend_on_the_world_size():
+    ranks = run_on_ranks(3, initial_rows_of_a_rank)
+    for weighting, alone in initial_rows().items():
+        parts = [found[weighting] for found in ranks]
+        np.testing.assert_array_equal(np.concatenate(parts), alone, err_msg=weighting)
 
 
 def test_a_vtree_starts_at_the_same_classifier_as_dense_weights():
@@ -457,9 +438,8 @@ def test_what_an_ignored_row_holds_does_not_matter(head_type):
 
 
 def features_of_another_type_on_one_rank():
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
-    head = make_head("ce", "dense", 4, 3, mesh)
-    dtype = (torch.float32, torch.float64)[group_rank(mesh.get_group("class"))]
+    head = make_head("ce", "dense", 4, 3, rank_mesh())
+    dtype = (torch.float32, torch.float64)[torch.distributed.get_rank()]
     try:
         head(torch.zeros(1, 3, dtype=dtype), torch.tensor([0]))
     except ValueError as error:

@@ -8,27 +8,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 
 from heads import ClassHead
 from heads.append import append_classes
 from heads.factored import FactoredHead
 from heads.losses import CrossEntropy
 from tests.heads.cases import make_loss
-from tests.ranks import RankError, run_on_ranks
+from tests.ranks import RankError, rank_mesh, run_on_ranks
 
 DIM, CLASSES, LR, DECAY = 6, 40, 0.1, 0.02
 KINDS = ("quadratic", "ccql", "taylor_softmax", "spherical_softmax", "spherical_bound")
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Products this small wait for a second thread longer than it helps."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_factored(kind: str, num_classes: int = CLASSES, **options) -> FactoredHead:
@@ -415,9 +405,7 @@ def share(rows: int) -> slice:
 
 def sharded_run(num_classes: int, data_axis: int, rows: int):
     """By loss: of each step the loss, this rank's feature gradients, rows and norm."""
-    shape = (data_axis, dist.get_world_size() // data_axis)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "class"))
-    mine = share(rows)
+    mesh, mine = rank_mesh(data_axis), share(rows)
     return {
         kind: steps_of(make_factored(kind, num_classes, **sharded_options(mesh)), rows, mine)
         for kind in SHARDED_KINDS
@@ -461,8 +449,7 @@ def test_sharded_equals_unsharded(world_size, num_classes, data_axis, rows):
 
 
 def change_the_weight_of_one_rank():
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
-    head = make_factored("quadratic", mesh=mesh)
+    head = make_factored("quadratic", mesh=rank_mesh())
     kept = head.weight
     (features, labels), *_ = batches(1)
     pass_through(head, features, labels)
@@ -480,8 +467,7 @@ def test_a_refusal_on_one_rank_is_one_on_all():
 
 
 def label_outside_on_one_rank():
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "class"))
-    head = make_factored("quadratic", mesh=mesh)
+    head = make_factored("quadratic", mesh=rank_mesh())
     head(torch.zeros(1, DIM), torch.tensor([CLASSES if dist.get_rank() else 0]))
 
 

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from heads import ClassHead, FactoredHead, HierarchicalSoftmaxHead
 from heads.losses import CrossEntropy, SphericalSoftmax
 from tests.heads.cases import WEIGHTINGS, gradient_of_nodes, label_tree, problem
-from tests.ranks import run_on_ranks
+from tests.ranks import rank_mesh, run_on_ranks
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 ROWS, DIM, CLASSES = 6, 5, 150
@@ -116,8 +115,7 @@ REQUIRED = [case for case in product((True, False), repeat=4) if any(case)]
 
 def on_two_ranks(data_axis: int, num_classes: int, first_rows: int):
     """Each head's gradients on this rank in each case, with the message where it raises."""
-    mesh = init_device_mesh("cpu", (data_axis, 2 // data_axis), mesh_dim_names=("data", "class"))
-    rank = torch.distributed.get_rank()
+    mesh, rank = rank_mesh(data_axis), torch.distributed.get_rank()
     features, labels = batch(num_classes)
     mine = slice(0, first_rows) if rank == 0 else slice(first_rows, ROWS)
     found = {}
@@ -172,9 +170,8 @@ def test_each_rank_gets_the_gradients_that_it_requires(data_axis, num_classes, f
 
 
 def accumulated_on_a_partly_frozen_head():
-    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "class"))
     rank = torch.distributed.get_rank()
-    head = make_head("dense", mesh).requires_grad_(rank == 0)
+    head = make_head("dense", rank_mesh(2)).requires_grad_(rank == 0)
     head.accumulates = True
     try:
         head(*batch())

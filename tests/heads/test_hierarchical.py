@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
 from heads import LabelTree
-from heads.collectives import group_rank
 from heads.hierarchical import HierarchicalSoftmaxHead, classes_at_leaves
 from tests.heads.cases import gradient_of_nodes, label_tree, set_nodes
-from tests.ranks import run_on_ranks
+from tests.ranks import rank_mesh, run_on_ranks
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -61,9 +59,8 @@ def results(weighting: str, num_classes: int, dim: int, blocks: bool, sharded: b
     mesh = None
     begin, end = 0, 11
     if sharded:
-        world = torch.distributed.get_world_size()
-        mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("data", "class"))
-        rank = group_rank(mesh.get_group("class"))
+        mesh = rank_mesh()
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         begin, end = 11 * rank // world, 11 * (rank + 1) // world
     head, features, labels, _ = make_head(weighting, num_classes, dim, mesh)
     if blocks:
@@ -80,6 +77,13 @@ def results(weighting: str, num_classes: int, dim: int, blocks: bool, sharded: b
     return float(loss.detach()), mine.grad.numpy(), gradient_of_nodes(head).numpy(), scores, where
 
 
+def sharded_results(num_classes: int):
+    return {
+        weighting: results(weighting, num_classes, 4, blocks=True, sharded=True)
+        for weighting in ("utree", "vtree")
+    }
+
+
 @pytest.mark.parametrize("blocks", [False, True], ids=["one block", "blocks"])
 @pytest.mark.parametrize("weighting", ["utree", "vtree"])
 def test_hierarchical_softmax_equals_its_definition(weighting, blocks):
@@ -90,9 +94,9 @@ def test_hierarchical_softmax_equals_its_definition(weighting, blocks):
     ("world_size", "num_classes"), [(2, 13), (3, 13), (4, 13), (4, 2)], ids=str
 )
 def test_sharded_hierarchical_softmax_equals_its_definition(world_size, num_classes):
-    for weighting in ("utree", "vtree"):
-        ranks = run_on_ranks(world_size, results, weighting, num_classes, 4, True, True)
-        check(weighting, num_classes, ranks)
+    ranks = run_on_ranks(world_size, sharded_results, num_classes)
+    for weighting in ranks[0]:
+        check(weighting, num_classes, [found[weighting] for found in ranks])
 
 
 def check(weighting: str, num_classes: int, ranks) -> None:

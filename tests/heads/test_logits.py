@@ -1,13 +1,13 @@
 """Every logit map x loss x weighting equals its definition in float64, on any number of ranks."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 
 from heads import ArcFace, ClassHead, Cosine, Dot, FactoredHead, LabelTree
 from heads.append import append_classes
@@ -27,7 +27,7 @@ from tests.heads.cases import (
     problem,
     set_nodes,
 )
-from tests.ranks import run_on_ranks
+from tests.ranks import rank_mesh, run_on_ranks
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 DIM, ROWS = 5, 11
@@ -59,6 +59,7 @@ def counts_of(num_classes: int) -> Tensor:
     return facts(num_classes).counts
 
 
+@cache
 def expected(name: str, kind: str, tree: LabelTree) -> list[np.ndarray]:
     """The loss, and its gradients by features, nodes, logarithm of the scale, and offset."""
     logits = LOGIT_MAPS[name]
@@ -129,10 +130,8 @@ SHARDED_LOSSES = ("ce", "batch_ce", "bce")
 
 
 def steps_on_a_rank(num_classes: int, data_axis: int):
-    world = torch.distributed.get_world_size()
-    shape = data_axis, world // data_axis
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "class"))
-    rank = torch.distributed.get_rank()
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    mesh = rank_mesh(data_axis)
     mine = slice(ROWS * rank // world, ROWS * (rank + 1) // world)
     found = {}
     for name in LOGIT_MAPS:
@@ -177,10 +176,9 @@ def test_gradients_of_several_calls_are_summed_over_data_once():
 
 
 def accumulated() -> tuple[np.ndarray, np.ndarray]:
-    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "class"))
     found = []
     for accumulates in (False, True):
-        head = make_head("cosine", "ce", "dense", 13, mesh)
+        head = make_head("cosine", "ce", "dense", 13, rank_mesh(2))
         features, labels, nodes = problem(head.tree, ROWS, DIM)
         set_nodes(head, nodes)
         head.accumulates = accumulates

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from heads import BatchCrossEntropy, ClassHead, sum_gradients, sum_sharded_gradients
-from tests.ranks import run_on_ranks
+from tests.ranks import rank_mesh, run_on_ranks
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
@@ -38,10 +37,9 @@ def gradients(wrap: str) -> list[np.ndarray]:
     import torch.distributed as dist
 
     rank, size = (dist.get_rank(), dist.get_world_size()) if wrap else (0, 1)
-    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "class")) if wrap else None
     backbone = network()
     inputs, labels = torch.randn(32, 20), torch.randint(50, (32,))
-    head = ClassHead(64, 50, BatchCrossEntropy(), mesh=mesh)
+    head = ClassHead(64, 50, BatchCrossEntropy(), mesh=rank_mesh() if wrap else None)
     module = backbone
     if wrap == "ddp":
         module = DistributedDataParallel(backbone)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
 from heads import ClassHead
 from heads.losses import CrossEntropy, HeldClasses
@@ -19,7 +18,7 @@ from tests.heads.cases import (
     problem,
     set_nodes,
 )
-from tests.ranks import run_on_ranks
+from tests.ranks import rank_mesh, run_on_ranks
 
 LOSSES = {
     "ce": lambda k: CrossEntropy(sample_rate=0.3, label_smoothing=0.1),
@@ -79,26 +78,28 @@ def test_a_sampled_step_equals_its_definition(kind, weighting, memory):
         np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
 
 
-def sharded(kind: str, weighting: str, data_axis: int):
-    world = torch.distributed.get_world_size()
-    mesh = init_device_mesh(
-        "cpu", (data_axis, world // data_axis), mesh_dim_names=("data", "class")
-    )
-    head, features, labels, _ = sampled_head(kind, weighting, 40, mesh)
-    rank = torch.distributed.get_rank()
+SHARDED = [(kind, weighting) for kind in LOSSES for weighting in ("dense", "vtree")]
+
+
+def sharded(data_axis: int):
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     begin, end = 6 * rank // world, 6 * (rank + 1) // world
-    where = (begin, end), (head.engine.weights.start, head.engine.weights.stop)
-    return *step(head, features[begin:end], labels[begin:end]), where
+    found = {}
+    for case in SHARDED:
+        head, features, labels, _ = sampled_head(*case, 40, rank_mesh(data_axis))
+        where = (begin, end), (head.engine.weights.start, head.engine.weights.stop)
+        found[case] = *step(head, features[begin:end], labels[begin:end]), where
+    return found
 
 
 @pytest.mark.parametrize(("world_size", "data_axis"), [(3, 1), (4, 2)])
-@pytest.mark.parametrize("kind", LOSSES)
-def test_every_world_size_draws_the_same_classes(kind, world_size, data_axis):
-    for weighting in ("dense", "vtree"):
-        head, features, labels, _ = sampled_head(kind, weighting, 40)
+def test_every_world_size_draws_the_same_classes(world_size, data_axis):
+    ranks = run_on_ranks(world_size, sharded, data_axis)
+    for case in SHARDED:
+        head, features, labels, _ = sampled_head(*case, 40)
         loss, by_features, by_nodes = step(head, features, labels)
-        for got in run_on_ranks(world_size, sharded, kind, weighting, data_axis):
-            got_loss, got_features, got_nodes, ((begin, end), (start, stop)) = got
+        for found in ranks:
+            got_loss, got_features, got_nodes, ((begin, end), (start, stop)) = found[case]
             np.testing.assert_allclose(got_loss, loss, rtol=1e-10)
             np.testing.assert_allclose(got_features, by_features[begin:end], atol=1e-10)
             np.testing.assert_allclose(got_nodes, by_nodes[start:stop], atol=1e-10)

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, precision_recall_curve
 
 import heads.slc
 from heads.slc import ClassMeasures, block_measures, pooled_thresholds
@@ -22,6 +21,9 @@ def naive_at_recall(true: np.ndarray, scores: np.ndarray, recall: float) -> tupl
 
 
 def check_against_definitions(measures: ClassMeasures, scores, labels) -> None:
+    # Imported here: it would slow the collection of all tests.
+    from sklearn.metrics import average_precision_score, precision_recall_curve
+
     for row, class_id in enumerate(measures.class_ids.tolist()):
         is_true = (labels == class_id).numpy()
         column = scores[:, row].double().numpy()

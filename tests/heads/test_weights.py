@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
 from heads import ClassHead, LabelTree
 from heads.losses import Choice, CrossEntropy
 from heads.weights import ClassWeights
 from tests.heads.cases import gradient_of_nodes, naive_logits, problem, set_nodes
-from tests.ranks import run_on_ranks
+from tests.ranks import rank_mesh, run_on_ranks
 
 
 def random_tree(num_nodes: int, seed: int, *, deep: bool) -> LabelTree:
@@ -56,9 +55,7 @@ def step_of(tree: LabelTree, mesh=None):
 
 
 def steps_on_a_rank():
-    world = torch.distributed.get_world_size()
-    mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("data", "class"))
-    return [step_of(tree, mesh) for tree in trees()]
+    return [step_of(tree, rank_mesh()) for tree in trees()]
 
 
 def check(tree: LabelTree, ranks) -> None:

@@ -4,8 +4,6 @@ import json
 import os
 import runpy
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +19,8 @@ from benchmarks.papers.job import Job, Places, Results
 from benchmarks.papers.laboratory import Laboratory
 from benchmarks.papers.page import page_text
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
+from tests.papers.sleeper import sleep_in_laboratory
+from tests.ranks import forked
 
 
 def measured(settings: Mapping[str, float], places: Places) -> dict[str, float]:
@@ -187,16 +187,19 @@ def test_a_section_of_an_earlier_format_is_left_out(tmp_path: Path) -> None:
     assert kept_sections(tmp_path / "out", [ONE]) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_the_laboratory(tmp_path: Path, number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "tests.papers.sleeper", str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as started:
-        try:
-            _until((tmp_path / "worker").is_file)
-            started.send_signal(number)
-            assert started.wait(20) != 0
-        finally:
-            started.kill()
+    started = forked(sleep_in_laboratory, tmp_path)
+    started.start()
+    assert started.pid is not None
+    try:
+        _until((tmp_path / "worker").is_file)
+        os.kill(started.pid, number)
+        started.join(20)
+        assert started.exitcode not in (0, None)
+    finally:
+        started.kill()
+        started.join()
     worker = int((tmp_path / "worker").read_text())
     _until(lambda: not Path(f"/proc/{worker}").exists())
 

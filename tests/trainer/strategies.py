@@ -56,6 +56,16 @@ def saved(shards: Path, root: Path, class_ranks: int | None, changes: dict[str, 
     return take_steps(task, 2, first=3), whole_entries(task)
 
 
+def saved_under_each(shards: Path, root: Path, strategies: list[int]) -> dict[int, Trained]:
+    """The same with ADAMW_EMA under several strategies, each with a folder of its own in `root`."""
+    return {
+        number: saved(
+            shards, root / str(number), None, {**ADAMW_EMA, "train__strategy": STRATEGIES[number]}
+        )
+        for number in strategies
+    }
+
+
 def gone_on(shards: Path, root: Path, class_ranks: int | None, changes: dict[str, Any]) -> Trained:
     """The two steps after that checkpoint."""
     task = started(shards, class_ranks, **changes)
@@ -81,6 +91,14 @@ def gone_on_under_each(
         gone_on(shards, root, class_ranks, {**changes, "train__strategy": STRATEGIES[number]})
         for number in strategies
     ]
+
+
+def gone_on_where_saved(shards: Path, root: Path, strategies: list[int]) -> dict[int, Trained]:
+    """The steps after the checkpoints of `saved_under_each`, each under its own strategy."""
+    return {
+        number: gone_on_under_each(shards, root / str(number), None, ADAMW_EMA, [number])[0]
+        for number in strategies
+    }
 
 
 ADAMW_EMA = {

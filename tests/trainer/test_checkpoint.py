@@ -32,9 +32,15 @@ from trainer.checkpoints.load import stored_states
 from trainer.world import World
 
 
-@pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize(
-    ("saved_on", "loaded_on"), [(1, [3, 4]), (3, [1, 2]), (4, [1, 2, 3, 4]), (9, [1, 4])]
+    ("saved_on", "loaded_on", "in_background"),
+    [
+        (1, [3, 4], False),
+        (3, [1, 2], True),
+        (4, [1, 2, 3, 4], False),
+        (4, [3], True),
+        (9, [1, 4], True),
+    ],
 )
 def test_a_checkpoint_loads_on_another_world_size_bit_for_bit(
     saved_on, loaded_on, in_background, tmp_path

@@ -3,8 +3,9 @@
 import csv
 import json
 import math
+import os
+import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,9 +14,9 @@ import torch
 
 from data.shards.manifest import Manifest
 from heads.slc import ClassMeasures
-from tests.ranks import rank_world
+from launch.main import main as kway_main
+from tests.ranks import forked, rank_world
 from tests.shards import glyph_recipe
-from tests.system.processes import ROOT, environment
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.__main__ import main as evaluate_on_a_rank
 from trainer.evaluation.class_table import ClassTable, write_csv
@@ -124,41 +125,38 @@ def test_settings_that_measure_something_else_do_not_replace_the_recipes_own(kwa
     assert (run / "evaluations" / "step-00000002.safetensors").read_bytes() == kept
 
 
-# Everything is imported before the limit, so that what fails is the evaluation.
-LIMITED = """
-import resource, sys
-from pathlib import Path
-import transformers.models.resnet.modeling_resnet
-import launch.main, trainer.evaluation.__main__, trainer.evaluation.run_evaluation
-pages = int(Path("/proc/self/statm").read_text().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (400 << 20),) * 2)
-if sys.argv[1] == "eval":
-    launch.main.main()
-sys.exit(trainer.evaluation.__main__.main(sys.argv[1:]))
-"""
+def evaluate_in_little_memory(run: Path, by_kway: bool, errors: Path) -> None:
+    """In a process with room for 400 MiB more, whose standard error is a file."""
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (400 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if by_kway:
+        sys.argv = ["kway", "eval", str(run)]
+        kway_main()
+    sys.exit(evaluate_on_a_rank([str(run)]))
 
 
 LARGE = ("size=512", "resize=520", "crops=10")
 
 
-@pytest.mark.parametrize("command", [["eval"], []], ids=["kway eval", "a rank"])
-def test_memory_that_runs_out_is_one_line_with_what_to_change(command, run, tmp_path):
+@pytest.mark.parametrize("by_kway", [True, False], ids=["kway eval", "a rank"])
+def test_memory_that_runs_out_is_one_line_with_what_to_change(by_kway, run, tmp_path):
     large = tmp_path / "run"
     shutil.copytree(run, large)
     recipe = load_recipe(large / "recipe.yaml", [f"data.image.{key}" for key in LARGE])
     (large / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, *command, large],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-        cwd=ROOT,
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith("error: the memory of the machine ran out in evaluation: ")
-    assert done.stderr.endswith("; try --set evaluation.batch=256\n")
-    assert done.stderr.count("\n") == 1
+    process = forked(evaluate_in_little_memory, large, by_kway, tmp_path / "errors")
+    process.start()
+    process.join(120)
+    process.kill()
+    errors = (tmp_path / "errors").read_text()
+    assert process.exitcode == 1, errors
+    assert errors.startswith("error: the memory of the machine ran out in evaluation: ")
+    assert errors.endswith("; try --set evaluation.batch=256\n")
+    assert errors.count("\n") == 1
 
 
 def test_settings_that_are_not_of_an_evaluation_are_refused(kway, run, capsys):

@@ -5,7 +5,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score
 
 from heads import ClassHead
 from heads.losses import CrossEntropy
@@ -17,7 +16,9 @@ from trainer.evaluation.features import SplitRows
 
 NUM_CLASSES, DIM = 13, 6
 CONFIG = EvalConfig(topk=(1, 3), recalls=(0.5, 0.9))
-MESHES = [(1, 4), (2, 2), (4, 1)]
+# Data x class, with the rows of each group: uneven, and none for one of four groups.
+MESHES = {(1, 4): [23], (2, 2): [20, 3], (4, 1): [11, 0, 4, 8]}
+WEIGHTINGS = {"dense": 0, "vtree": 256}  # with their `memory_mib`
 
 
 def problem(num_rows: int, views: int = 1):
@@ -89,6 +90,8 @@ def logits(features, weighting="dense"):
 @pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "a class a block"])
 @pytest.mark.parametrize("weighting", ["dense", "vtree"])
 def test_measures_equal_a_brute_force_in_float64(weighting, memory_mib):
+    from sklearn.metrics import average_precision_score  # here: every rank imports this module
+
     features, labels, vectors = problem(40)
     scores, labels = logits(features[:, 0], weighting), labels.numpy()
     order = np.argsort(-scores, axis=1, kind="stable")
@@ -147,17 +150,28 @@ def test_samples_that_reach_the_own_and_the_pooled_threshold_are_counted(memory_
     assert recalls[:, 1].min() < CONFIG.recalls[1]
 
 
-@pytest.mark.parametrize(("weighting", "memory_mib"), [("dense", 0), ("vtree", 256)])
+def measured_on_meshes():
+    return {
+        (mesh, weighting): measured(mesh[1], sizes, weighting, memory_mib)
+        for mesh, sizes in MESHES.items()
+        for weighting, memory_mib in WEIGHTINGS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def four_ranks():
+    return run_on_ranks(4, measured_on_meshes)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_every_mesh_measures_what_one_process_does(mesh, weighting, memory_mib):
-    data, sharing = mesh
-    # Uneven groups, one of them without rows where there are four.
-    sizes = {1: [23], 2: [20, 3], 4: [11, 0, 4, 8]}[data]
+def test_every_mesh_measures_what_one_process_does(mesh, weighting, four_ranks):
     expected, arrays = measured(None, [23], weighting)
-    for metrics, found in run_on_ranks(4, measured, sharing, sizes, weighting, memory_mib):
-        sa = metrics.pop("sa")  # a sum of similarities
-        assert sa == pytest.approx(expected["sa"], abs=1e-12)
-        assert metrics == {name: expected[name] for name in metrics}
+    for rank in four_ranks:
+        metrics, found = rank[mesh, weighting]
+        assert metrics == {**expected, "sa": metrics["sa"]}
+        # A sum of similarities.
+        assert metrics["sa"] == pytest.approx(expected["sa"], abs=1e-12)
         for name, array in arrays.items():
             np.testing.assert_array_equal(found[name], array, err_msg=name)
 
@@ -172,10 +186,14 @@ def few_classes(class_ranks) -> list[float]:
     return [*found.metrics.values(), *found.classes.threshold.flatten().tolist()]
 
 
+def few_classes_on_meshes() -> list[list[float]]:
+    return [few_classes(sharing) for sharing in (4, 1)]
+
+
 def test_ranks_without_classes_and_groups_without_rows_change_nothing():
     expected = few_classes(None)
-    for sharing in (4, 1):
-        for found in run_on_ranks(4, few_classes, sharing):
+    for meshes in run_on_ranks(4, few_classes_on_meshes):
+        for found in meshes:
             assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
     assert expected[1] == 1.0  # top 5 of three classes
 
@@ -190,22 +208,28 @@ def marginals_by_definition(scores_NVK: np.ndarray, k: int, temperature: float) 
     return torch.stack(each, -1).mean(1).numpy()
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0])
+TEMPERATURES = (0.3, 1.0)
+
+
+def marginal_metrics(sharing: int, sizes: list[int]) -> list[dict[str, float]]:
+    marginals = [MarginalTopK((1, 2, 3, 13), temperature) for temperature in TEMPERATURES]
+    return [measured(sharing, sizes, "dense", 0, 3, marginal)[0] for marginal in marginals]
+
+
 @pytest.mark.parametrize("mesh", [(1, 1), (1, 3), (2, 1)], ids=str)
-def test_marginal_topk_is_the_mean_of_the_views_marginals(mesh, temperature):
+def test_marginal_topk_is_the_mean_of_the_views_marginals(mesh):
     data, sharing = mesh
     sizes = {1: [31], 2: [31, 0]}[data]
     features, labels, _ = problem(31, views=3)
-    features, marginal = features, MarginalTopK((1, 2, 3, 13), temperature)
     scores = np.stack([logits(features[:, view]) for view in range(3)], axis=1)
-    arguments = (sharing, sizes, "dense", 0, 3, marginal)
-    metrics, _ = run_on_ranks(data * sharing, measured, *arguments)[0]
-    for k in (1, 2, 3):
-        means = marginals_by_definition(scores, k, temperature)
-        best = np.argsort(-means.round(12), axis=1, kind="stable")[:, :k]
-        expected = (best == labels.numpy()[:, None]).any(1).mean()
-        assert metrics[f"marginal_top{k}"] == pytest.approx(expected, abs=1e-12), k
-    assert metrics["marginal_top13"] == 1.0
+    found = run_on_ranks(data * sharing, marginal_metrics, sharing, sizes)[0]
+    for temperature, metrics in zip(TEMPERATURES, found, strict=True):
+        for k in (1, 2, 3):
+            means = marginals_by_definition(scores, k, temperature)
+            best = np.argsort(-means.round(12), axis=1, kind="stable")[:, :k]
+            expected = (best == labels.numpy()[:, None]).any(1).mean()
+            assert metrics[f"marginal_top{k}"] == pytest.approx(expected, abs=1e-12), k
+        assert metrics["marginal_top13"] == 1.0
 
 
 def test_marginals_of_one_view_rank_classes_as_their_scores_do():
@@ -221,6 +245,13 @@ def test_marginals_of_one_view_rank_classes_as_their_scores_do():
 def test_several_views_predict_otherwise_than_their_mean_does():
     metrics, _ = measured(None, [60], views=4, marginal=MarginalTopK((3,), 0.2))
     assert metrics["marginal_top3"] != metrics["top3"]
+
+
+def stops(class_ranks, sizes) -> list[tuple[int, bool]]:
+    """Of an evaluation that is not stopped, one stopped at the second question, and one stopped at
+    the last."""
+    whole = stopped_at(class_ranks, sizes, None)
+    return [whole, *(stopped_at(class_ranks, sizes, turn) for turn in (2, whole[0]))]
 
 
 def stopped_at(class_ranks, sizes, turn: int | None) -> tuple[int, bool]:
@@ -245,14 +276,22 @@ def stopped_at(class_ranks, sizes, turn: int | None) -> tuple[int, bool]:
 
 @pytest.mark.parametrize(("sharing", "sizes"), [(3, [9]), (1, [5, 0, 2])])
 def test_all_ranks_are_asked_equally_often_and_stop_at_the_same_question(sharing, sizes):
-    ends = run_on_ranks(3, stopped_at, sharing, sizes, None)
-    asked = {times for times, _ in ends}
-    assert len(asked) == 1
-    assert not any(stopped for _, stopped in ends)
-    (times,) = asked
+    first, *others = run_on_ranks(3, stops, sharing, sizes)
+    assert others == [first, first]
+    times = first[0][0]
     assert times > NUM_CLASSES / sharing  # classes in blocks, then views
-    for turn in (2, times):
-        assert run_on_ranks(3, stopped_at, sharing, sizes, turn) == [(turn, True)] * 3
+    assert first == [(times, False), (2, True), (times, True)]
+
+
+WRONG = {
+    "nan": "a score of class 12 is NaN",
+    "label": "1 labels of the split are outside 0..12",
+    "nothing": "the split has no sample",
+}
+
+
+def all_broken() -> dict[str, str]:
+    return {kind: broken(kind) for kind in WRONG}
 
 
 def broken(kind: str) -> str:
@@ -270,14 +309,7 @@ def broken(kind: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("nan", "a score of class 12 is NaN"),
-        ("label", "1 labels of the split are outside 0..12"),
-        ("nothing", "the split has no sample"),
-    ],
-)
-def test_what_one_rank_finds_wrong_all_ranks_say(kind, message):
-    for said in run_on_ranks(4, broken, kind):
-        assert message in said
+def test_what_one_rank_finds_wrong_all_ranks_say():
+    for found in run_on_ranks(4, all_broken):
+        for kind, message in WRONG.items():
+            assert message in found[kind]

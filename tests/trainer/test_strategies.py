@@ -3,6 +3,8 @@
 Parts of the grids of `make soak`, which tries them in full.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,10 +13,11 @@ from tests.trainer.strategies import (
     ADAMW_EMA,
     IN_PARTS,
     STRATEGIES,
+    Trained,
     assert_alike,
-    gone_on,
     gone_on_under_each,
-    saved,
+    gone_on_where_saved,
+    saved_under_each,
     trained,
     under_each,
 )
@@ -39,34 +42,47 @@ def test_every_strategy_trains_alike(world_size, class_ranks, changes, strategie
             assert_alike(found, alone, str(STRATEGIES[number]))
 
 
+# By number of ranks, the strategies that save there.
+SAVED = {2: [1, 4], 3: [0, 6]}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(glyphs, tmp_path_factory) -> tuple[Path, dict[int, Trained]]:
+    """A folder with a checkpoint of each strategy of SAVED, and the steps that followed it."""
+    root, followed = tmp_path_factory.mktemp("checkpoints"), {}
+    for ranks, strategies in SAVED.items():
+        followed |= run_on_ranks(ranks, saved_under_each, glyphs, root, strategies)[0]
+    return root, followed
+
+
 @pytest.mark.parametrize(
-    ("strategy", "saved_on", "loaded_on", "class_ranks", "others"),
+    ("strategy", "loaded_on", "class_ranks", "others"),
     [
-        (1, 2, 3, 1, [0, 4, 6]),
-        (6, 3, 2, None, [1, 3, 5]),
-        (4, 2, 4, 2, [0, 6]),
+        (1, 3, 1, [0, 4, 6]),
+        (6, 2, None, [1, 3, 5]),
+        (4, 4, 2, [0, 6]),
     ],
 )
 def test_a_checkpoint_of_one_strategy_goes_on_under_another(
-    strategy, saved_on, loaded_on, class_ranks, others, glyphs, tmp_path
+    strategy, loaded_on, class_ranks, others, glyphs, checkpoints
 ):
-    changes = {**ADAMW_EMA, "train__strategy": STRATEGIES[strategy]}
-    (expected, *_) = run_on_ranks(saved_on, saved, glyphs, tmp_path, None, changes)
-    alone = gone_on(glyphs, tmp_path, None, {**changes, "train__strategy": STRATEGIES[0]})
+    root, expected = checkpoints[0] / str(strategy), checkpoints[1][strategy]
+    (alone,) = gone_on_under_each(glyphs, root, None, ADAMW_EMA, [0])
     assert_alike(alone, expected, f"{STRATEGIES[strategy]} -> one process")
     for rank in run_on_ranks(
-        loaded_on, gone_on_under_each, glyphs, tmp_path, class_ranks, changes, others
+        loaded_on, gone_on_under_each, glyphs, root, class_ranks, ADAMW_EMA, others
     ):
         for number, found in zip(others, rank, strict=True):
             assert_alike(found, expected, f"{STRATEGIES[strategy]} -> {STRATEGIES[number]}")
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [(0, 3), (1, 2), (4, 2), (6, 3)])
-def test_at_the_same_world_size_it_goes_on_with_the_same_bits(strategy, ranks, glyphs, tmp_path):
+@pytest.mark.parametrize("ranks", SAVED)
+def test_at_the_same_world_size_it_goes_on_with_the_same_bits(ranks, glyphs, checkpoints):
     """On three ranks a sum depends on its order, as it does not on two."""
-    changes = {**ADAMW_EMA, "train__strategy": STRATEGIES[strategy]}
-    (expected, *_) = run_on_ranks(ranks, saved, glyphs, tmp_path, None, changes)
-    (found, *_) = run_on_ranks(ranks, gone_on, glyphs, tmp_path, None, changes)
-    assert found[0] == expected[0]
-    for entry, value in expected[1].items():
-        np.testing.assert_array_equal(found[1][entry], value, err_msg=entry)
+    root, expected = checkpoints
+    (found, *_) = run_on_ranks(ranks, gone_on_where_saved, glyphs, root, SAVED[ranks])
+    for strategy, (losses, entries) in found.items():
+        assert losses == expected[strategy][0], STRATEGIES[strategy]
+        for entry, value in expected[strategy][1].items():
+            message = f"{STRATEGIES[strategy]} {entry}"
+            np.testing.assert_array_equal(entries[entry], value, err_msg=message)

@@ -1,19 +1,19 @@
 """What a person sees of a run, on terminals of usual widths and in a log."""
 
+import contextlib
 import fcntl
 import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.system.processes import ROOT, environment
+from tests.ranks import forked
 from tests.trainer.telemetry_reports import NUM_STEPS, NUMBERS, telemetry
 from trainer.telemetry.progress import StepSummary
 
@@ -26,19 +26,6 @@ LARGE = StepSummary(
     remaining_seconds=45_296,
     mfu=0.456,
 )
-RUN = """
-import sys
-from pathlib import Path
-from tests.trainer.telemetry_reports import NUMBERS, telemetry
-folder = Path(sys.argv[1])
-with telemetry(folder, log_every=30) as report:
-    for step in range(1, 101):
-        report.beat(step)
-        if report.is_due(step):
-            report.step(step, **NUMBERS)
-        if step == 60:
-            report.committed([folder / "step-00000060"])
-"""
 
 
 def test_off_a_terminal_there_are_plain_whole_lines(tmp_path, capsys, monkeypatch):
@@ -75,25 +62,47 @@ def test_large_numbers_leave_room_for_the_bar(columns):
     assert ("MFU" in text) == (columns > 80)
 
 
-def shown_on_a_terminal(command: list[str], columns: int) -> tuple[int, str]:
-    """Exit code and all that a terminal of `columns` x 40 was sent."""
+def report_on_terminal(terminal: str, folder: Path) -> None:
+    """A run of 100 steps in a process whose standard streams are `terminal`."""
+    opened = os.open(terminal, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(opened, stream)
+    os.environ["TERM"] = "xterm-256color"
+    os.environ.pop("COLUMNS", None)
+    with telemetry(folder, log_every=30) as report:
+        for step in range(1, 101):
+            report.beat(step)
+            if report.is_due(step):
+                report.step(step, **NUMBERS)
+            if step == 60:
+                report.committed([folder / "step-00000060"])
+
+
+def shown_on_a_terminal(columns: int, folder: Path) -> tuple[int | None, str]:
+    """Exit code of `report_on_terminal`, and all that a terminal of `columns` x 40 was sent."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    variables = environment() | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
-    variables.pop("COLUMNS", None)
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=variables
-    )
+    process = forked(report_on_terminal, os.ttyname(theirs), folder)
+    sent: list[str] = []
+    reader = threading.Thread(target=lambda: sent.append(read_all(ours)))
+    process.start()
+    reader.start()
+    process.join(60)
+    process.kill()
+    process.join()
     os.close(theirs)
+    reader.join()
+    return process.exitcode, sent[0]
+
+
+def read_all(terminal: int) -> str:
+    """What a terminal is sent until the last process has closed its other end."""
     sent = b""
-    try:
-        while chunk := os.read(ours, 65536):
+    with contextlib.suppress(OSError):  # how Linux reports that end
+        while chunk := os.read(terminal, 65536):
             sent += chunk
-    except OSError:  # Linux: the last process has closed its end
-        pass
-    finally:
-        os.close(ours)
-    return process.wait(60), sent.decode()
+    os.close(terminal)
+    return sent.decode()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +117,7 @@ def test_on_a_terminal_a_bar_that_fits_stands_below_whole_lines(
 ):
     folder = tmp_path / ("long-name-" * 8)
     folder.mkdir()
-    code, sent = shown_on_a_terminal([sys.executable, "-c", RUN, str(folder)], columns)
+    code, sent = shown_on_a_terminal(columns, folder)
     assert code == 0, sent
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent)
     bars = [line.strip() for line in re.split(r"[\r\n]+", shown) if "━" in line]

@@ -1,6 +1,7 @@
 """Options that change how a step is computed and not what it is: the same losses and weights."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +32,54 @@ def trained(shards: Path, changes: dict[str, Any]) -> tuple[list[float], dict[st
     return losses, entries
 
 
-def assert_alike(found: Any, expected: Any, *, rtol: float = 1e-4) -> None:
-    np.testing.assert_allclose(found[0], expected[0], rtol=rtol)
+def each(
+    function: Callable[[Path, dict[str, Any]], Any], shards: Path, cases: list[dict[str, Any]]
+) -> list[Any]:
+    """What `function` returns for the changes of each case, one after another on the same ranks:
+    starting ranks is what takes long."""
+    return [function(shards, changes) for changes in cases]
+
+
+def assert_alike(found: Any, expected: Any, case: str) -> None:
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-4, err_msg=case)
     for name, value in expected[1].items():
-        np.testing.assert_allclose(found[1][name], value, rtol=2e-3, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(
+            found[1][name], value, rtol=2e-3, atol=2e-5, err_msg=f"{case} {name}"
+        )
+
+
+def with_option(option: str, strategy: str) -> dict[str, Any]:
+    return {"train__strategy": {"kind": strategy}, f"train__{option}": True}
+
+
+OPTIONS = [
+    with_option("activation_checkpointing", "ddp"),
+    with_option("activation_checkpointing", "fsdp"),
+    with_option("activation_checkpointing", "deepspeed"),
+    with_option("channels_last", "ddp"),
+]
 
 
 @pytest.mark.parametrize(
-    ("option", "strategy"),
+    "cases",
     [
-        ("activation_checkpointing", "ddp"),
-        ("activation_checkpointing", "fsdp"),
-        ("activation_checkpointing", "deepspeed"),
-        ("channels_last", "ddp"),
-        pytest.param("compile", "fsdp", marks=pytest.mark.slow),
+        pytest.param(OPTIONS, id="uncompiled"),
+        pytest.param([with_option("compile", "fsdp")], id="compiled", marks=pytest.mark.slow),
     ],
 )
-def test_an_option_changes_nothing(option, strategy, glyphs):
+def test_an_option_changes_nothing(cases, glyphs):
     """Batch norm is synchronised: its statistics are updated once, whatever is computed twice."""
-    strategies = {"train__strategy": {"kind": strategy}}
     expected = trained(glyphs, {})
-    changes = {**strategies, f"train__{option}": True}
-    for found in run_on_ranks(2, trained, glyphs, changes):
-        assert_alike(found, expected)
+    for rank in run_on_ranks(2, each, trained, glyphs, cases):
+        for case, found in zip(cases, rank, strict=True):
+            assert_alike(found, expected, str(case))
 
 
 @pytest.mark.parametrize("option", ["activation_checkpointing", "compile"])
 def test_an_option_changes_nothing_in_one_process(option, glyphs):
     changes = {"train__micro_batches": 2, "head__loss__kind": "batch_ce"}
-    assert_alike(trained(glyphs, {**changes, f"train__{option}": True}), trained(glyphs, changes))
+    found = trained(glyphs, {**changes, f"train__{option}": True})
+    assert_alike(found, trained(glyphs, changes), option)
 
 
 def test_more_kinds_of_blocks_than_torch_compiles_by_itself_are_all_compiled():
@@ -75,15 +95,20 @@ def test_more_kinds_of_blocks_than_torch_compiles_by_itself_are_all_compiled():
     dynamo.reset()
 
 
-@pytest.mark.parametrize("strategy", [{"kind": "fsdp"}, {"kind": "deepspeed", "stage": 3}])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_trains_float32_weights_under_every_strategy(precision, strategy, glyphs):
+HALF_PRECISION = [
+    {"train__precision": precision, "train__strategy": strategy}
+    for precision in ("bf16", "fp16")
+    for strategy in ({"kind": "fsdp"}, {"kind": "deepspeed", "stage": 3})
+]
+
+
+def test_half_precision_trains_float32_weights_under_every_strategy(glyphs):
     expected = trained(glyphs, {})
-    changes = {"train__precision": precision, "train__strategy": strategy}
-    for losses, entries in run_on_ranks(2, trained, glyphs, changes):
-        np.testing.assert_allclose(losses, expected[0], rtol=3e-2)
-        assert losses != expected[0]
-        assert all(value.dtype != np.float16 for value in entries.values())
+    for rank in run_on_ranks(2, each, trained, glyphs, HALF_PRECISION):
+        for case, (losses, entries) in zip(HALF_PRECISION, rank, strict=True):
+            np.testing.assert_allclose(losses, expected[0], rtol=3e-2, err_msg=str(case))
+            assert losses != expected[0], case
+            assert all(value.dtype != np.float16 for value in entries.values()), case
 
 
 def test_gradients_too_large_for_fp16_lower_the_scale_and_leave_the_weights(glyphs):
@@ -155,24 +180,26 @@ def averaged_features(shards: Path, changes: dict[str, Any]) -> list[np.ndarray]
     return [*found, np.array(losses)]
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
+AVERAGED = [
+    {"train__strategy": strategy}
+    for strategy in (
         {"kind": "ddp"},
         {"kind": "fsdp"},
         {"kind": "fsdp", "reshard_after_forward": False},
         {"kind": "deepspeed", "stage": 1},
         {"kind": "deepspeed", "stage": 3},
-    ],
-    ids=str,
-)
-def test_averages_stand_in_for_the_weights_and_give_way_again(strategy, glyphs):
+    )
+]
+
+
+def test_averages_stand_in_for_the_weights_and_give_way_again(glyphs):
     expected = averaged_features(glyphs, {})
     assert np.abs(expected[0] - expected[1]).max() > 1e-3
-    for found in run_on_ranks(2, averaged_features, glyphs, {"train__strategy": strategy}):
-        np.testing.assert_array_equal(found[2], found[0])
-        for got, want in zip(found, expected, strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+    for rank in run_on_ranks(2, each, averaged_features, glyphs, AVERAGED):
+        for case, found in zip(AVERAGED, rank, strict=True):
+            np.testing.assert_array_equal(found[2], found[0], err_msg=str(case))
+            for got, want in zip(found, expected, strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5, err_msg=str(case))
 
 
 def broken_step(shards: Path, changes: dict[str, Any]) -> tuple[str, list[float]]:
@@ -198,26 +225,26 @@ def broken_step(shards: Path, changes: dict[str, Any]) -> tuple[str, list[float]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ranks"),
+    ("ranks", "strategies"),
     [
-        ({"kind": "ddp"}, 2),
-        ({"kind": "fsdp"}, 2),
-        ({"kind": "deepspeed", "stage": 2}, 2),
+        (2, [{"kind": "ddp"}, {"kind": "fsdp"}, {"kind": "deepspeed", "stage": 2}]),
         # Three do not divide the weights: their pieces are padded.
-        ({"kind": "deepspeed", "stage": 3}, 3),
+        (3, [{"kind": "deepspeed", "stage": 3}]),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("loss", ["ce", "batch_ce"])
-def test_a_step_that_is_left_out_leaves_no_trace_in_the_weights(strategy, ranks, loss, glyphs):
-    changes = {
-        "train__strategy": strategy,
-        "train__micro_batches": 2,
-        "head__loss__kind": loss,
-        "backbone__batch_norm": "frozen",
+def test_a_step_that_is_left_out_leaves_no_trace_in_the_weights(ranks, strategies, glyphs):
+    common = {"train__micro_batches": 2, "backbone__batch_norm": "frozen"}
+    expected = {
+        loss: take_steps(started(glyphs, **common, head__loss__kind=loss), 3)
+        for loss in ("ce", "batch_ce")
     }
-    alone = started(glyphs, **{**changes, "train__strategy": {"kind": "ddp"}})
-    expected = take_steps(alone, 3)
-    for said, losses in run_on_ranks(ranks, broken_step, glyphs, changes):
-        assert f"the loss is NaN; on rank {ranks - 1}" in said
-        np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    cases = [
+        {**common, "head__loss__kind": loss, "train__strategy": strategy}
+        for loss in expected
+        for strategy in strategies
+    ]
+    for rank in run_on_ranks(ranks, each, broken_step, glyphs, cases):
+        for case, (said, losses) in zip(cases, rank, strict=True):
+            assert f"the loss is NaN; on rank {ranks - 1}" in said, case
+            wanted = expected[case["head__loss__kind"]]
+            np.testing.assert_allclose(losses, wanted, rtol=1e-4, err_msg=str(case))

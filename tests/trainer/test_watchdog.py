@@ -1,6 +1,5 @@
 """Ranks that hang, for real: every process ends by itself and one line says who and where."""
 
-import multiprocessing
 import os
 import re
 import signal
@@ -8,11 +7,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,12 +20,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import tests.ranks  # noqa: F401  (its fork server has torch imported)
+from tests.ranks import forked
 from trainer.faults.watchdog import LostRankError, Watchdog
 from trainer.world import World, open_world
 
 _TIMEOUT = 3.0
-_context = multiprocessing.get_context("forkserver")
 
 
 class Phase:
@@ -142,15 +141,46 @@ def _rank_main(
         os._exit(1)
 
 
+@dataclass(frozen=True)
+class Case:
+    """What `size` ranks do; rank `stopped` does not end by itself."""
+
+    act: Callable[..., None]
+    size: int = 3
+    stopped: int | None = None
+    group_seconds: float = 60
+
+
+STOPS = Case(rank_1_stops, stopped=1)
+STORE_STOPS = Case(rank_0_stops, stopped=0)
+SLEEPS = Case(rank_1_sleeps)
+SKIPS = Case(rank_1_skips)
+READS_LONG = Case(all_read_long, size=2)
+LONG_TIMEOUT = Case(rank_1_sleeps_before_its_group, size=2)
+DDP = Case(rank_1_stops_under_ddp, size=2, stopped=1)
+FSDP = Case(rank_1_stops_under_fsdp, size=2, stopped=1)
+SHORT_TIMEOUT = Case(rank_1_stops, stopped=1, group_seconds=1)
+DIES = Case(rank_1_dies)
+UNRECORDED = Case(unrecorded, size=2)
+# What run at the same time: most of it is waiting.
+BATCHES = [
+    [STOPS, STORE_STOPS, READS_LONG, DDP],
+    [SLEEPS, SKIPS, LONG_TIMEOUT, FSDP],
+    [SHORT_TIMEOUT, DIES, UNRECORDED],
+]
+# Exit codes (None: still there) and all lines that any rank wrote.
+Ended = tuple[list[int | None], list[str]]
+EndOf = Callable[[Case], Ended]
+
+
 @contextmanager
-def _ranks(size: int, act: Callable[..., None], folder: Path, group_seconds: float) -> Any:
+def _ranks(case: Case, folder: Path) -> Iterator[list[BaseProcess]]:
+    folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     ranks = [
-        _context.Process(
-            target=_rank_main, args=(rank, size, port, group_seconds, act, folder / str(rank))
-        )
-        for rank in range(size)
+        forked(_rank_main, rank, case.size, port, case.group_seconds, case.act, folder / str(rank))
+        for rank in range(case.size)
     ]
     for process in ranks:
         process.start()
@@ -162,29 +192,45 @@ def _ranks(size: int, act: Callable[..., None], folder: Path, group_seconds: flo
             process.join()
 
 
-def _run(
-    act: Callable[..., None],
-    folder: Path,
-    *,
-    size: int = 3,
-    stopped: int | None = None,
-    group_seconds: float = 60,
-) -> tuple[list[int | None], list[str]]:
-    """Exit codes (None: still there) and all lines that any rank wrote."""
-    with _ranks(size, act, folder, group_seconds) as ranks:
-        for rank, process in enumerate(ranks):
-            if rank != stopped:
-                process.join(60)
-        codes = [process.exitcode for process in ranks]
-    words = [(folder / str(rank)).read_text() for rank in range(size)]
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> EndOf:
+    """How a case ended; the first of a batch runs all of it."""
+    found: dict[Case, Ended] = {}
+
+    def of_case(case: Case) -> Ended:
+        if case not in found:
+            (batch,) = [batch for batch in BATCHES if case in batch]
+            found.update(_run(batch, tmp_path_factory.mktemp("ranks")))
+        return found[case]
+
+    return of_case
+
+
+def _run(batch: list[Case], folder: Path) -> dict[Case, Ended]:
+    with ExitStack() as running:
+        ranks = {
+            case: running.enter_context(_ranks(case, folder / str(number)))
+            for number, case in enumerate(batch)
+        }
+        return {
+            case: _end(case, ranks[case], folder / str(number)) for number, case in enumerate(batch)
+        }
+
+
+def _end(case: Case, ranks: list[BaseProcess], folder: Path) -> Ended:
+    for rank, process in enumerate(ranks):
+        if rank != case.stopped:
+            process.join(60)
+    codes = [process.exitcode for process in ranks]
+    words = [(folder / str(rank)).read_text() for rank in range(case.size)]
     return codes, "".join(words).splitlines()
 
 
 # ---------------------------------------------------------------- the claims
 
 
-def test_a_stopped_rank_is_named_in_one_line_and_the_others_end(tmp_path: Path) -> None:
-    codes, lines = _run(rank_1_stops, tmp_path, stopped=1)
+def test_a_stopped_rank_is_named_in_one_line_and_the_others_end(ended: EndOf) -> None:
+    codes, lines = ended(STOPS)
     assert codes == [1, None, 1]
     assert len(lines) == 1, lines
     assert re.match(r"error: rank [02]: train.timeout_seconds \(3\) is over: rank 1 ", lines[0])
@@ -195,8 +241,8 @@ def test_a_stopped_rank_is_named_in_one_line_and_the_others_end(tmp_path: Path) 
     assert re.search(rf"ranks 0, 2 wait in all_reduce #\d+ {where}", lines[0])
 
 
-def test_when_the_rank_that_keeps_the_store_stops_the_others_name_it(tmp_path: Path) -> None:
-    codes, lines = _run(rank_0_stops, tmp_path, stopped=0)
+def test_when_the_rank_that_keeps_the_store_stops_the_others_name_it(ended: EndOf) -> None:
+    codes, lines = ended(STORE_STOPS)
     assert codes == [None, 1, 1]
     assert len(lines) == 2, lines
     for rank, line in enumerate(lines, start=1):
@@ -206,9 +252,9 @@ def test_when_the_rank_that_keeps_the_store_stops_the_others_name_it(tmp_path: P
 
 
 def test_a_rank_stuck_outside_of_collectives_is_named_with_its_line_and_ends(
-    tmp_path: Path,
+    ended: EndOf,
 ) -> None:
-    codes, lines = _run(rank_1_sleeps, tmp_path)
+    codes, lines = ended(SLEEPS)
     assert codes == [1, 1, 1]
     assert len(lines) == 1, lines
     assert re.search(
@@ -218,48 +264,48 @@ def test_a_rank_stuck_outside_of_collectives_is_named_with_its_line_and_ends(
     assert "ranks 0, 2 wait in all_reduce" in lines[0]
 
 
-def test_a_rank_that_skips_a_collective_is_seen_to_wait_in_another(tmp_path: Path) -> None:
-    codes, lines = _run(rank_1_skips, tmp_path)
+def test_a_rank_that_skips_a_collective_is_seen_to_wait_in_another(ended: EndOf) -> None:
+    codes, lines = ended(SKIPS)
     assert codes == [1, 1, 1]
     assert len(lines) == 1, lines
     assert re.search(r"rank 1 waits in \w+ #\d+", lines[0])
 
 
-def test_reading_longer_than_the_timeout_is_no_hang(tmp_path: Path) -> None:
-    assert _run(all_read_long, tmp_path, size=2) == ([0, 0], [])
+def test_reading_longer_than_the_timeout_is_no_hang(ended: EndOf) -> None:
+    assert ended(READS_LONG) == ([0, 0], [])
 
 
-def test_a_hang_in_a_group_with_torchs_long_timeout_ends_too(tmp_path: Path) -> None:
-    codes, lines = _run(rank_1_sleeps_before_its_group, tmp_path, size=2)
+def test_a_hang_in_a_group_with_torchs_long_timeout_ends_too(ended: EndOf) -> None:
+    codes, lines = ended(LONG_TIMEOUT)
     assert codes == [1, 1]
     assert len(lines) == 1, lines
     assert "rank 0 waits in all_reduce #1 of mesh_class" in lines[0]
 
 
-@pytest.mark.parametrize("act", [rank_1_stops_under_ddp, rank_1_stops_under_fsdp])
-def test_collectives_of_ddp_and_fsdp_are_seen(act: Callable[..., None], tmp_path: Path) -> None:
-    codes, lines = _run(act, tmp_path, size=2, stopped=1)
+@pytest.mark.parametrize("case", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_collectives_of_ddp_and_fsdp_are_seen(case: Case, ended: EndOf) -> None:
+    codes, lines = ended(case)
     assert codes == [1, None]
     assert len(lines) == 1, lines
     assert re.search(r"rank 0 waits in (all_reduce|all_gather|broadcast|reduce_scatter)", lines[0])
 
 
-def test_an_error_of_the_collective_before_the_timeout_is_explained(tmp_path: Path) -> None:
-    codes, lines = _run(rank_1_stops, tmp_path, stopped=1, group_seconds=1)
+def test_an_error_of_the_collective_before_the_timeout_is_explained(ended: EndOf) -> None:
+    codes, lines = ended(SHORT_TIMEOUT)
     assert codes == [1, None, 1]
     assert len(lines) == 1, lines
     assert lines[0].startswith("lost: rank 1 does not answer")
     assert "ranks 0, 2 wait in all_reduce" in lines[0]
 
 
-def test_a_rank_that_ends_ends_the_others_before_the_timeout(tmp_path: Path) -> None:
-    codes, lines = _run(rank_1_dies, tmp_path)
+def test_a_rank_that_ends_ends_the_others_before_the_timeout(ended: EndOf) -> None:
+    codes, lines = ended(DIES)
     assert codes == [1, 9, 1]
     assert set(lines) == {"lost: another rank ended in the middle of a step"}
 
 
-def test_without_the_flight_recorder_a_run_does_not_begin(tmp_path: Path) -> None:
-    codes, lines = _run(unrecorded, tmp_path, size=2)
+def test_without_the_flight_recorder_a_run_does_not_begin(ended: EndOf) -> None:
+    codes, lines = ended(UNRECORDED)
     assert codes == [1, 1]
     assert any("torch's flight recorder is off" in line for line in lines)
 
