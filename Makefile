@@ -1,4 +1,4 @@
-# Every target sets up what it needs: the first one that runs makes .venv from constraints.txt.
+# The first target that needs .venv creates it from constraints.txt.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -7,65 +7,65 @@ READY  := $(VENV)/.installed
 .PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-tree container-check pictures screenshots soak clean
 .DEFAULT_GOAL := help
 
-help:            ## this list
+help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: kway needs Python >= 3.11, $(PYTHON) is {v.major}.{v.minor}; name another with PYTHON=") if v < (3, 11) else None'
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: kway needs Python >= 3.11, $(PYTHON) is {v.major}.{v.minor}: pass another interpreter with PYTHON=") if v < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,tensorboard]'
 	touch $@
 
-install: $(READY)  ## create .venv with everything, as constrained
-demo: $(READY)   ## the main job: glyph pictures -> shards -> training -> bundle -> server -> answers
+install: $(READY)  ## create .venv with all packages, pinned by constraints.txt
+demo: $(READY)   ## draw glyphs, train three heads, export one, serve and query it
 	$(BIN)/kway demo
 
-# By file, so that what a file shares, such as a server, is made once; not more at once, for the
-# tests start ranks and servers of their own.
-test: $(READY)   ## the default test suite, several files at once
+# One worker per file, so that fixtures that a file shares, such as a server, are created once. Four
+# workers at most, because the tests start ranks and servers of their own.
+test: $(READY)   ## run the default test suite in parallel
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
 
-test-slow: $(READY)  ## the long tests
+test-slow: $(READY)  ## run the long tests
 	$(BIN)/python -m pytest -m slow
 
-soak: $(READY)   ## every fault in full counts, written to docs/soak.md: over half an hour
+soak: $(READY)   ## run the full fault-injection tests, write docs/soak.md (>30 min)
 	$(BIN)/python -m tests.soak --out docs/soak.md
 
-# As root, with debootstrap and iproute2; CONTAINER= takes more options, docs/containers.md.
-container-check: $(READY)  ## build the Dockerfile without an engine and use its images: ten minutes
+# Requires root, debootstrap and iproute2. CONTAINER= passes more options, see docs/containers.md.
+container-check: $(READY)  ## build the Dockerfile without a container engine (10 min)
 	$(BIN)/python -m tests.container $(CONTAINER)
 
-check: $(READY)  ## lint, format, types, direction of imports
+check: $(READY)  ## run ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(READY) ## rewrite the sources in the house format
+format: $(READY) ## format the sources with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-heads: $(READY)  ## the speed and memory of the heads, printed as ratios: under 20 minutes
+bench-heads: $(READY)  ## measure speed and memory of the heads, as ratios (<20 min)
 	$(BIN)/python -m benchmarks.heads
 
-bench-data: $(READY)  ## the speed and memory of the data side, printed as ratios: 5 minutes
+bench-data: $(READY)  ## measure speed and memory of data loading, as ratios (5 min)
 	$(BIN)/python -m benchmarks.data
 
-bench-trainer: $(READY)  ## what training costs beside the model itself: 3 minutes
+bench-trainer: $(READY)  ## measure the trainer against a bare training loop (3 min)
 	$(BIN)/python -m benchmarks.trainer
 
-bench-serving: $(READY)  ## what serving costs, compared with the model alone and with other servers: 17 minutes, 5 GB of disk
+bench-serving: $(READY)  ## measure serving against the bare model and peers (17 min, 5 GB)
 	$(BIN)/python -m benchmarks.serving
 
-bench-tree: $(READY)  ## the cover tree of a million classes
+bench-tree: $(READY)  ## build and check the cover tree of 1,000,000 classes
 	$(BIN)/python -m benchmarks.cover_tree
 
-pictures: $(READY) ## draw the pictures of docs/heads.md and docs/data.md
+pictures: $(READY) ## draw the figures of docs/heads.md and docs/data.md
 	$(BIN)/python -B -m docs.pictures
 
-screenshots: $(READY)  ## photograph the page over the model of `make demo`, in Chromium
+screenshots: $(READY)  ## take screenshots of the demo's web page with Chromium
 	$(BIN)/python -B -m docs.screenshots demo
 
-clean:           ## remove the virtual environment and what the demo made
+clean:           ## remove .venv and the files of the demo
 	rm -rf $(VENV) demo
