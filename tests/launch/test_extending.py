@@ -31,6 +31,7 @@ COMPONENTS = (
     "my_package.losses:ScaledCrossEntropy",
     "my_package.optimizers:Adagrad",
     "my_package.schedules:InverseSqrt",
+    "my_package.augmentations:Noise",
 )
 ALLOWED = [f"--allow-import={path}" for path in COMPONENTS]
 
@@ -108,7 +109,7 @@ def test_without_allow_import_no_command_imports_what_a_run_names(run, kway, cap
     ):
         assert kway(*command) == 2
         error = capsys.readouterr().err
-        assert "schedule.kind would import code: add" in error or "backbone.kind, head" in error
+        assert "custom.0.kind would import code: add" in error or "backbone.kind, head" in error
         assert f"--allow-import {COMPONENTS[-1]} if you trust it" in error
         assert not is_loaded()
     assert kway("train", run / "recipe.yaml", "--print-config", *ALLOWED) == 0
@@ -168,6 +169,18 @@ def test_resuming_reports_a_changed_source_and_rejects_another_class(run, glyphs
     assert "my_package.schedules" not in sys.modules
 
 
+def test_resuming_rejects_other_augmentations(run, glyphs):
+    path = COMPONENTS[-1]
+    stored = open_checkpoint(run / "checkpoints" / "step-00000002").state
+    assert stored["versions"][path].startswith("sha256:")
+    assert stored["recipe"]["data"]["augment"]["custom"] == [{"kind": path, "std": 8.0}]
+    Path("my_package/copied.py").write_text(Path("my_package/augmentations.py").read_text())
+    changed = r"was started with another data\.augment\.custom(\.kind)?: undo that"
+    for value in ("[]", f"[{{kind: '{path}', std: 9}}]", "[{kind: 'my_package.copied:Noise'}]"):
+        with pytest.raises(ValueError, match=changed):
+            trained(glyphs, "train.duration.steps=3", f"data.augment.custom={value}")
+
+
 def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
     text = "run: x\ndata: {shards: x}\nbackbone: {config: {model_type: resnet}}\n"
     Path("plain.yaml").write_text(text + "head: {loss: {label_smoothing: 0.1}}\n")
@@ -191,6 +204,20 @@ def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
         ("optimizer.kind=my_package.losses:1", r"optimizer\.kind is '.*': write module:Class"),
         ("optimizer.kind=torch.optim:SGD", r"not a subclass of trainer\.optimizers\.base\.Opt"),
         ("head.loss.kind=heads:Loss", r"does not define aligned, statistics, value"),
+        ("data.augment.custom=[{kind: 'a.b:'}]", r"custom\.0\.kind is 'a\.b:': write module:Class"),
+        ("data.augment.custom=[{kind: flip}]", r"custom\.0: name a class by its import path"),
+        (
+            "data.augment.custom=[{kind: 'my_package.augmentations:Noise', std: 0}]",
+            r"data\.augment\.custom\.0\.std: .*greater than 0, got 0",
+        ),
+        (
+            "data.augment.custom=[{kind: 'my_package.augmentations:Noise', sdt: 1}]",
+            r"data\.augment\.custom\.0\.sdt is not a known key: did you mean std\?",
+        ),
+        (
+            "data.augment.custom=[{kind: 'data.augment.mix:Mix'}]",
+            r"not a subclass of data\.augment\.custom\.CustomAugm",
+        ),
         ("head.loss.kind=my_package.broken:X", r"my_package\.broken cannot be imported: "),
         ("train.strategy.kind=my_package.x:Y", r"train\.strategy\.kind is 'my_package\.x:Y': choo"),
     ],
