@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import cv2
+import httpx
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from data.config import ImageConfig
-from serving.config import ServingConfig
 from tests.ranks import rank_world
+from tests.serving.started import end, start
 from tests.shards import NO_DROPOUT, TINY_BERT, TINY_RESNET, text_recipe
 from trainer.backbone.backbone import build_backbone
 from trainer.bundle.bundle import Bundle
@@ -131,16 +131,29 @@ def test_without_allow_import_no_command_imports_the_backbone_of_a_bundle(run, k
 
 
 @pytest.mark.slow
-def test_serve_passes_to_replicas_what_they_may_import(run, kway):
+def test_a_server_imports_the_backbone_of_a_bundle_only_if_that_is_allowed(run, kway, here):
     assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
-    command = [sys.executable, "-P", "-m", "launch", "serve", "bundle", "--print-config"]
-    rejected = subprocess.run(command, capture_output=True, text=True)
+    launch = [sys.executable, "-P", "-m", "launch"]
+    rejected = subprocess.run([*launch, "serve", "bundle"], capture_output=True, text=True)
+    (error,) = rejected.stderr.splitlines()
     assert rejected.returncode == 2
-    assert f"add --allow-import {COMPONENTS[0]}" in rejected.stderr
-    printed = subprocess.check_output([*command, f"--allow-import={COMPONENTS[0]}"], text=True)
-    (application,) = yaml.safe_load(printed)["applications"]
-    config = ServingConfig.model_validate(application["args"]["config"])
-    assert config.allow_imports == (COMPONENTS[0],)
+    assert f"add --allow-import {COMPONENTS[0]}" in error
+    allowed = f"--allow-import={COMPONENTS[0]}"
+    server = start(here / "bundle", here / "errors", allowed, start=launch, cwd=here)
+    try:
+        _, png = cv2.imencode(".png", np.zeros((16, 16), np.uint8))
+        url = f"{server.url}/v1/query?classes=%233"
+        answer = httpx.post(url, content=png.tobytes(), headers={"Content-Type": "image/png"})
+        ((verdict,),) = [one["verdicts"] for one in answer.json()["results"]]
+        with Bundle.open(here / "bundle") as bundle:
+            backbone = bundle.load_backbone(allow_imports=[COMPONENTS[0]])
+            with torch.inference_mode():
+                features = backbone({"pixel_values": torch.zeros(1, 1, 16, 16, dtype=torch.uint8)})
+            expected = float(bundle.scores(features, [3]))
+    finally:
+        assert end(server) == 0
+    assert verdict["class_id"] == 3
+    assert verdict["score"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_loss_of_the_users_is_served_without_its_code(here, glyphs, kway, capsys):
