@@ -2,7 +2,7 @@
 
 from heads.build import build_head, build_tree
 from heads.factored import FactoredHead
-from heads.gradient_sums import sum_gradients, sum_sharded_gradients
+from heads.gradients import sum_gradients, sum_sharded_gradients
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.logits import ArcFace, ClassRows, CosFace, Cosine, Dot, NormFace, SphereFace

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from heads.collectives import all_gather_rows, all_reduce_max, group_rank, group_size
 from heads.factored import FactoredHead
 from heads.head import ClassHead
+from heads.initial_rows import initial_bias
 from heads.tree import LabelTree
 from heads.weights import ClassWeights, shard_range
 
@@ -73,7 +74,8 @@ def append_classes(
     parameters = {"weight": nn.Parameter(rows)}
     if head.bias is not None:
         entries = move(head.bias.detach())
-        entries += torch.from_numpy(head.initial_bias(weights, first_class=first)).to(entries)
+        started = initial_bias(weights, head.loss, first_class=first)
+        entries += torch.from_numpy(started).to(entries)
         parameters["bias"] = nn.Parameter(entries)
     for name, parameter in parameters.items():
         if optimizer is not None:
@@ -121,7 +123,7 @@ def _check_constants(head: ClassHead, num_classes: int, parents: Sequence[int]) 
         raise ValueError(
             f"the prior of the head is that of {head.num_classes} classes: make it without one"
         )
-    if head.engine.class_weights is not None:
+    if head.engine.row_weighting.class_weights is not None:
         raise ValueError(
             f"the head weighs {head.num_classes} classes and none of those to append: make it "
             "without class_weights"

@@ -22,12 +22,10 @@ from heads.collectives import (
     group_size,
     reduce_scatter_rows,
 )
-from heads.engine import Agreed, Parameters
 from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
-from heads.labels import class_ids
+from heads.inputs import Agreement, Parameters, class_ids, nan_loss
 from heads.losses import LOSSES, Loss
-from heads.not_finite import nan_loss
 
 # Of float64 rows: what a core's cache holds.
 _CACHED_BYTES = 2 << 20
@@ -55,7 +53,7 @@ class _Batch:
     moments: Moments
     loss: Tensor
     by_stats: Tensor
-    agreed: Agreed
+    agreement: Agreement
     num_changes: int
 
     def scaled(self, factor: float | Tensor) -> "_Batch":
@@ -142,7 +140,7 @@ class FactoredHead(ClassHead):
             groups = self.engine.class_group, self.engine.data_group
             raise nan_loss(features, self._held(), None, *groups)
         of_features: Tensor = _OfFeatures.apply(features, self, batch)
-        anchor = batch.agreed.anchor(features.device)
+        anchor = batch.agreement.anchor(features.device)
         of_weight: Tensor = _OfWeight.apply(self._parameters["weight"], anchor, self, batch)
         return of_features + of_weight
 
@@ -318,24 +316,22 @@ class FactoredHead(ClassHead):
     ) -> _Batch:
         weight = self._parameters["weight"]
         assert weight is not None
-        agreed = self.engine.agree(features, labels, Parameters(weight), row_weights)
-        if agreed.partly_frozen:
+        agreement = self.engine.agree(features, labels, Parameters(weight), row_weights)
+        if agreement.partly_frozen:
             raise ValueError(
                 "the factored head's weight requires a gradient on some ranks only: call "
                 "head.requires_grad_ with the same value on every rank"
             )
         labels = class_ids(labels)
-        if self.engine.ignore_index is not None:
-            # What an ignored row holds must not matter: 0 times NaN would be NaN.
-            features = features.where(self.engine.counts(labels).unsqueeze(1), 0)
-        moments, rows = self._current_moments(), self._label_rows(labels, agreed.sizes)
+        features = self.engine.row_weighting.masked(features, labels)
+        moments, rows = self._current_moments(), self._label_rows(labels, agreement.sizes)
         x = features.detach().double()
         stats = x @ moments.total, ((x @ moments.gram) * x).sum(1), (x * rows).sum(1)
         columns = [*stats, labels.double()]
         if row_weights is not None:
             columns.append(row_weights.double())
         packed = torch.stack(columns, dim=1)
-        sizes = agreed.sizes, agreed.group_sizes
+        sizes = agreement.sizes, agreement.group_sizes
         loss, by_stats = self._value(packed, sizes, with_gradient=with_gradient)
         return _Batch(
             features=features.detach(),
@@ -344,7 +340,7 @@ class FactoredHead(ClassHead):
             moments=moments,
             loss=loss.to(torch.promote_types(features.dtype, torch.float32)),
             by_stats=by_stats,
-            agreed=agreed,
+            agreement=agreement,
             num_changes=self._num_changes,
         )
 
@@ -359,8 +355,8 @@ class FactoredHead(ClassHead):
 
     def _held_labels(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Which rows of `labels` [m] count and have a label of this rank, and those's places."""
-        counted = self.engine.counts(labels).nonzero().squeeze(1)
-        here, places = self.engine.weights.held.places(labels[counted])
+        counted = self.engine.row_weighting.counts(labels).nonzero().squeeze(1)
+        here, places = self.engine.weights.held.find(labels[counted])
         return counted[here], places
 
     def _value(
@@ -372,7 +368,7 @@ class FactoredHead(ClassHead):
         any. Without gradient it reads as zero.
         """
         engine, world = self.engine, self._gather(stats, sizes)
-        counts = engine.counts(world[:, 3].long())
+        counts = engine.row_weighting.counts(world[:, 3].long())
         labels, *factors = world[counts, 3:].unbind(1)
         rows = engine.rows(labels.long(), torch.float64, *factors)
         leaf = world[:, :3].clone().requires_grad_(with_gradient)
@@ -420,10 +416,10 @@ class FactoredHead(ClassHead):
         features = torch.cat([batch.features for batch in batches])
         by_stats = torch.cat([batch.by_stats for batch in batches])
         labels = torch.cat([batch.labels for batch in batches])
-        agreed = [batch.agreed for batch in batches]
+        agreements = [batch.agreement for batch in batches]
         sizes = (
-            _added([each.sizes for each in agreed]),
-            _added([each.group_sizes for each in agreed]),
+            _added([each.sizes for each in agreements]),
+            _added([each.group_sizes for each in agreements]),
         )
         x = features.double()
         linear, square, true = by_stats.split(1, dim=1)
@@ -469,7 +465,7 @@ class _OfWeight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.batch.agreed.needs_vectors:
+        if ctx.batch.agreement.needs_vectors:
             ctx.head._record(ctx.head._checked(ctx.batch).scaled(grad_loss))
         return None, None, None, None
 

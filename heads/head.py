@@ -17,12 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from heads.collectives import all_reduce_sum, group_rank, group_size
 from heads.dtensors import sharded_rows
-from heads.engine import Engine, Parameters
-from heads.init import normal_rows
-from heads.labels import class_ids
+from heads.engine import Engine
+from heads.gradients import squared_norm
+from heads.initial_rows import initial_bias, initial_rows
+from heads.inputs import Parameters, RowWeighting, class_ids
 from heads.logits import ClassRows, Dot, LogitMap, log_prior
 from heads.losses import ClassFacts, Loss
-from heads.norms import squared_norm
 from heads.tree import LabelTree
 from heads.weights import ClassWeights
 
@@ -111,12 +111,13 @@ class ClassHead(nn.Module):
             logits,
             memory_bytes=memory_mib << 20,
             log_prior=self._log_prior(class_counts, device, dtype),
-            class_weights=_checked_weights(class_weights, self.tree.num_classes, device),
-            ignore_index=ignore_index,
+            row_weighting=RowWeighting(
+                _checked_weights(class_weights, self.tree.num_classes, device), ignore_index
+            ),
         )
         rows = self.initial_rows(weights, seed=seed, std=init_std)
         self.weight = nn.Parameter(torch.from_numpy(rows).to(device, dtype))
-        entries = torch.from_numpy(self.initial_bias(weights)).to(device, dtype)
+        entries = torch.from_numpy(initial_bias(weights, self.loss)).to(device, dtype)
         has_bias = not logits.normalizes if bias is None else bias
         self.bias = nn.Parameter(entries) if has_bias else None
         log_scale = torch.tensor(math.log(logits.scale), device=device, dtype=dtype)
@@ -185,7 +186,7 @@ class ClassHead(nn.Module):
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
         """What each row weighs in the mean [b], `factors` being the `row_weights` of `forward`."""
-        return self.engine.row_weights(class_ids(labels), factors)
+        return self.engine.row_weighting(class_ids(labels), factors)
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
         """`features` [b, dim] -> the logits [b, C] of `classes`, in the rows' precision and without
@@ -268,24 +269,8 @@ class ClassHead(nn.Module):
     def initial_rows(
         self, weights: ClassWeights, *, seed: int, std: float, first_class: int = 0
     ) -> np.ndarray:
-        """The rows [n, dim] that `weights` starts with; zero but for the classes from
-        `first_class` on."""
-        tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
-        classes = tree.class_of_node[nodes]
-        leaves = np.flatnonzero((classes >= first_class) & ~tree.has_children[nodes])
-        rows = np.zeros((len(nodes), self.dim), dtype=np.float32)
-        rows[leaves] = normal_rows(classes[leaves], self.dim, seed=seed, std=std)
-        return rows
-
-    def initial_bias(self, weights: ClassWeights, *, first_class: int = 0) -> np.ndarray:
-        """The bias [n] that `weights` starts with; zero but for roots of the classes from
-        `first_class` on, if that is not 0."""
-        tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
-        roots = tree.parent[nodes] < 0
-        if first_class:
-            roots &= tree.class_of_node[nodes] >= first_class
-        start = self.loss.initial_bias(tree.num_classes)
-        return np.where(roots, start, 0).astype(np.float32)
+        """The rows [n, dim] of `heads/initial_rows.py`; a subclass may start with others."""
+        return initial_rows(weights, self.dim, seed=seed, std=std, first_class=first_class)
 
 
 def _checked_counts(counts: Tensor, num_classes: int) -> Tensor:

@@ -81,6 +81,14 @@ class LogitMap(BaseModel):
         """What the product is taken of: features or rows, [n, d] -> [n, d]."""
         return unit_vectors(vectors) if self.normalizes else vectors
 
+    def gradient(self, vectors: Tensor, grad: Tensor) -> Tensor:
+        """The gradient of `vectors` from `grad`, that of `normalized(vectors)`."""
+        with torch.enable_grad():
+            leaf = vectors.detach().requires_grad_()
+            result = self.normalized(leaf)
+        (grad_vectors,) = torch.autograd.grad(result, leaf, grad.to(result.dtype))
+        return grad_vectors
+
     def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
         """The cosine of a feature and its true row [b] -> the one that replaces it in training."""
         raise NotImplementedError(f"{self.kind} has no margin")
@@ -196,6 +204,67 @@ class ArcFace(CosineMap):
 
 AnyLogitMap = Dot | Cosine | NormFace | SphereFace | CosFace | ArcFace
 LogitMapConfig = Annotated[AnyLogitMap, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class MappedFeatures:
+    """`features` [b, d] and what the rows of classes are multiplied with: `scale` times the
+    features after the logit map."""
+
+    logit_map: LogitMap
+    features: Tensor
+    scale: Tensor | float
+
+    @property
+    def _is_scaled(self) -> bool:
+        return isinstance(self.scale, Tensor) or self.scale != 1
+
+    def mapped(self) -> Tensor:
+        features = self.logit_map.normalized(self.features)
+        return self.scale * features if self._is_scaled else features
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """The gradient of the features, from that of `mapped`."""
+        if self._is_scaled:
+            grad = self.scale * grad
+        if self.logit_map.normalizes:
+            grad = self.logit_map.gradient(self.features, grad)
+        return grad.to(self.features.dtype)
+
+
+class Margins:
+    """The true logits of G rows with their margin, and their derivatives.
+
+    The engine replaces the true logit of a row after the matrix product, which is without margin.
+    `slopes` are the derivatives of the true logits with respect to those without margin. `excess`
+    is what the margin adds to the derivative with respect to the logarithm of the scale.
+    """
+
+    def __init__(
+        self, logit_map: LogitMap, scale: Tensor | float, *, eps: float, like: Tensor
+    ) -> None:
+        self._map, self._scale, self._eps = logit_map, scale, eps
+        self.logits, self.slopes, self.excess = (torch.zeros_like(like) for _ in range(3))
+
+    def set(self, rows: Tensor, products: Tensor, shifts: Tensor | float) -> None:
+        """Compute the logits of `rows` [n] from scaled cosines [n] and what is added to them."""
+        with torch.enable_grad():
+            cosines = (products / self._scale).requires_grad_()
+            replaced = self._map.with_margin(cosines, self._eps)
+        (slopes,) = torch.autograd.grad(replaced, cosines, torch.ones_like(replaced))
+        scaled = self._scale * replaced.detach()
+        self.logits[rows] = scaled + shifts
+        self.slopes[rows] = slopes
+        self.excess[rows] = scaled - slopes * products
+
+    def through(self, grad_GC: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:
+        """Turn the gradient of the logits, in place, into that of logits without margins. `pairs`
+        are the (rows, columns) of the labels. Returns what the margins add to the gradient of the
+        logarithm of the scale, a scalar."""
+        rows, _ = pairs
+        by_true = grad_GC[pairs]
+        grad_GC.index_put_(pairs, by_true * self.slopes[rows])
+        return (by_true * self.excess[rows]).sum()
 
 
 def unit_vectors(vectors: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heads.collectives import all_reduce_sum
-from heads.labels import class_ids, is_integral
+from heads.inputs import class_ids, is_integral
 
 _CHUNK = 1 << 16  # pairs whose vectors are gathered together
 

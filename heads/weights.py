@@ -3,7 +3,22 @@
 One structure serves dense, U-tree and V-tree weights: w_class is the sum of the node vectors on the
 path to the root (paper 000, eq 3). Nodes are numbered in depth-first pre-order and sharded
 contiguously, as `Shard(0)` does; then the only vectors that a rank's classes need and it does not
-hold are the ancestors of its first node.
+hold are the ancestors of its first node, its boundary.
+
+For example, eight nodes on two ranks. The first node of rank 1 is 4; its ancestors are 0 and 1:
+
+    node      0  1  2  3   4  5  6  7
+    parent    -  0  1  1   1  0  5  5
+    rank      0  0  0  0   1  1  1  1
+
+A path of rank 1 begins with the first few of these ancestors and continues with nodes that rank 1
+holds: 0 1 | 4, and 0 | 5 6, and 0 | 5 7. So a row is the sum over the held part of its path plus
+one of the prefix sums 0, v0 and v0 + v1. Forward all-reduces the vectors of the boundary nodes of
+all ranks, at most `depth` per rank, and each rank takes the prefix sums of its own.
+
+Backward sums the gradients of rows over subtrees, from the deepest level up. Node 4 and node 5 have
+parents on another rank: their sums are added up along the boundary from below, so node 1 gets that
+of node 4 and node 0 those of both, and one all-reduce returns them to the rank that holds 0 and 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,14 +50,14 @@ def shard_range(num_rows: int, rank: int, size: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class ClassBlock:
-    """Some of a rank's classes: their places among them (ascending) and their ids [C].
+    """Some of a rank's classes: their positions among these (ascending) and their ids [C].
 
     `paths` are the nodes of their paths that this rank holds, class after class, and `offsets` [C]
     where each path begins; None where every class is a node without parent. `num_remote` [C] counts
     the nodes of a path that other ranks hold. `weights` as in `Choice`.
     """
 
-    places: slice | Tensor
+    positions: slice | Tensor
     class_ids: Tensor
     paths: Tensor | None = None
     offsets: Tensor | None = None
@@ -120,22 +135,24 @@ class ClassWeights:
 
     def blocks(self, classes_at_once: int, choice: Choice | None = None) -> Iterator[ClassBlock]:
         """This rank's classes, or those that a loss chose, `classes_at_once` a block."""
-        num = len(self.held.class_ids) if choice is None else len(choice.places)
+        num = len(self.held.class_ids) if choice is None else len(choice.positions)
         for start in range(0, num, classes_at_once):
             part = slice(start, min(start + classes_at_once, num))
             if choice is None:
                 yield self._block(part)
             else:
                 weights = None if choice.weights is None else choice.weights[part]
-                yield replace(self._block(choice.places[part]), weights=weights)
+                yield replace(self._block(choice.positions[part]), weights=weights)
 
     def columns(self, block: ClassBlock, labels: Tensor) -> Tensor:
         """The labels' columns [b] in a block, outside 0..C-1 for a label that is elsewhere."""
-        places = self.held.position[labels] - self.held.first
-        if isinstance(block.places, slice):
-            return places - block.places.start
-        columns = torch.searchsorted(block.places, places).clamp_(max=len(block.places) - 1)
-        return torch.where(block.places[columns] == places, columns, -1)
+        positions = self.held.position[labels] - self.held.first
+        if isinstance(block.positions, slice):
+            return positions - block.positions.start
+        columns = torch.searchsorted(block.positions, positions).clamp_(
+            max=len(block.positions) - 1
+        )
+        return torch.where(block.positions[columns] == positions, columns, -1)
 
     def with_boundary(self, held: Tensor, group: ProcessGroup | None) -> NodeValues:
         """Held values [n, d] and what their path sums need of other ranks (collective)."""
@@ -153,7 +170,7 @@ class ClassWeights:
         logits down the tree instead would multiply every inner node with the features.
         """
         if block.paths is None:
-            return values.held[block.places]
+            return values.held[block.positions]
         rows = embedding_bag(block.paths, values.held, block.offsets, mode="sum")
         boundary = values.boundary
         return rows if len(boundary) == 1 else rows + boundary[block.num_remote]
@@ -167,15 +184,15 @@ class ClassWeights:
             grad.index_fill_(0, self._pseudoclasses, 0)
         return grad
 
-    def place_of(self, block: ClassBlock, grad_held: Tensor) -> Tensor | None:
-        """Where the gradient of a block's rows goes, if that is one piece of `grad_held`."""
-        whole = self._plain and isinstance(block.places, slice)
-        return grad_held[block.places] if whole else None
+    def contiguous_part(self, block: ClassBlock, grad_held: Tensor) -> Tensor | None:
+        """The part of `grad_held` that the gradient of a block's rows is, if it is contiguous."""
+        whole = self._plain and isinstance(block.positions, slice)
+        return grad_held[block.positions] if whole else None
 
     def put_gradient(self, block: ClassBlock, grad_rows: Tensor, grad_held: Tensor) -> None:
         """Put the gradient [C, d] of a block's class rows where its classes' nodes are."""
-        places = block.places if self._plain else self._node_of_place[block.places]
-        grad_held[places] = grad_rows.to(grad_held.dtype)
+        positions = block.positions if self._plain else self._node_of_position[block.positions]
+        grad_held[positions] = grad_rows.to(grad_held.dtype)
 
     def sum_gradients(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
         """Turn gradients of class rows into those of node vectors: each node's is the sum over its
@@ -194,24 +211,24 @@ class ClassWeights:
     def _return_boundary(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
         """Add what each rank's classes give to the vectors that other ranks hold (collective)."""
         below = grad_held.new_zeros((len(self._chain), grad_held.shape[1]))
-        below.index_add_(0, self._orphan_chain_place, grad_held[self._orphans])
+        below.index_add_(0, self._orphan_chain_position, grad_held[self._orphans])
         grad = grad_held.new_zeros((len(self._boundary), grad_held.shape[1]))
         grad[self._chain] = below.flip(0).cumsum(0).flip(0)
         all_reduce_sum(grad, group)
         grad_held.index_add_(0, self._boundary_local, grad[self._boundary_mine])
 
-    def _block(self, places: slice | Tensor) -> ClassBlock:
-        class_ids = self.held.class_ids[places]
+    def _block(self, positions: slice | Tensor) -> ClassBlock:
+        class_ids = self.held.class_ids[positions]
         if self._plain:
-            return ClassBlock(places, class_ids)
-        if isinstance(places, slice):
-            first, last = self._path_ends[[places.start, places.stop]]
+            return ClassBlock(positions, class_ids)
+        if isinstance(positions, slice):
+            first, last = self._path_ends[[positions.start, positions.stop]]
             paths = self._paths[first:last]
-            offsets = self._path_starts[places] - first
+            offsets = self._path_starts[positions] - first
         else:
-            paths, offsets = _ragged(self._paths, self._path_starts, self._path_lengths, places)
+            paths, offsets = _ragged(self._paths, self._path_starts, self._path_lengths, positions)
         offsets = offsets.to(paths.dtype)
-        return ClassBlock(places, class_ids, paths, offsets, self._num_remote[places])
+        return ClassBlock(positions, class_ids, paths, offsets, self._num_remote[positions])
 
     def _plan_paths(self, nodes: np.ndarray) -> None:
         """The path of each class's node, root first, as far as this rank holds it."""
@@ -225,18 +242,18 @@ class ClassWeights:
         remote[above >= 0] = tree.depth[above[above >= 0]] + 1
         ends = np.append(0, lengths.cumsum())
         paths = np.empty(ends[-1], np.int32 if self.num_held < 2**31 else np.int64)
-        node, place = nodes.copy(), ends[1:] - 1
+        node, position = nodes.copy(), ends[1:] - 1
         while len(node):
-            paths[place] = node - start
-            node, place = tree.parent[node], place - 1
+            paths[position] = node - start
+            node, position = tree.parent[node], position - 1
             inside = node >= start
-            node, place = node[inside], place[inside]
+            node, position = node[inside], position[inside]
         self._paths = torch.from_numpy(paths).to(self.device)
         self._path_ends = ends  # on the host: slicing waits for no device
         self._path_starts = self._to_device(ends[:-1])
         self._path_lengths = self._to_device(lengths)
         self._num_remote = self._to_device(remote)
-        self._node_of_place = self._to_device(nodes - start)
+        self._node_of_position = self._to_device(nodes - start)
 
     def _plan_gradients(self, group_size: int) -> None:
         tree, start, stop = self.tree, self.start, self.stop
@@ -283,19 +300,19 @@ class ClassWeights:
         parent = tree.parent[self.start : self.stop]
         orphans = np.flatnonzero((parent >= 0) & (parent < self.start))
         self._orphans = self._to_device(orphans)
-        self._orphan_chain_place = self._to_device(np.searchsorted(chain, parent[orphans]))
+        self._orphan_chain_position = self._to_device(np.searchsorted(chain, parent[orphans]))
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(array, dtype=np.int64)).to(self.device)
 
 
 def _ragged(
-    values: Tensor, starts: Tensor, lengths: Tensor, places: Tensor
+    values: Tensor, starts: Tensor, lengths: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The pieces of `values` at `places`, one after another, and where each begins."""
-    wanted = lengths[places]
+    """The pieces of `values` at `positions`, one after another, and where each begins."""
+    wanted = lengths[positions]
     offsets = wanted.cumsum(0) - wanted
-    shift = torch.repeat_interleave(starts[places] - offsets, wanted)
+    shift = torch.repeat_interleave(starts[positions] - offsets, wanted)
     return values[shift + torch.arange(len(shift), device=values.device)], offsets
 
 

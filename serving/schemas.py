@@ -15,6 +15,15 @@ _EXPECTED_PRECISION = (
 )
 
 
+class ModelLogits(BaseModel):
+    """How the model computes a logit: `scale` times the dot product of features and class weights,
+    or their cosine, plus `offset`. With dot products, a class may also have a bias."""
+
+    kind: Literal["dot", "cosine"]
+    scale: float = Field(description="final value, if training learned it")
+    offset: float = Field(description="final value, if training learned it")
+
+
 class ErrorDetail(BaseModel):
     code: str
     message: str

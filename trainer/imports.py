@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, field, make_dataclass
-from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -20,6 +19,7 @@ from typing import Any, TypeGuard
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from data.augment.custom import CustomAugmentation
 from data.messages import one_line
 from heads.losses import Loss
 from trainer.config import ImportedBackbone, Recipe
@@ -27,12 +27,13 @@ from trainer.optimizers import OptimizerKind
 from trainer.schedules import ScheduleKind
 
 # Where a recipe accepts import paths, and the base class of the components there. None: a class or
-# function that returns an nn.Module.
+# function that returns an nn.Module. `*` stands for the indices of a list.
 COMPONENTS: dict[str, type | None] = {
     "backbone": None,
     "head.loss": Loss,
     "optimizer": OptimizerKind,
     "schedule": ScheduleKind,
+    "data.augment.custom.*": CustomAugmentation,
 }
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -45,34 +46,37 @@ def is_import_path(kind: object) -> TypeGuard[str]:
     return isinstance(kind, str) and ":" in kind
 
 
-def import_paths(tree: Mapping[str, Any]) -> dict[str, str]:
-    """The import paths in a recipe's mappings, by the key of their component; imports nothing."""
-    kinds = {key: at_key(tree, f"{key}.kind") for key in COMPONENTS}
+def import_paths(tree: Recipe | Mapping[str, Any]) -> dict[str, str]:
+    """The import paths in a recipe, or in its mappings, by the key of their component; imports
+    nothing."""
+    kinds = {key: at_key(tree, f"{key}.kind") for key in _component_keys(tree)}
     return {key: kind for key, kind in kinds.items() if is_import_path(kind)}
-
-
-def imported_components(recipe: Recipe) -> dict[str, str]:
-    """The import paths of a recipe, by the key of their component."""
-    kinds = {key: getattr(component_at(recipe, key), "kind", None) for key in COMPONENTS}
-    return {key: kind for key, kind in kinds.items() if is_import_path(kind)}
-
-
-def component_at(recipe: Recipe, key: str) -> Any:
-    """The component of a recipe at a key such as `head.loss`."""
-    return reduce(getattr, key.split("."), recipe)
 
 
 def at_key(tree: Any, key: str) -> Any:
-    """What a recipe's mappings contain at a dotted key; None for nothing."""
+    """What a recipe, or its mappings, contain at a dotted key; None for nothing."""
     for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
+        match tree:
+            case dict():
+                tree = tree.get(part)
+            case list() | tuple():
+                tree = tree[int(part)] if part.isdecimal() and int(part) < len(tree) else None
+            case _:
+                tree = getattr(tree, part, None)
     return tree
 
 
-def with_component(tree: Mapping[str, Any], key: str, component: Any) -> dict[str, Any]:
-    """A recipe's mappings with `component` in place of the mapping at `key`."""
+def with_component(tree: Any, key: str, component: Any) -> Any:
+    """A recipe's mappings with `component` in place of what they contain at `key`."""
+    if isinstance(tree, list):
+        return [component if str(index) == key else each for index, each in enumerate(tree)]
     first, _, rest = key.partition(".")
     return {**tree, first: with_component(tree[first], rest, component) if rest else component}
+
+
+def setting_of(key: str) -> str:
+    """The setting that contains a component: the component itself or the whole list it is in."""
+    return re.sub(r"\.\d+$", "", key)
 
 
 def check_allowed(paths: Mapping[str, str], allowed: Collection[str], origin: str) -> None:
@@ -95,7 +99,7 @@ def import_component(path: str, *, key: str) -> Any:
             f"{key}.kind is {path!r}: write module:Class, as in my_package.losses:MyLoss"
         )
     component = _attribute(_module(path, key), path, key)
-    base = COMPONENTS[key]
+    base = _base(key)
     if base is None:
         if not (inspect.isclass(component) or inspect.isfunction(component)):
             raise ValueError(f"{key}.kind is {path}, which is not a class or a function")
@@ -122,7 +126,7 @@ def options_of(component: Any, *, key: str) -> type:
     For the class or function of a backbone it is made of its signature: annotations are the types,
     `Annotated[int, Field(gt=0)]` adds bounds, and **kwargs accept any option.
     """
-    if COMPONENTS[key] is not None:
+    if _base(key) is not None:
         assert isinstance(component, type)
         return component
     parameters = inspect.signature(component, eval_str=True).parameters.values()
@@ -170,6 +174,23 @@ def source_version(path: str) -> str:
         return f"{version(module.__name__.partition('.')[0])} sha256:{digest}"
     except PackageNotFoundError:  # a module on PYTHONPATH
         return f"sha256:{digest}"
+
+
+def _component_keys(tree: Any) -> list[str]:
+    """The keys of COMPONENTS, with the indices of the lists in `tree`."""
+    keys = []
+    for key in COMPONENTS:
+        name, starred, _ = key.partition(".*")
+        entries = at_key(tree, name)
+        if not starred:
+            keys.append(key)
+        elif isinstance(entries, list | tuple):
+            keys += [f"{name}.{index}" for index in range(len(entries))]
+    return keys
+
+
+def _base(key: str) -> type | None:
+    return COMPONENTS[re.sub(r"\.\d+$", ".*", key)]
 
 
 def _default(parameter: inspect.Parameter) -> Any:

@@ -130,7 +130,8 @@ def build_recipe(
     check_allowed(paths, allow_imports, origin)
     for key in paths:
         options = at_key(tree, key)
-        tree = with_component(tree, key, make_component(options, key=key, origin=origin))
+        if isinstance(options, dict):  # others have been imported already
+            tree = with_component(tree, key, make_component(options, key=key, origin=origin))
     try:
         return Recipe.model_validate(_with_default_kinds(tree, Recipe))
     except ValidationError as error:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from data.loading.batch import Batch
 from heads import ClassHead, FactoredHead, build_head
 from heads.collectives import all_reduce_sum
-from heads.engine import NOTHING_COUNTS
+from heads.inputs import NOTHING_COUNTS
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import (
     apply_batch_norm_mode,

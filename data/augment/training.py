@@ -1,18 +1,20 @@
 """One decoded image -> one training sample, each draw from the sample's own generator.
 
 `AugmentConfig` is the recipe's `data.augment`. Its fields are the augmentations, in the order in
-which they are applied: crop or shift, flip, color jitter, grayscale, RandAugment, erasing. Mixing
-with another sample comes last, over pairs of the batch.
+which they are applied: crop or shift, flip, color jitter, grayscale, RandAugment, erasing, then
+those of the user. Mixing with another sample comes last, over pairs of the batch.
 """
 
 from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from data.augment.base import Augmentation
 from data.augment.color_jitter import ColorJitter
 from data.augment.crop import Crop
+from data.augment.custom import CustomAugmentation, check_imported
 from data.augment.erase import Erase
 from data.augment.flip import Flip
 from data.augment.grayscale import Grayscale
@@ -39,6 +41,9 @@ class _Sizes(FrozenConfig):
     )
 
 
+_Imported = Annotated[SerializeAsAny[CustomAugmentation], BeforeValidator(check_imported)]
+
+
 class AugmentConfig(Crop, _Sizes):
     """What training changes at random, in this order; `null` and 0 turn a part off.
 
@@ -50,11 +55,14 @@ class AugmentConfig(Crop, _Sizes):
     grey: Grayscale = Grayscale(0)
     rand_augment: RandAugment | None = None
     erase: Erase = Erase(0)
+    custom: tuple[_Imported, ...] = Field(
+        (), description="your own, named by import path and applied in this order"
+    )
     mix: Mix | None = None
 
     @property
     def changes(self) -> list[Augmentation]:
-        """Those of one image that are on, in their order."""
+        """The built-in ones of one image that are on, in their order."""
         return [field for field in vars(self).values() if isinstance(field, Augmentation)]
 
 
@@ -68,6 +76,8 @@ def for_training(
         drawn = drawn[:, :, 0]
     for change in augment.changes:
         drawn = change(drawn, fill, rng)
+    for augmentation in augment.custom:
+        drawn = augmentation.checked(drawn, fill, rng)
     return planes(drawn)
 
 

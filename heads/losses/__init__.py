@@ -6,11 +6,14 @@ from heads.losses.base import (
     Choice,
     ClassFacts,
     HeldClasses,
+    LabelPositions,
     Loss,
     Reduction,
     Rows,
+    ScoreKind,
     Stats,
     logsumexp,
+    score,
 )
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
 from heads.losses.cross_entropy import BatchCrossEntropy, CrossEntropy, SelfNormalisation
@@ -41,6 +44,7 @@ __all__ = [
     "CrossEntropy",
     "HeldClasses",
     "HierarchicalSoftmax",
+    "LabelPositions",
     "Loss",
     "LossConfig",
     "MaxMargin",
@@ -48,6 +52,7 @@ __all__ = [
     "Quadratic",
     "Reduction",
     "Rows",
+    "ScoreKind",
     "SelfNormalisation",
     "SigmoidCauchySchwarz",
     "SigmoidTanimoto",
@@ -61,5 +66,6 @@ __all__ = [
     "TaylorSoftmax",
     "TopKHinge",
     "logsumexp",
+    "score",
     "topk_marginals",
 ]

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import pydantic
 import torch
@@ -16,10 +16,10 @@ from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
-from heads.scores import ScoreKind, score
 from heads.tree import LabelTree
 
 Stats = tuple[Tensor, ...]
+ScoreKind = Literal["logit", "taylor", "spherical"]
 
 # Losses are pydantic dataclasses: an unknown option, or one out of bounds, is an error wherever a
 # loss is created.
@@ -39,9 +39,9 @@ class ClassFacts:
 
 @dataclass(frozen=True)
 class HeldClasses:
-    """The classes that a rank holds, `class_ids` [n] in the order of their places.
+    """The classes that a rank holds, `class_ids` [n] in the order of their nodes.
 
-    `position` [K] is every class's place among those of all ranks, `first` that of this rank's
+    `position` [K] is that of every class in this order over all ranks, `first` that of this rank's
     first class.
     """
 
@@ -49,39 +49,61 @@ class HeldClasses:
     position: Tensor
     first: int
 
-    def places(self, class_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of some classes are held, bool, and the places of those."""
-        places = self.position[class_ids] - self.first
-        here = (places >= 0) & (places < len(self.class_ids))
-        return here, places[here]
+    def find(self, class_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of some classes are held, bool, and the positions of these in `class_ids`."""
+        positions = self.position[class_ids] - self.first
+        here = (positions >= 0) & (positions < len(self.class_ids))
+        return here, positions[here]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The classes of a rank that a step computes: their `places` [n], ascending.
+    """The classes of a rank that a step computes: their `positions` [n], ascending.
 
     A sum over all classes is estimated by one over these, times `weights` [n]; None: it is exact.
     """
 
-    places: Tensor
+    positions: Tensor
     weights: Tensor | None = None
+
+
+class LabelPositions(NamedTuple):
+    """The positions of labels in a block: `column_of_row` [B] is -1 for a label of another block,
+    `rows` and `columns` [n] are those of the labels in this one."""
+
+    column_of_row: Tensor
+    rows: Tensor
+    columns: Tensor
+
+    @classmethod
+    def of(cls, columns: Tensor, num_classes: int) -> "LabelPositions":
+        """From `columns` [B], which are outside 0..`num_classes` - 1 for labels of other blocks."""
+        here = (columns >= 0) & (columns < num_classes)
+        columns = torch.where(here, columns, -1)
+        rows = here.nonzero().squeeze(1)
+        return cls(columns, rows, columns[rows])
+
+    @property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """An index of [B, C] tensors."""
+        return self.rows, self.columns
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of classes as the rows of a batch see it.
+    """A block of classes from the point of view of the rows of a batch.
 
-    `class_ids` [C] names the columns, `labels` [B] the rows' classes and `label_columns` [B] their
-    columns, -1 where a label is elsewhere; `label_places` are the (rows, columns) of those here.
-    `true` [B] is z_y there and 0 elsewhere, so that blocks add up to it. It is a leaf of its own:
-    its gradient is B numbers, and through the logits it would be B x C of them. `weights` [C] are
-    those of a `Choice`.
+    `class_ids` [C] are the classes of the columns and `labels` [B] those of the rows.
+    `label_columns` [B] are the columns of the labels, -1 for a label of another block, and
+    `label_pairs` the (rows, columns) of the others. `true` [B] is z_y for these and 0 elsewhere, so
+    that the sum over blocks is z_y. It is a leaf of its own, because its gradient has B numbers,
+    and through the logits it would have B x C. `weights` [C] are those of a `Choice`.
     """
 
     class_ids: Tensor
     labels: Tensor
     label_columns: Tensor
-    label_places: tuple[Tensor, Tensor]
+    label_pairs: tuple[Tensor, Tensor]
     true: Tensor
     weights: Tensor | None = None
 
@@ -94,18 +116,28 @@ class Block:
         logits_BC: Tensor,
         weights: Tensor | None = None,
     ) -> "Block":
-        """`columns` [B] are those of the labels, outside 0..C-1 where a label is elsewhere."""
-        here = (columns >= 0) & (columns < len(class_ids))
-        columns = torch.where(here, columns, -1)
-        rows = here.nonzero().squeeze(1)
-        places = rows, columns[rows]
-        true = logits_BC.new_zeros(len(labels)).index_put_((rows,), logits_BC.detach()[places])
+        """`columns` [B] are those of the labels, outside 0..C-1 for labels of other blocks."""
+        positions = LabelPositions.of(columns, len(class_ids))
+        return cls.at(class_ids, labels, positions, logits_BC, weights)
+
+    @classmethod
+    def at(
+        cls,
+        class_ids: Tensor,
+        labels: Tensor,
+        positions: LabelPositions,
+        logits_BC: Tensor,
+        weights: Tensor | None = None,
+    ) -> "Block":
+        """The same for labels whose positions are known."""
+        rows, pairs = positions.rows, positions.pairs
+        true = logits_BC.new_zeros(len(labels)).index_put_((rows,), logits_BC.detach()[pairs])
         true.requires_grad_(logits_BC.requires_grad)
-        return cls(class_ids, labels, columns, places, true, weights)
+        return cls(class_ids, labels, positions.column_of_row, pairs, true, weights)
 
     def false_logits(self, logits_BC: Tensor) -> Tensor:
-        """The logits with -inf in the place of each row's label."""
-        return logits_BC.index_put(self.label_places, logits_BC.new_tensor(-torch.inf))
+        """The logits with -inf in place of that of each row's label."""
+        return logits_BC.index_put(self.label_pairs, logits_BC.new_tensor(-torch.inf))
 
 
 @dataclass(frozen=True)
@@ -272,6 +304,22 @@ class Loss(ABC):
     def initial_bias(self, num_classes: int) -> float:
         """The bias of every class before training, where the head has biases."""
         return 0.0
+
+
+def score(kind: ScoreKind, logits: Tensor, *, eps: float = 0.0) -> Tensor:
+    """Scores of `logits`, of any shape: what evaluation, thresholds and serving compare; increasing
+    in belief.
+
+    `taylor` is 1 + z + z^2 / 2, `spherical` z^2 + eps (004): for both a logit far below zero is as
+    much believed as one far above, so the logits themselves must not be compared.
+    """
+    match kind:
+        case "logit":
+            return logits
+        case "taylor":
+            return 1 + logits + logits.square() / 2
+        case "spherical":
+            return logits.square() + eps
 
 
 class _LogSumExp(torch.autograd.Function):

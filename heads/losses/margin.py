@@ -8,8 +8,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from heads.largest import decode_ids, encode_ids, largest_columns, sort_largest
 from heads.losses.base import STRICT, Block, Loss, Rows, Stats
+from heads.topk import decode_ids, encode_ids, largest_columns, sort_largest
 
 # Stands for "no class" where a row has fewer false classes than asked for; above every id.
 _NO_CLASS = 1 << 35

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from heads.losses.base import Choice, HeldClasses
 
-# The finaliser of splitmix64 (Steele, Lea, Flood 2014); its constants as signed 64-bit numbers.
+# The finalizer of splitmix64 (Steele, Lea, Flood 2014); its constants as signed 64-bit numbers.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
@@ -21,10 +21,10 @@ def kept_and_sampled(held: HeldClasses, labels: Tensor, draw: int, rate: float) 
     1 / rate classes: sums over them have the expectation of sums over all."""
     chosen = uniform(draw, held.class_ids) < rate
     weights = torch.full_like(held.class_ids, 1 / rate, dtype=torch.float64)
-    _, own = held.places(labels)
+    _, own = held.find(labels)
     chosen[own], weights[own] = True, 1.0
-    places = chosen.nonzero().squeeze(1)
-    return Choice(places, weights[places])
+    positions = chosen.nonzero().squeeze(1)
+    return Choice(positions, weights[positions])
 
 
 def drawn_from(
@@ -39,12 +39,12 @@ def drawn_from(
     drawn, counts = drawn.clamp_(max=len(cumulative) - 1).unique(return_counts=True)
     q = (cumulative[drawn] - torch.where(drawn > 0, cumulative[drawn - 1], 0)) / cumulative[-1]
     weights = torch.zeros_like(held.class_ids, dtype=torch.float64)
-    here, places = held.places(drawn)
-    weights[places] = (counts / (num * q))[here]
+    here, positions = held.find(drawn)
+    weights[positions] = (counts / (num * q))[here]
     chosen = weights > 0
-    chosen[held.places(labels)[1]] = True
-    places = chosen.nonzero().squeeze(1)
-    return Choice(places, weights[places])
+    chosen[held.find(labels)[1]] = True
+    positions = chosen.nonzero().squeeze(1)
+    return Choice(positions, weights[positions])
 
 
 def _mix(value: Tensor) -> Tensor:

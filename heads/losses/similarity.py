@@ -77,5 +77,5 @@ class SimLoss(Loss):
         cosine = left @ right.T
         similarity = cosine.sub_(self.lower).div_(1 - self.lower).clamp_(0, 1)
         # A class is like itself, whatever rounding or a zero vector says.
-        similarity[block.label_places] = 1
+        similarity[block.label_pairs] = 1
         return similarity.log_()

@@ -1,11 +1,11 @@
 """Label trees: the one structure behind all class weights; what builds, names and shows them."""
 
 from heads.tree.cover import CoverTree, build_cover_tree
+from heads.tree.drawing import draw_tree
 from heads.tree.encoder import encode_names
 from heads.tree.hierarchy import Hierarchy, read_parent_table, tree_of_paths
 from heads.tree.label_tree import LabelTree
 from heads.tree.named_tree import NamedTree
-from heads.tree.picture import draw_tree
 from heads.tree.statistics import TreeStatistics
 from heads.tree.vectors import load_label_vectors, project, read_label_vectors
 from heads.tree.wordnet import WordNet, read_wordnet

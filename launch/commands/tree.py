@@ -92,7 +92,7 @@ def show(
 ) -> None:
     """Print what a label tree looks like and draw it, or its top, with names."""
     from heads.tree import NamedTree
-    from heads.tree.picture import draw_tree
+    from heads.tree.drawing import draw_tree
 
     named = NamedTree.load(tree)
     _print_statistics(named, projected=False)

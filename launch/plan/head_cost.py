@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from heads.blockwise import BlockwiseLogits, ComputedBlock, SavedBlocks
 from heads.config import HeadConfig
 from heads.logits import LogitMap
 from heads.losses import Block, ClassFacts, Loss
-from heads.step import BlockWork, Kept, Step
 from heads.tree import LabelTree
 from launch.plan.backbone_cost import BackboneCost
 from launch.plan.classes import Classes
@@ -55,7 +55,7 @@ def measure_loss(loss: Loss) -> LossCost:
     with OperationRecorder([logits, classes, labels]) as recorder:
         view = Block.of(classes, labels, labels, leaf, _weights(loss))
         with torch.enable_grad():
-            work = BlockWork(leaf, view, loss.statistics(leaf, view))
+            work = ComputedBlock(leaf, view, loss.statistics(leaf, view))
         kept, forward = recorder.live, sum(each.bytes for each in recorder.work)
         recorder.work = []
         gradient = work.gradient_of_logits(tuple(torch.ones_like(stat) for stat in work.stats))
@@ -217,19 +217,19 @@ class _Blocks:
         compute = torch.bfloat16 if half else torch.float32
         with FakeTensorMode():
             features = torch.empty(rows, dim, dtype=compute, device="meta" if cuda else "cpu")
-            step = _step(features, _Weights(plain), logit_map, memory_bytes)
-            size = step.classes_at_once()
+            logits = _logits(features, _Weights(plain), logit_map, memory_bytes)
+            size = logits.classes_at_once()
             blocks: list[Any] = [
                 _Sized(range(start, min(start + size, computed)))
                 for start in range(0, computed, size)
             ]
-            kept = Kept(step, blocks, with_grad=True)
-            buffer = kept.place(0)
+            saved = SavedBlocks(logits, blocks, with_grad=True)
+            buffer = saved.buffer(0)
             numbers = 0 if buffer is None else buffer.numel()
-        # One block's place is for those that are not kept.
+        # The last part is for the blocks that are not saved.
         lasting = numbers - (rows * min(size, computed) if numbers < rows * computed else 0)
-        share = 1.0 if kept.graphs else lasting / max(1, rows * computed)
-        return cls(len(blocks), size, kept.graphs, numbers, share)
+        share = 1.0 if saved.graphs else lasting / max(1, rows * computed)
+        return cls(len(blocks), size, saved.graphs, numbers, share)
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,11 @@ class _Sized:
     class_ids: range
 
 
-def _step(features: torch.Tensor, weights: Any, logit_map: LogitMap, memory_bytes: int) -> Step:
+def _logits(
+    features: torch.Tensor, weights: Any, logit_map: LogitMap, memory_bytes: int
+) -> BlockwiseLogits:
     nothing: Any = None
-    return Step(
+    return BlockwiseLogits(
         weights=weights,
         loss=nothing,
         logit_map=logit_map,

@@ -15,7 +15,7 @@ import httpx
 from pydantic import BaseModel, PositiveInt
 
 from serving.client.ndjson import Input
-from serving.schemas import Answer, ErrorBody
+from serving.schemas import Answer, ErrorBody, ModelLogits
 
 # What a request adds to each of its pictures or texts, generously.
 _EXTRA_BYTES = 1000
@@ -90,10 +90,11 @@ class Limits(BaseModel):
 
 
 class Served(BaseModel):
-    """What a question needs to know of the model that is served."""
+    """The model that a server serves."""
 
     reads: Literal["pictures", "texts"]
     recalls: list[float]
+    logits: ModelLogits | None = None  # older servers do not state it
     limits: Limits
 
 

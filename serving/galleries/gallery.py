@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from heads.logits import ClassRows, LogitMap
-from heads.scores import score
+from heads.losses import score
 from serving.answer import NOT_ALIGNED, Question, threshold_of, verdict
 from serving.galleries.format import (
     DAMAGE_REMEDY,

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 from PIL import Image
 
 from data.augment import color_jitter
-from data.augment.base import SampleGenerator
+from data.augment.base import Fill, SampleGenerator
 from data.augment.color_jitter import ColorJitter
 from data.augment.crop import resized
+from data.augment.custom import CustomAugmentation
 from data.augment.rand_augment import OPERATIONS, RandAugment
 from data.augment.training import AugmentConfig, for_training
 from data.images.config import ImageConfig
@@ -226,3 +228,35 @@ def test_a_padded_picture_is_shifted_by_every_number_of_pixels_up_to_it(channels
 def test_a_picture_is_cropped_or_shifted() -> None:
     with pytest.raises(ValueError, match=r"pad is 4 and crop_area \[0.08, 1.0\]"):
         AugmentConfig(pad=4)
+
+
+class Returning(CustomAugmentation):
+    """Returns the image, or another array."""
+
+    result: Any = None
+
+    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> Any:
+        return image[::-1] if self.result is None else self.result
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_augmentations_of_the_user_come_last_and_leave_the_other_draws_alone(channels: int) -> None:
+    own = EVERYTHING.model_copy(update={"custom": (Returning(kind="a:B"),)})
+    for plain, turned in zip(samples(channels, EVERYTHING), samples(channels, own), strict=True):
+        assert np.array_equal(plain[:, ::-1], turned)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (1, "a:B returned int: return a numpy array"),
+        (np.zeros((32, 32, 1), np.uint8), r"a:B returned uint8 \[32, 32, 1\] for an image uint8"),
+        (np.zeros((32, 32, 3)), r"returned float64 .* for an image uint8 \[32, 32, 3\]: return an"),
+    ],
+)
+def test_an_augmentation_that_does_not_return_an_image_like_its_own_is_an_error(
+    result: Any, message: str
+) -> None:
+    own = AugmentConfig(custom=(Returning(kind="a:B", result=result),))
+    with pytest.raises(ValueError, match=message):
+        samples(3, own, 1)

@@ -53,8 +53,8 @@ def test_the_recipes_of_the_page_load() -> None:
 def test_the_recipe_of_the_page_turns_everything_on() -> None:
     (settings,) = (each for each in data_of_recipes() if "augment" in each)
     assert ImageConfig.model_validate(settings["image"]).crops == 10
-    # A picture is cropped or shifted (pad).
-    expected = AugmentConfig.model_fields.keys() - {"crop_ratio", "pad"}
+    # An image is cropped or shifted (pad); docs/extending.md has an example of `custom`.
+    expected = AugmentConfig.model_fields.keys() - {"crop_ratio", "pad", "custom"}
     assert settings["augment"].keys() == expected
     augment = AugmentConfig.model_validate(settings["augment"])
     assert all(getattr(augment, name) for name in settings["augment"])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from data.augment.base import pair_rng
 from data.augment.color_jitter import ColorJitter
+from data.augment.custom import CustomAugmentation
 from data.augment.mix import Mix
 from data.augment.rand_augment import RandAugment
 from data.augment.training import AugmentConfig
@@ -26,10 +27,20 @@ from data.shards.split import open_split
 BATCH = 7
 
 
+class Noise(CustomAugmentation):
+    """An augmentation of the user's."""
+
+    def __call__(
+        self, image: np.ndarray, fill: tuple[float, ...], rng: np.random.Generator
+    ) -> np.ndarray:
+        return rng.integers(256, size=image.shape, dtype=np.uint8) // 8 + image // 8 * 7
+
+
 # All that draws random numbers.
 AUGMENT = AugmentConfig(
     colour=ColorJitter(brightness=0.4, hue=0.1),
     rand_augment=RandAugment(),
+    custom=(Noise(kind="tests.data.test_loader:Noise"),),
     mix=Mix(mixup_alpha=0.4, cutmix_alpha=1.0, probability=0.8),
 )
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from heads import ClassHead
 from heads.append import append_classes
 from heads.hierarchical import HierarchicalSoftmaxHead
-from heads.largest import largest_columns
 from heads.losses import CrossEntropy, SmoothTopK
 from heads.slc import ClassMeasures, block_measures, pooled_thresholds
+from heads.topk import largest_columns
 from tests.heads import test_hierarchical, test_sampling, test_smooth_topk
 from tests.heads.cases import (
     LOSS_KINDS,

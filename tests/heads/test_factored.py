@@ -60,8 +60,8 @@ def assert_equal_to_sgd(kind: str, parts: int = 1, scale: float = 1.0, **options
     sgd = torch.optim.SGD([plain.weight], lr=LR, weight_decay=DECAY)
     for group in zip(*[batches(30 * parts)] * parts, strict=True):
         for features, labels in group:
-            if ours.engine.ignore_index is not None:
-                labels[:2] = ours.engine.ignore_index
+            if ours.engine.row_weighting.ignore_index is not None:
+                labels[:2] = ours.engine.row_weighting.ignore_index
             got = pass_through(ours, features, labels, scale)
             for mine, theirs in zip(got, pass_through(plain, features, labels, scale), strict=True):
                 np.testing.assert_allclose(mine, theirs, **EXACT)

@@ -1,4 +1,5 @@
-"""Every logit map x loss x weighting equals its definition in float64, on any number of ranks."""
+"""Every logit map x loss x weighting equals its definition in float64; test_logits_sharded.py: on
+several ranks."""
 
 import math
 from functools import cache
@@ -124,48 +125,6 @@ def test_blocks_kept_and_computed_twice_equal_the_definition(name, weighting):
         step(head, features, labels), expected(name, "ce", head.tree), strict=True
     ):
         np.testing.assert_allclose(got, want, **EXACT)
-
-
-SHARDED_LOSSES = ("ce", "batch_ce", "bce")
-
-
-def steps_on_a_rank(num_classes: int, data_axis: int):
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    mesh = rank_mesh(data_axis)
-    mine = slice(ROWS * rank // world, ROWS * (rank + 1) // world)
-    found = {}
-    for name in LOGIT_MAPS:
-        for kind in SHARDED_LOSSES:
-            for weighting in WEIGHTINGS:
-                head = make_head(name, kind, weighting, num_classes, mesh)
-                features, labels, nodes = problem(head.tree, ROWS, DIM)
-                set_nodes(head, nodes)
-                held = slice(head.engine.weights.start, head.engine.weights.stop)
-                found[name, kind, weighting] = (
-                    step(head, features[mine], labels[mine]),
-                    (mine, held),
-                    float(head.squared_gradient_norm()),
-                )
-    return found
-
-
-@pytest.mark.parametrize(
-    ("world_size", "num_classes", "data_axis"),
-    [(2, 13, 1), (3, 13, 1), (4, 13, 2), (4, 5, 1)],  # of the last, one rank holds no class
-)
-def test_sharded_equals_the_definition(world_size, num_classes, data_axis):
-    ranks = run_on_ranks(world_size, steps_on_a_rank, num_classes, data_axis)
-    for name, kind, weighting in ranks[0]:
-        loss, by_features, by_nodes, *by_scalars = expected(
-            name, kind, label_tree(weighting, num_classes)
-        )
-        norm = sum(np.square(each).sum() for each in (by_nodes, *by_scalars))
-        for answers in ranks:
-            got, (mine, held), squared = answers[name, kind, weighting]
-            wanted = loss, by_features[mine], by_nodes[held], *by_scalars
-            for ours, want in zip(got, wanted, strict=True):
-                np.testing.assert_allclose(ours, want, **EXACT)
-            np.testing.assert_allclose(squared, norm, **EXACT)
 
 
 def test_gradients_of_several_calls_are_summed_over_data_once():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from heads import ClassHead, CrossEntropy
-from heads.norms import squared_norm
+from heads.gradients import squared_norm
 from trainer.strategies import Strategy
 
 CPU = torch.device("cpu")

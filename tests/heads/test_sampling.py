@@ -39,7 +39,7 @@ def drawn(head: ClassHead, labels: torch.Tensor, draw: int) -> torch.Tensor:
     held = head.engine.weights.held
     choice = head.loss.choose(held, labels, draw)
     weights = torch.zeros(head.num_classes, dtype=torch.float64)
-    weights[held.class_ids[choice.places]] = choice.weights
+    weights[held.class_ids[choice.positions]] = choice.weights
     return weights
 
 
@@ -147,7 +147,7 @@ def test_the_remaining_bias_of_sampled_cross_entropy_is_what_its_docstring_says(
     loss, estimates = CrossEntropy(sample_rate=rate), []
     for draw in range(3000):
         choice = loss.choose(held, labels, draw)
-        estimates.append((choice.weights * z[0, choice.places].exp()).sum().log())
+        estimates.append((choice.weights * z[0, choice.positions].exp()).sum().log())
     found = torch.stack(estimates)
     p = z.softmax(1)[0]
     p[7] = 0

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import cv2
+import httpx
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from data.config import ImageConfig
-from serving.config import ServingConfig
 from tests.ranks import rank_world
+from tests.serving.started import end, start
 from tests.shards import NO_DROPOUT, TINY_BERT, TINY_RESNET, text_recipe
 from trainer.backbone.backbone import build_backbone
 from trainer.bundle.bundle import Bundle
@@ -31,6 +31,7 @@ COMPONENTS = (
     "my_package.losses:ScaledCrossEntropy",
     "my_package.optimizers:Adagrad",
     "my_package.schedules:InverseSqrt",
+    "my_package.augmentations:Noise",
 )
 ALLOWED = [f"--allow-import={path}" for path in COMPONENTS]
 
@@ -108,7 +109,7 @@ def test_without_allow_import_no_command_imports_what_a_run_names(run, kway, cap
     ):
         assert kway(*command) == 2
         error = capsys.readouterr().err
-        assert "schedule.kind would import code: add" in error or "backbone.kind, head" in error
+        assert "custom.0.kind would import code: add" in error or "backbone.kind, head" in error
         assert f"--allow-import {COMPONENTS[-1]} if you trust it" in error
         assert not is_loaded()
     assert kway("train", run / "recipe.yaml", "--print-config", *ALLOWED) == 0
@@ -130,16 +131,29 @@ def test_without_allow_import_no_command_imports_the_backbone_of_a_bundle(run, k
 
 
 @pytest.mark.slow
-def test_serve_passes_to_replicas_what_they_may_import(run, kway):
+def test_a_server_imports_the_backbone_of_a_bundle_only_if_that_is_allowed(run, kway, here):
     assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
-    command = [sys.executable, "-P", "-m", "launch", "serve", "bundle", "--print-config"]
-    rejected = subprocess.run(command, capture_output=True, text=True)
+    launch = [sys.executable, "-P", "-m", "launch"]
+    rejected = subprocess.run([*launch, "serve", "bundle"], capture_output=True, text=True)
+    (error,) = rejected.stderr.splitlines()
     assert rejected.returncode == 2
-    assert f"add --allow-import {COMPONENTS[0]}" in rejected.stderr
-    printed = subprocess.check_output([*command, f"--allow-import={COMPONENTS[0]}"], text=True)
-    (application,) = yaml.safe_load(printed)["applications"]
-    config = ServingConfig.model_validate(application["args"]["config"])
-    assert config.allow_imports == (COMPONENTS[0],)
+    assert f"add --allow-import {COMPONENTS[0]}" in error
+    allowed = f"--allow-import={COMPONENTS[0]}"
+    server = start(here / "bundle", here / "errors", allowed, start=launch, cwd=here)
+    try:
+        _, png = cv2.imencode(".png", np.zeros((16, 16), np.uint8))
+        url = f"{server.url}/v1/query?classes=%233"
+        answer = httpx.post(url, content=png.tobytes(), headers={"Content-Type": "image/png"})
+        ((verdict,),) = [one["verdicts"] for one in answer.json()["results"]]
+        with Bundle.open(here / "bundle") as bundle:
+            backbone = bundle.load_backbone(allow_imports=[COMPONENTS[0]])
+            with torch.inference_mode():
+                features = backbone({"pixel_values": torch.zeros(1, 1, 16, 16, dtype=torch.uint8)})
+            expected = float(bundle.scores(features, [3]))
+    finally:
+        assert end(server) == 0
+    assert verdict["class_id"] == 3
+    assert verdict["score"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_loss_of_the_users_is_served_without_its_code(here, glyphs, kway, capsys):
@@ -168,6 +182,18 @@ def test_resuming_reports_a_changed_source_and_rejects_another_class(run, glyphs
     assert "my_package.schedules" not in sys.modules
 
 
+def test_resuming_rejects_other_augmentations(run, glyphs):
+    path = COMPONENTS[-1]
+    stored = open_checkpoint(run / "checkpoints" / "step-00000002").state
+    assert stored["versions"][path].startswith("sha256:")
+    assert stored["recipe"]["data"]["augment"]["custom"] == [{"kind": path, "std": 8.0}]
+    Path("my_package/copied.py").write_text(Path("my_package/augmentations.py").read_text())
+    changed = r"was started with another data\.augment\.custom(\.kind)?: undo that"
+    for value in ("[]", f"[{{kind: '{path}', std: 9}}]", "[{kind: 'my_package.copied:Noise'}]"):
+        with pytest.raises(ValueError, match=changed):
+            trained(glyphs, "train.duration.steps=3", f"data.augment.custom={value}")
+
+
 def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
     text = "run: x\ndata: {shards: x}\nbackbone: {config: {model_type: resnet}}\n"
     Path("plain.yaml").write_text(text + "head: {loss: {label_smoothing: 0.1}}\n")
@@ -191,6 +217,20 @@ def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
         ("optimizer.kind=my_package.losses:1", r"optimizer\.kind is '.*': write module:Class"),
         ("optimizer.kind=torch.optim:SGD", r"not a subclass of trainer\.optimizers\.base\.Opt"),
         ("head.loss.kind=heads:Loss", r"does not define aligned, statistics, value"),
+        ("data.augment.custom=[{kind: 'a.b:'}]", r"custom\.0\.kind is 'a\.b:': write module:Class"),
+        ("data.augment.custom=[{kind: flip}]", r"custom\.0: name a class by its import path"),
+        (
+            "data.augment.custom=[{kind: 'my_package.augmentations:Noise', std: 0}]",
+            r"data\.augment\.custom\.0\.std: .*greater than 0, got 0",
+        ),
+        (
+            "data.augment.custom=[{kind: 'my_package.augmentations:Noise', sdt: 1}]",
+            r"data\.augment\.custom\.0\.sdt is not a known key: did you mean std\?",
+        ),
+        (
+            "data.augment.custom=[{kind: 'data.augment.mix:Mix'}]",
+            r"not a subclass of data\.augment\.custom\.CustomAugm",
+        ),
         ("head.loss.kind=my_package.broken:X", r"my_package\.broken cannot be imported: "),
         ("train.strategy.kind=my_package.x:Y", r"train\.strategy\.kind is 'my_package\.x:Y': choo"),
     ],

@@ -424,6 +424,19 @@ def test_the_model_states_its_limits(api: FastAPI, texts: FastAPI) -> None:
     assert ask(texts, "GET", "/v1/model").json()["image"] is None
 
 
+def test_the_model_states_its_logit_map_without_the_margin(api: FastAPI, tmp_path: Path) -> None:
+    assert ask(api, "GET", "/v1/model").json()["logits"] == {
+        "kind": "dot",
+        "scale": 1.0,
+        "offset": 0.0,
+    }
+    arcface = {"kind": "arcface", "scale": 30, "offset": -2.5, "learn_scale": True, "m2": 0.4}
+    bundle = write(tmp_path / "cosine", bias=False, changes={"logits": arcface})
+    cosine = application(bundle)
+    stated = ask(cosine, "GET", "/v1/model").json()["logits"]
+    assert stated == {"kind": "cosine", "scale": 30.0, "offset": -2.5}
+
+
 @pytest.mark.parametrize(
     ("method", "url", "status", "code"),
     [

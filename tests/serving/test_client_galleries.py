@@ -96,3 +96,4 @@ def test_what_is_not_there_is_refused(url: str, gallery: str, name: str, code: s
 def test_the_limits_say_how_large_a_frame_may_be(url: str) -> None:
     with Client(url) as client:
         assert client.served().limits.max_frame_bytes == 4 * 2**20
+        assert client.served().logits.kind == "dot"

@@ -24,7 +24,7 @@ from data.files import sha256_of
 from data.messages import one_line
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.logits import ClassRows
-from heads.scores import score
+from heads.losses import score
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.onnx_backbone import OnnxBackbone
 from trainer.backbone.onnx_backbone import is_installed as onnx_is_installed

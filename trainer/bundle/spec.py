@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from data.images.config import ImageConfig
 from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from heads.logits import Dot, LogitMapConfig
-from heads.scores import ScoreKind
+from heads.losses import ScoreKind
 
 Reads = Literal["pictures", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

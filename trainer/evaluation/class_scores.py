@@ -10,8 +10,8 @@ from torch.distributed import ProcessGroup
 
 from heads import ClassHead
 from heads.collectives import all_gather_equal, all_reduce_max, all_reduce_sum
-from heads.largest import largest_columns, sort_largest
 from heads.slc import ClassMeasures, block_measures, places_of_labels
+from heads.topk import largest_columns, sort_largest
 from trainer.evaluation.features import SplitRows, all_rows
 from trainer.evaluation.stopping import ShouldStop, StopChecks
 from trainer.world import World

@@ -12,7 +12,7 @@ from typing import IO, Any
 from data.files import commit
 from trainer.checkpoints import committed_folders
 from trainer.config import Recipe
-from trainer.imports import component_at, import_paths, imported_components, with_component
+from trainer.imports import at_key, import_paths, setting_of, with_component
 from trainer.recipe import STORED_NAME, build_recipe, dump_recipe, load_stored_recipe, read_recipe
 
 # What may not change inside a run: with another value the steps before would mean something else.
@@ -122,10 +122,11 @@ class RunFolder:
     def _stored_settings(self, recipe: Recipe) -> dict[str, Any]:
         """The settings of the stored recipe. For a component that `recipe` does not name, that is
         the kind alone: checking its options would import it."""
-        tree, named = read_recipe(self.recipe), imported_components(recipe)
-        others = {key: path for key, path in import_paths(tree).items() if named.get(key) != path}
+        tree, named = read_recipe(self.recipe), import_paths(recipe)
+        stored_paths = import_paths(tree).items()
+        others = {setting_of(key): path for key, path in stored_paths if named.get(key) != path}
         for key in others:
-            tree = with_component(tree, key, component_at(recipe, key))
+            tree = with_component(tree, key, at_key(recipe, key))
         stored = build_recipe(tree, origin=f"recipe {self.recipe}", allow_imports=named.values())
         known = {k: value for k, value in settings_of(stored).items() if not _under(k, others)}
         return known | {f"{key}.kind": path for key, path in others.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trainer.config import Recipe
-from trainer.imports import imported_components, source_version
+from trainer.imports import import_paths, source_version
 from trainer.run.folder import flat_settings
 
 _LIBRARIES = (
@@ -40,7 +40,7 @@ class Change:
 
 def provenance(recipe: Recipe) -> dict[str, Any]:
     """The keys `recipe` and `versions` of a checkpoint's JSON state."""
-    paths = imported_components(recipe).values()
+    paths = import_paths(recipe).values()
     sources = {path: source_version(path) for path in paths}
     return {"recipe": recipe.model_dump(mode="json"), "versions": _versions() | sources}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data.base_config import FrozenConfig
-from heads.norms import squared_norm
+from heads.gradients import squared_norm
 from trainer.optimizers import create_moments_of, tensors_of
 from trainer.strategies.cost import Shapes, Spread
 

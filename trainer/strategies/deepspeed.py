@@ -32,6 +32,15 @@ from trainer.strategies.cost import (
     summed,
 )
 from trainer.strategies.fsdp import FSDP
+from trainer.strategies.private_deepspeed import (
+    disable_shared_memory_collectives,
+    flat_pieces,
+    link_moments,
+    reduced_gradients,
+    release_gathered_weights,
+    set_weight_or_moment,
+    weight_piece,
+)
 
 if TYPE_CHECKING:
     from trainer.backbone.backbone import Backbone
@@ -133,8 +142,7 @@ class DeepSpeedStrategy(Strategy):
     def gradients(self) -> list[Tensor]:
         if self.stage == 0:
             return super().gradients()
-        pieces = self._zero.averaged_gradients.values()
-        return [piece for group in pieces if group is not None for piece in group]
+        return reduced_gradients(self._zero)
 
     def squared_gradient_norm(self) -> Tensor:
         norm = super().squared_gradient_norm()
@@ -165,7 +173,7 @@ class DeepSpeedStrategy(Strategy):
             return
         groups = self.optimizer.param_groups
         kept = [(group["lr"], group["params"]) for group in groups]
-        for number, flat in self._flat_pieces():
+        for number, flat in flat_pieces(self._zero, self.stage):
             for group in groups:
                 group["params"], group["lr"] = [], 0.0
             groups[number]["params"] = [flat]
@@ -178,7 +186,7 @@ class DeepSpeedStrategy(Strategy):
     def weights(self) -> dict[str, Tensor]:
         if self.stage < 3:
             return super().weights()
-        return {name: self.canonical(name, p.ds_tensor) for name, p in self._partitioned()}
+        return {name: self.canonical(name, weight_piece(p)) for name, p in self._names.items()}
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         if self.stage == 0:
@@ -212,10 +220,12 @@ class DeepSpeedStrategy(Strategy):
                 else:
                     self._set_scalar(key, value)
 
-    def _set(self, name: str, parameter: Any, canonical: Tensor, moment: str | None) -> None:
+    def _set(
+        self, name: str, parameter: nn.Parameter, canonical: Tensor, moment: str | None
+    ) -> None:
         """Put a weight, or a moment of it, where DeepSpeed keeps it (collective)."""
         if self.stage < 3:
-            parameter.set_full_hp_param(whole(canonical), moment)
+            set_weight_or_moment(parameter, whole(canonical), moment)
             return
         from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
@@ -223,7 +233,7 @@ class DeepSpeedStrategy(Strategy):
         piece = self.piece(name, canonical)
         if moment is None:
             safe_set_local_fp32_param(parameter, piece)
-            parameter.ds_tensor.copy_(piece)
+            weight_piece(parameter).copy_(piece)
         else:
             safe_set_local_optimizer_state(parameter, piece, moment)
 
@@ -232,9 +242,8 @@ class DeepSpeedStrategy(Strategy):
     def live(self) -> dict[str, Tensor]:
         if self.stage < 3:
             return super().live()
-        # What a forward gathered and kept would not follow a change of the pieces.
-        self._zero._partition_all_parameters()
-        return {name: p.ds_tensor.detach() for name, p in self._partitioned()}
+        release_gathered_weights(self._zero)
+        return {name: weight_piece(p).detach() for name, p in self._names.items()}
 
     def canonical(self, name: str, piece: Tensor) -> Tensor:
         if self.stage < 3:
@@ -246,7 +255,7 @@ class DeepSpeedStrategy(Strategy):
     def piece(self, name: str, canonical: Tensor) -> Tensor:
         if self.stage < 3:
             return canonical
-        numel = dict(self._partitioned())[name].ds_tensor.numel()
+        numel = weight_piece(self._names[name]).numel()
         flat = whole(canonical).flatten()
         begin = min(numel * self._world.rank, len(flat))
         mine = flat[begin : begin + numel]
@@ -257,22 +266,11 @@ class DeepSpeedStrategy(Strategy):
         del self._engine
         engine.destroy()
 
-    # ---- DeepSpeed's insides ----
-
-    def _partitioned(self) -> list[tuple[str, Any]]:
-        """The weights with what DeepSpeed has hung on them."""
-        return list(self._names.items())
-
-    def _flat_pieces(self) -> list[tuple[int, nn.Parameter]]:
-        """This rank's flat tensors that the optimizer updates, with the number of their group."""
-        if self.stage < 3:
-            return list(enumerate(self._zero.single_partition_of_fp32_groups))
-        flats = self._zero.fp32_partitioned_groups_flat
-        return [(self._zero.sub_group_to_group_id[i], flat) for i, flat in enumerate(flats)]
+    # ---- the optimizer's state ----
 
     def _state_names(self) -> tuple[dict[str, Tensor], list[str]]:
         """Zero-dimensional tensors of the optimizer's state, and the names of the others."""
-        for _, flat in self._flat_pieces():
+        for _, flat in flat_pieces(self._zero, self.stage):
             state = self.optimizer.state.get(flat, {})
             tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
             if tensors:
@@ -281,18 +279,14 @@ class DeepSpeedStrategy(Strategy):
         return {}, []
 
     def _link_moments(self) -> None:
-        """Tell each weight where its moments lie: DeepSpeed does so in its first step only."""
         if self.stage == 3:
             return
-        flats = dict(self._flat_pieces())
-        for _, parameter in self._partitioned():
-            piece = parameter._hp_mapping
-            if piece is not None:
-                flat = flats[piece.param_group_index]
-                piece.set_optim_state_fragment(flat, self.optimizer.state.get(flat, {}))
+        flats = dict(flat_pieces(self._zero, self.stage))
+        for parameter in self._names.values():
+            link_moments(parameter, flats, self.optimizer.state)
 
     def _set_scalar(self, key: str, value: Tensor) -> None:
-        for _, flat in self._flat_pieces():
+        for _, flat in flat_pieces(self._zero, self.stage):
             self.optimizer.state[flat][key].copy_(value)
 
     def _sharded(self, tensor: Tensor) -> DTensor:
@@ -309,9 +303,7 @@ def _import_quietly(world: "World") -> Any:
     warnings.filterwarnings(
         "ignore", r"`torch\.distributed\.(all_gather_into|reduce_scatter)_tensor`"
     )
-    # Its collectives in shared memory are compiled at the first start, and wait without a timeout
-    # for ranks that are gone: gloo's are used.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    disable_shared_memory_collectives(deepspeed)
     return deepspeed
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from data.images.config import ImageConfig
 from serving.api_error import ApiError
 from serving.http.routing import ResourcesDep, ServiceDep, facts
-from serving.schemas import ErrorBody
+from serving.schemas import ErrorBody, ModelLogits
 from serving.service import Service
 from trainer.bundle.spec import LossSpec, Reads, TextSpec
 
@@ -42,6 +42,7 @@ class ModelInfo(BaseModel):
     reads: Reads
     image: ImageConfig | None
     text: TextSpec | None
+    logits: ModelLogits
     loss: LossSpec
     recalls: list[float]
     engine: Literal["torch", "onnxruntime"] = Field(description="what runs the backbone")
@@ -54,7 +55,7 @@ router = APIRouter()
 
 @router.get("/v1/model")
 async def model(service: ServiceDep) -> ModelInfo:
-    """What is served: the model's classes, preprocessing, loss and recalls."""
+    """What is served: the model's classes, preprocessing, logit map, loss and recalls."""
     return _model_info(service)
 
 
@@ -78,6 +79,8 @@ async def counts(resources: ResourcesDep) -> Response:
 def _model_info(service: Service) -> ModelInfo:
     bundle = service.model.bundle
     spec = bundle.spec
+    # Without margins and prior, which apply in training only.
+    logits = spec.logits.evaluated(scale=spec.logits.scale, offset=spec.logits.offset)
     return ModelInfo(
         bundle=bundle.path.name,
         num_classes=spec.num_classes,
@@ -85,6 +88,7 @@ def _model_info(service: Service) -> ModelInfo:
         reads=spec.reads,
         image=spec.image,
         text=spec.text,
+        logits=ModelLogits.model_validate(logits, from_attributes=True),
         loss=spec.loss,
         recalls=[entry.recall for entry in spec.recalls],
         engine=service.model.engine,

@@ -1,4 +1,4 @@
-"""Draws a label tree, or as much of its top as a person can read, as a picture with names.
+"""Draws a label tree, or as much of its top as a person can read, as a figure with names.
 
 Branches are opened from the root down, the one with the most classes first, while their children
 fit; what stays closed says how many classes it holds.
@@ -34,7 +34,7 @@ class _Item:
 
 
 def draw_tree(named: NamedTree, path: str | Path, *, rows: int = 48, title: str = "") -> int:
-    """Write the picture, at most about `rows` rows of names high, in the format of the name's end.
+    """Write the figure, at most about `rows` rows of names high, in the format of the name's end.
 
     Returns how many classes and pseudoclasses are drawn.
     """

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from heads.largest import largest_columns, sort_largest
+from heads.topk import largest_columns, sort_largest
 
 
 def generator() -> torch.Generator:

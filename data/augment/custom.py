@@ -1,0 +1,36 @@
+"""Augmentations of users, which a recipe names by import path in `data.augment.custom`."""
+
+import numpy as np
+
+from data.augment.base import Augmentation, Fill
+from data.base_config import FrozenConfig
+
+
+class CustomAugmentation(FrozenConfig, Augmentation):
+    """An augmentation of the user's: `kind` is its import path, the other fields are its options.
+
+    `__call__` must be a function of its arguments and the options alone. `rng` depends on (seed,
+    epoch, sample), so a sample gets the same pixels on every rank and worker and after a resume. It
+    is valid during the call only: the next sample reuses it.
+    """
+
+    kind: str
+
+    def checked(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
+        """`__call__`; raises ValueError if the result is not an image like `image`."""
+        changed: object = self(image, fill, rng)
+        if not isinstance(changed, np.ndarray):
+            raise ValueError(f"{self.kind} returned {type(changed).__name__}: return a numpy array")
+        if (changed.dtype, changed.shape) != (image.dtype, image.shape):
+            raise ValueError(
+                f"{self.kind} returned {changed.dtype} {list(changed.shape)} for an image "
+                f"{image.dtype} {list(image.shape)}: return an array of the same type and shape"
+            )
+        return changed
+
+
+def check_imported(value: object) -> object:
+    """Validates an entry of `data.augment.custom`, which has been imported before."""
+    if not isinstance(value, CustomAugmentation):
+        raise ValueError("name a class by its import path, as in kind: my_package.images:Noise")
+    return value

@@ -1,0 +1,282 @@
+"""The path of one block of classes: class rows -> logits -> statistics, and back to gradients.
+
+`heads/engine.py` walks the blocks and knows how their statistics merge over blocks and ranks; this
+module knows one block of one rank. Forward reduces the logits [G, C] to a few numbers per row.
+Backward turns the gradient of those numbers into that of the logits, and two matrix products turn
+that into gradients of features and rows.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heads.logits import LogitMap, Margins
+from heads.losses import Block, Choice, LabelPositions, Loss, Stats
+from heads.weights import ClassBlock, ClassWeights, NodeValues
+
+# glibc maps larger pieces anew and clears them for each allocation, at a page fault every 4 KiB.
+_CACHED_BYTES = 16 << 20
+
+# Shape legend: G rows of the class group, C classes of a block, d features, n nodes of this rank.
+
+
+@dataclass
+class BlockwiseLogits:
+    """The logits of G rows and this rank's classes, which exist one block at a time.
+
+    `features_Gd` are what the logit map makes of the features, times its scale; `rows` and `bias`
+    (None: the head has none) are per node. `offset` and `log_prior` [K] are added to the logits,
+    `margins` is None for a map without margin. `memory_bytes` bounds the memory of logits, `choice`
+    are the classes that the loss chose.
+    """
+
+    weights: ClassWeights
+    loss: Loss
+    logit_map: LogitMap
+    memory_bytes: int
+    features_Gd: Tensor
+    labels_G: Tensor
+    rows: NodeValues
+    bias: NodeValues | None
+    offset: Tensor | None
+    log_prior: Tensor | None
+    margins: Margins | None
+    choice: Choice | None
+    compute_dtype: torch.dtype
+    stats_dtype: torch.dtype
+
+    def blocks(self) -> list[ClassBlock]:
+        return list(self.weights.blocks(self.classes_at_once(), self.choice))
+
+    def classes_at_once(self) -> int:
+        """Classes per block: their logits take an eighth of the budget, a few temporaries of that
+        size fit, and a quarter is left for logits that are saved for backward.
+
+        A power of two, so that a batch with one more row does not cut the classes differently.
+        """
+        rows, dim = self.features_Gd.shape
+        piece = self.memory_bytes // 8
+        if self.features_Gd.device.type == "cpu":
+            piece = min(piece, _CACHED_BYTES)
+        copies_rows = self.logit_map.normalizes or not self.weights.is_plain
+        widest = max(rows, dim if copies_rows else 1)
+        fitting = piece // (self.stats_dtype.itemsize * widest)
+        return 1 << max(6, fitting.bit_length() - 1)
+
+    # ------------------------------------------------------------------------ forward
+
+    def compute(
+        self, block: ClassBlock, *, out: Tensor | None, with_graph: bool
+    ) -> "ComputedBlock":
+        """A block's statistics. The logits are written to the first numbers of a flat `out`, if
+        there is one; `with_graph` keeps the graph for backward."""
+        rows_Cd, labels = self.class_rows(block), self.label_positions(block)
+        logits_GC = self.logits(block, rows_Cd, out)
+        if self.margins is not None:
+            self._set_margins(self.margins, block, rows_Cd, labels)
+        del rows_Cd  # before the statistics allocate
+        return self._reduced(block, logits_GC, labels, with_graph=with_graph)
+
+    def recompute(self, block: ClassBlock, logits_GC: Tensor) -> "ComputedBlock":
+        """The same with a graph in backward, when the margins are known."""
+        return self._reduced(block, logits_GC, self.label_positions(block), with_graph=True)
+
+    def class_rows(self, block: ClassBlock) -> Tensor:
+        """What the features are multiplied with, [C, d]."""
+        rows = self.logit_map.normalized(self.weights.rows(block, self.rows))
+        return rows.to(self.compute_dtype)
+
+    def label_positions(self, block: ClassBlock) -> LabelPositions:
+        columns = self.weights.columns(block, self.labels_G)
+        return LabelPositions.of(columns, len(block.class_ids))
+
+    def logits(self, block: ClassBlock, rows_Cd: Tensor, out: Tensor | None) -> Tensor:
+        """Logits without margin [G, C], written to the first numbers of a flat `out`."""
+        shape = len(self.features_Gd), len(block.class_ids)
+        target = None if out is None else out[: math.prod(shape)].view(shape)
+        shift_C = self._shift(block)
+        if shift_C is None:
+            return torch.mm(self.features_Gd, rows_Cd.T, out=target)
+        shift_C = shift_C.to(self.compute_dtype)
+        return torch.addmm(shift_C, self.features_Gd, rows_Cd.T, out=target)
+
+    def _shift(self, block: ClassBlock) -> Tensor | None:
+        """What is added to the product [C]; None: nothing."""
+        terms = []
+        if self.bias is not None:
+            terms.append(self.weights.rows(block, self.bias).squeeze(1))
+        if self.log_prior is not None:
+            terms.append(self.log_prior[block.class_ids])
+        if self.offset is not None:
+            terms.append(self.offset.expand(len(block.class_ids)))
+        if len(terms) < 2:
+            return terms[0] if terms else None
+        return torch.stack([term.to(self.stats_dtype) for term in terms]).sum(0)
+
+    def _set_margins(
+        self, margins: Margins, block: ClassBlock, rows_Cd: Tensor, labels: LabelPositions
+    ) -> None:
+        """Compute the true logits of the rows whose class is in the block, with their margin."""
+        # One product per row, in the precision of statistics: a margin amplifies rounding errors.
+        features, vectors = self.features_Gd[labels.rows], rows_Cd[labels.columns]
+        products = (features.to(self.stats_dtype) * vectors.to(self.stats_dtype)).sum(1)
+        shift_C = self._shift(block)
+        shifts = 0.0 if shift_C is None else shift_C[labels.columns].to(self.stats_dtype)
+        margins.set(labels.rows, products, shifts)
+
+    def _reduced(
+        self, block: ClassBlock, logits_GC: Tensor, labels: LabelPositions, *, with_graph: bool
+    ) -> "ComputedBlock":
+        leaf = logits_GC.to(self.stats_dtype)
+        if self.margins is not None:
+            leaf.index_put_(labels.pairs, self.margins.logits[labels.rows])
+        leaf.requires_grad_(with_graph)
+        view = Block.at(block.class_ids, self.labels_G, labels, leaf, block.weights)
+        with torch.set_grad_enabled(with_graph):
+            stats = self.loss.statistics(leaf, view)
+        return ComputedBlock(leaf, view, stats)
+
+    def identity(self) -> Stats:
+        """The statistics of a rank without classes."""
+        like = self.features_Gd.new_empty(len(self.features_Gd), dtype=self.stats_dtype)
+        return self.loss.identity(like)
+
+    # ------------------------------------------------------------------------ backward
+
+    def add_gradients(
+        self, block: ClassBlock, computed: "ComputedBlock", grad_stats: Stats, to: "GradientSums"
+    ) -> None:
+        """Add the block's part to the sums over classes, and write the gradient of its rows."""
+        grad_GC = computed.gradient_of_logits(grad_stats)
+        if to.bias is not None or to.scalars is not None:
+            grad_C = grad_GC.sum(0)
+            if to.bias is not None:
+                self.weights.put_gradient(block, grad_C.unsqueeze(1), to.bias)
+            if to.scalars is not None:
+                to.scalars[1] += grad_C.sum()
+        if self.margins is not None:
+            by_scale = self.margins.through(grad_GC, computed.view.label_pairs)
+            if to.scalars is not None:
+                to.scalars[0] += by_scale
+        grad_GC = grad_GC.to(self.compute_dtype)
+        if to.features is not None:
+            _add_product(to.features, grad_GC, self.class_rows(block))
+        if to.rows is not None:
+            self._write_gradient_of_rows(block, grad_GC, to.rows)
+
+    def _write_gradient_of_rows(
+        self, block: ClassBlock, grad_GC: Tensor, grad_nodes: Tensor
+    ) -> None:
+        target = None
+        if not self.logit_map.normalizes:
+            target = self.weights.contiguous_part(block, grad_nodes)
+        if target is not None and target.dtype == grad_GC.dtype:
+            # Written directly, without a second K x d tensor.
+            torch.mm(grad_GC.T, self.features_Gd, out=target)
+            return
+        grad_Cd = grad_GC.T @ self.features_Gd
+        if self.logit_map.normalizes:
+            grad_Cd = self.logit_map.gradient(self.weights.rows(block, self.rows), grad_Cd)
+        self.weights.put_gradient(block, grad_Cd, grad_nodes)
+
+    def gradient_like(self, values: NodeValues) -> Tensor:
+        """A buffer for the gradients of path sums, block by block: in at least float32, whatever
+        the type of the products."""
+        every_class = self.choice is None
+        return self.weights.gradient_like(values.held, self.stats_dtype, every_class=every_class)
+
+
+@dataclass(frozen=True)
+class ComputedBlock:
+    """A block of classes: its logits, as a leaf, and their statistics."""
+
+    leaf_GC: Tensor
+    view: Block
+    stats: Stats
+
+    def gradient_of_logits(self, grad_stats: Stats) -> Tensor:
+        # Class ids among the statistics have no gradient.
+        pairs = [(s, g) for s, g in zip(self.stats, grad_stats, strict=True) if s.requires_grad]
+        outputs, grads = zip(*pairs, strict=True)
+        leaves = (self.leaf_GC, self.view.true)
+        grad, by_true = torch.autograd.grad(
+            outputs, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        rows, _ = self.view.label_pairs
+        # The gradient of a plain sum is an expanded scalar: index_put_ needs memory of its own.
+        return grad.contiguous().index_put_(self.view.label_pairs, by_true[rows], accumulate=True)
+
+
+class SavedBlocks:
+    """What forward saves for backward within the memory budget: the graphs of all blocks if they
+    fit, otherwise the logits of the first blocks. Backward computes the logits of the others again.
+
+    All logits are written to one buffer, and all statistics to another (`BlockStatistics`), so that
+    whatever else a block allocates is free again before the next block. If small tensors that last
+    lay between them, a free piece would be a few bytes too short for the next block's aligned
+    allocation, and the heap would grow with every block (sourceware bug 14581).
+    """
+
+    def __init__(
+        self, logits: BlockwiseLogits, blocks: list[ClassBlock], *, with_grad: bool
+    ) -> None:
+        sizes = [len(logits.features_Gd) * len(block.class_ids) for block in blocks]
+        budget = logits.memory_bytes if with_grad else 0
+        # A graph takes its logits and about twice as much in addition.
+        self.graphs = 3 * sum(sizes) * logits.stats_dtype.itemsize <= budget // 2
+        self._logits = logits
+        self._computed: list[ComputedBlock] = []
+        ends = np.cumsum(sizes, dtype=np.int64)
+        self._num = int((ends * logits.compute_dtype.itemsize <= budget // 4).sum())
+        self._starts = [0, *ends.tolist()]
+        if not self.graphs:
+            size = self._starts[self._num] + max(sizes[self._num :], default=0)
+            self._buffer = logits.features_Gd.new_empty(size)
+
+    def buffer(self, index: int) -> Tensor | None:
+        """A flat tensor for the logits of a block; the blocks that are not saved share its end.
+        None: allocate them."""
+        return None if self.graphs else self._buffer[self._starts[min(index, self._num)] :]
+
+    def save(self, computed: ComputedBlock) -> None:
+        """Keep the graph of the next block, if graphs are saved; logits are in `buffer` already."""
+        if self.graphs:
+            self._computed.append(computed)
+
+    def load(self, index: int, block: ClassBlock) -> ComputedBlock:
+        """A block with its graph, in backward."""
+        if self.graphs:
+            return self._computed[index]
+        return self._logits.recompute(block, self._load_logits(index, block))
+
+    def _load_logits(self, index: int, block: ClassBlock) -> Tensor:
+        buffer, logits = self.buffer(index), self._logits
+        assert buffer is not None
+        if index >= self._num:
+            return logits.logits(block, logits.class_rows(block), buffer)
+        shape = len(logits.features_Gd), len(block.class_ids)
+        return buffer[: math.prod(shape)].view(shape)
+
+
+@dataclass
+class GradientSums:
+    """Gradients that the blocks of this rank add to or write to; None: not required.
+
+    `features` [G, d] is that of the features after the logit map, `rows` [n, d] and `bias` [n, 1]
+    are those of path sums, and `scalars` [2] those of the logarithm of the scale and of the offset.
+    """
+
+    features: Tensor | None = None
+    rows: Tensor | None = None
+    bias: Tensor | None = None
+    scalars: Tensor | None = None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

@@ -1,0 +1,56 @@
+"""The values that a head starts with. They depend on (seed, class, column) only, so no world size
+changes them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heads.losses import Loss
+from heads.weights import ClassWeights
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ROWS_AT_ONCE = 1 << 14
+
+
+def initial_rows(
+    weights: ClassWeights, dim: int, *, seed: int, std: float, first_class: int = 0
+) -> NDArray[np.float32]:
+    """The rows [n, dim] of this rank's nodes: normal for leaves with a class from `first_class` on,
+    zero for all other nodes."""
+    tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
+    classes = tree.class_of_node[nodes]
+    leaves = np.flatnonzero((classes >= first_class) & ~tree.has_children[nodes])
+    rows = np.zeros((len(nodes), dim), dtype=np.float32)
+    rows[leaves] = normal_rows(classes[leaves], dim, seed=seed, std=std)
+    return rows
+
+
+def initial_bias(weights: ClassWeights, loss: Loss, *, first_class: int = 0) -> NDArray[np.float32]:
+    """The bias [n] of this rank's nodes: the loss's initial value at roots, so that the path of a
+    class has it once, and zero below. `first_class` other than 0: only at roots with a class from
+    there on."""
+    tree, nodes = weights.tree, np.arange(weights.start, weights.stop)
+    roots = tree.parent[nodes] < 0
+    if first_class:
+        roots &= tree.class_of_node[nodes] >= first_class
+    return np.where(roots, loss.initial_bias(tree.num_classes), 0).astype(np.float32)
+
+
+def normal_rows(rows: NDArray[np.int64], dim: int, *, seed: int, std: float) -> NDArray[np.float32]:
+    """Normal deviates [len(rows), dim]: a hash of (seed, row, column) through Box and Muller."""
+    columns = np.arange(1, dim + 1, dtype=np.uint64) * _GOLDEN
+    start = _mix(np.array([seed], dtype=np.uint64) + _GOLDEN)
+    result = np.empty((len(rows), dim), dtype=np.float32)
+    for begin in range(0, len(rows), _ROWS_AT_ONCE):
+        ids = rows[begin : begin + _ROWS_AT_ONCE].astype(np.uint64)
+        bits = _mix(_mix(start + ids * _GOLDEN)[:, None] + columns)
+        radius = np.sqrt(-2 * np.log(((bits >> np.uint64(32)) + 0.5) / 2**32))
+        angle = 2 * np.pi * ((bits & np.uint64(0xFFFFFFFF)) / 2**32)
+        result[begin : begin + len(ids)] = std * radius * np.cos(angle)
+    return result
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

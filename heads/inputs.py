@@ -1,0 +1,264 @@
+"""What a head is called with, and the checks that all ranks make together.
+
+Ranks wait for each other in collectives, so none may leave a call alone: they exchange sizes, types
+and mistakes first, and all of them raise the same error.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heads.collectives import all_gather_equal
+
+NOTHING_COUNTS = (
+    "the global batch has no rows that count (ignored, or of weight 0): give the head at least one"
+)
+_LARGEST = torch.iinfo(torch.int64).max
+_NAMED_ROWS = 8
+_NAMED_RANKS = 8
+
+# Shape legend: b rows of this rank, d features, n nodes of this rank, K all classes.
+
+
+def is_integral(labels: Tensor) -> bool:
+    """Whether labels are of an integer type."""
+    return not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+
+
+def class_ids(labels: Tensor) -> Tensor:
+    """Labels of an integer type as int64, which torch can compare and index with.
+
+    A uint64 above the range of int64 becomes the maximum of int64, which is outside the classes. A
+    cast would wrap it to a negative number, possibly to `ignore_index`.
+    """
+    if labels.dtype != torch.uint64:
+        return labels.long()
+    ids = labels.view(torch.int64)
+    return ids.where(ids >= 0, _LARGEST)
+
+
+class Parameters(NamedTuple):
+    """The parameters of a head that this rank holds: node vectors [n, d], the bias of the nodes
+    [n], and two scalars, the logarithm of the scale and the offset. None: not learned."""
+
+    vectors: Tensor
+    bias: Tensor | None = None
+    log_scale: Tensor | None = None
+    offset: Tensor | None = None
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(each.requires_grad for each in self if each is not None)
+
+
+@dataclass(frozen=True)
+class RowWeighting:
+    """The weights of rows in the mean: `class_weights` [K] of the label (None: 1), and 0 where the
+    label is `ignore_index`."""
+
+    class_weights: Tensor | None = None
+    ignore_index: int | None = None
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """Which rows count at all, bool [b]."""
+        if self.ignore_index is None:
+            return torch.ones_like(labels, dtype=torch.bool)
+        return labels != self.ignore_index
+
+    def __call__(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
+        """The weights of rows [b], times `factors` [b]. Labels outside the classes, which `agree`
+        rejects, get an arbitrary weight."""
+        counts = self.counts(labels)
+        weights = counts.to(torch.float32)
+        if self.class_weights is not None:
+            known = labels.clamp(0, len(self.class_weights) - 1)
+            weights = torch.where(counts, self.class_weights[known], 0)
+        return weights if factors is None else weights * factors
+
+    def masked(self, features: Tensor, labels: Tensor) -> Tensor:
+        """`features` [b, d] with zeros in the rows that do not count: they may contain anything,
+        and 0 times NaN would be NaN."""
+        if self.ignore_index is None:
+            return features
+        return features.where(self.counts(labels).unsqueeze(1), 0)
+
+    def to(self, device: torch.device) -> "RowWeighting":
+        weights = self.class_weights
+        return replace(self, class_weights=None if weights is None else weights.to(device))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the ranks exchange before they compute, so that all of them make the same decisions.
+
+    `sizes` are the rows of each rank of the class group, `group_sizes` those of each class group
+    along `data`. Ranks may require different gradients, but all ranks that contribute to a gradient
+    must compute it. `needs_features`: a rank of the class group requires the gradient of its
+    features. `needs_vectors`: any rank requires that of a parameter. `partly_frozen`: some ranks
+    require that and some do not. `needs_backward`: any rank requires either, so every rank runs a
+    backward pass.
+    """
+
+    sizes: list[int]
+    group_sizes: list[int]
+    needs_features: bool
+    needs_vectors: bool
+    needs_backward: bool
+    partly_frozen: bool
+
+    def anchor(self, device: torch.device) -> Tensor:
+        """A zero that makes the loss differentiable on every rank or on none.
+
+        Without it, `backward` would fail on a rank whose own inputs are all frozen, while the
+        others wait for that rank in a collective.
+        """
+        return torch.zeros((), device=device, requires_grad=self.needs_backward)
+
+
+def agree(
+    features: Tensor,
+    labels: Tensor,
+    parameters: Parameters,
+    row_weights: Tensor | None,
+    *,
+    num_classes: int,
+    tree_digest: int,
+    row_weighting: RowWeighting,
+    class_group: ProcessGroup | None,
+    data_group: ProcessGroup | None,
+) -> Agreement:
+    """Exchange the sizes of a batch, its mistakes and which gradients are required (collective).
+
+    Raises ValueError, on every rank, for a mistake of any of them.
+    """
+    held = parameters.vectors
+    num_counting = outside = 0
+    if fits := _fits(features, labels, held, row_weights):
+        ids = class_ids(labels)
+        counts = row_weighting.counts(ids)
+        unknown = ((ids < 0) | (ids >= num_classes)) & counts
+        num_counting = int((row_weighting(ids, row_weights).where(~unknown, 1) > 0).sum())
+        outside = int(unknown.sum())
+    num_rows = len(labels) if fits else 0
+    # Weights on some ranks only would leave the others in another collective.
+    types = _type_code(features.dtype, weighted=row_weights is not None)
+    needs = features.requires_grad, parameters.requires_grad
+    numbers = [num_rows, num_counting, outside, not fits, tree_digest, types, *needs]
+    mine = torch.tensor(numbers, dtype=torch.int64, device=held.device)
+    group_ranks = torch.stack(all_gather_equal(mine, class_group))
+    groups = torch.stack(all_gather_equal(group_ranks.sum(0), data_group))
+    sizes, *_, trees, dtypes, by_features, _ = group_ranks.T.tolist()
+    group_sizes, counting, outsides, misfits, *others = groups.T.tolist()
+    group_trees, group_dtypes, all_by_features, by_vectors = others
+    if len({*trees}) > 1 or len({*group_trees}) > 1:
+        raise ValueError(
+            f"the ranks' label trees differ ({tree_digest:08x} on this rank): give every rank the "
+            "same tree, as a file that one of them built"
+        )
+    if any(misfits):
+        raise ValueError(
+            f"features {list(features.shape)} of {features.dtype} on {features.device} and "
+            f"labels {list(labels.shape)} of {labels.dtype} on {labels.device}"
+            f"{_described(row_weights)}{'' if fits else ' do not fit'}, {sum(misfits)} ranks "
+            f"do not fit: give floats [b, {held.shape[1]}] and b integers, on {held.device}; "
+            "row weights are b finite floats of 0 or more"
+        )
+    if len({*dtypes}) > 1 or len({*group_dtypes}) > 1:
+        raise ValueError(
+            f"the ranks' features differ in type ({features.dtype} on this rank), or only some "
+            "have row weights: give all of them the same"
+        )
+    if any(outsides):
+        raise ValueError(
+            f"{sum(outsides)} labels are outside 0..{num_classes - 1}, {outside} of them on "
+            "this rank: the data and the head disagree on the classes"
+        )
+    if not any(counting):
+        raise ValueError(NOTHING_COUNTS)
+    return Agreement(
+        sizes,
+        group_sizes,
+        needs_features=any(by_features),
+        needs_vectors=any(by_vectors),
+        needs_backward=any(all_by_features) or any(by_vectors),
+        partly_frozen=0 < sum(by_vectors) < len(sizes) * len(group_sizes),
+    )
+
+
+def _fits(features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | None) -> bool:
+    """Features are floats [b, d] for vectors [n, d], labels integers [b], weights finite floats [b]
+    of 0 or more, all on one device."""
+    shapes = features.shape == (*labels.shape, held.shape[1]) and labels.dim() == 1
+    together = features.device == labels.device == held.device
+    fits = is_integral(labels) and shapes and features.is_floating_point() and together
+    if row_weights is None or not fits:
+        return fits
+    if row_weights.shape != labels.shape or row_weights.device != labels.device:
+        return False
+    sound = (row_weights >= 0) & row_weights.isfinite()
+    total = row_weights.sum()
+    return row_weights.is_floating_point() and bool(sound.all() & total.isfinite())
+
+
+def _described(row_weights: Tensor | None) -> str:
+    if row_weights is None:
+        return ""
+    kind = f"{list(row_weights.shape)} of {row_weights.dtype} on {row_weights.device}"
+    return f" and row weights {kind}"
+
+
+def _type_code(dtype: torch.dtype, *, weighted: bool) -> int:
+    """A number that tells apart the types of features, and whether rows come with weights."""
+    return 2 * sum(ord(letter) << place for place, letter in enumerate(str(dtype))) + weighted
+
+
+# ---------------------------------------------------------------------------- a loss that is NaN
+
+
+def nan_loss(
+    features: Tensor,
+    held: Tensor,
+    bias: Tensor | None,
+    class_group: ProcessGroup | None,
+    data_group: ProcessGroup | None,
+) -> FloatingPointError:
+    """The same error on every rank (collective). It names what is not finite in each rank's
+    `features` [b, d], vectors [n, d] and their `bias` [n]. Rows are counted from 0."""
+    mine = torch.tensor(_not_finite(features, held, bias), device=features.device)
+    of_group = torch.stack(all_gather_equal(mine, class_group))
+    ranks = torch.cat(all_gather_equal(of_group, data_group)).tolist()
+    lines = [line for numbers in ranks if (line := _line(*numbers))]
+    if len(lines) > _NAMED_RANKS:
+        lines = [*lines[:_NAMED_RANKS], f"and {len(lines) - _NAMED_RANKS} more ranks"]
+    where = "; ".join(lines) or "features and weight vectors are finite on every rank"
+    return FloatingPointError(
+        f"the loss is NaN; {where}: lower the learning rate, or check the inputs"
+    )
+
+
+def _not_finite(features: Tensor, held: Tensor, bias: Tensor | None) -> list[int]:
+    """This rank, its rows and how many are not finite, the same for its vectors with their bias,
+    and the first rows that are not finite."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    rows = (~features.isfinite().all(1)).nonzero().flatten().tolist()
+    finite = held.isfinite().all(1)
+    if bias is not None:
+        finite &= bias.isfinite()
+    vectors = int((~finite).sum())
+    named = rows[:_NAMED_ROWS] + [-1] * (_NAMED_ROWS - len(rows))
+    return [rank, len(features), len(rows), len(held), vectors, *named]
+
+
+def _line(rank: int, num_rows: int, rows: int, num_vectors: int, vectors: int, *named: int) -> str:
+    if not rows and not vectors:
+        return ""
+    shown = ", ".join(str(row) for row in named if row >= 0) + (", …" if rows > len(named) else "")
+    which = f" (row{'s' if rows > 1 else ''} {shown})" if rows else ""
+    return (
+        f"on rank {rank}, {rows} of {num_rows} rows of features{which} and {vectors} of "
+        f"{num_vectors} weight vectors are not finite"
+    )

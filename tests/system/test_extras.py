@@ -1,0 +1,159 @@
+"""`kway[train]` alone trains, `kway[serve]` alone serves: nothing else is installed.
+
+A virtual environment gets links to the distributions that the extra requires, directly or
+indirectly, out of those of this environment.
+"""
+
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution, distributions
+from pathlib import Path
+
+import httpx
+import pytest
+from packaging.requirements import Requirement
+
+from tests.serving.started import end, start
+from tests.shards import glyph_recipe
+from tests.system.processes import write_recipe
+from tests.system.test_installation import ROOT, SITE, top_level
+from tests.tiny_bundle import write
+
+PACKAGES = ("data", "heads", "k8s", "launch", "serving", "trainer")
+# Its metadata, and what an installation of it links to.
+Kway = tuple[Distribution, list[Path]]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment with kway and one extra."""
+
+    folder: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "bin" / "python")
+
+    def run(self, *arguments: object, cwd: Path) -> str:
+        command = [self.python, "-P", *map(str, arguments)]
+        ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+        assert ran.returncode == 0, ran.stderr[-3000:]
+        return ran.stdout
+
+    def finds(self, module: str) -> bool:
+        code = f"import importlib.util; print(importlib.util.find_spec({module!r}) is not None)"
+        return self.run("-c", code, cwd=self.folder) == "True\n"
+
+
+def closure(of: Distribution, extras: set[str]) -> dict[str, Distribution]:
+    """The distributions that `of` requires with `extras`, by name, without `of` itself."""
+    found: dict[str, Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+
+    def add(one: Distribution, extra: str) -> None:
+        for requirement in map(Requirement, one.requires or ()):
+            if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+                continue
+            name = requirement.name.lower()
+            required = of if name == of.name else distribution(name)
+            if required is not of:
+                found[name] = required
+            for wanted in {"", *requirement.extras}:
+                if (name, wanted) not in seen:
+                    seen.add((name, wanted))
+                    add(required, wanted)
+
+    for extra in {"", *extras}:
+        add(of, extra)
+    return found
+
+
+@pytest.fixture(scope="module")
+def sources() -> Kway:
+    """kway's metadata, and its packages in this checkout."""
+    (installed, *_) = distributions(name="kway", path=SITE)
+    (metadata,) = (path for path in top_level(installed) if path.suffix == ".dist-info")
+    return installed, [metadata, *(ROOT / name for name in PACKAGES)]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Kway:
+    """kway's metadata, and its packages as a wheel installs them."""
+    out = tmp_path_factory.mktemp("wheel")
+    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)]
+    subprocess.run([sys.executable, *build], check=True)
+    (built,) = out.glob("*.whl")
+    shutil.unpack_archive(built, out / "site", "zip")
+    (metadata,) = distributions(name="kway", path=[str(out / "site")])
+    return metadata, [*(out / "site").iterdir()]
+
+
+@pytest.fixture
+def create(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, Kway], Environment]:
+    """Creates the environment of an extra."""
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV"):
+        monkeypatch.delenv(name, raising=False)
+
+    def environment(extra: str, kway: Kway) -> Environment:
+        metadata, packages = kway
+        folder = tmp_path_factory.mktemp(extra)
+        venv.create(folder, with_pip=False, symlinks=True)
+        (site,) = folder.glob("lib/python*/site-packages")
+        required = closure(metadata, {extra}).values()
+        for path in {path for one in required for path in top_level(one)} | {*packages}:
+            if path.name == "cv2":  # compares the entries of sys.path with its real path
+                shutil.copytree(path, site / path.name)
+            else:
+                (site / path.name).symlink_to(path)
+        return Environment(folder)
+
+    return environment
+
+
+def check_is_alone(environment: Environment, *, has: str, lacks: str) -> None:
+    assert environment.finds(has)
+    assert not environment.finds(lacks)
+
+
+def test_the_extra_train_is_enough_to_train(
+    create: Callable[[str, Kway], Environment], sources: Kway, glyphs: Path, tmp_path: Path
+) -> None:
+    environment = create("train", sources)
+    check_is_alone(environment, has="deepspeed", lacks="ray")
+    environment.run("-m", "trainer", two_steps(glyphs, tmp_path), cwd=tmp_path)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
+
+
+@pytest.mark.slow
+def test_the_wheel_with_the_extra_train_trains(
+    create: Callable[[str, Kway], Environment], wheel: Kway, glyphs: Path, tmp_path: Path
+) -> None:
+    environment = create("train", wheel)
+    check_is_alone(environment, has="deepspeed", lacks="fastapi")
+    environment.run("-m", "launch", "train", two_steps(glyphs, tmp_path), cwd=tmp_path)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
+
+
+def two_steps(glyphs: Path, folder: Path) -> Path:
+    steps = {"train__duration": {"steps": 2}}
+    return write_recipe(folder, glyph_recipe(glyphs, folder / "run", **steps))
+
+
+@pytest.mark.slow
+def test_the_wheel_with_the_extra_serve_serves(
+    create: Callable[[str, Kway], Environment], wheel: Kway, tmp_path: Path
+) -> None:
+    environment = create("serve", wheel)
+    check_is_alone(environment, has="ray", lacks="deepspeed")
+    launch = [environment.python, "-P", "-m", "launch"]
+    server = start(write(tmp_path / "bundle"), tmp_path / "errors", start=launch, cwd=tmp_path)
+    try:
+        assert httpx.get(f"{server.url}/health").json() == {"status": "ready"}
+    finally:
+        assert end(server) == 0

@@ -1,0 +1,84 @@
+"""Every private name of DeepSpeed that kway uses, with the reason; `pyproject.toml` caps DeepSpeed.
+
+DeepSpeed 0.19 has no public way to add up a gradient norm over its flat pieces, to read and write a
+checkpoint that does not depend on the number of ranks, or to average weights. Each function raises
+RuntimeError if the installed DeepSpeed no longer has what it needs;
+`tests/trainer/test_private_names.py` checks all of them.
+
+Stages 1 and 2 keep, per parameter group, one flat float32 tensor of which each rank has a piece.
+Stage 3 cuts every weight into equal pieces, one per rank.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def disable_shared_memory_collectives(deepspeed: Any) -> None:
+    """Use gloo's collectives on CPUs.
+
+    DeepSpeed's own are compiled at the first start, and wait without a timeout for ranks that are
+    gone.
+    """
+    operators = _required(_required(deepspeed, "ops"), "__compatible_ops__")
+    if "deepspeed_shm_comm" not in operators:
+        raise _changed("deepspeed.ops.__compatible_ops__ has no deepspeed_shm_comm")
+    operators["deepspeed_shm_comm"] = False
+
+
+def reduced_gradients(zero: Any) -> list[Tensor]:
+    """This rank's pieces of the reduced gradients, stages 1 to 3."""
+    pieces = _required(zero, "averaged_gradients").values()
+    return [piece for group in pieces if group is not None for piece in group]
+
+
+def flat_pieces(zero: Any, stage: int) -> list[tuple[int, nn.Parameter]]:
+    """This rank's flat tensors that the optimizer updates, with the number of their group."""
+    if stage < 3:
+        return list(enumerate(_required(zero, "single_partition_of_fp32_groups")))
+    flats = _required(zero, "fp32_partitioned_groups_flat")
+    group_of = _required(zero, "sub_group_to_group_id")
+    return [(group_of[number], flat) for number, flat in enumerate(flats)]
+
+
+def weight_piece(parameter: nn.Parameter) -> Tensor:
+    """This rank's piece of a weight under stage 3; the last one is padded."""
+    piece: Tensor = _required(parameter, "ds_tensor")
+    return piece
+
+
+def release_gathered_weights(zero: Any) -> None:
+    """Stage 3: drop whole weights that a forward pass gathered and kept. They would not follow a
+    change of the pieces."""
+    _required(zero, "_partition_all_parameters")()
+
+
+def set_weight_or_moment(parameter: nn.Parameter, value: Tensor, moment: str | None) -> None:
+    """Stages 1 and 2: set a weight, or a moment of it, from the whole tensor (collective)."""
+    _required(parameter, "set_full_hp_param")(value, moment)
+
+
+def link_moments(parameter: nn.Parameter, flats: dict[int, nn.Parameter], state: Any) -> None:
+    """Stages 1 and 2: tell a weight where its moments are. DeepSpeed does so in its first step, and
+    a checkpoint is loaded before that. `flats` are those of `flat_pieces` by their group, `state`
+    is that of the optimizer."""
+    piece = _required(parameter, "_hp_mapping")
+    if piece is not None:  # another rank has all of this weight
+        flat = flats[_required(piece, "param_group_index")]
+        _required(piece, "set_optim_state_fragment")(flat, state.get(flat, {}))
+
+
+def _required(owner: Any, name: str) -> Any:
+    """An attribute of an object or module of DeepSpeed's."""
+    if not hasattr(owner, name):
+        raise _changed(f"{type(owner).__name__} has no {name}")
+    return getattr(owner, name)
+
+
+def _changed(what: str) -> RuntimeError:
+    import deepspeed
+
+    return RuntimeError(
+        f"DeepSpeed {deepspeed.__version__} is not a version that kway supports: {what}: install "
+        "the version in constraints.txt"
+    )
