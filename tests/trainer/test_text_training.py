@@ -96,14 +96,14 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 120, "n_embd": 32, "n_layer": 1, "n_
 def test_a_causal_backbone_is_refused_where_its_first_token_is_read() -> None:
     for pooling in ("auto", "cls"):
         with pytest.raises(ValueError, match=r"gpt2 is causal, .*use backbone\.pooling=mean"):
-            check_reading(backbone_of(GPT2, pooling), pad_id=0, places=None)
-    check_reading(backbone_of(GPT2, "mean"), pad_id=0, places=None)
+            check_reading(backbone_of(GPT2, pooling), pad_id=0, num_positions=None)
+    check_reading(backbone_of(GPT2, "mean"), pad_id=0, num_positions=None)
 
 
 def test_a_backbone_that_sees_the_tokens_under_the_padding_is_refused() -> None:
     fnet = {"model_type": "fnet", "vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 1}
     with pytest.raises(ValueError, match="fnet ignores the attention mask"):
-        check_reading(backbone_of(fnet, "mean"), pad_id=0, places=64)
+        check_reading(backbone_of(fnet, "mean"), pad_id=0, num_positions=64)
 
 
 def test_the_check_of_a_backbone_leaves_mode_and_random_state() -> None:
@@ -111,7 +111,7 @@ def test_the_check_of_a_backbone_leaves_mode_and_random_state() -> None:
     backbone.encoder.embeddings.eval()
     modes = [part.training for part in backbone.modules()]
     state = torch.get_rng_state()
-    check_reading(backbone, pad_id=0, places=4)
+    check_reading(backbone, pad_id=0, num_positions=4)
     assert [part.training for part in backbone.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(parameter.grad is not None for parameter in backbone.parameters())
@@ -141,7 +141,7 @@ def test_a_backbone_that_does_not_run_on_tokens_is_refused_in_one_line() -> None
     with pytest.raises(
         ValueError, match=r"xmod does not run on tokens .*: choose another"
     ) as caught:
-        check_reading(backbone_of(of_type("xmod"), "mean"), pad_id=0, places=64)
+        check_reading(backbone_of(of_type("xmod"), "mean"), pad_id=0, num_positions=64)
     assert "\n" not in str(caught.value)
 
 

@@ -108,8 +108,8 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
     """Raise ValueError where the features of texts that differ behind the first token are the same,
     or depend on what stands under the padding.
 
-    places: positions of the backbone, where they are limited. Modes and torch's random state stay
-    as they are.
+    num_positions: how many positions the backbone has, if they are limited. Modes and torch's
+    random state stay as they are.
     """
     width = min(_NUM_TEST_TOKENS, num_positions or _NUM_TEST_TOKENS)
     if width < 4:  # no room for two tokens and two of padding
