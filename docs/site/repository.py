@@ -1,8 +1,8 @@
-"""An MkDocs hook: the site shows files of the repository that are outside docs/.
+"""An MkDocs hook: the site shows files of the repository that are not pages of docs/.
 
-The pages of the repository's root become pages of the site. A file that a page links to becomes a
-page with its text. Links keep working on GitHub and in a checkout: they are relative to the file
-that contains them, and this hook rewrites them for the site.
+The pages of the repository's root become pages of the site. Another file that a page links to
+becomes a page with its text. Links keep working on GitHub and in a checkout: they are relative to
+the file that contains them, and this hook rewrites them for the site.
 """
 
 import posixpath
@@ -71,7 +71,8 @@ def _site_path(path: str) -> str:
     """The path from docs/ of the page or file that shows `path` of the repository."""
     if path in ROOT_PAGES:
         return ROOT_PAGES[path]
-    return path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path}.md"
+    is_page = path.startswith("docs/") and not path.endswith(".py")
+    return path.removeprefix("docs/") if is_page else f"repository/{path}.md"
 
 
 def _listing(root: Path, path: str) -> str:
