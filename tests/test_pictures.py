@@ -90,13 +90,7 @@ def test_the_table_of_losses_has_their_alignment():
     }
 
 
-def test_every_place_and_file_that_the_page_links_to_is_there():
-    titles = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
-    places = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    wanted = re.findall(r"\]\(#([^)]+)\)", PAGE) + re.findall(r"docs/heads\.md#([^)]+)\)", readme)
-    assert len(wanted) >= 10
-    assert set(wanted) <= places
+def test_every_file_that_the_page_names_exists():
     files = re.findall(r"(?:tests|heads|trainer)/[\w/]+\.py", PAGE)
     assert files
     assert [file for file in files if not (ROOT / file).is_file()] == []

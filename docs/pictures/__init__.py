@@ -1,4 +1,4 @@
-"""The pictures of docs/heads.md and docs/data.md, drawn from what kway's own code computes.
+"""The figures of README.md, docs/heads.md and docs/data.md, drawn by code.
 
 `python -m docs.pictures` from the repository draws them all into docs/.
 """

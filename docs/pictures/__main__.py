@@ -12,6 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from docs.pictures import (
+    architecture,
     augmentations,
     cover_tree,
     engine,
@@ -39,9 +40,10 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "slc": single_logit.draw,
 }
 OF_DATA: dict[str, Callable[[], Figure]] = {"augmentations": augmentations.draw}
+OF_README: dict[str, Callable[[], Figure]] = {"architecture": architecture.draw}
 _ALL = {
     name: (f"{page}-{name}.png", draw)
-    for page, pictures in (("heads", PICTURES), ("data", OF_DATA))
+    for page, pictures in (("heads", PICTURES), ("data", OF_DATA), ("kway", OF_README))
     for name, draw in pictures.items()
 }
 

@@ -1,0 +1,106 @@
+"""The documentation site: which pages it has, and which links stop its build."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.site.reference import PACKAGES, reference
+
+ROOT = Path(__file__).parents[1]
+CONFIG = f"""
+site_name: test
+theme: mkdocs
+hooks: [{ROOT}/docs/site/repository.py]
+validation: {{links: {{anchors: warn}}}}
+"""
+PAGE = """
+# Page
+
+## Part
+
+[front](../README.md) [`a`](../recipes/a.yaml) `[code](../recipes/none.yaml)`
+
+```
+[code](../recipes/none.yaml)
+```
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A small repository with the site's hook for files outside docs/."""
+    for path, text in {
+        "mkdocs.yml": CONFIG,
+        "README.md": "# Front\n\n[page](docs/page.md#part)\n",
+        "CONTRIBUTING.md": "# Contributing\n",
+        "CHANGELOG.md": "# Changelog\n",
+        "docs/page.md": PAGE,
+        "recipes/a.yaml": "steps: 20\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def build(repository: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    return subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+
+
+def test_links_to_files_outside_docs_lead_to_pages_with_their_text(repository):
+    done = build(repository)
+    assert done.returncode == 0, done.stderr
+    assert 'href="page/#part"' in (repository / "site/index.html").read_text()
+    page = (repository / "site/page/index.html").read_text()
+    assert 'href="../repository/recipes/a.yaml/"' in page
+    recipe = (repository / "site/repository/recipes/a.yaml/index.html").read_text()
+    assert "steps: 20" in recipe
+
+
+@pytest.mark.parametrize("links", [("page.md#parts", "pages.md"), ("../recipes/b.yaml",)])
+def test_a_link_to_nothing_stops_the_build(repository, links):
+    with (repository / "docs/page.md").open("a", encoding="utf-8") as page:
+        page.writelines(f"[broken]({link})\n" for link in links)
+    done = build(repository)
+    assert done.returncode != 0
+    assert [link for link in links if link.removeprefix("../") not in done.stderr] == []
+
+
+def test_every_public_class_and_function_has_one_entry(tmp_path):
+    package = tmp_path / "sample"
+    (package / "parts").mkdir(parents=True)
+    (package / "__init__.py").write_text('from sample.parts.a import A\n__all__ = ["A"]\n')
+    (package / "parts" / "__init__.py").write_text("")
+    (package / "parts" / "a.py").write_text("class A: ...\nclass B: ...\ndef _hidden(): ...\n")
+    (package / "_private.py").write_text("class C: ...\n")
+    pages = reference("sample", tmp_path)
+    assert list(pages) == ["sample", "sample.parts"]
+    assert "::: sample.A\n" in pages["sample"]
+    assert "::: sample.parts.a\n" in pages["sample.parts"]
+    assert "'members': ['B']" in pages["sample.parts"]
+    assert "_private" not in pages["sample"]
+
+
+def public_names(package: str) -> set[str]:
+    """The public classes and functions at the top of the package's public modules."""
+    folder = ROOT / package.replace(".", "/")
+    return {
+        node.name
+        for path in folder.rglob("*.py")
+        if not path.stem.startswith("_")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and not node.name.startswith("_")
+    }
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_reference_names_every_public_class_and_function(package):
+    text = "\n".join(reference(package, ROOT).values())
+    names = public_names(package)
+    assert len(names) > 10
+    assert [name for name in names if not re.search(rf"(::: .*\.|'){name}(\n|')", text)] == []
