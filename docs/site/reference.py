@@ -23,7 +23,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             paths.append(f"reference/{name}/{'index' if path == name else path}.md")
             files.append(File.generated(config, paths[-1], content=text))
         navigation.append({name: paths})
-    config.nav.insert(-1, {"API reference": navigation})
+    config.nav.insert(-1, {"API reference": navigation})  # before the section on the project
     return files
 
 
@@ -31,9 +31,8 @@ def reference(name: str, root: Path) -> dict[str, str]:
     """The pages of a package and of the packages in it, as Markdown by dotted path."""
     package = griffe.load(name, search_paths=[root])
     packages = list(_packages(package))
-    exports: dict[
-        str, str
-    ] = {}  # where an object is defined -> the shortest path it is exported as
+    # Where an object is defined -> the shortest path under which it is exported.
+    exports: dict[str, str] = {}
     for each in reversed(packages):
         for exported in each.exports or ():
             exports[each.members[exported].canonical_path] = f"{each.path}.{exported}"
