@@ -120,7 +120,7 @@ class Agent(LocalElasticAgent):
     ) -> None:
         """Ask the ranks to save and exit, wait, then kill the rest. Ctrl-C skips the wait."""
         seconds = self._shutdown_timeout if timeout is None else timeout
-        # Signal only the ranks, not their process groups: a rank needs its loader processes to save.
+        # Signal only the ranks, not their process groups: a rank needs its loaders to save.
         number = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
         self._killed |= end_processes(self._processes(), number, seconds, stop=self._stop)
         super()._shutdown(death_sig, seconds)
@@ -188,7 +188,7 @@ def is_retryable(code: int) -> bool:
 
 
 def kill_reason(codes: dict[int, int]) -> str | None:
-    """One line about the first rank killed by a signal, or None. codes: global rank -> exit code."""
+    """One line about the first rank killed by a signal, or None. `codes`: rank -> exit code."""
     for rank, code in codes.items():
         if code < 0 and code not in _PREEMPTING:
             hint = " (out of memory?)" if code == -signal.SIGKILL else ""

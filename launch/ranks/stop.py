@@ -26,7 +26,7 @@ Processes = Sequence["subprocess.Popen[Any]"]
 
 class StopRequest:
     """Inside this context, the first stop signal raises SignalException, wherever the launcher
-    waits. Later signals are ignored, except that a second Ctrl-C sets `is_urgent`."""
+    waits. Later signals are ignored, except that Ctrl-C sets `is_urgent`."""
 
     def __init__(self) -> None:
         self.number: signal.Signals | None = None
