@@ -40,7 +40,7 @@ _IMAGE = re.compile(
 
 @dataclass(frozen=True)
 class Claims:
-    """storage_class: overrides the cluster's default. printed: False to omit the claims."""
+    """storage_class: overrides the cluster's default. printed: False to omit existing claims."""
 
     storage_class: str | None = None
     printed: bool = True
