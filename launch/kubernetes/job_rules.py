@@ -170,8 +170,8 @@ JOB_RULES = (
 
 
 def groups_restart(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """A group restarts as a whole, because its ranks do not restart alone, and its pods have DNS
-    names."""
+    """A JobSet restarts as a whole, because its ranks do not restart individually. Its pods have
+    DNS names, and it starts one Job."""
     for manifest, group in _groups(manifests):
         if not at(group, "failurePolicy").get("maxRestarts"):
             yield f"{name_of(manifest)} has no failurePolicy.maxRestarts: one failure ends the run"

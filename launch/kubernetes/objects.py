@@ -45,7 +45,7 @@ class Pod:
 
     where: str
     template: Manifest
-    # The autoscaler on the head of a Ray cluster creates pods through the API server.
+    # The autoscaler on the head of a Ray cluster scales workers through the Kubernetes API.
     needs_token: bool = False
     is_of_ray: bool = False
 

@@ -189,7 +189,7 @@ def shared_memory_is_there(pod: Pod) -> Iterator[str]:
 
 def secrets_are_files(pod: Pod) -> Iterator[str]:
     """Secrets are files: every child process inherits variables, and `docker inspect` shows them.
-    Files can also be rotated."""
+    Files are not exposed this way, and can be updated."""
     for container in pod.containers:
         sources = [at(entry, "secretRef") for entry in container.get("envFrom", ())]
         env = container.get("env", ())

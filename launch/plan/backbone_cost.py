@@ -24,7 +24,7 @@ from trainer.config import Recipe
 from trainer.strategies.cost import Shapes, numel
 
 # Temporaries of `trainer/backbone/batch_norm.py` in backward that torch's kernel does not need, in
-# float32 copies of the input.
+# float32 copies of the operation's first tensor.
 _OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
 # CUDA's autocast runs these in float32, the CPU's in 16 bits.
 _IN_FLOAT32 = (F.layer_norm, F.group_norm, F.softmax, torch.softmax, torch.layer_norm)

@@ -121,6 +121,7 @@ class Agent(LocalElasticAgent):
         """Ask the ranks to save and exit, wait, then kill the rest. Ctrl-C skips the wait."""
         seconds = self._shutdown_timeout if timeout is None else timeout
         # Signal only the ranks, not their process groups: a rank needs its loaders to save.
+        # Ctrl-C is forwarded as SIGTERM; `code_after` maps the ranks' exit code to INTERRUPTED.
         number = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
         self._killed |= end_processes(self._processes(), number, seconds, stop=self._stop)
         super()._shutdown(death_sig, seconds)

@@ -33,6 +33,7 @@ def interruptible(call: Callable[[], Answer], *, seconds: float | None = None) -
         except Exception as error:  # raised again in the waiting thread
             answer.set_exception(error)
 
+    # A daemon thread, because a call that never returns must not keep the process alive.
     Thread(target=run, name="rendezvous", daemon=True).start()
     return answer.result(seconds)
 

@@ -54,6 +54,7 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
     Raises TimeoutError if the host does not respond within `join_timeout`, RendezvousError or
     DistError.
     """
+    # Give each attempt its own store (see the module docstring).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     seconds = join_seconds(placement)
     parameters = RendezvousParameters(
@@ -90,6 +91,7 @@ def _connected(connect: Callable[[], Answer], placement: Placement, *, hosts: bo
     port first, and reconnects if the connection breaks."""
     seconds = join_seconds(placement)
     deadline = time.monotonic() + seconds
+    # Reserve time before the deadline to find out what happens to the connection (`_no_answer`).
     last_answer = deadline - min(_OUTCOME_SECONDS, seconds / 2)
     attempt = 1
     with report_waiting(placement, "the machine that hosts the rendezvous"):
