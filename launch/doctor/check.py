@@ -60,7 +60,7 @@ class Workload:
 
     workers: loader processes per rank, or None without a recipe. shared_bytes: what the loader
     processes of all ranks on this machine hold in /dev/shm. Without a recipe, this assumes four
-    workers per rank and a batch of 256 images of 224 x 224 pixels.
+    workers per rank and a global batch of 256 images of 224 x 224 pixels.
     """
 
     run: Path

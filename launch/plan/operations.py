@@ -80,6 +80,7 @@ class OperationRecorder(TorchDispatchMode):
         self.work.append(Work(_flops(func, args, kwargs, out), moved, products))
 
     def _track(self, tensor: Tensor) -> None:
+        # Count storages, not tensors: views share a storage, which is live until the last is freed.
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._known or key in self._live:
