@@ -1,1 +1,1 @@
-"""The `kway` command, the recipes it ships, and how it starts processes."""
+"""The `kway` command, the recipes that ship with it, and the code that starts processes."""

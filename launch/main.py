@@ -1,7 +1,7 @@
-"""The `kway` command: its sub-commands, and errors as one line with an exit code.
+"""The `kway` command: its subcommands, and errors as one line with an exit code.
 
-Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted, 130 interrupted, 128 + n a
-rank that signal n killed, or this process ended by it as number 1 of a container.
+Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted, 130 interrupted, 128 + n
+if signal n killed a rank, or ended this process while it was PID 1 of a container.
 """
 
 import os
@@ -65,10 +65,10 @@ def main() -> None:
 
 
 def run(app: typer.Typer) -> NoReturn:
-    """Run a command; a wrong option, ValueError and OSError become one line.
+    """Run a command and report an invalid option, ValueError or OSError in one line.
 
-    The exit code is 2, or 1 for an error that may be transient (`data/retry.py`). With
-    `--traceback` as the first argument, such an error shows where it came from.
+    The exit code is then 2, or 1 if the error may be transient (`data/retry.py`). With
+    `--traceback` as the first argument, the error is raised with its traceback instead.
     """
     hide_native_warnings()
     _end_by_sigterm()
@@ -76,12 +76,12 @@ def run(app: typer.Typer) -> NoReturn:
     if show_origin:
         del sys.argv[1]
     try:
-        code = app(standalone_mode=False)  # typer's own way with errors is a box of five lines
+        code = app(standalone_mode=False)  # typer would print errors as a box of five lines
     except typer.Abort:
         sys.exit(FAILED)
     except typer.TyperException as error:
         message = error.format_message()
-        if not message:  # no command was given, and typer has printed the help
+        if not message:  # called without a command; typer has printed the help
             sys.exit(BAD_INPUT)
         _fail(f"{message}{_given(error)}")
     except (ValueError, OSError) as error:
@@ -99,8 +99,11 @@ def run(app: typer.Typer) -> NoReturn:
 
 
 def _end_by_sigterm() -> None:
-    """Let process number 1 of a container end as any other would: the kernel spares it a signal
-    that it has no handler for. Commands that save or answer first put their own in its place."""
+    """Make SIGTERM end this process if it is PID 1 of a container.
+
+    The kernel does not deliver a signal to PID 1 unless there is a handler for it. Commands that
+    must save or finish requests before they exit install their own handler.
+    """
     if os.getpid() != 1 or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
     signal.signal(signal.SIGTERM, _end)
@@ -108,7 +111,8 @@ def _end_by_sigterm() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    # At once, as the kernel does it: an exception might wait for what does not end.
+    # Exit immediately, like the default action of the signal. An exception could be delayed by
+    # cleanup that never finishes.
     os._exit(KILLED + number)
 
 
@@ -118,7 +122,7 @@ def _forget_the_end() -> None:
 
 
 def _given(error: typer.TyperException) -> str:
-    """The value of the option that typer refuses, which it does not always say itself."""
+    """The invalid value of an option, unless typer's message already contains it."""
     names = getattr(getattr(error, "param", None), "opts", ())
     for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
         name, equals, value = word.partition("=")

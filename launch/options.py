@@ -1,7 +1,7 @@
 """Options that commands share, and options derived from the fields of a pydantic class.
 
-The name, type, default, bounds and help of an option are those of the field, so each is declared
-once. `data/option.py` has the markers for a field whose option differs:
+An option takes its name, type, default, bounds and help from the field, so that each is declared
+once. `data/option.py` defines markers for fields whose options differ:
 
     class Limits(BaseModel):
         request_timeout_seconds: Annotated[float, Option("--timeout")] = Field(30, gt=0, le=3600)
@@ -45,7 +45,7 @@ AllowImport = Annotated[
 def options_of(model: type, *, marked_only: bool = False) -> dict[str, "FieldOption"]:
     """Field name -> option, in the order of the fields, without those marked `Supplied`.
 
-    marked_only: only the fields that are marked as `Option` or `Argument`.
+    marked_only: return only fields that are marked as `Option` or `Argument`.
     """
     options = {}
     fields: dict[str, FieldInfo] = model.__pydantic_fields__  # type: ignore[attr-defined]
@@ -62,10 +62,10 @@ def with_options(
     *,
     without: Collection[str] = (),
 ) -> Callable[..., Any]:
-    """`command` for typer, with `options` in the place of its first parameter.
+    """A function for typer that has `options` instead of the first parameter of `command`.
 
-    That parameter receives a `Given`. without: parameters of `command` that keep their default and
-    are no options.
+    `command` receives their values as a `Given` in that parameter. without: parameters of `command`
+    that keep their default and are not exposed as options.
     """
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [
@@ -94,7 +94,7 @@ def with_options(
 
 
 def build(model: type[T], given: Mapping[str, Any], **supplied: Any) -> T:
-    """The `model` of these values; ValueError in one line with the option and its value."""
+    """Construct `model`. An invalid value raises a one-line ValueError that names the option."""
     try:
         return model(**given, **supplied)
     except ValidationError as error:
@@ -111,7 +111,7 @@ def build(model: type[T], given: Mapping[str, Any], **supplied: Any) -> T:
 
 @dataclass(frozen=True)
 class FieldOption:
-    """The option, or positional argument, of the field `name`."""
+    """The command-line option, or positional argument, of the field `name`."""
 
     name: str
     field: FieldInfo
@@ -119,14 +119,14 @@ class FieldOption:
 
     @property
     def names(self) -> str:
-        """As on the command line, such as `--timeout`."""
+        """The name on the command line, such as `--timeout`."""
         if isinstance(self.marker, Argument):
             return self.marker.metavar or self.name.upper()
         return self.marker.name or f"--{self.name.replace('_', '-')}"
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """The parameter from which typer makes the option."""
+        """The parameter from which typer creates the option."""
         return inspect.Parameter(
             self.name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -135,7 +135,7 @@ class FieldOption:
         )
 
     def value(self, given: Any) -> Any:
-        """The value of the field for what typer read."""
+        """Convert what typer parsed to the value of the field."""
         if self._is_flag:
             return self.marker.flag
         if self.marker.type is not None or (isinstance(given, list) and self._holds(tuple)):
@@ -148,13 +148,13 @@ class FieldOption:
         return int(scaled) if self._plain is int else scaled
 
     def shown(self, value: Any) -> Any:
-        """A value of the field as it is given on the command line."""
+        """Convert a value of the field to the unit of the command line."""
         is_scaled = self.marker.unit != 1 and isinstance(value, int | float)
         return value / self.marker.unit if is_scaled else value
 
     @property
     def _info(self) -> Any:
-        """What typer needs in addition to the type and the default."""
+        """typer's metadata of the option: help, metavar and bounds."""
         about: dict[str, Any] = {"help": self.field.description, "metavar": self.marker.metavar}
         if isinstance(self.marker, Argument):
             return typer.Argument(**about)
@@ -165,7 +165,7 @@ class FieldOption:
 
     @property
     def _type(self) -> Any:
-        """Of the value on the command line."""
+        """The type of the value on the command line."""
         if self._is_flag:
             return bool
         if self.marker.type is not None:
@@ -209,7 +209,7 @@ def _marker(field: FieldInfo) -> Option | Supplied | None:
 
 
 def _bounds(field: FieldInfo, number: type) -> Iterator[tuple[Literal["min", "max"], float]]:
-    """Those that typer can check; pydantic checks the others."""
+    """The bounds that typer can check. pydantic checks all of them."""
     for bound in field.metadata:
         if isinstance(bound, Ge):
             yield "min", bound.ge  # type: ignore[misc]
@@ -220,7 +220,7 @@ def _bounds(field: FieldInfo, number: type) -> Iterator[tuple[Literal["min", "ma
 
 
 def _pairs(option: str, given: list[str], expected: str) -> dict[str, str]:
-    """`NAME=VALUE`, once or several times."""
+    """Parse a repeated option `NAME=VALUE`."""
     pairs: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""Errors of commands that cannot write to the path they were given: they name the option."""
+"""Errors for commands that cannot write to an output path. They name the option to change."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def explain_write_errors(path: Path, option: str) -> Iterator[None]:
-    """Turn the system's errors about `path`, or a folder above it, into one that names `option`."""
+    """Turn an OSError about `path`, or a folder above it, into one that names `option`."""
     try:
         yield
     except OSError as error:
@@ -20,10 +20,10 @@ def explain_write_errors(path: Path, option: str) -> Iterator[None]:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Raise the error that writing the file `path` would raise, before the work starts."""
+    """Raise the error that writing the file `path` would raise, before any work is done."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it with {option}")
-    # Permission bits do not decide on every file system; creating a file does.
+    # Permission bits are not reliable on every file system, so create a file.
     trial = path.with_name(f"{path.name}.{os.getpid()}.trial")
     with explain_write_errors(path, option):
         trial.open("xb").close()
@@ -31,6 +31,6 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def _is_about(path: Path, name: str) -> bool:
-    # The file may first be written next to it, as `<name>.part`.
+    # Some commands first write to `<name>.part` in the same folder.
     is_near = name.startswith((f"{path}/", f"{path}."))
     return is_near or name == str(path) or Path(name) in path.parents

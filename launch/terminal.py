@@ -1,4 +1,4 @@
-"""What the commands print: progress, consoles and cells of tables, durations."""
+"""Terminal output of the commands: progress, consoles, table cells and durations."""
 
 import sys
 import time
@@ -28,8 +28,8 @@ _CELL_LENGTH = 40
 def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
     """Yield `report(done, total)`, which shows progress, rate and remaining time on stderr.
 
-    The bar is shown from the first report until all is done, so that the bar of one part of the
-    work may come before that of the whole.
+    The bar is visible from the first report until `done` reaches `total`, so that the bar of an
+    earlier part of the work can be shown first.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -62,7 +62,7 @@ def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
 
 
 def plain_lines(verb: str, unit: str = "samples") -> Report:
-    """The `progress` of output that is not a terminal: a line every few seconds."""
+    """Progress for output that is not a terminal: one line every few seconds."""
     rate = _Rate()
     last = time.monotonic()
 
@@ -83,7 +83,7 @@ def plain_lines(verb: str, unit: str = "samples") -> Report:
 
 
 class _Rate:
-    """Units a second since the first report, which a resumed run makes far from zero."""
+    """Units per second since the first report. A resumed run starts far from zero."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
@@ -97,17 +97,17 @@ class _Rate:
 
 
 def wide_console(columns: int) -> Console:
-    """A console with at least `columns` off a terminal, where rich's 80 would break tables."""
+    """A console with at least `columns` if not on a terminal; rich's default of 80 wraps tables."""
     console = Console()
     return console if console.is_terminal else Console(width=columns)
 
 
 def seconds_since(started: float) -> str:
-    """The time since a `time.monotonic()`, such as `12.3 s`."""
+    """Time elapsed since a `time.monotonic()` reading, such as `12.3 s`."""
     return f"{time.monotonic() - started:.1f} s"
 
 
 def table_cell(text: str, length: int = _CELL_LENGTH) -> Text:
-    """`text` as a cell of a table: printable, without markup, gaps collapsed, cut to `length`."""
+    """`text` as a table cell: printable, no markup, whitespace collapsed, truncated to `length`."""
     safe = printable(" ".join(text.split()))
     return Text(safe if len(safe) <= length else safe[: length - 1] + "…")

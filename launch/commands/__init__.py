@@ -1,1 +1,1 @@
-"""One module a command of `kway`."""
+"""The commands of `kway`, one module each."""

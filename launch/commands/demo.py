@@ -1,4 +1,4 @@
-"""`kway demo`: the main job, end to end, on pictures made from the fonts of this machine."""
+"""`kway demo`: the complete workflow on images made from the fonts of this machine."""
 
 import shlex
 import signal
@@ -73,11 +73,11 @@ def demo(
 
 
 def exit_on_signals() -> None:
-    """Make an end by a signal an orderly one: the demo's server is stopped on the way out."""
+    """Turn SIGTERM and SIGHUP into SystemExit, so that the demo stops its server on exit."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # by nohup
+        if signal.getsignal(number) != signal.SIG_IGN:  # stay immune to it, as under nohup
             signal.signal(number, leave)

@@ -1,4 +1,4 @@
-"""`kway doctor`: what this machine can run, and what to do about what it cannot."""
+"""`kway doctor`: checks what this machine can run, and suggests fixes for what it cannot."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -98,13 +98,13 @@ def _workload(
 
 
 def _num_gpus() -> int:
-    """Without loading torch, which is for a check to find broken."""
+    """The number of GPUs, without importing torch: whether torch imports is itself a check."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 @contextmanager
 def _shown_progress(console: Console) -> "Iterator[Callable[[str], None]]":
-    """On a terminal the last line says what is being looked at."""
+    """On a terminal, show the current check in the last line."""
     if not console.is_terminal:
         yield lambda name: None
         return
@@ -113,7 +113,7 @@ def _shown_progress(console: Console) -> "Iterator[Callable[[str], None]]":
 
 
 def _print(console: Console, finding: "Finding") -> None:
-    """On a terminal in columns, elsewhere a line each."""
+    """Print a finding in columns on a terminal, otherwise as one line."""
     level, topic = finding.level, printable(finding.topic)
     found, remedy = printable(finding.found), printable(finding.remedy)
     if not console.is_terminal:

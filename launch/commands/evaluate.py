@@ -1,4 +1,4 @@
-"""`kway eval`: measures a model of a run, and shows its classes and confusions."""
+"""`kway eval`: evaluates a model of a run, and shows its classes and confusions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer.evaluation.run_evaluation import EvaluationRequest
 
 Order = Literal["index", "positives", "accuracy", "average_precision"]
-_NAME = 24  # so that two of them and their numbers fit 80 columns
+_NAME = 24  # two names and their numbers fit 80 columns
 
 
 def evaluate(
@@ -106,7 +106,7 @@ def _here(wanted: "EvaluationRequest") -> int:
 
 
 def _on_ranks(wanted: "EvaluationRequest", num_processes: int) -> int:
-    """The step that several processes evaluated; their exit code where they failed."""
+    """Evaluate with several processes and return the step. On failure, exit with their code."""
     from launch.ranks.placement import Placement
     from launch.ranks.run import run_ranks
 

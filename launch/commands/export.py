@@ -1,4 +1,4 @@
-"""`kway export`: a run's newest model as a bundle that `kway serve` and `kway query` open."""
+"""`kway export`: exports a run's newest model as a bundle for `kway serve` and `kway query`."""
 
 from pathlib import Path
 from typing import Annotated

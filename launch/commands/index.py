@@ -1,4 +1,4 @@
-"""`kway index`: features of a collection, computed once, as a gallery to be searched."""
+"""`kway index`: computes the features of a collection once and stores them as a gallery."""
 
 import sys
 import time
@@ -41,7 +41,7 @@ def index(
     allow_import: AllowImport = None,
 ) -> None:
     """Make a gallery, or bring it up to date: only what is new or changed is computed."""
-    # Heavy imports wait for the command that needs them.
+    # Import here, so that other commands start quickly.
     from serving.galleries.building import IndexOptions, index_collection
     from serving.galleries.collection import open_collection
     from serving.model import Model

@@ -1,4 +1,4 @@
-"""`kway losses`: the losses that a recipe may name."""
+"""`kway losses`: lists the losses that a recipe can use."""
 
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ def losses() -> None:
 
 
 def _options(loss: type["Loss"]) -> str:
-    """`name=default` of each option, as in a recipe, and the meaning of a default of null."""
+    """`name=default` for each option, as in a recipe, with the meaning of a null default."""
     fields = loss.option_fields().items()
     return ", ".join(f"{name}={_default(field)}" for name, field in fields)
 

@@ -1,4 +1,4 @@
-"""`kway plan`: memory, traffic and step time of a recipe on a cluster that need not be there."""
+"""`kway plan`: memory, traffic and step time of a recipe on a cluster that need not exist."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`kway query`: one-class questions to a bundle, in this process, or to a running server."""
+"""`kway query`: single-class queries to a bundle in this process or to a running server."""
 
 import json
 import re
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from serving.model import Model
     from serving.schemas import Answer, ClassThreshold
 
-# Texts, or crops of pictures, in one forward pass.
+# Texts, or crops of images, in one forward pass.
 _BATCH = 16
-# Characters of a text in the table.
+# Maximum number of characters of a text in the table.
 _SHOWN = 60
 
-# `localhost`, or a port behind a host.
+# A server's address without its scheme: `localhost`, or a host with a port.
 _LIKE_A_SERVER = re.compile(r"(localhost|[\w.-]+:\d+|\[[\da-fA-F:]+\](:\d+)?)(/.*)?")
 
-# Picture files, or texts.
+# Image files, or texts.
 Inputs = Sequence[Path] | Sequence[str]
 
 
@@ -136,7 +136,7 @@ def _ask_bundle(
 
     opened = Bundle.open(bundle)
     _check_kind(str(bundle), opened.spec.reads, inputs)
-    opened.verify(class_weights=False)  # a question reads few of those, however many there are
+    opened.verify(class_weights=False)  # a query reads only a few rows of a possibly huge file
     model = Model(opened, allow_imports=allow_imports)
     question = ask(model.bundle, classes, recall=recall, threshold=threshold)
     size = max(1, _BATCH // model.crops)
@@ -177,7 +177,8 @@ def _ask_server(
 
 
 def _token(file: Path) -> str:
-    """The first token of a file such as `kway serve` takes; on a command line all could read it."""
+    """The first token in a token file of `kway serve`. On the command line it would be visible to
+    all users of the machine."""
     for line in _read(file, "--token-file").splitlines():
         if line.strip() and not line.startswith("#"):
             return line.strip()
@@ -212,7 +213,7 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
 
 
 def _in_words(one: "ClassThreshold") -> str:
-    """Which validation samples set a threshold, and how many of them reach it."""
+    """Describe which validation samples determined a threshold, and how many reach it."""
     if one.threshold is None:
         return f"{one.class_name}: no threshold at this recall: pass --threshold"
     origin = "the class's own" if one.threshold_source == "class" else "pooled over all classes"

@@ -1,4 +1,4 @@
-"""`kway report`: pictures and tables of runs side by side, in one HTML file."""
+"""`kway report`: compares runs in plots and tables, in one HTML file."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`kway serve`: a bundle behind HTTP on this machine, until a signal ends it."""
+"""`kway serve`: serves a bundle over HTTP on this machine until it receives a stop signal."""
 
 import re
 import sys
@@ -53,7 +53,7 @@ def serve(
 
     It is ready when it says so, after 10 to 40 s, and runs until Ctrl-C.
     """
-    # Heavy imports wait for the command that needs them.
+    # Import here, so that other commands start quickly.
     from serving.deploy.server import running
     from serving.deploy.session import free_port
     from serving.deploy.stop_signal import StopSignal
@@ -65,7 +65,7 @@ def serve(
     allowed = tuple(allow_import or ())
     config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
     _check_access(config, no_tokens=no_tokens)
-    with Bundle.open(bundle) as opened:  # a bad bundle is an error now, not after Ray's start
+    with Bundle.open(bundle) as opened:  # report a bad bundle before Ray starts
         check_imports(opened, config.device, config.allow_imports)
         line = _curl_line(opened, has_tokens=config.token_file is not None)
         opened.verify(class_weights=verify)
@@ -86,7 +86,7 @@ def serve(
         try:
             url, grpc = opened_server.enter_context(running(bundle, config))
         except Exception:
-            if stop.was_received:  # libraries turn an exit during their work into other errors
+            if stop.was_received:  # libraries may turn the SystemExit into other exceptions
                 raise SystemExit(0) from None
             raise
         typer.echo(f"ready: {url}  (a page; its API at {url}/docs; Ctrl-C ends it)")
@@ -98,9 +98,9 @@ def serve(
 
 
 def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
-    """ValueError for a server that others can reach and that does not ask for a token."""
+    """Raise ValueError if other machines can reach the server and it requires no token."""
     if config.token_file is not None:
-        _check_tokens(config.token_file)  # a bad file is an error now, not after Ray's start
+        _check_tokens(config.token_file)  # report a bad file before Ray starts
     elif config.host not in _LOOPBACK and not no_tokens:
         raise ValueError(
             f"--host {config.host} lets others reach this server, and there is no --token-file: "
@@ -121,7 +121,7 @@ def _check_tokens(file: Path) -> None:
 
 
 def _replicas(text: str) -> tuple[int, int | None]:
-    """`2` -> (2, None); `1:4` -> (1, 4)."""
+    """Parse `2` -> (2, None), `1:4` -> (1, 4)."""
     found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", text)
     if found is None or (found[2] and int(found[2]) < int(found[1])):
         raise ValueError(f"--replicas {text!r}: give a number such as 2, or a range such as 1:4")
@@ -129,7 +129,7 @@ def _replicas(text: str) -> tuple[int, int | None]:
 
 
 def _curl_line(bundle: "Bundle", *, has_tokens: bool) -> str:
-    """A question to paste into a shell, whatever characters the class name has."""
+    """Arguments of a curl query, with the class name quoted for the shell."""
     quoted = "'" + bundle.names.names[0].replace("'", "'\\''") + "'"
     asked = "-F images=@your-picture.png"
     if bundle.spec.reads == "texts":

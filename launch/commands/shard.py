@@ -1,6 +1,6 @@
-"""`kway shard`: turn sources into webdataset shards; check, verify, show or index existing shards.
+"""`kway shard`: turns sources into webdataset shards; checks, verifies, shows or indexes shards.
 
-Each source of `data.sources.SOURCES` is a command of its own, which `shard_source.py` derives.
+`shard_source.py` derives one command from each source in `data.sources.SOURCES`.
 """
 
 import sys
@@ -26,7 +26,7 @@ Shards = Annotated[Path, typer.Argument(help="folder of shards with manifest.jso
 
 
 class _Sources(TyperGroup):
-    """Adds the sources as commands where they are asked for, so that `kway --help` loads none."""
+    """Adds the source commands on demand, so that `kway --help` does not import any source."""
 
     def list_commands(self, context: Any) -> list[str]:
         self._add_sources()
@@ -239,12 +239,12 @@ def _named_glob(text: str) -> tuple[str, str]:
 
 
 def print_skipped(path: Path) -> None:
-    """Print the path of the file that names everything that is not in the shards."""
+    """Print the path of the file that lists everything that was left out of the shards."""
     print(printable(f"skipped files and samples, with reasons: {path}"), file=sys.stderr)
 
 
 def summary(manifest: "Manifest") -> str:
-    """Samples of each split, classes, shards and their size: one line."""
+    """One line with the samples of each split, and the number of classes, shards and bytes."""
     splits = " + ".join(
         f"{sum(shard.samples for shard in manifest.of_split(split)):,} {split}"
         for split in manifest.splits

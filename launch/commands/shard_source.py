@@ -1,4 +1,4 @@
-"""`kway shard KIND`: the command of a source, derived from its class; and the writing of shards.
+"""`kway shard KIND`: derives the command of a source from its class, and writes its shards.
 
 Options, bounds and help come from the fields and the docstring of the class (`launch/options.py`).
 """
@@ -50,7 +50,7 @@ _SAMPLE = {"image": "picture", "text": "text"}
 
 
 def source_commands() -> dict[str, Any]:
-    """Name -> command, of every source that does not stand in for another one."""
+    """Name -> command, for every source except those that only replace another for folders."""
     app = typer.Typer()
     stand_ins = {source_class.for_folder for source_class in SOURCES.values()}
     for kind, source_class in SOURCES.items():
@@ -62,7 +62,7 @@ def source_commands() -> dict[str, Any]:
 
 
 def _help(source_class: type[CommandSource]) -> str:
-    """The docstring, a line a paragraph, which typer wraps."""
+    """The class's docstring with one line per paragraph, which typer wraps."""
     paragraphs = (inspect.getdoc(source_class) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -93,7 +93,7 @@ def _shard(
         if not source.reads_first:
             _print_notes(source)
             if with_vectors is not None:
-                with_vectors.label_vectors()  # report a bad file before anything is written
+                with_vectors.label_vectors()  # report a bad file before writing anything
         try:
             write(
                 source,
@@ -106,7 +106,7 @@ def _shard(
                 ignored=source.skipped(),
             )
         except ValueError:
-            source.clean_up()  # the input has to change, so there is nothing to resume
+            source.clean_up()  # the input has to change, so this run cannot be resumed
             raise
         source.clean_up()
     if source.compares_splits:
@@ -114,7 +114,7 @@ def _shard(
 
 
 def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
-    """Its own, and those of the source that reads a folder in its place."""
+    """The options of the source, and of the source that replaces it if the input is a folder."""
     options = options_of(source_class)
     if (instead := source_class.for_folder) is None:
         return options
@@ -122,9 +122,9 @@ def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
 
 
 def _reader_of(source_class: type[CommandSource], given: Given) -> type[CommandSource]:
-    """The class that reads what is given; `given` keeps only options of that class.
+    """The class that reads the given input: `source_class` or its replacement for folders.
 
-    ValueError where there are others.
+    Raises ValueError if options of the other class are given.
     """
     instead = source_class.for_folder
     if instead is None:
@@ -179,7 +179,7 @@ def _print_notes(source: CommandSource) -> None:
 
 
 def _print_duplicates(out: Path) -> None:
-    """One line for each split of finished shards that repeats itself or samples of training."""
+    """One line for each split of finished shards with duplicates, of itself or of training."""
     found = find_duplicates(out)
     for split in found:
         if split.in_training or split.repeated:
@@ -199,10 +199,10 @@ def write(
     notes: Callable[[], Iterable[str]] = tuple,
     ignored: Sequence["Skipped"] = (),
 ) -> None:
-    """Write shards of `source` and print a summary; `notes` is called after writing.
+    """Write the shards of `source` and print a summary.
 
-    vectors: the source with label vectors from a file, instead of its own; ignored: files that the
-    source does not read.
+    vectors: `source` with label vectors from a file instead of its own. notes: called after
+    writing; returns lines to print. ignored: files that the source does not read.
     """
     from data.shards.writer import write_shards
 

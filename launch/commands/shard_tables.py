@@ -1,4 +1,4 @@
-"""What `kway shard show` and `check` print: tables of splits, classes, texts and leaks."""
+"""The tables that `kway shard show` and `check` print: splits, classes, texts and leaks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ from launch.terminal import table_cell
 if TYPE_CHECKING:
     from data.inspection.leaks import LeakReport
 
-_ALL_CLASSES = 30  # as many are listed one by one
-_ENDS = 5  # of more, the largest and the smallest
+_ALL_CLASSES = 30  # list each class up to this number of classes
+_ENDS = 5  # with more classes, list this many of the largest and of the smallest
 _BAR = 28
 _TEXT = 200
 
 
 def split_table(folder: Path, manifest: Manifest, held: Sequence[SplitContents]) -> Table:
-    """A line a split; the title says what it is and where it comes from."""
+    """One row per split. The title states the modality, the number of classes and the source."""
     kind = "texts" if manifest.modality == "text" else "pictures"
     title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {manifest.source.kind}"
     table = _table(title, show_header=True)
@@ -45,7 +45,8 @@ def split_table(folder: Path, manifest: Manifest, held: Sequence[SplitContents])
 
 
 def class_table(manifest: Manifest, held: Sequence[SplitContents]) -> Table:
-    """Samples of each class in all splits; of many classes a histogram, and both ends."""
+    """Samples of each class over all splits. With many classes: a histogram, and the largest and
+    smallest classes."""
     counts = np.sum([split.counts for split in held], axis=0)
     order = np.argsort(-counts, kind="stable")
     if len(counts) <= _ALL_CLASSES:
@@ -75,7 +76,7 @@ def _add_classes(table: Table, manifest: Manifest, counts: np.ndarray, labels: n
 
 
 def leak_table(report: "LeakReport", rows: int) -> Table:
-    """The suspects and `rows` characters more, a line each."""
+    """The suspects and `rows` more characters, one row each."""
     table = Table("character", "texts", "class", "precision", "lift", "bits", "fall", "suspect")
     for leak in report.leaks[: len(report.suspects) + rows]:
         table.add_row(
@@ -92,7 +93,7 @@ def leak_table(report: "LeakReport", rows: int) -> Table:
 
 
 def text_table(split: Split, number: int) -> Table:
-    """Examples of texts beside their classes."""
+    """Example texts next to their classes."""
     table = _table(f"texts of {split.name}")
     for name, text in texts(split, number):
         table.add_row(table_cell(name), table_cell(text, _TEXT))

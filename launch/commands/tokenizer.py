@@ -1,4 +1,4 @@
-"""`kway tokenizer`: a WordPiece vocabulary from text shards, where no pretrained one is at hand."""
+"""`kway tokenizer`: trains a WordPiece vocabulary on text shards, if no pretrained one fits."""
 
 import sys
 import time

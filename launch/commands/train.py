@@ -1,4 +1,4 @@
-"""`kway train`: the ranks of `python -m trainer` on this machine, and their exit code."""
+"""`kway train`: runs the ranks of `python -m trainer` on this machine and exits with their code."""
 
 import os
 import signal
@@ -78,7 +78,7 @@ def train(
     0 done, 1 failed, 2 bad configuration or input, 75 preempted (start it again), 130 interrupted,
     128 + n: a rank was killed by signal n.
     """
-    with _nothing_to_save():  # loading a recipe imports torch, which takes seconds
+    with _nothing_to_save():  # importing torch with the recipe takes seconds
         from trainer.recipe import dump_recipe, load_recipe
 
         resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())
@@ -108,15 +108,15 @@ def train(
         arguments = [*options, "--", str(recipe), *(overrides or [])]
         code = run_ranks("trainer", arguments, placement)
         if code in (FAILED, PREEMPTED, INTERRUPTED):
-            # Exit at once: another Ctrl-C during Python's shutdown would print a traceback, and a
-            # thread that still waits in torch's store would abort the process when it returns.
+            # Exit without Python's shutdown, in which another Ctrl-C would print a traceback, and
+            # a thread still blocked in torch's store would abort the process when it returns.
             os._exit(code)
     raise typer.Exit(code)
 
 
 @contextmanager
 def _nothing_to_save() -> Iterator[None]:
-    """A signal to stop that comes before there are ranks ends this process as preempted."""
+    """Before any rank runs, let a stop signal end this process with the exit code of a stop."""
 
     def leave(number: int, _frame: object) -> None:
         os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
@@ -131,7 +131,7 @@ def _nothing_to_save() -> Iterator[None]:
 
 
 def _check_ports(first: int | None, num_processes: int) -> None:
-    """Before any rank says where its metrics are, none of which would be served."""
+    """Raise ValueError before the ranks start if there are too few ports for their metrics."""
     if first and first + num_processes - 1 > LAST_PORT:
         raise ValueError(
             f"telemetry.port is {first} and each of {num_processes} ranks needs one from there on, "

@@ -1,6 +1,6 @@
-"""`kway tree`: build a label tree from vectors, shards, encoders or hierarchies, or show one.
+"""`kway tree`: builds a label tree from vectors, shards, encoders or hierarchies, or shows one.
 
-The path shows what kind of source it is; options of another kind of source are errors.
+The path determines the kind of source. Options of another kind of source are errors.
 """
 
 import sys
@@ -123,7 +123,7 @@ def _print_statistics(named: "NamedTree", *, projected: bool) -> None:
 
 
 class ClassList(NamedTuple):
-    """Names of classes, and what they are called in words: ImageNet's names are synset ids."""
+    """Names of classes, and the words for them; for ImageNet, the names are synset ids."""
 
     names: list[str]
     words: list[str]
@@ -131,9 +131,10 @@ class ClassList(NamedTuple):
 
 @dataclass(frozen=True)
 class TreeOptions:
-    """What was asked for, besides the source; `origin` None: label vectors where there are any.
+    """Options of `kway tree build` besides the source.
 
-    given: the options that stand on the command line.
+    origin: None uses label vectors if the shards have any, otherwise the hierarchy.
+    given: the options that were passed on the command line.
     """
 
     classes: ClassList | None
@@ -148,9 +149,9 @@ class TreeOptions:
 
 
 def build_named_tree(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin]":
-    """The label tree of a source, and what it is made of.
+    """Build the label tree of a source. Also returns whether it is made of vectors or a hierarchy.
 
-    Raises ValueError and OSError for what a user can mend.
+    Raises ValueError or OSError for errors that the user can fix.
     """
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist: give shards, vectors or a hierarchy")
@@ -167,7 +168,7 @@ def build_named_tree(source: Path, options: TreeOptions) -> "tuple[NamedTree, Or
 
 
 def read_class_list(path: Path) -> ClassList:
-    """From a folder of shards, or the lines of a file."""
+    """Read class names from a folder of shards, or from a file with one name per line."""
     if path.is_dir():
         from data.shards.manifest import Manifest
 
@@ -265,7 +266,7 @@ def _required(classes: _Classes | None, source: Path) -> _Classes:
 
 
 def given_options(context: typer.Context) -> frozenset[str]:
-    """The options that stand on the command line, such as `--min-count`."""
+    """The options that were passed on the command line, such as `--min-count`."""
     return frozenset(
         parameter.opts[0]
         for parameter in context.command.params
@@ -275,6 +276,6 @@ def given_options(context: typer.Context) -> frozenset[str]:
 
 
 def reject_options(given: Collection[str], not_taken: Collection[str], why: str) -> None:
-    """Raise ValueError with `why` where options are given that are not taken, and name them."""
+    """Raise ValueError with `why` if any option in `not_taken` is given, and name the option."""
     if named := sorted(set(given) & set(not_taken)):
         raise ValueError(f"{', '.join(named)}: {why}")

@@ -1,1 +1,1 @@
-"""The demo: the whole of kway on pictures that it makes itself."""
+"""The demo: runs all of kway on generated images."""

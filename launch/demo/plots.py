@@ -1,4 +1,4 @@
-"""The demo's picture: what a single logit says under two losses, and what a label tree changes."""
+"""The demo's plots: one class's logit under two losses, and the effect of a label tree."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ _RECALL = 0.9
 
 @dataclass(frozen=True)
 class Logits:
-    """All logits [N, K] of a run on the held-out pictures, and their labels [N]."""
+    """A run's logits [N, K] on the held-out images, and their labels [N]."""
 
     logits: np.ndarray
     labels: np.ndarray
@@ -30,7 +30,7 @@ class Logits:
 
 
 def draw(out: Path, world: World, path: Path) -> None:
-    """Draw the picture of the demo's runs into `path` (PNG)."""
+    """Plot the demo's runs to `path` (PNG)."""
     matplotlib.use("Agg")
     losses = {run.loss: _logits(out, run, world) for run in (DENSE_CE, DENSE_BATCH_CE)}
     figure = Figure(figsize=(13, 8.5), layout="constrained")
@@ -58,7 +58,7 @@ def _logits(out: Path, run: DemoRun, world: World) -> Logits:
 
 
 def _typical_class(losses: dict[str, Logits]) -> int:
-    """Of the classes with the most held-out pictures, the one of median AUPRC over the losses."""
+    """Of the classes with the most held-out images, the one with the median AUPRC over losses."""
     labels = next(iter(losses.values())).labels
     counts = np.bincount(labels)
     class_ids = torch.from_numpy(np.flatnonzero(counts == counts.max()))
@@ -79,7 +79,7 @@ def _draw_one_class(ax: Axes, loss: str, logits: Logits, class_id: int) -> None:
     ax.hist(column[~own], bins=60, color=_FALSE, label=f"{(~own).sum()} pictures of other classes")
     ax.set_yscale("symlog", linthresh=1)
     top = ax.get_ylim()[1]
-    ax.set_ylim(0, 12 * top)  # room for the legend
+    ax.set_ylim(0, 12 * top)  # leave space for the legend
     ax.vlines(column[own], 0, top, color=_TRUE, lw=2, label=f"{own.sum()} pictures of it")
     ax.axvline(threshold, color=_LINE, ls="--", lw=1.5, label=f"threshold for recall {_RECALL:g}")
     ax.set(
@@ -92,13 +92,14 @@ def _draw_one_class(ax: Axes, loss: str, logits: Logits, class_id: int) -> None:
 
 
 def _draw_one_threshold(ax: Axes, losses: dict[str, Logits]) -> None:
-    """Precision against recall with one threshold for every class: logits comparable at all?"""
+    """Plot precision over recall with one threshold for all classes, which requires that logits of
+    different classes and images are comparable."""
     for (loss, logits), colour in zip(losses.items(), ("#edae49", "#00798c"), strict=True):
         own = np.zeros(logits.logits.shape, dtype=bool)
         own[np.arange(len(own)), logits.labels] = True
         order = np.argsort(-logits.logits, axis=None, kind="stable")
         hits = own.ravel()[order].cumsum()
-        last = np.flatnonzero(own.ravel()[order])  # precision where recall rises
+        last = np.flatnonzero(own.ravel()[order])  # ranks at which recall increases
         recall, precision = hits[last] / len(own), hits[last] / (last + 1)
         ax.plot(recall, precision, color=colour, lw=2, label=f"{loss}: area {precision.mean():.3f}")
     ax.set(

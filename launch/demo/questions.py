@@ -1,4 +1,4 @@
-"""The demo's server and the three questions it is asked over HTTP."""
+"""The demo's server and the three queries that the demo sends it over HTTP."""
 
 import os
 import re
@@ -27,7 +27,7 @@ _STOP_SECONDS = 60
 
 @dataclass(frozen=True)
 class Question:
-    """A held-out picture, what it shows, and the class that the server is asked about."""
+    """A held-out image, its class, and the class to ask the server about."""
 
     picture: Path
     shows: str
@@ -35,8 +35,11 @@ class Question:
 
 
 def make_questions(shards: Path, folder: Path, *, seed: int = 0) -> list[Question]:
-    """Three pictures drawn at random: asked for what it shows, for any other class, and for the
-    class whose name is most like it. Each picture is written into `folder` as PNG."""
+    """Draw three images at random and write them to `folder` as PNG.
+
+    The first is queried for its own class, the second for a random other class, and the third for
+    the class with the most similar name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     vectors = load_label_vectors(shards, Manifest.load(shards))
@@ -57,7 +60,7 @@ def make_questions(shards: Path, folder: Path, *, seed: int = 0) -> list[Questio
 
 @contextmanager
 def server(bundle: Path, log: Path) -> Iterator[str]:
-    """`kway serve` in a process of its own on a free port; yields its URL once it is ready."""
+    """Run `kway serve` as a subprocess on a free port. Yields its URL once it is ready."""
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             [sys.executable, "-P", "-u", "-m", "launch", "serve", str(bundle), "--port", "0"],
@@ -78,7 +81,7 @@ def server(bundle: Path, log: Path) -> Iterator[str]:
 
 
 def ask(url: str, question: Question) -> dict[str, Any]:
-    """The server's answer to one question, over HTTP."""
+    """Send one query over HTTP and return the response."""
     response = httpx.post(
         f"{url}/v1/query",
         data={"classes": question.asked, "recall": "0.9"},
@@ -91,7 +94,7 @@ def ask(url: str, question: Question) -> dict[str, Any]:
 
 
 def answers_table(questions: list[Question], answers: list[dict[str, Any]]) -> Table:
-    """What was asked, what the server said, and whether that is so."""
+    """The queries, the server's answers, and whether they are correct."""
     table = Table(title="Three questions about held-out pictures, over HTTP")
     for column in ("picture", "is it …?", "score", "threshold", "answer", "it shows", ""):
         table.add_column(column, overflow="fold")

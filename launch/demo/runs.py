@@ -16,13 +16,13 @@ NUM_PROCESSES = 2
 
 
 def recipe_path() -> Path:
-    """The recipe's file, by its short name where that is below the current folder."""
+    """The path of the recipe, relative to the current folder if it is inside it."""
     return RECIPE.relative_to(Path.cwd()) if RECIPE.is_relative_to(Path.cwd()) else RECIPE
 
 
 @dataclass(frozen=True)
 class DemoRun:
-    """One head: class weights x a loss; all else is the recipe's."""
+    """A combination of class weights and loss. Everything else comes from the recipe."""
 
     weights: str
     loss: str
@@ -35,7 +35,7 @@ class DemoRun:
         return out / "runs" / f"{self.weights}-{self.loss}"
 
     def arguments(self, out: Path, shards: Path, epochs: float) -> list[str]:
-        """The recipe and what is changed of it, as `kway train` takes them."""
+        """The recipe and its overrides, as arguments of `kway train`."""
         return [
             str(recipe_path()),
             f"data.shards={json.dumps(str(shards))}",
@@ -47,7 +47,7 @@ class DemoRun:
         ]
 
     def train(self, out: Path, shards: Path, epochs: float) -> int:
-        """Train with two processes, from the newest checkpoint if there is one; the exit code."""
+        """Train with two processes, resuming from the newest checkpoint. Returns the exit code."""
         placement = Placement(NUM_PROCESSES)
         arguments = self.arguments(out, shards, epochs)
         return run_ranks("trainer", [*placement.trainer_options, "--", *arguments], placement)
@@ -75,7 +75,7 @@ _COLUMNS = {
 
 
 def comparison(out: Path) -> tuple[Table, str]:
-    """The runs' measures side by side: for a terminal, and as Markdown."""
+    """A comparison of the runs' measures, as a table for the terminal and as Markdown."""
     table = Table(title="Held-out styles: top-1, top-5 and SA over all classes; one logit alone")
     header = ["class weights x loss", *_COLUMNS.values()]
     lines = [" | ".join(header), " | ".join(["---"] * len(header))]

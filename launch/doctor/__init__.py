@@ -1,4 +1,4 @@
-"""What this machine can run, and what to do about what it cannot: `kway doctor`."""
+"""`kway doctor`: checks what this machine can run, and suggests fixes for what it cannot."""
 
 from launch.doctor.check import Finding, Workload, error, ok, warning
 from launch.doctor.checks import CHECKS, examine

@@ -1,6 +1,6 @@
-"""What a check of the doctor reads, `Workload`, and what it yields, `Finding`.
+"""The input of a doctor check, `Workload`, and its output, `Finding`.
 
-Does not import torch, whose installation may be broken.
+Does not import torch, because the installation of torch may be broken.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 Level = Literal["ok", "warning", "error"]
-# torch's loader processes each hold so many batches: two asked for ahead, one being made, one being
-# copied (`data/loading/workers.py`).
+# Batches that a torch loader process holds: two prefetched, one being created and one being copied
+# (`data/loading/workers.py`).
 _BATCHES_HELD = 4
 _ASSUMED_WORKERS = 4
 _ASSUMED_BATCH = 256
@@ -22,7 +22,7 @@ _ASSUMED_BYTES_A_SAMPLE = 224 * 224 * 3
 
 @dataclass(frozen=True)
 class Finding:
-    """`found` says what is so; a warning's or an error's `remedy` says what to do about it."""
+    """What a check found, with a fix (`remedy`) unless the level is ok."""
 
     level: Level
     topic: str
@@ -34,22 +34,22 @@ class Finding:
 
 
 def ok(topic: str, found: str) -> Finding:
-    """All is well."""
+    """There is no problem."""
     return Finding("ok", topic, found)
 
 
 def warning(topic: str, found: str, remedy: str) -> Finding:
-    """Training starts, and may be slow, or fail later or elsewhere."""
+    """Training starts, but may be slow or fail later."""
     return Finding("warning", topic, found, remedy)
 
 
 def error(topic: str, found: str, remedy: str) -> Finding:
-    """Training does not start, or would lose something."""
+    """Training does not start, or would lose data."""
     return Finding("error", topic, found, remedy)
 
 
 def in_gib(num_bytes: float) -> str:
-    """`1.5 GiB`; below that `200 MiB`."""
+    """Format as `1.5 GiB`, or as `200 MiB` below 1 GiB."""
     gib = num_bytes / 2**30
     return f"{gib:,.1f} GiB" if gib >= 1 else f"{num_bytes / 2**20:,.0f} MiB"
 
@@ -58,10 +58,9 @@ def in_gib(num_bytes: float) -> str:
 class Workload:
     """What this machine is going to run.
 
-    `shared_bytes` is what the loader processes of all ranks here hold in /dev/shm.
-
-    Without a recipe `workers`, the loader processes of a rank, is None and the bytes are those of
-    four with pictures of 224 x 224 pixels.
+    workers: loader processes per rank, or None without a recipe. shared_bytes: what the loader
+    processes of all ranks on this machine hold in /dev/shm. Without a recipe, this assumes four
+    workers per rank and a global batch of 256 images of 224 x 224 pixels.
     """
 
     run: Path

@@ -1,4 +1,4 @@
-"""The table of checks, in the order in which a person reads them."""
+"""The list of checks, in the order in which they are reported."""
 
 from collections.abc import Callable, Iterator
 
@@ -39,12 +39,12 @@ CHECKS: dict[str, Check] = {
     "gloo": collectives.gloo,
     "NCCL": collectives.nccl,
 }
-# Without torch these have nothing to look at.
+# These checks cannot run without torch.
 _NEED_TORCH = {"devices", "peer access", "gloo", "NCCL"}
 
 
 def examine(workload: Workload, starting: Callable[[str], None]) -> Iterator[Finding]:
-    """Run all checks and yield their findings; `starting` receives the name of each check first."""
+    """Run all checks and yield their findings. Calls `starting` with the name of each check."""
     torch_works = True
     for name, check in CHECKS.items():
         if name in _NEED_TORCH and not torch_works:

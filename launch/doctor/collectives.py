@@ -1,4 +1,4 @@
-"""Starts ranks as processes of their own and has them do every collective that kway uses."""
+"""Starts ranks as separate processes and runs every collective that kway uses."""
 
 import json
 import re
@@ -15,8 +15,8 @@ from typing import Any
 
 from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
-# A collective gives up after 10 s (`rank.py`); torch takes its time to load, more so on a disk that
-# has not read it today.
+# A collective times out after 10 s (`rank.py`). Importing torch takes long, in particular from a
+# cold page cache.
 _TIMEOUT_SECONDS = 60
 _LONGEST = 160
 
@@ -28,31 +28,31 @@ class _Rank:
     stderr: Path
 
     def completed(self) -> dict[str, dict[str, Any]]:
-        """The records of the collectives that it has completed, by name, in order."""
+        """The records of the collectives that the rank has completed, by name, in order."""
         lines = self.stdout.read_text(encoding="utf-8").splitlines()
         return {record["done"]: record for record in map(json.loads, lines)}
 
     def last_error(self) -> str:
-        """The last line of its traceback, shortened."""
+        """The last line of the rank's traceback, shortened."""
         lines = self.stderr.read_text(errors="replace").strip().splitlines()
         last = (lines or ["it printed nothing"])[-1]
         return re.sub(r"\[enforce fail at [^]]*\] ", "", last)[:_LONGEST]
 
 
 def gloo(workload: Workload) -> Iterator[Finding]:
-    """Every collective on the CPU, through gloo."""
+    """Every collective on the CPU, with gloo."""
     yield smoke_test("gloo", workload.ranks)
 
 
 def nccl(workload: Workload) -> Iterator[Finding]:
-    """Every collective on the GPUs, through NCCL: a rank each."""
+    """Every collective on the GPUs, with NCCL and one rank per GPU."""
     import torch
 
     if not torch.cuda.is_available():
         return
     count = torch.cuda.device_count()
     if count == 1:
-        # Two ranks on one device are refused.
+        # NCCL does not accept two ranks on one device.
         finding = smoke_test("nccl", 1)
         if finding.level == "ok":
             finding = ok("NCCL", f"{finding.found}; with one GPU nothing travels")
@@ -62,7 +62,7 @@ def nccl(workload: Workload) -> Iterator[Finding]:
 
 
 def smoke_test(backend: str, size: int, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Finding:
-    """`size` ranks do every collective; what failed or hung is named."""
+    """Run every collective on `size` ranks. The finding names the one that failed or hung."""
     import torch.distributed as dist
 
     topic = {"gloo": "gloo", "nccl": "NCCL"}[backend]
@@ -70,7 +70,7 @@ def smoke_test(backend: str, size: int, *, timeout_seconds: float = _TIMEOUT_SEC
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         port = listener.getsockname()[1]
-        # The store takes the socket as it is: no other process can take the port in between.
+        # Pass the listening socket to the store, so that no other process can take the port.
         store = dist.TCPStore(
             "127.0.0.1",
             port,
@@ -97,7 +97,7 @@ def _start(stack: ExitStack, folder: Path, backend: str, rank: int, size: int, p
 
 
 def _wait(ranks: list[_Rank], deadline: float) -> None:
-    """Until all have ended, one has failed, or it takes too long."""
+    """Wait until all ranks have exited, one has failed, or the deadline has passed."""
     while time.monotonic() < deadline:
         codes = [rank.process.poll() for rank in ranks]
         if None not in codes or any(codes):
@@ -118,7 +118,7 @@ def _verdict(topic: str, ranks: list[_Rank], seconds: float) -> Finding:
         at = f"rank {number} of {len(ranks)}, {missing}" if done else f"rank {number}, the start"
         what = "hangs" if code is None else rank.last_error()
         if code is None and any(other.process.poll() not in (None, 0) for other in ranks):
-            continue  # it waits for the one that failed
+            continue  # blocked by the rank that failed
         return error(topic, f"{at}: {what}", _remedy(topic))
     speed = ranks[0].completed()["speed"]["bytes_per_second"]
     line = f"{len(ranks)} ranks: all {len(wanted)} collectives right in {seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""torch, the CUDA devices, what drives them, and whether they reach each other's memory."""
+"""torch, the CUDA devices and their driver, and peer access between the devices."""
 
 import re
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from pathlib import Path
 from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 
 _DRIVER = Path("/proc/driver/nvidia/version")
-_USED_SHARE = 0.1  # of a device's memory that others hold
+_USED_SHARE = 0.1  # of a device's memory, in use before training starts
 
 
 def torch_build(workload: Workload) -> Iterator[Finding]:
-    """torch, what it was built for, and whether a GPU is there that it cannot use."""
+    """torch, the CUDA version that it was built for, and whether it can use the GPUs."""
     try:
         import torch
     except (ImportError, OSError) as failure:
@@ -34,7 +34,7 @@ def torch_build(workload: Workload) -> Iterator[Finding]:
 
 
 def driver_version() -> str:
-    """Of NVIDIA's kernel module: `550.54.15`."""
+    """The version of NVIDIA's kernel module, such as `550.54.15`."""
     found = re.search(r"Kernel Module\D*([\d.]+)", _DRIVER.read_text(encoding="utf-8"))
     return found[1] if found else "of an unknown version"
 
@@ -52,7 +52,7 @@ def _why_not() -> str:
 
 
 def devices(workload: Workload) -> Iterator[Finding]:
-    """Names and memory of the GPUs that this process sees."""
+    """Names and memory of the visible GPUs."""
     import torch
 
     count = torch.cuda.device_count()
@@ -72,7 +72,7 @@ def devices(workload: Workload) -> Iterator[Finding]:
 
 
 def peer_access(workload: Workload) -> Iterator[Finding]:
-    """Whether the GPUs reach each other's memory without a way through the machine's own."""
+    """Whether the GPUs can access each other's memory directly, bypassing main memory."""
     import torch
 
     count = torch.cuda.device_count()

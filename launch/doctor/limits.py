@@ -1,7 +1,7 @@
 """Limits of the system and the container: files, processes, shared memory, memory, CPUs, threads.
 
-A container's limits are those of Linux's control groups, version 2 or 1. A group's limit applies to
-all groups below it, so the smallest one on the way to the root counts.
+The limits of a container are those of Linux control groups, version 1 or 2. The limit of a group
+applies to all groups below it, so the smallest limit on the path to the root is in effect.
 """
 
 import os
@@ -20,11 +20,11 @@ _SHARED = Path("/dev/shm")
 _GIB_A_RANK = 2
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
-_UNLIMITED = 1 << 60  # version 1 writes a number near 2^63 for none
+_UNLIMITED = 1 << 60  # version 1 reports a number near 2^63 if there is no limit
 
 
 def open_files(workload: Workload) -> Iterator[Finding]:
-    """A process holds each shard it reads open, and a socket or two for every other rank."""
+    """Each process keeps every shard it reads open, and a socket or two for every other rank."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
         yield ok("open files", f"{_number(soft)} a process")
@@ -38,7 +38,7 @@ def open_files(workload: Workload) -> Iterator[Finding]:
 
 
 def processes(workload: Workload) -> Iterator[Finding]:
-    """Of the user and of the container; threads count."""
+    """The limits of the user and of the container, which include threads."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = [limit for limit in (soft, process_limit()) if limit is not None and limit > 0]
     smallest = min(limits, default=None)
@@ -52,7 +52,7 @@ def processes(workload: Workload) -> Iterator[Finding]:
 
 
 def shared_memory(workload: Workload, folder: Path = _SHARED) -> Iterator[Finding]:
-    """Loader processes hand their batches over in it; a full one ends them by SIGBUS."""
+    """Loader processes pass batches in shared memory and are killed by SIGBUS if it is full."""
     if not folder.is_dir():
         remedy = "mount a tmpfs there, or train with data.workers=0"
         yield error("shared memory", f"{folder} does not exist", remedy)
@@ -73,7 +73,8 @@ def shared_memory(workload: Workload, folder: Path = _SHARED) -> Iterator[Findin
 
 
 def memory(workload: Workload) -> Iterator[Finding]:
-    """The container's limit, not the machine's memory, is where the system starts to kill."""
+    """The container's limit counts: the kernel kills processes that exceed it, even if the machine
+    has more memory."""
     machine = psutil.virtual_memory()
     limit = memory_limit()
     if limit is not None and limit < machine.total:
@@ -91,7 +92,8 @@ def memory(workload: Workload) -> Iterator[Finding]:
 
 
 def cpus(workload: Workload) -> Iterator[Finding]:
-    """Threads are counted by the machine's CPUs: more of them than may run slow each other down."""
+    """Libraries start one thread per CPU of the machine. If the container may use fewer CPUs, the
+    threads slow each other down."""
     count = os.cpu_count() or 1
     allowed, quota = len(os.sched_getaffinity(0)), cpu_quota()
     usable = min(allowed, quota or allowed)
@@ -112,7 +114,7 @@ def cpus(workload: Workload) -> Iterator[Finding]:
 
 
 def threads(workload: Workload) -> Iterator[Finding]:
-    """OMP_NUM_THREADS: unset, torchrun and kway train choose it."""
+    """OMP_NUM_THREADS, which torchrun and kway train choose if it is unset."""
     text = os.environ.get("OMP_NUM_THREADS")
     if text is None:
         yield ok("threads", "OMP_NUM_THREADS is unset: kway train shares the cores among the ranks")
@@ -135,18 +137,18 @@ def _number(limit: int) -> str:
 
 
 def memory_limit(root: Path = CGROUP_ROOT, membership: Path = CGROUP_MEMBERSHIP) -> int | None:
-    """Bytes; None: no limit."""
+    """The memory limit in bytes, or None."""
     texts = _texts(root, membership, "memory", ("memory.max", "memory.limit_in_bytes"))
     return _smallest(texts)
 
 
 def process_limit(root: Path = CGROUP_ROOT, membership: Path = CGROUP_MEMBERSHIP) -> int | None:
-    """Processes and threads; None: no limit."""
+    """The limit on processes and threads, or None."""
     return _smallest(_texts(root, membership, "pids", ("pids.max",)))
 
 
 def cpu_quota(root: Path = CGROUP_ROOT, membership: Path = CGROUP_MEMBERSHIP) -> float | None:
-    """CPUs' worth of time, such as 1.5; None: no limit."""
+    """The CPU time limit in CPUs, such as 1.5, or None."""
     quotas = []
     for folder in _folders(root, membership, "cpu"):
         if (new := folder / "cpu.max").is_file():
@@ -173,7 +175,7 @@ def _texts(root: Path, membership: Path, controller: str, names: tuple[str, ...]
 
 
 def _folders(root: Path, membership: Path, controller: str) -> Iterator[Path]:
-    """This process's group and those it is in, of both versions."""
+    """This process's control group and its ancestors, for versions 1 and 2."""
     if not membership.is_file():
         return
     for line in membership.read_text().splitlines():
@@ -184,6 +186,6 @@ def _folders(root: Path, membership: Path, controller: str) -> Iterator[Path]:
             base = root / controller
         else:
             continue
-        # What stands before a container's own group is not mounted inside it.
+        # Ancestors of a container's own group are not mounted inside the container.
         inner = base / path.lstrip("/")
         yield from (group for group in (inner, *inner.parents) if group.is_relative_to(base))

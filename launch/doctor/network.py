@@ -17,12 +17,12 @@ from launch.doctor.check import Finding, Workload, error, ok, warning
 _CHOOSE = "set GLOO_SOCKET_IFNAME to the interface that the other machines reach: ip -brief address"
 _TIMEOUT_SECONDS = 3
 _MOST_SKEW_SECONDS = 5
-_TIME_ERROR = 5  # what adjtimex returns for a clock that nothing keeps right
+_TIME_ERROR = 5  # adjtimex returns this for an unsynchronized clock
 _SET_CLOCKS = "keep the clocks of all machines right: systemctl enable --now chrony"
 
 
 def host_name(workload: Workload) -> Iterator[Finding]:
-    """What this machine's name stands for: gloo listens there unless it is told an interface."""
+    """The addresses of the host name. gloo listens on them unless an interface is set."""
     name = socket.gethostname()
     addresses = _addresses(name)
     if not addresses:
@@ -39,7 +39,7 @@ def host_name(workload: Workload) -> Iterator[Finding]:
 
 
 def gloo_interface(workload: Workload) -> Iterator[Finding]:
-    """The interface of gloo's connections."""
+    """The interface that gloo uses."""
     present = psutil.net_if_addrs()
     if wanted := os.environ.get("GLOO_SOCKET_IFNAME"):
         missing = [name for name in wanted.split(",") if name not in present]
@@ -51,7 +51,7 @@ def gloo_interface(workload: Workload) -> Iterator[Finding]:
         return
     address = next((a for a in _addresses(socket.gethostname()) if _is_local(a)), "127.0.0.1")
     owners = [name for name, all_of in present.items() if address in {a.address for a in all_of}]
-    # All of 127.0.0.0/8 is loopback, and Debian gives the host's name 127.0.1.1.
+    # All of 127.0.0.0/8 is loopback; Debian maps the host name to 127.0.1.1.
     owner = owners[0] if owners else "lo"
     if owner == "lo":
         yield ok("interface", f"gloo takes lo ({address}): ranks of this machine only")
@@ -60,7 +60,7 @@ def gloo_interface(workload: Workload) -> Iterator[Finding]:
 
 
 def nccl_interface(workload: Workload) -> Iterator[Finding]:
-    """NCCL_SOCKET_IFNAME, where it is set: prefixes, exact after `=`, all others after `^`."""
+    """NCCL_SOCKET_IFNAME, if set: prefixes; `=` means exact names, `^` all others."""
     wanted = os.environ.get("NCCL_SOCKET_IFNAME")
     if not wanted:
         return
@@ -99,14 +99,14 @@ def _is_local(address: str) -> bool:
 
 
 def ports(workload: Workload) -> Iterator[Finding]:
-    """A free port on loopback, and the rendezvous port where one is named."""
+    """A free port on loopback, and the rendezvous port if one is given."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
     if workload.port is None:
         yield ok("ports", "loopback gives free ones; --port N looks at a rendezvous port")
         return
     with socket.socket() as server:
-        # As the rendezvous store does; a port that was just left is free.
+        # The rendezvous store sets this too, so a port in TIME_WAIT counts as free.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind(("", workload.port))
@@ -120,7 +120,7 @@ def ports(workload: Workload) -> Iterator[Finding]:
 def _taken(port: int, failure: OSError) -> tuple[str, str]:
     if failure.errno != errno.EADDRINUSE:
         return failure.strerror or str(failure), "choose another, above 1023"
-    # Of other users' processes the system tells no number.
+    # The system does not reveal the process ids of other users' connections.
     with suppress(psutil.AccessDenied):
         for connection in psutil.net_connections("tcp"):
             is_here = connection.laddr and connection.laddr.port == port
@@ -136,9 +136,9 @@ def _other_port() -> str:
 
 
 def clock(workload: Workload) -> Iterator[Finding]:
-    """Whether the kernel says that a time service keeps the clock right."""
+    """Whether the kernel reports that a time service synchronizes the clock."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    # adjtimex without a mode only reads; the struct is 208 bytes at most.
+    # adjtimex with modes 0 only reads. The struct has at most 208 bytes.
     reading = (ctypes.c_byte * 1024)()
     state = ctypes.CDLL(None).adjtimex(reading)
     if state != _TIME_ERROR:
@@ -150,7 +150,7 @@ def clock(workload: Workload) -> Iterator[Finding]:
 
 
 def peers(workload: Workload) -> Iterator[Finding]:
-    """Each peer: does its port answer, and how far is its clock from ours?"""
+    """Whether each peer's port accepts connections, and how far its clock differs from ours."""
     for peer in workload.peers:
         host, port = split_address(peer)
         try:
@@ -173,7 +173,7 @@ def peers(workload: Workload) -> Iterator[Finding]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` as its two parts; ValueError where it is not that."""
+    """Split `host:port`. Raises ValueError for any other format."""
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 1 << 16):
         raise ValueError(f"--peer {address!r} is not HOST:PORT, as in node2:29400")
@@ -181,7 +181,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _clock_ahead(host: str, port: int) -> float | None:
-    """Seconds by the `Date` of an HTTP answer, whole ones; None where it gives none."""
+    """How far the host's clock is ahead of ours, in seconds, or None if unknown.
+
+    Uses the `Date` header of an HTTP response, which has a resolution of one second.
+    """
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
     connection.connect()
     try:

@@ -1,6 +1,6 @@
-"""One rank of the doctor's smoke test: a process that prints a JSON line for each collective done.
+"""One rank of the doctor's smoke test: checks each collective's result and prints a line of JSON.
 
-`python -m launch.doctor.rank STORE_PORT RANK SIZE BACKEND`. It checks the numbers that come back.
+Usage: `python -m launch.doctor.rank STORE_PORT RANK SIZE BACKEND`.
 """
 
 import json
@@ -63,7 +63,7 @@ COLLECTIVES: tuple[Collective, ...] = (
 
 
 def names() -> Iterator[str]:
-    """What a rank says it has done, in this order: `all_reduce float32`, …, `barrier`."""
+    """The names that a rank reports, in order: `all_reduce float32`, …, `barrier`."""
     for collective in COLLECTIVES:
         for dtype in _DTYPES[: 1 if collective is barrier else None]:
             kind = "" if collective is barrier else f" {str(dtype).removeprefix('torch.')}"
@@ -86,19 +86,19 @@ def main() -> None:
             collective(rank, size, dtype, device)
             _report(done=next(remaining))
     _report(done="speed", bytes_per_second=_speed(device))
-    # gloo's own end aborts the process now and then once a peer has gone.
+    # Skip gloo's shutdown, which sometimes aborts the process if a peer has already exited.
     os._exit(0)
 
 
 def _speed(device: torch.device) -> float:
-    """Bytes of a large tensor that an all-reduce takes a second."""
+    """Bytes per second of an all-reduce of a large tensor."""
     large = torch.ones(_LARGE, device=device)
     seconds = []
     for _ in range(3):
         dist.barrier()
         started = time.perf_counter()
         dist.all_reduce(large)
-        large[0].item()  # a GPU is done only when its number is here
+        large[0].item()  # wait for the GPU
         seconds.append(time.perf_counter() - started)
     return 4 * _LARGE / min(seconds)
 

@@ -1,4 +1,5 @@
-"""Python, the packages that kway needs, whether torchvision fits torch, environment variables."""
+"""Python, the packages that kway requires, whether torchvision matches torch, and environment
+variables."""
 
 import os
 import platform
@@ -16,7 +17,7 @@ _SHOWN = ("deepspeed", "transformers", "ray", "webdataset", "safetensors")
 _LAST_OF_LONG = 120
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_FR_", "CUDA_")
 _NUM_SHOWN = 6
-# Name -> (the values that hurt, what they do).
+# Name -> (values that slow training down, their effect).
 _HURTFUL = {
     "CUDA_LAUNCH_BLOCKING": (("1",), "each kernel is waited for: for debugging only"),
     "NCCL_P2P_DISABLE": (("1",), "GPUs of a machine exchange through its memory"),
@@ -29,12 +30,12 @@ _HURTFUL = {
 
 
 def python(workload: Workload) -> Iterator[Finding]:
-    """The interpreter and the system."""
+    """The versions of Python and of the operating system."""
     yield ok("python", f"{platform.python_version()} on {platform.system()} {platform.release()}")
 
 
 def packages(workload: Workload) -> Iterator[Finding]:
-    """Every package that kway requires, in a supported version; which extras are not installed."""
+    """Every required package has a supported version. Also lists the extras not installed."""
     wanted = requirements()
     if not wanted:
         remedy = "install it: pip install -e '.[all]' in its folder"
@@ -72,7 +73,8 @@ def _wrong(need: Requirement) -> Finding | None:
 
 
 def torchvision(workload: Workload) -> Iterator[Finding]:
-    """kway does without it, but transformers imports it where it is: it has to fit torch."""
+    """kway does not need torchvision, but transformers imports it if it is installed, so it must
+    match torch."""
     try:
         found = version("torchvision")
     except PackageNotFoundError:
@@ -95,7 +97,7 @@ def torchvision(workload: Workload) -> Iterator[Finding]:
 
 
 def variables(workload: Workload) -> Iterator[Finding]:
-    """What is set of them, and each that slows training down."""
+    """The communication variables that are set, and a warning for each that slows training down."""
     names = sorted(name for name in os.environ if name.startswith(_PREFIXES))
     hurtful = []
     for name in names:

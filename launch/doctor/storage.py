@@ -1,4 +1,4 @@
-"""The folder of runs: room, and a file system that keeps what the checkpoints rely on."""
+"""The folder of runs: free space, and the file system operations that checkpoints need."""
 
 import errno
 import fcntl
@@ -19,7 +19,8 @@ _FORGOTTEN = {"tmpfs": "is memory: gone on reboot", "overlay": "goes with its co
 
 
 def disk_space(workload: Workload) -> Iterator[Finding]:
-    """A checkpoint holds the weights twice with SGD and thrice with AdamW; several are kept."""
+    """A checkpoint stores the weights twice with SGD and three times with AdamW, and several
+    checkpoints are kept."""
     folder = existing(workload.run)
     free = shutil.disk_usage(folder).free
     line = f"{in_gib(free)} free at {folder}"
@@ -35,7 +36,7 @@ def disk_space(workload: Workload) -> Iterator[Finding]:
 
 
 def file_system(workload: Workload) -> Iterator[Finding]:
-    """What publishing a checkpoint takes: fsync, rename over a file and of a folder, flock."""
+    """What committing a checkpoint needs: fsync, replacing a file, renaming a folder, and flock."""
     folder = existing(workload.run)
     kind = kind_of(folder)
     try:
@@ -53,9 +54,9 @@ def file_system(workload: Workload) -> Iterator[Finding]:
 
 
 def _try_commit(folder: Path) -> float:
-    """Do what committing a checkpoint does; return the bytes per second written to the disk."""
+    """Do what committing a checkpoint does. Returns the rate of writes to disk in bytes/s."""
     started = time.perf_counter()
-    for _ in range(2):  # the second replaces the first
+    for _ in range(2):  # the second file replaces the first
         with (aside := folder / "probe.partial").open("wb") as file:
             file.write(bytes(_TRIAL_BYTES))
             file.flush()
@@ -90,19 +91,20 @@ def _remedy(failure: OSError) -> str:
 
 
 def existing(path: Path) -> Path:
-    """The folder itself, or the nearest one above it that is there."""
+    """The folder itself, or its nearest existing ancestor."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def kind_of(folder: Path) -> str:
-    """The type of the file system that a folder is on: `ext4`, `nfs4`, `fuse.s3fs`."""
+    """The type of the file system that contains the folder: `ext4`, `nfs4`, `fuse.s3fs`."""
     folder = folder.resolve()
     mounts = [
         mount
         for mount in psutil.disk_partitions(all=True)
         if folder.is_relative_to(mount.mountpoint)
     ]
-    # Of two mounts at one place the later one hides the earlier.
+    # The longest mount point wins. The sort is stable, because a later mount hides an earlier one
+    # at the same path.
     mounts.sort(key=lambda mount: len(mount.mountpoint))
     return mounts[-1].fstype if mounts else "unknown"

@@ -1,4 +1,4 @@
-"""Whether a recipe, a number of pods and ranks, and the manifests made of them agree."""
+"""Checks that a recipe, the number of pods and ranks, and the manifests are consistent."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -27,8 +27,8 @@ _CACHE = "data.cache.folder"
 
 
 def check_fit(recipe: Recipe, *, nodes: int, ranks: int) -> None:
-    """ValueError where the mesh `data` x `class` or the batch does not fit nodes x ranks."""
-    from trainer.world import mesh_shape  # brings torch
+    """Raise ValueError if the `data` x `class` mesh or the batch does not fit nodes x ranks."""
+    from trainer.world import mesh_shape  # imports torch
 
     mesh_shape(recipe.train.class_group, size=nodes * ranks, local_size=ranks)
     if recipe.train.global_batch < nodes * ranks:
@@ -39,9 +39,11 @@ def check_fit(recipe: Recipe, *, nodes: int, ranks: int) -> None:
 
 
 def on_devices(recipe: Recipe, *, gpus: int) -> Recipe:
-    """The recipe on the GPUs that its pods reserve: an image that cannot use them then ends the
-    run at its start, where `auto` would train on CPUs. ValueError where `train.device` says
-    otherwise."""
+    """Set `train.device` to cuda if the pods reserve GPUs.
+
+    A pod whose image cannot use its GPUs then fails at the start; with `auto` it would train on
+    CPUs. Raises ValueError if `train.device` contradicts `gpus`.
+    """
     device = recipe.train.device
     if gpus and device == "cpu":
         raise ValueError(
@@ -61,8 +63,8 @@ def on_devices(recipe: Recipe, *, gpus: int) -> Recipe:
 def check_agreement(
     manifests: Sequence[Manifest], recipe: Recipe, *, nodes: int, gpus: int, overlay: str
 ) -> None:
-    """ValueError where the manifests start other pods or ranks than asked for, or where the
-    recipe's files lie on no volume of theirs."""
+    """Raise ValueError if the manifests start a different number of pods or ranks than requested,
+    or if a file of the recipe is not on one of their volumes."""
     found = [job for job in jobs(manifests) if job.trainer is not None]
     if not found:
         raise ValueError(f"overlay {overlay} trains nothing: apply it by kubectl apply -k")
@@ -91,7 +93,7 @@ def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
     trainer = job.trainer or {}
     folder = PurePosixPath(trainer.get("workingDir", "/"))
     home = environment(trainer).get("HOME", "/")
-    # What a pod brings itself is empty when it starts, and secrets are no data.
+    # Only claims can contain input: an emptyDir starts empty, and Secrets are not data.
     reading = ("claim", mount_paths(job.pod, trainer, (CLAIM,)))
     writing = {
         "run": ("claim to write to", writable_mounts(job.pod, trainer, (CLAIM,))),
@@ -110,13 +112,13 @@ def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
 
 
 def _is_fetched(recipe: Recipe) -> bool:
-    """Whether the cache has a use."""
+    """Whether the recipe reads remote data, so that the cache is used."""
     tars = () if recipe.data.stream is None else recipe.data.stream.addresses
     return not isinstance(recipe.data.shards, Path) or any(_URL in tar for tar in tars)
 
 
 def _files(tree: BaseModel, above: str) -> Iterator[tuple[str, str]]:
-    """Key and path of every file or folder of the recipe."""
+    """Yield the key and path of every file and folder in the recipe."""
     if isinstance(tree, StreamConfig):
         folders = {str(PurePosixPath(tar).parent) for tar in tree.addresses if _URL not in tar}
         yield from ((f"{above}shards", folder) for folder in sorted(folders))

@@ -1,4 +1,4 @@
-"""What is wrong with manifests that any schema would let through. Schemas are not checked here."""
+"""Finds errors in manifests that pass schema validation. Does not validate schemas."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ from launch.kubernetes.pod_rules import POD_RULES
 from launch.kubernetes.ray_rules import RAY_RULES
 from launch.kubernetes.reference_rules import REFERENCE_RULES
 
-# Of all manifests together.
+# Rules that apply to all manifests together.
 RULES = (*REFERENCE_RULES, *GROUP_RULES, *RAY_RULES)
 
 
 def problems(manifests: Sequence[Manifest]) -> list[str]:
-    """A line for everything that is wrong, each with its object, in the order of the rules.
+    """One line for each problem, with its object, in the order of the rules.
 
-    Raises ValueError for an amount of a resource that is none.
+    Raises ValueError for an invalid resource quantity.
     """
     found = [
         f"{pod.where}: {line}" for pod in pods(manifests) for r in POD_RULES for line in r(pod)

@@ -1,7 +1,7 @@
-"""Rules for Jobs and for the JobSets and TrainingRuntimes that start them: what follows when a pod
-fails, the order of timeouts, how many pods join the rendezvous, and how a group restarts.
+"""Rules for Jobs, and for the JobSets and TrainingRuntimes that create them: handling of pod
+failures, order of timeouts, number of pods in the rendezvous, and restarts of a group.
 
-Each rule yields a line for every problem.
+Each rule yields one line per problem.
 """
 
 import re
@@ -10,19 +10,19 @@ from collections.abc import Iterator, Sequence
 from launch.kubernetes.objects import GPU, Job, Manifest, at, name_of, option, words
 from trainer.process.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
 
-# Kubernetes' own.
+# Kubernetes' defaults.
 _GRACE_SECONDS = 30
 _BACKOFF_LIMIT = 6
 _INDEX = "JOB_COMPLETION_INDEX"
 _OF_TRAINER = "PET_"
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 CHECKPOINT = "kway/checkpoint-seconds"
-# Exit code of `kway train` -> action; None: the pod counts towards backoffLimit.
+# Exit code of `kway train` -> action. None: the failure counts towards backoffLimit.
 _ACTIONS = {PREEMPTED: "Ignore", BAD_INPUT: "FailJob", INTERRUPTED: "FailJob", FAILED: None}
 
 
 def failures_are_distinguished(job: Job) -> Iterator[str]:
-    """restartPolicy, and what a pod failure policy asks of its Job."""
+    """restartPolicy and podFailurePolicy are consistent."""
     restarts, policy = job.pod.spec.get("restartPolicy"), at(job.spec, "podFailurePolicy")
     if restarts not in ("Never", "OnFailure"):
         yield f"restartPolicy is {restarts or 'Always'}: a Job's is Never"
@@ -46,7 +46,7 @@ def failures_are_distinguished(job: Job) -> Iterator[str]:
 
 
 def training_says_how_it_ended(job: Job) -> Iterator[str]:
-    """The exit codes of `kway train` (docs/cluster.md) mean something to the Job."""
+    """podFailurePolicy handles the exit codes of `kway train` (docs/cluster.md) correctly."""
     if job.trainer is None:
         return
     rules = at(job.spec, "podFailurePolicy").get("rules", ())
@@ -61,7 +61,7 @@ def training_says_how_it_ended(job: Job) -> Iterator[str]:
 
 
 def times_are_in_order(job: Job) -> Iterator[str]:
-    """A checkpoint fits into --shutdown-timeout, and that into the pod's grace period."""
+    """A checkpoint takes less than --shutdown-timeout, and that is below the grace period."""
     if (trainer := job.trainer) is None:
         return
     if at(trainer, "lifecycle", "preStop"):
@@ -79,7 +79,7 @@ def times_are_in_order(job: Job) -> Iterator[str]:
 
 
 def all_pods_join(job: Job) -> Iterator[str]:
-    """completions, parallelism, --nnodes, --nproc and the GPUs agree, and the host is pod 0."""
+    """completions, parallelism, --nnodes, --nproc and GPUs agree, and pod 0 is the host."""
     if (trainer := job.trainer) is None:
         return
     line = words(trainer, job.given)
@@ -123,7 +123,7 @@ def _rendezvous(job: Job, line: list[str]) -> Iterator[str]:
 
 
 def ports_are_declared(job: Job) -> Iterator[str]:
-    """Metrics and the rendezvous are at the ports that Services, policies and monitors name."""
+    """Metrics and rendezvous use the container ports that Services, policies and monitors name."""
     if (trainer := job.trainer) is None:
         return
     ports = {port.get("name"): port.get("containerPort") for port in trainer.get("ports", ())}
@@ -142,7 +142,7 @@ def ports_are_declared(job: Job) -> Iterator[str]:
 
 
 def variables_are_given(job: Job) -> Iterator[str]:
-    """`$(NAME)` of an argument is a variable of the container, or stays as it is written."""
+    """Each `$(NAME)` in an argument is a variable of the container; others are not expanded."""
     for container in job.pod.containers:
         names = {entry.get("name") for entry in container.get("env", ())} | {_INDEX}
         for name in re.findall(r"\$\(([\w.-]+)\)", " ".join(words(container))):
@@ -170,7 +170,8 @@ JOB_RULES = (
 
 
 def groups_restart(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """A group restarts from outside, as its ranks do not inside, and its pods have names."""
+    """A JobSet restarts as a whole, because its ranks do not restart individually. Its pods have
+    DNS names, and it starts one Job."""
     for manifest, group in _groups(manifests):
         if not at(group, "failurePolicy").get("maxRestarts"):
             yield f"{name_of(manifest)} has no failurePolicy.maxRestarts: one failure ends the run"
@@ -183,7 +184,7 @@ def groups_restart(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def trainer_finds_its_container(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Kubeflow Trainer gives nodes and ranks to container `node` of the Job with its label."""
+    """Kubeflow Trainer injects nodes and ranks into container `node` of the Job with its label."""
     for manifest, group in _groups(manifests):
         if manifest.get("kind") != "TrainingRuntime":
             continue
@@ -199,7 +200,7 @@ def trainer_finds_its_container(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def _groups(manifests: Sequence[Manifest]) -> Iterator[tuple[Manifest, Manifest]]:
-    """What starts Jobs, and the JobSet's specification in it."""
+    """Manifests that create Jobs, each with its JobSet specification."""
     for manifest in manifests:
         if manifest.get("kind") == "JobSet":
             yield manifest, at(manifest, "spec")

@@ -1,6 +1,7 @@
-"""Kubernetes manifests as plain mappings: pods, the jobs that repeat a pod, mounts and quantities.
+"""Kubernetes manifests as plain mappings: pods, the jobs that replicate them, mounts, quantities.
 
-Manifests are the mappings that YAML gives; what is absent is empty. Nothing is checked here.
+Manifests are the mappings that the YAML parser returns; a missing entry reads as empty. Nothing is
+validated here.
 """
 
 import posixpath
@@ -24,27 +25,27 @@ _BINARY = {suffix + "i": Decimal(1024) ** power for power, suffix in enumerate("
 _DECIMAL = {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
 _FACTORS = {"": Decimal(1), "m": Decimal("0.001"), **_BINARY, **_DECIMAL}
 
-# The parser in C is ten times as fast; PyYAML's wheels have it.
+# The C parser, which PyYAML's wheels include, is ten times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load(text: str) -> Any:
-    """The document of a YAML file."""
+    """Parse a YAML file with a single document."""
     return yaml.load(text, _LOADER)
 
 
 def load_all(text: str) -> list[Any]:
-    """The documents of a YAML file, in order."""
+    """Parse all documents of a YAML file, in order."""
     return list(yaml.load_all(text, _LOADER))
 
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod's template. `where` is its object, as in Job/kway."""
+    """A pod template. `where` names the object that contains it, such as Job/kway."""
 
     where: str
     template: Manifest
-    # The autoscaler in the head of a Ray cluster asks the API server for pods.
+    # The autoscaler on the head of a Ray cluster scales workers through the Kubernetes API.
     needs_token: bool = False
     is_of_ray: bool = False
 
@@ -62,7 +63,7 @@ class Pod:
 
     @property
     def containers(self) -> Sequence[Manifest]:
-        """Those that run first included."""
+        """All containers, init containers first."""
         return [*self.spec.get("initContainers", ()), *self.spec.get("containers", ())]
 
     @property
@@ -72,13 +73,13 @@ class Pod:
 
 @dataclass(frozen=True)
 class Job:
-    """`num_pods` equal pods; `first_pod` is the host name of the one with index 0, or empty."""
+    """`num_pods` identical pods. `first_pod`: host name of the pod with index 0, or empty."""
 
     spec: Manifest
     pod: Pod
     first_pod: str
     num_pods: Any
-    # Set by a controller for every container.
+    # Variables that a controller sets in every container.
     given: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -92,7 +93,7 @@ class Job:
 
 
 def at(tree: Any, *keys: str) -> Manifest:
-    """The mapping below these keys, empty where there is none."""
+    """The mapping at this path of keys, or an empty one if it is missing."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree if isinstance(tree, Mapping) else {}
@@ -107,12 +108,12 @@ def of_kind(manifests: Sequence[Manifest], kind: str) -> Iterator[Manifest]:
 
 
 def by_name(manifests: Sequence[Manifest], kind: str) -> dict[str, Manifest]:
-    """The manifests of a kind by their `metadata.name`."""
+    """The manifests of a kind, keyed by `metadata.name`."""
     return {at(each, "metadata").get("name", ""): each for each in of_kind(manifests, kind)}
 
 
 def jobs(manifests: Sequence[Manifest]) -> Iterator[Job]:
-    """The Jobs, alone or inside of JobSets and TrainingRuntimes."""
+    """All Jobs, including those in JobSets and TrainingRuntimes."""
     for manifest in manifests:
         spec, name = at(manifest, "spec"), at(manifest, "metadata").get("name", "")
         match manifest.get("kind"):
@@ -125,7 +126,7 @@ def jobs(manifests: Sequence[Manifest]) -> Iterator[Job]:
             case "TrainingRuntime":
                 nodes = at(spec, "mlPolicy").get("numNodes", 1)
                 for job in _of_a_set(manifest, at(spec, "template", "spec")):
-                    # As Kubeflow Trainer's torch plugin sets them.
+                    # Kubeflow Trainer's torch plugin sets these variables.
                     given = {"PET_NNODES": str(nodes), "PET_MASTER_ADDR": job.first_pod}
                     yield Job(job.spec, job.pod, job.first_pod, nodes, given)
 
@@ -155,7 +156,7 @@ def pods(manifests: Sequence[Manifest]) -> list[Pod]:
 
 
 def pods_of_ray(where: str, cluster: Manifest) -> Iterator[Pod]:
-    """The head first, then one of each group of workers."""
+    """The head, then one pod of each worker group."""
     scales = bool(cluster.get("enableInTreeAutoscaling"))
     head = at(cluster, "headGroupSpec", "template")
     yield Pod(f"{where} head", head, needs_token=scales, is_of_ray=True)
@@ -164,13 +165,13 @@ def pods_of_ray(where: str, cluster: Manifest) -> Iterator[Pod]:
 
 
 def environment(container: Manifest, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables with a stated value."""
+    """Environment variables with a literal value."""
     stated = {e["name"]: str(e["value"]) for e in container.get("env", ()) if "value" in e}
     return {**(given or {}), **stated}
 
 
 def words(container: Manifest, given: Mapping[str, str] | None = None) -> list[str]:
-    """The command and its arguments, `$(NAME)` expanded where the value is stated."""
+    """The command and its arguments, with `$(NAME)` expanded if its value is a literal."""
     variables = environment(container, given)
     found = []
     for word in (*container.get("command", ()), *container.get("args", ())):
@@ -181,24 +182,24 @@ def words(container: Manifest, given: Mapping[str, str] | None = None) -> list[s
 
 
 def option(line: Sequence[str], name: str) -> str | None:
-    """The word after `name`."""
+    """The argument that follows `name`, or None."""
     following = dict(pairwise(line))
     return following.get(name)
 
 
 def trains(container: Manifest) -> bool:
-    """Whether it runs `kway train`."""
+    """Whether the container runs `kway train`."""
     return "kway train" in " ".join(words(container))
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:
-    """Whether the path, with its `..` resolved, is one of the folders or inside one."""
+    """Whether the path, with `..` resolved, is one of the folders or inside one."""
     followed = PurePosixPath(posixpath.normpath(path))
     return any(followed.is_relative_to(posixpath.normpath(folder)) for folder in folders if folder)
 
 
 def mount_paths(pod: Pod, container: Manifest, kinds: Iterable[str]) -> list[str]:
-    """The folders where volumes of these kinds are mounted."""
+    """The paths at which the container mounts volumes of these kinds."""
     return [str(mount.get("mountPath")) for mount in _mounts(pod, container, kinds)]
 
 
@@ -223,13 +224,13 @@ def _mounts(pod: Pod, container: Manifest, kinds: Iterable[str]) -> list[Manifes
 
 
 def quantity(text: object) -> Decimal:
-    """`2Gi` -> 2147483648, `500m` -> 0.5; ValueError for what is no quantity."""
+    """Parse `2Gi` -> 2147483648, `500m` -> 0.5. Raises ValueError for an invalid quantity."""
     number, unit = _split_quantity(text)
     return number * _FACTORS[unit]
 
 
 def multiply(text: object, factor: int) -> str:
-    """`8Gi` x 4 -> `32Gi`, in the same unit; ValueError for what is no amount."""
+    """`8Gi` x 4 -> `32Gi`, in the same unit. Raises ValueError for an invalid quantity."""
     number, unit = _split_quantity(text)
     return f"{number * factor}{unit}"
 

@@ -1,6 +1,6 @@
-"""Rules for any pod: what it may do on its machine, what it may take, and where its files are.
+"""Rules for any pod: privileges, resources, and the locations of its files.
 
-Each rule gives lines, one for what it finds wrong; none is good.
+Each rule yields one line per problem.
 """
 
 import re
@@ -21,12 +21,12 @@ from launch.kubernetes.objects import (
     writable_mounts,
 )
 
-# Absolute paths within a script.
+# Absolute paths in a shell script.
 _PATH = re.compile(r"(?<![\w./:-])/[\w.-]+(?:/[\w.-]+)*")
-# Of every image and every machine.
+# Paths that exist in every image.
 _ALWAYS_THERE = ("/bin", "/dev/null", "/proc", "/sys", "/usr")
 _PORT_NAME_LENGTH = 15
-# What pod security's `restricted` lets a pod set.
+# Sysctls that the pod security standard `restricted` allows.
 _SYSCTLS = {
     "kernel.shm_rmid_forced",
     *(f"net.ipv4.ip_{name}" for name in ("local_port_range", "unprivileged_port_start")),
@@ -35,12 +35,12 @@ _SYSCTLS = {
     *(f"net.ipv4.tcp_keepalive_{name}" for name in ("intvl", "probes")),
 }
 _SHARED_MEMORY = "/dev/shm"
-# The last command of a shell's script.
+# The last command of a shell script.
 _LAST = re.compile(r"(?:^|[;&|\n])\s*([^;&|\n]+?)\s*$")
 
 
 def may_do_little(pod: Pod) -> Iterator[str]:
-    """Pod security's `restricted`, a read-only root, and no account."""
+    """Pod security standard `restricted`, read-only root file system, no service account token."""
     spec = pod.spec
     for key in ("hostPID", "hostIPC"):
         if spec.get(key):
@@ -84,7 +84,7 @@ def _container_may_do_little(container: Manifest, of_pod: Manifest) -> Iterator[
 
 
 def takes_what_it_says(pod: Pod) -> Iterator[str]:
-    """CPU and memory are stated, requests are within limits, and memory volumes within memory."""
+    """CPU and memory are stated, requests do not exceed limits, memory volumes fit the limit."""
     for container in pod.containers:
         name, resources = container.get("name"), at(container, "resources")
         requests, limits = at(resources, "requests"), at(resources, "limits")
@@ -122,7 +122,7 @@ def _memory_volumes(pod: Pod, container: Manifest, limit: object) -> Iterator[st
 
 
 def image_is_one(pod: Pod) -> Iterator[str]:
-    """A tag that moves makes pods of one run differ."""
+    """Images have a fixed tag: with a moving tag, pods of one run could run different images."""
     for container in pod.containers:
         image = str(container.get("image", ""))
         tag = image.rpartition("/")[2].partition(":")[2]
@@ -131,7 +131,7 @@ def image_is_one(pod: Pod) -> Iterator[str]:
 
 
 def paths_are_mounted(pod: Pod) -> Iterator[str]:
-    """Mounts name volumes of the pod, and paths in its words and variables lie below a mount."""
+    """Mounts name volumes of the pod; paths in arguments and variables are below a mount."""
     for container in pod.containers:
         mounts = container.get("volumeMounts", ())
         for mount in mounts:
@@ -155,7 +155,7 @@ def _paths(container: Manifest) -> Iterator[str]:
 
 
 def results_can_be_written(pod: Pod) -> Iterator[str]:
-    """What `kway shard`, `eval` and `export` write lies on a claim that is not read-only."""
+    """`kway shard`, `eval` and `export` write to a claim that is not read-only."""
     for container in pod.containers:
         line, folder = words(container), PurePosixPath(container.get("workingDir", "/"))
         if line[:2] not in (["kway", "shard"], ["kway", "eval"], ["kway", "export"]):
@@ -171,7 +171,7 @@ def results_can_be_written(pod: Pod) -> Iterator[str]:
 
 
 def shared_memory_is_there(pod: Pod) -> Iterator[str]:
-    """A container has 64 MiB of it, too few for loaders, NCCL and Ray's objects."""
+    """/dev/shm is a memory volume: the default of 64 MiB is too small for loaders, NCCL and Ray."""
     for container in pod.containers:
         if not (trains(container) or pod.is_of_ray):
             continue
@@ -188,7 +188,8 @@ def shared_memory_is_there(pod: Pod) -> Iterator[str]:
 
 
 def secrets_are_files(pod: Pod) -> Iterator[str]:
-    """Variables are in every child and in `docker inspect`; files are not, and can be changed."""
+    """Secrets are files: every child process inherits variables, and `docker inspect` shows them.
+    Files are not exposed this way, and can be updated."""
     for container in pod.containers:
         sources = [at(entry, "secretRef") for entry in container.get("envFrom", ())]
         env = container.get("env", ())
@@ -201,7 +202,8 @@ def secrets_are_files(pod: Pod) -> Iterator[str]:
 
 
 def signals_reach_kway(pod: Pod) -> Iterator[str]:
-    """A shell in front of kway becomes it, or SIGTERM and the exit code are the shell's."""
+    """A shell that starts kway ends in `exec`; otherwise it, not kway, gets SIGTERM and sets the
+    exit code."""
     for container in pod.containers:
         line = words(container)
         if not line or PurePosixPath(line[0]).name not in ("sh", "bash"):
@@ -216,7 +218,7 @@ def signals_reach_kway(pod: Pod) -> Iterator[str]:
 
 
 def ports_have_names(pod: Pod) -> Iterator[str]:
-    """Services, monitors and policies name them; no two of a pod may share one."""
+    """Ports have unique names, because Services, monitors and policies refer to them by name."""
     ports = [port for container in pod.containers for port in container.get("ports", ())]
     names = [str(port.get("name", "")) for port in ports]
     for port, name in zip(ports, names, strict=True):

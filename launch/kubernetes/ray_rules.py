@@ -1,6 +1,6 @@
-"""Rules for a RayService: who may ask Ray, what its application needs in each pod, and its times.
+"""Rules for a RayService: authentication, files and ports that its pods need, order of timeouts.
 
-Each rule gives whole lines.
+Each rule yields one line per problem, including the name of the object.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ _FILES = ("bundle", "token_file")
 
 
 def ray_asks_for_a_token(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Whoever reaches Ray's ports without one can run any code."""
+    """Without a token, anyone who can reach Ray's ports can run arbitrary code."""
     for service in of_kind(manifests, "RayService"):
         mode = at(service, "spec", "rayClusterConfig", "authOptions").get("mode")
         if mode != "token":
@@ -31,7 +31,7 @@ def ray_asks_for_a_token(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def head_serves_nothing(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """A replica on the head would go with it."""
+    """The head runs no replicas, because they would be lost with it."""
     for service in of_kind(manifests, "RayService"):
         group = at(service, "spec", "rayClusterConfig", "headGroupSpec")
         cpus = at(group, "rayStartParams").get("num-cpus")
@@ -40,7 +40,7 @@ def head_serves_nothing(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def redis_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """redisAddress is a Service of the manifests, and a port of it."""
+    """redisAddress is a Service in the manifests and one of its ports."""
     services = {
         name: [port.get("port") for port in at(manifest, "spec").get("ports", ())]
         for name, manifest in by_name(manifests, "Service").items()
@@ -53,7 +53,8 @@ def redis_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Bundle, tokens and galleries that serveConfigV2 names: a replica may start in any pod."""
+    """Every pod mounts the bundle, tokens and galleries of serveConfigV2: a replica may start in
+    any pod."""
     for service in of_kind(manifests, "RayService"):
         paths = [path for arguments in _arguments(service) for path in _paths(arguments)]
         for pod in _pods(service):
@@ -65,7 +66,7 @@ def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def api_is_at_its_port(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Port `serve` of every pod is the one that serveConfigV2 listens at, for all addresses."""
+    """serveConfigV2 listens on all addresses, at the port that every pod declares as `serve`."""
     for service in of_kind(manifests, "RayService"):
         http = at(_config(service), "http_options")
         if http.get("host") != "0.0.0.0":
@@ -78,7 +79,7 @@ def api_is_at_its_port(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def requests_end_before_their_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Ray ends at once by SIGTERM: what its pod answers by then needs preStop to wait for it."""
+    """The preStop hook waits for requests in flight, because Ray exits at once on SIGTERM."""
     for service in of_kind(manifests, "RayService"):
         request = max((_request_seconds(each) for each in _arguments(service)), default=0.0)
         for pod in _pods(service):

@@ -1,8 +1,8 @@
-"""Rules between manifests: what one refers to is among them, and NetworkPolicies admit the needed
-peers and ports.
+"""Rules across manifests: references resolve, and NetworkPolicies admit the required peers and
+ports.
 
-Secrets are created by hand and not looked for. NetworkPolicies do not apply on the host's network.
-Each rule yields whole lines.
+Secrets are created by hand, so they are not checked. NetworkPolicies do not apply to pods on the
+host network. Each rule yields one line per problem, including the name of the object.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from launch.kubernetes.objects import (
 
 
 def selectors_match(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """A Service, a NetworkPolicy and a Deployment select some pod, by ports that it has."""
+    """Each Service, NetworkPolicy and Deployment selects a pod that has the ports it names."""
     there = pods(manifests)
     for manifest in manifests:
         spec = at(manifest, "spec")
@@ -70,7 +70,7 @@ def _selects(
 
 
 def config_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """ConfigMaps that pods mount are among the manifests, with the keys that are used of them."""
+    """ConfigMaps that pods mount are in the manifests and contain the keys that are used."""
     maps = {
         name: {*at(manifest, "data"), *at(manifest, "binaryData")}
         for name, manifest in by_name(manifests, "ConfigMap").items()
@@ -93,7 +93,7 @@ def config_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def _keys(pod: Pod, volume: Manifest) -> Iterator[str]:
-    """Keys of a ConfigMap's volume that the pod needs: named ones, and files in its words."""
+    """Keys of a mounted ConfigMap that the pod uses as items, subPaths or files in arguments."""
     for item in at(volume, "configMap").get("items", ()):
         yield str(item.get("key"))
     for container in pod.containers:
@@ -110,7 +110,7 @@ def _keys(pod: Pod, volume: Manifest) -> Iterator[str]:
 
 
 def claims_are_there(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Claims that pods mount are among the manifests."""
+    """PersistentVolumeClaims that pods mount are in the manifests."""
     claims = by_name(manifests, "PersistentVolumeClaim")
     for pod in pods(manifests):
         for volume in pod.volumes.values():
@@ -120,7 +120,7 @@ def claims_are_there(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def rendezvous_has_a_name(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Pods of a plain training Job know each other's names before they are ready."""
+    """Pods of a plain training Job can resolve each other's names before they are ready."""
     services = by_name(manifests, "Service")
     for job in jobs(manifests):
         if not job.where.startswith("Job/") or job.trainer is None:
@@ -134,7 +134,7 @@ def rendezvous_has_a_name(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def runs_can_be_written(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """The folder `run` of the mounted recipe lies on a claim that is not read-only."""
+    """The `run` folder of the mounted recipe is on a claim that is not read-only."""
     maps = {
         name: at(manifest, "data") for name, manifest in by_name(manifests, "ConfigMap").items()
     }
@@ -152,7 +152,7 @@ def runs_can_be_written(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def runtime_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """A TrainJob's runtime is among the manifests, for as many nodes."""
+    """A TrainJob's runtime is in the manifests and has the same number of nodes."""
     runtimes = {
         name: at(manifest, "spec", "mlPolicy").get("numNodes", 1)
         for name, manifest in by_name(manifests, "TrainingRuntime").items()
@@ -169,7 +169,7 @@ def runtime_is_there(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def no_policy_lets_all_in(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """What is open to all is named by its port."""
+    """A NetworkPolicy that admits all peers restricts the ports."""
     for policy in of_kind(manifests, "NetworkPolicy"):
         for rule in at(policy, "spec").get("ingress", ()):
             if not rule.get("from") and not rule.get("ports"):
@@ -177,7 +177,7 @@ def no_policy_lets_all_in(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 
 def training_is_reached(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """The pods of a run reach each other at all ports, and everybody the metrics of every rank."""
+    """Pods of a run reach each other on all ports, and any peer reaches every rank's metrics."""
     for job in jobs(manifests):
         if job.trainer is None or job.pod.spec.get("hostNetwork"):
             continue
@@ -204,13 +204,13 @@ def _applies_to(policy: Manifest, pod: Pod) -> bool:
 
 
 def _lets_in(rule: Manifest, pod: Pod) -> bool:
-    """Whether it lets pods like this one to all ports."""
+    """Whether the rule admits pods like this one to all ports."""
     peers = [at(peer, "podSelector", "matchLabels") for peer in rule.get("from", ())]
     return not rule.get("ports") and any(p and p.items() <= pod.labels.items() for p in peers)
 
 
 def _metrics(job: Job) -> list[int]:
-    """Where the pod's ranks show their metrics."""
+    """The ports on which the pod's ranks serve metrics."""
     trainer = job.trainer or {}
     ranks = option(words(trainer, job.given), "--nproc") or "1"
     ports = {port.get("name"): port.get("containerPort") for port in trainer.get("ports", ())}

@@ -1,7 +1,8 @@
-"""Manifests of a training run for a recipe and a size.
+"""Renders the manifests of a training run for a recipe and a size.
 
-The overlay is built by kustomize as it stands; in between it and base/training comes a
-kustomization that puts in the recipe, the number of pods and ranks, and the image.
+kustomize builds the overlay unchanged. A kustomization inserted between the overlay and
+base/training sets the recipe and the number of pods and ranks; another on top of the overlay sets
+image, namespace and storage class.
 """
 
 import re
@@ -20,12 +21,12 @@ from launch.kubernetes.objects import GPU, load, load_all, multiply
 from trainer.config import Recipe
 from trainer.recipe import dump_recipe
 
-# Beside the packages, in a checkout and where kway is installed.
+# Next to the packages, both in a checkout and where kway is installed.
 FOLDER = Path(__file__).parents[2] / "k8s"
 OVERLAYS = FOLDER / "overlays"
 _BUILD_SECONDS = 60
 
-# Losing pod 0 makes every other pod fail once.
+# backoffLimit per pod: losing pod 0 makes every other pod fail once.
 _TRIES = 4
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _CLASS = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -39,7 +40,7 @@ _IMAGE = re.compile(
 
 @dataclass(frozen=True)
 class Claims:
-    """`storage_class` names another one than the default; not `printed`: they are there already."""
+    """storage_class: overrides the cluster's default. printed: False to omit existing claims."""
 
     storage_class: str | None = None
     printed: bool = True
@@ -47,19 +48,19 @@ class Claims:
 
 @dataclass(frozen=True)
 class Size:
-    """`nodes` pods of `gpus` GPUs and as many ranks each; 0 GPUs: one rank on CPUs."""
+    """`nodes` pods with `gpus` GPUs each, one rank per GPU; 0 GPUs: one rank on CPUs."""
 
     nodes: int
     gpus: int
 
     @property
     def ranks(self) -> int:
-        """Of one pod."""
+        """Number of ranks per pod."""
         return max(1, self.gpus)
 
 
 def overlays() -> list[str]:
-    """The names that --overlay takes."""
+    """The valid values of --overlay."""
     return sorted(path.parent.name for path in OVERLAYS.glob("*/kustomization.yaml"))
 
 
@@ -72,17 +73,17 @@ def render(
     namespace: str | None = None,
     claims: Claims = Claims(),
 ) -> str:
-    """The overlay's manifests for this recipe and size as YAML, checked.
+    """Render the overlay for this recipe and size as YAML, and check the result.
 
-    Without `image` it is the one of the files, for GPUs its variant with CUDA. Raises ValueError
-    for what does not fit together and FileNotFoundError without kustomize.
+    image: defaults to that of the overlay, with GPUs to its CUDA variant. Raises ValueError for
+    inconsistent input and FileNotFoundError if kustomize is not installed.
     """
     if overlay not in overlays():
         raise ValueError(f"--overlay {overlay} is not known: choose one of {', '.join(overlays())}")
     recipe = on_devices(recipe, gpus=size.gpus)
     with TemporaryDirectory(prefix="kway-k8s-") as name:
         folder = Path(name)
-        # kustomize takes no folder by an absolute path.
+        # kustomize does not accept absolute paths as resources.
         shutil.copytree(FOLDER, folder / "k8s")
         _size_the_base(folder / "k8s" / "base", recipe, size)
         top: dict[str, Any] = {"resources": [f"k8s/overlays/{overlay}"], **_stored(claims)}
@@ -101,7 +102,7 @@ def render(
 
 
 def _stored(claims: Claims) -> dict[str, Any]:
-    """What names the storage class of every claim."""
+    """A kustomize patch that sets the storage class of every claim."""
     if (name := claims.storage_class) is None:
         return {}
     if not _CLASS.fullmatch(name):
@@ -118,7 +119,7 @@ def _without_claims(text: str) -> str:
 
 
 def _size_the_base(base: Path, recipe: Recipe, size: Size) -> None:
-    """Lay ours over base/training, in its place, so that every overlay stands on it."""
+    """Replace base/training by a kustomization on top of it, so that all overlays build on ours."""
     (base / "training").rename(base / "training-as-shipped")
     training = base / "training"
     training.mkdir()
@@ -133,7 +134,7 @@ def _size_the_base(base: Path, recipe: Recipe, size: Size) -> None:
 
 
 def _job(size: Size, shipped: Path) -> dict[str, Any]:
-    """A patch of the Job of base/training, whose pod, as shipped, is for one rank."""
+    """A patch that scales the Job of base/training, which is written for one rank per pod."""
     pod = load(shipped.read_text(encoding="utf-8"))["spec"]["template"]["spec"]
     variables = {"NUM_NODES": size.nodes, "NUM_RANKS": size.ranks}
     container: dict[str, Any] = {
@@ -159,7 +160,7 @@ def _job(size: Size, shipped: Path) -> dict[str, Any]:
 
 
 def _memory(pod: dict[str, Any], size: Size) -> list[dict[str, Any]]:
-    """The pod's volumes of memory, as large as its ranks need."""
+    """The pod's memory volumes, scaled to the number of ranks."""
     return [
         {
             "name": volume["name"],
@@ -198,7 +199,7 @@ def _write(folder: Path, tree: dict[str, Any]) -> None:
 
 
 def kustomize_command() -> list[str]:
-    """The command that builds a folder; FileNotFoundError where there is none."""
+    """The command that builds a kustomization. Raises FileNotFoundError if none is installed."""
     if (path := shutil.which("kustomize")) is not None:
         return [path, "build"]
     if (path := shutil.which("kubectl")) is not None:
@@ -210,7 +211,7 @@ def kustomize_command() -> list[str]:
 
 
 def build(folder: Path) -> str:
-    """The manifests of a kustomization's folder as YAML; ValueError with what kustomize says."""
+    """Build a kustomization and return YAML. Raises ValueError with the output of kustomize."""
     command = [*kustomize_command(), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
     if done.returncode:

@@ -1,1 +1,1 @@
-"""`kway plan`: what a recipe needs on a cluster that is not there."""
+"""`kway plan`: memory, traffic and step time of a recipe on a cluster that need not exist."""

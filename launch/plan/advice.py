@@ -1,4 +1,4 @@
-"""What to change where a plan does not fit, tried in order; and what cannot work as it stands."""
+"""Suggests changes that make a plan fit, and warns about settings that training would reject."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,12 +9,12 @@ from trainer.strategies.base import StrategyKind
 
 _SCARCE_LOGITS_MIB = 64
 _MOST_NODES = 1024
-_WORTH_SAYING = 0.1  # of what is missing
+_WORTH_SAYING = 0.1  # smallest saving to report, as a fraction of the missing memory
 
 
 @dataclass(frozen=True)
 class Change:
-    """Overrides to give (or `--nodes`), all those before included, and the peak that they leave."""
+    """Overrides (or `--nodes`) to apply after all earlier changes, and the peak that results."""
 
     what: str
     peak: int
@@ -22,7 +22,7 @@ class Change:
 
 
 def changes(plan: Plan, request: PlanRequest) -> list[Change]:
-    """Changes, cheapest first, until the plan fits; those that save too little are left out."""
+    """Changes, cheapest first, until the plan fits. Changes that save too little are omitted."""
     recipe, best = plan.recipe, plan
     found: list[Change] = []
     for what, changed in _candidates(recipe, request):
@@ -67,7 +67,7 @@ def _with(recipe: Recipe, changed: dict[str, object]) -> Recipe:
 
 
 def warnings(plan: Plan) -> list[str]:
-    """What training would reject or do badly, one line each."""
+    """One line for each setting that training would reject or that would work badly."""
     recipe, cluster = plan.recipe, plan.cluster
     train, machine = recipe.train, cluster.machine
     conditions = {

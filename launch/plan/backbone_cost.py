@@ -1,7 +1,8 @@
-"""The backbone in numbers: its weights by FSDP unit, and what a pass holds, moves and computes.
+"""The cost of the backbone: its weights by FSDP unit, and the memory, traffic and operations of a
+forward and a backward pass.
 
-The real encoder runs forward and backward on tensors without memory (`FakeTensorMode`) of the real
-shapes, so nothing here depends on architectures.
+The real encoder runs on fake tensors (`FakeTensorMode`) of the real shapes, so no code here depends
+on the architecture.
 """
 
 from collections.abc import Iterator
@@ -22,22 +23,24 @@ from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_bl
 from trainer.config import Recipe
 from trainer.strategies.cost import Shapes, numel
 
-# What `trainer/backbone/batch_norm.py` holds beside what torch's own kernel does, in backward.
+# Temporaries of `trainer/backbone/batch_norm.py` in backward that torch's kernel does not need, in
+# float32 copies of the operation's first tensor.
 _OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
-# Of CUDA's autocast list: these the CPU's leaves in 16 bits.
+# CUDA's autocast runs these in float32, the CPU's in 16 bits.
 _IN_FLOAT32 = (F.layer_norm, F.group_norm, F.softmax, torch.softmax, torch.layer_norm)
 
 
 @dataclass(frozen=True)
 class BackboneCost:
-    """A backbone at a micro-batch of `rows`; bytes, but for `dim` and the channels.
+    """The cost of a backbone for a micro-batch of `rows` samples, in bytes unless stated otherwise.
 
-    `units` are the shapes of all weights, block by block as FSDP gathers them, the root's last.
-    `inputs` is the micro-batch on the device. `activations` are live when forward ends,
-    `backward_peak` is the most that is live until backward ends, both besides weights and inputs;
-    the latter counts the weights' gradients. `batch_norms` are the channels of each synchronised
-    layer, `norms_again` of those that activation checkpointing computes twice. `forward` and
-    `backward` are the operations.
+    units: the shapes of all weights, grouped as FSDP gathers them; the root unit is last.
+    inputs: the micro-batch on the device.
+    activations: live when forward ends. backward_peak: the largest number of live bytes until
+    backward ends, including the gradients of the weights. Neither counts weights or inputs.
+    batch_norms: channels of each synchronized layer. norms_again: channels of those that
+    activation checkpointing recomputes.
+    forward, backward: the operations of each pass.
     """
 
     dim: int
@@ -55,7 +58,7 @@ class BackboneCost:
 
     @property
     def numel(self) -> int:
-        """Weights of the backbone."""
+        """Number of weights in the backbone."""
         return sum(numel(unit) for unit in self.units)
 
     @property
@@ -64,7 +67,7 @@ class BackboneCost:
 
     @property
     def flops(self) -> int:
-        """Of matrix products and convolutions, forward and backward."""
+        """Floating-point operations of matrix products and convolutions, forward and backward."""
         return sum(work.flops for work in (*self.forward, *self.backward))
 
 
@@ -115,7 +118,7 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
 
 
 def _units(backbone: Backbone) -> Iterator[Shapes]:
-    """As `trainer/strategies/fsdp.py` cuts them; a weight belongs to the innermost."""
+    """Weights grouped as in `trainer/strategies/fsdp.py`: each belongs to its innermost unit."""
     taken: set[int] = set()
     for module in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder), backbone):
         own = [p for p in module.parameters() if id(p) not in taken]
@@ -147,8 +150,9 @@ def _bytes(tensors: Iterator[Tensor]) -> int:
 
 
 class CudaRules(TorchFunctionMode):
-    """Dropout keeps a mask of one byte a number, attention keeps no probabilities, and under
-    autocast norms and softmax are computed in float32."""
+    """Makes fake CPU tensors use as much memory as CUDA tensors would: dropout keeps a mask of one
+    byte per number, attention keeps no probabilities, and autocast computes norms and softmax in
+    float32."""
 
     def __init__(self, *, autocast: bool) -> None:
         super().__init__()

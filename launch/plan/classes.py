@@ -1,7 +1,8 @@
-"""The classes of a plan: how many, in which label tree, and how many training samples they have.
+"""The classes of a plan: their number, their label tree and the number of training samples.
 
-The shards say it where they are there; otherwise the command line does. Nothing of K entries is
-built for dense weights; a tree of the shards is, since its shape is not known otherwise.
+The numbers come from the shards if they are on this machine, otherwise from the command line. For
+dense weights, nothing of size K is allocated. A label tree is built from the shards, because its
+shape is not known otherwise.
 """
 
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ from trainer.run.training_data import class_paths_of, label_vectors_of
 
 @dataclass(frozen=True)
 class Classes:
-    """`nodes` of the label tree are sharded, `inner` of them have children; `depth` is the mean
-    number of nodes on a class's path, `boundary` how many nodes are needed on ranks that do not
-    hold them. `exact` is False where the tree is not there: then all are the most they can be.
+    """Counts of classes and of nodes of the label tree.
+
+    nodes: nodes to shard; inner: those with children; depth: mean number of nodes on the path of a
+    class; boundary: nodes that ranks other than their owner need. exact: False if the label tree is
+    not available; the other counts are then upper bounds.
     """
 
     num_classes: int
@@ -35,22 +38,22 @@ class Classes:
     exact: bool
 
     def max_nodes(self, group_size: int) -> int:
-        """Nodes of the fullest rank."""
+        """Nodes on the rank with the most."""
         return -(-self.nodes // group_size)
 
     def min_nodes(self, group_size: int) -> int:
-        """Nodes of the last rank, which has the fewest."""
+        """Nodes on the last rank, which has the fewest."""
         start, stop = shard_range(self.nodes, group_size - 1, group_size)
         return stop - start
 
     def max_classes(self, group_size: int) -> int:
-        """Classes of the fullest rank, evenly spread over the nodes."""
+        """Classes on the rank with the most, if they are spread evenly over the nodes."""
         held = self.max_nodes(group_size)
         return min(held, -(-held * self.num_classes // self.nodes))
 
 
 def shards_of(recipe: Recipe) -> Manifest | None:
-    """The manifest of the recipe's shards; None where they are not on this machine."""
+    """The manifest of the recipe's shards, or None if they are not on this machine."""
     folder = recipe.data.shards
     if is_url(folder) or not (Path(folder) / "manifest.json").is_file():
         return None
@@ -58,7 +61,7 @@ def shards_of(recipe: Recipe) -> Manifest | None:
 
 
 def num_samples(recipe: Recipe, manifest: Manifest | None, given: int | None) -> int | None:
-    """Training samples of an epoch; None where nobody says."""
+    """Training samples per epoch, or None if unknown."""
     if given is not None:
         return given
     if recipe.data.stream is not None:
@@ -79,8 +82,8 @@ def classes_of(
 ) -> Classes:
     """The classes that a run of the recipe would have.
 
-    `label_vectors` [K, D] stand in for those of the shards. Raises ValueError where neither
-    `given`, the recipe nor shards say how many there are.
+    `label_vectors` [K, D] replace those of the shards. Raises ValueError if neither `given` nor the
+    recipe nor the shards determine the number of classes.
     """
     known = len(manifest.classes) if manifest is not None else recipe.head.num_classes
     num = given if given is not None else known
@@ -111,7 +114,7 @@ def _tree(recipe: Recipe, manifest: Manifest) -> LabelTree:
 
 def _of_tree(tree: LabelTree, recipe: Recipe, class_ranks: int) -> Classes:
     if recipe.head.loss.over_nodes:
-        nodes = classes_at_leaves(tree).num_nodes  # each of them is a column of its own
+        nodes = classes_at_leaves(tree).num_nodes  # each node is a column of the logits
         return Classes(tree.num_classes, nodes, 1.0, 0, 0, plain=True, exact=True)
     starts = [shard_range(tree.num_nodes, rank, class_ranks) for rank in range(1, class_ranks)]
     above = [tree.ancestors(start) for start, stop in starts if stop > start]
@@ -124,7 +127,7 @@ def _of_tree(tree: LabelTree, recipe: Recipe, class_ranks: int) -> Classes:
 
 
 def _at_most(num: int, recipe: Recipe, class_ranks: int) -> Classes:
-    """A V-tree whose inner nodes all have two children, balanced; a U-tree has a node a class."""
+    """Upper bounds: a balanced binary V-tree, or a U-tree with one node per class."""
     levels = max(1, (num - 1).bit_length())
     if recipe.head.loss.over_nodes:
         return Classes(num, 2 * num - 1, 1.0, 0, 0, plain=True, exact=False)

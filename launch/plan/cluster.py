@@ -1,8 +1,8 @@
-"""The cluster of a plan: its machines by name, which ranks share a node, the time of collectives.
+"""The cluster of a plan: machines by name, which ranks share a node, and the cost of collectives.
 
-GPUs have the rates of their data sheets, the CPU of this machine is measured. Rank r is on node
-r // gpus. Class groups are contiguous ranks, data groups are ranks a class group apart, as in
-`trainer/world.py`.
+Rates of GPUs come from their data sheets; the CPU of this machine is measured. Rank r is on node
+r // gpus. As in `trainer/world.py`, the ranks of a class group are contiguous, and those of a data
+group are one class group apart.
 """
 
 import os
@@ -17,11 +17,12 @@ import torch
 from trainer.devices import DEVICES
 from trainer.strategies.cost import Collective, Group, Operation
 
-# What NCCL takes for a small collective: of the order that its own tests report, assumed here.
+# Latency of a small NCCL collective. Assumed; the order of magnitude is that of nccl-tests.
 _NODE_SECONDS = 15e-6
 _ACROSS_SECONDS = 40e-6
 _BITS = 8
-# Of a network adapter a GPU, as in the makers' own servers of eight: assumed, --link-gbps says it.
+# One network adapter per GPU, as in the vendors' own servers of eight GPUs. Assumed; --link-gbps
+# overrides it.
 _NETWORK_GBPS = {"a100": 200, "h100": 400, "h200": 400, "b200": 400}
 _OTHER_GBPS = 100
 _LOOPBACK = 2e9
@@ -31,10 +32,10 @@ _COPIED = 1 << 26
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU (or CPU process) and its links; rates per second, from the data sheet.
+    """One GPU (or CPU process) and its links, with rates per second from the data sheet.
 
-    `flops` are those of dense matrices by arithmetic (fp32, tf32, bf16, fp16). `link` is what a GPU
-    sends within its node, `network` what it sends to other nodes, in bytes.
+    flops: dense matrix products by arithmetic (fp32, tf32, bf16, fp16). link: bytes that a GPU
+    sends within its node; network: bytes that it sends to other nodes.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`nodes` of `gpus` ranks each; `class_ranks` in a row share the classes."""
+    """`nodes` of `gpus` ranks each; each `class_ranks` consecutive ranks share the classes."""
 
     machine: Machine
     nodes: int
@@ -61,15 +62,15 @@ class Cluster:
 
     @property
     def data_ranks(self) -> int:
-        """Class groups: ranks along `data`."""
+        """Number of class groups, which is the size of the `data` axis."""
         return self.ranks // self.class_ranks
 
     def size(self, group: Group) -> int:
-        """Ranks of a group."""
+        """Number of ranks in a group."""
         return {"class": self.class_ranks, "data": self.data_ranks, "world": self.ranks}[group]
 
     def crosses_nodes(self, group: Group) -> bool:
-        """Whether any group of this kind has ranks on two nodes."""
+        """Whether any group of this kind spans more than one node."""
         if self.nodes == 1 or self.size(group) == 1:
             return False
         if group == "class":
@@ -77,11 +78,11 @@ class Cluster:
         return True
 
     def latency(self, group: Group) -> float:
-        """Seconds until a collective of nothing is through."""
+        """Seconds that a collective takes without any data."""
         return _ACROSS_SECONDS if self.crosses_nodes(group) else _NODE_SECONDS
 
     def bytes_per_second(self, group: Group) -> float:
-        """What a rank sends in a ring over the group: the slowest link sets it."""
+        """The rate at which a rank sends in a ring over the group, limited by the slowest link."""
         link, network = self.machine.link, self.machine.network
         return min(link, network) if self.crosses_nodes(group) else link
 
@@ -94,24 +95,24 @@ class Cluster:
         return waiting + self.sent(collective) / self.bytes_per_second(collective.group)
 
     def nontrivial(self, collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-        """Those that send bytes and whose group has more than one rank."""
+        """The collectives that send any bytes and whose group has more than one rank."""
         return tuple(c for c in collectives if c.total and self.size(c.group) > 1)
 
 
 def _ring_share(operation: Operation, ranks: int) -> float:
-    """Bytes sent, relative to those of the tensor (Patarasu and Yuan 2009 for all-reduce)."""
+    """Bytes sent relative to the size of the tensor (all-reduce: Patarasu and Yuan 2009)."""
     if ranks == 1:
         return 0.0
     if operation in ("broadcast", "reduce"):
-        return 1.0  # a chain: every rank but the last forwards the whole tensor
+        return 1.0  # pipelined along a chain: every rank but the last forwards the whole tensor
     share = (ranks - 1) / ranks
     return 2 * share if operation == "all_reduce" else share
 
 
 def machine_named(name: str, *, link_gbps: float | None, ranks_a_node: int) -> Machine:
-    """The machine `name` stands for; `link_gbps` is each GPU's rate to other nodes.
+    """The machine called `name`; `link_gbps` overrides the rate of each GPU to other nodes.
 
-    Raises ValueError for a name that is not known.
+    Raises ValueError for an unknown name.
     """
     name = name.lower()
     if name == "cpu":
@@ -132,7 +133,7 @@ def machine_named(name: str, *, link_gbps: float | None, ranks_a_node: int) -> M
 
 
 def _this_cpu(ranks: int, link_gbps: float | None) -> Machine:
-    """This machine's cores and memory, shared out to its ranks."""
+    """This machine's cores and memory, divided among its ranks."""
     matrix = torch.randn(_SIDE, _SIDE)
     product = _fastest(lambda: torch.mm(matrix, matrix))
     block = torch.zeros(_COPIED // 4)

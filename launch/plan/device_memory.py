@@ -1,4 +1,4 @@
-"""The bytes of the fullest rank: what lasts, and what each phase of a step adds to it."""
+"""Device memory of the fullest rank: what persists, and what each phase of a step adds."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,14 +12,16 @@ from trainer.strategies.cost import FLOAT32, Spread
 Moment = Literal["head", "backward", "optimizer"]
 MOMENTS: tuple[Moment, ...] = ("head", "backward", "optimizer")
 _INT64 = _FLOAT64 = 8
-# The CUDA context, cuBLAS and cuDNN workspaces and NCCL's buffers: an assumption, not measured.
+# The CUDA context, workspaces of cuBLAS and cuDNN, and NCCL's buffers. Assumed, not measured.
 _CUDA_RESERVE = 2 << 30
 
 
 @dataclass(frozen=True)
 class Line:
-    """Something that takes memory, in each phase of a step; the head's is its backward. `lasts`:
-    it is there between steps, too."""
+    """Bytes of one item in each phase of a step; `head` is the backward pass of the head.
+
+    lasts: the item also persists between steps.
+    """
 
     what: str
     head: int = 0
@@ -30,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Memory:
-    """All of them, and what there is."""
+    """All items, and the memory of the device in bytes."""
 
     lines: tuple[Line, ...]
     capacity: int
@@ -40,12 +42,12 @@ class Memory:
 
     @property
     def lasting(self) -> int:
-        """What is there between steps."""
+        """Bytes that persist between steps."""
         return sum(line.head for line in self.lines if line.lasts)
 
     @property
     def peak_moment(self) -> Moment:
-        """The phase that needs the most."""
+        """The phase with the highest memory use."""
         return max(MOMENTS, key=self.total)
 
     @property
@@ -54,7 +56,7 @@ class Memory:
 
     @property
     def missing(self) -> int:
-        """Bytes that are not there; below 0 what is left."""
+        """Bytes by which the peak exceeds the capacity; negative if it fits."""
         return self.peak - self.capacity
 
     @property
@@ -70,7 +72,7 @@ def memory_of(
     cluster: Cluster,
     parts: int,
 ) -> Memory:
-    """Of one rank, through a step of `parts` micro-batches."""
+    """The memory of one rank during a step of `parts` micro-batches."""
     shard = head.shard
     factored = recipe.head.weights.kind == "factored"
     cuda = cluster.machine.kind == "cuda"
@@ -97,8 +99,11 @@ def memory_of(
 
 
 def class_index(head: HeadShape) -> int:
-    """Integers of `ClassWeights`: every rank knows the place of every class, and of its own the
-    paths, their lengths and the order in which gradients are summed; and the loss's constants."""
+    """Bytes of the index in `ClassWeights` and of the loss's constants.
+
+    Every rank knows the row of every class. For its own classes it also has the paths, their
+    lengths and the order in which gradients are summed.
+    """
     classes = head.classes
     held = min(head.nodes, -(-head.nodes * classes.num_classes // classes.nodes))
     size = _INT64 * (classes.num_classes + held) + int(head.loss.constants * classes.num_classes)
@@ -124,14 +129,16 @@ def _averages(recipe: Recipe, backbone: BackboneCost, spread: Spread, shard: int
 
 
 def _gradients(spread: Spread, parts: int) -> Line:
-    """From the second part on they are there while the head computes."""
+    """From the second micro-batch on, gradients of the backbone are live while the head runs."""
     size = spread.gradients
     return Line("backbone gradients", size if parts > 1 else 0, size, size)
 
 
 def _activations(backbone: BackboneCost, *, during_head: bool) -> Line:
-    """Of one part; those left in backward, and its temporaries, when it needs the most. Under
-    gradient caching the head comes before there are any."""
+    """Activations of one micro-batch. For backward: the activations and temporaries at its peak.
+
+    With gradient caching, the head runs before any activations exist.
+    """
     backward = backbone.backward_peak - backbone.numel * FLOAT32
     return Line("activations", backbone.activations if during_head else 0, max(0, backward))
 
@@ -148,7 +155,7 @@ def _head(head: HeadShape, shard: int) -> list[Line]:
 
 
 def _blocks(head: HeadShape) -> int:
-    """What is kept of all blocks, and the temporaries of one."""
+    """Bytes kept for all blocks, and the temporaries of one block."""
     block, loss = head.group_rows * head.block_classes, head.loss
     half = head.itemsize < FLOAT32
     work = 2 * head.blocks * head.group_rows * loss.width * FLOAT32
@@ -156,19 +163,19 @@ def _blocks(head: HeadShape) -> int:
     if not head.classes.plain:
         work += head.block_classes * head.dim * FLOAT32
     if head.normalizes:
-        # Of the rows: their copy over their norms, its gradient and two products of it.
+        # The normalized copy of the rows, its gradient and two products with it.
         work += 4 * head.block_classes * head.dim * FLOAT32
     if half:
         work += head.block_classes * head.dim * 2 * head.itemsize
     if head.graphs:
-        # One block's graph is among its temporaries already.
+        # The temporaries above already include the graph of one block.
         kept = (head.logits - block) * loss.kept
         return work + int(head.logits * FLOAT32 + kept)
     return work + head.kept_numbers * head.itemsize + block * FLOAT32 * half
 
 
 def _factored_head(head: HeadShape) -> list[Line]:
-    """Sums of d x d in float64, and the world's features twice."""
+    """Six d x d matrices in float64, and the features of all ranks in two copies."""
     square = 6 * head.dim**2 * _FLOAT64
     rows = head.world_rows * head.dim * (head.feature_itemsize + 2 * _FLOAT64)
     return [Line("factored head's sums and rows", square + rows, square, square + rows)]
@@ -177,11 +184,11 @@ def _factored_head(head: HeadShape) -> list[Line]:
 def _temporaries(
     recipe: Recipe, backbone: BackboneCost, spread: Spread, shard: int, cuda: bool
 ) -> int:
-    """Bytes that the optimizer's step allocates."""
+    """Bytes that an optimizer step allocates."""
     largest = max(max((_bytes(shape) for shape in backbone.shapes), default=0), shard)
     together = max(spread.updated, shard)
     copies = recipe.optimizer.temporaries(together=together, largest=largest, cuda=cuda)
-    return max(copies, shard)  # the head's squared gradients, for the norm
+    return max(copies, shard)  # the squared gradients of the head, for their norm
 
 
 def _bytes(shape: tuple[int, ...]) -> int:

@@ -1,8 +1,8 @@
-"""The ranks of a cluster, built one by one in this process: what each would hold, and that the
-parts add up.
+"""Builds ranks of a cluster one by one in this process, to show what each would hold and to check
+that the parts add up.
 
-torch's fake process group stands for the others: meshes, groups and the FSDP strategy are the real
-ones, on weights without memory. Nothing of K entries is made for dense class weights.
+torch's fake process group replaces the other ranks. Meshes, groups and the FSDP strategy are the
+real ones, on meta tensors. For dense class weights, nothing of size K is allocated.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from trainer.world import World, mesh_shape
 
 @dataclass(frozen=True)
 class RankShape:
-    """One rank: coordinates, rows of the head, weights of the backbone and samples a step."""
+    """One rank: its coordinates, rows of the head, weights of the backbone and samples per step."""
 
     rank: int
     node: int
@@ -46,7 +46,7 @@ class RankShape:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Some ranks of a world of `size`, and whether the parts of all of them make the whole."""
+    """Selected ranks of a world of `size`, and the totals over all of its ranks."""
 
     size: int
     mesh: tuple[int, int]
@@ -61,10 +61,10 @@ class Ranks:
 
 
 def dry_run(recipe: Recipe, request: PlanRequest) -> Ranks:
-    """Build the first rank, the last, the middle one and that with the fewest classes.
+    """Build the first, the middle and the last rank and the one with the fewest classes.
 
-    Raises what a start would: ValueError where the class group does not divide the ranks, or where
-    some ranks' parts do not add up to the whole.
+    Raises ValueError, as training would, if the class group does not divide the ranks, and if the
+    parts of the ranks do not add up to the whole.
     """
     size = request.nodes * request.gpus
     shape = mesh_shape(recipe.train.class_group, size=size, local_size=request.gpus)
@@ -85,7 +85,7 @@ def dry_run(recipe: Recipe, request: PlanRequest) -> Ranks:
 
 
 def show(ranks: Ranks, console: Console) -> None:
-    """One row a rank."""
+    """Print one row per rank."""
     title = f"{ranks.size} ranks, mesh data {ranks.mesh[0]} x class {ranks.mesh[1]}"
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     names = ("rank", "node", "data", "class", "head rows", "backbone weights", "samples a step")
@@ -153,7 +153,7 @@ def _world(rank: int, request: PlanRequest, shape: tuple[int, int]) -> Iterator[
 
 
 def _strategy(recipe: Recipe, backbone: Backbone, world: World) -> Strategy:
-    """A started strategy if its weights are DTensors; under others, weights keep their shapes."""
+    """The started strategy if its weights are DTensors; other strategies keep whole weights."""
     config = recipe.train.strategy
     if world.size == 1 or not config.weights_are_dtensors:
         return Strategy(backbone)
@@ -168,7 +168,7 @@ def _coordinate(world: World) -> tuple[int, int]:
 
 
 def _check_shard(world: World, start: int, stop: int, nodes: int, dim: int) -> None:
-    """The head's rows as the `Shard(0)` of a checkpoint."""
+    """Check that a checkpoint could store the head's rows as a `Shard(0)` DTensor."""
     if world.mesh is None:
         return
     rows: Tensor = torch.empty(stop - start, dim, device="meta")
@@ -186,7 +186,7 @@ def _check_sums(recipe: Recipe, classes: Classes, class_ranks: int, size: int) -
 
 
 def _fewest(classes: Classes, class_ranks: int) -> int:
-    """The first rank whose shard is the smallest."""
+    """The first of the ranks with the smallest shard."""
 
     def size(rank: int) -> int:
         start, stop = shard_range(classes.nodes, rank, class_ranks)

@@ -1,5 +1,7 @@
-"""The cost of the head: its shard, the rows of a call, its blocks and what they keep for backward;
-and the memory and traffic of the loss per logit, measured on one small block."""
+"""The cost of the head: its shard, the rows of a call, its blocks and what they keep for backward.
+
+The loss's memory and traffic per logit are measured on one small block.
+"""
 
 import math
 from dataclasses import dataclass
@@ -21,18 +23,19 @@ from launch.plan.operations import OperationRecorder
 from trainer.config import Recipe
 from trainer.strategies.cost import FLOAT32
 
-# Enough that what does not grow with the block is nothing, and a few milliseconds of work.
+# Large enough that costs independent of the block size are negligible, yet only a few milliseconds
+# of work.
 _ROWS, _CLASSES = 256, 2048
 _VECTOR_DIM = 300
 
 
 @dataclass(frozen=True)
 class LossCost:
-    """Of a loss: numbers a row that ranks exchange, and bytes a logit in float32 beside the logit.
+    """The cost of a loss in bytes per logit, in addition to the float32 logit itself.
 
-    `kept` is what a graph keeps until backward, `peak` the most that is live in a block's forward
-    and backward, `forward` and `backward` what they read and write. `constants` are bytes a class
-    that the loss itself holds.
+    width: numbers per row that ranks exchange. kept: bytes that the graph keeps until backward.
+    peak: the most that is live in forward and backward of a block. forward, backward: bytes read
+    and written. constants: bytes per class that the loss keeps.
     """
 
     width: int
@@ -94,15 +97,15 @@ def _constant_bytes(loss: Loss) -> int:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """One call of the head on the fullest rank; `calls` of them are made in a step.
+    """One of the head's `calls` per step, on the rank with the largest shard.
 
-    `rows` are this rank's, `group_rows` and `world_rows` those of its class group and of all.
-    `nodes` are its vectors of `dim` numbers (`per_node` with the bias), `computed` the classes that
-    a step computes of them, in `blocks` of `block_classes`. `graphs`: the blocks' graphs are all
-    kept; otherwise
-    `kept_numbers` logits are, which spare `kept_share` of the work of making them again.
-    `normalizes`: the rows of a block are divided by their norms.
-    `itemsize` is that of products, `feature_itemsize` of the features.
+    rows, group_rows, world_rows: rows of this rank, of its class group and of all ranks.
+    nodes: this rank's weight vectors, of `dim` numbers each (`per_node` with the bias).
+    normalizes: the vectors of a block are divided by their norms.
+    computed: classes of this rank that a step computes, in `blocks` of `block_classes`.
+    graphs: the graphs of all blocks are kept until backward. Otherwise `kept_numbers` logits are
+    kept, which saves the share `kept_share` of recomputing them.
+    itemsize: bytes per number in matrix products; feature_itemsize: bytes per number of features.
     """
 
     classes: Classes
@@ -127,19 +130,19 @@ class HeadShape:
 
     @property
     def logits(self) -> int:
-        """Of a call on this rank."""
+        """Logits of one call on this rank."""
         return self.group_rows * self.computed
 
     @property
     def shard(self) -> int:
-        """Bytes of this rank's rows and their bias."""
+        """Bytes of this rank's weight vectors and their bias."""
         return self.nodes * self.per_node * FLOAT32
 
 
 def head_shape(
     recipe: Recipe, backbone: BackboneCost, classes: Classes, loss: LossCost, cluster: Cluster
 ) -> HeadShape:
-    """What the engine would make of the recipe on the fullest rank."""
+    """The head as the engine would run it on the rank with the largest shard."""
     train, group = recipe.train, cluster.class_ranks
     share = -(-train.global_batch // cluster.ranks)
     parts = min(train.micro_batches, share)
@@ -184,10 +187,10 @@ def head_shape(
 
 
 def _computed(head: HeadConfig, classes: Classes, group: int, world_rows: int) -> int:
-    """Classes of a rank that a training step computes: all, or what the loss draws of them."""
+    """Classes of a rank that a training step computes: all, or those that the loss samples."""
     held = classes.max_classes(group)
     if head.loss.over_nodes:
-        return classes.max_nodes(group)  # the siblings of a batch's paths; no more than all
+        return classes.max_nodes(group)  # upper bound: only siblings of the batch's paths count
     sampled = head.loss.sampled(classes.num_classes, world_rows)
     return held if sampled is None else min(held, math.ceil(sampled / group))
 
@@ -213,7 +216,7 @@ class _Blocks:
         half: bool,
         cuda: bool,
     ) -> "_Blocks":
-        """By the engine's own rules, on features without memory."""
+        """Divide the classes by calling the engine's own code on fake tensors."""
         compute = torch.bfloat16 if half else torch.float32
         with FakeTensorMode():
             features = torch.empty(rows, dim, dtype=compute, device="meta" if cuda else "cpu")
@@ -226,7 +229,7 @@ class _Blocks:
             saved = SavedBlocks(logits, blocks, with_grad=True)
             buffer = saved.buffer(0)
             numbers = 0 if buffer is None else buffer.numel()
-        # The last part is for the blocks that are not saved.
+        # The last part of the buffer is scratch space for the blocks that are not saved.
         lasting = numbers - (rows * min(size, computed) if numbers < rows * computed else 0)
         share = 1.0 if saved.graphs else lasting / max(1, rows * computed)
         return cls(len(blocks), size, saved.graphs, numbers, share)

@@ -1,8 +1,8 @@
-"""The main memory of a machine: what each of its ranks needs to read the class list, to build the
-head and to train.
+"""The main memory of a machine: what each rank needs to read the class list, build the head and
+train.
 
 Every rank parses the manifest and keeps the class list as Python objects. Loader processes do not
-count, because they are forked and share the list without writing to it.
+count: they are forked and share the list copy-on-write.
 """
 
 import json
@@ -22,18 +22,18 @@ from trainer.strategies.cost import FLOAT32
 HostMoment = Literal["manifest", "head", "training"]
 HOST_MOMENTS: tuple[HostMoment, ...] = ("manifest", "head", "training")
 
-# Python, torch, transformers and the trainer on a CPU, measured as resident memory.
+# Resident memory of Python, torch, transformers and the trainer on a CPU. Measured.
 _PROCESS_BYTES = 450 << 20
 _INT64 = 8
 _SAMPLED = 1000
-# Bytes per node of the label tree, while the head is built and afterwards, and copies of the first
+# Bytes per node of the label tree while the head is built and afterwards, and copies of the initial
 # rows while it is built. Measured with 300,000 classes of 9 and 41 columns.
 _TREE_BYTES, _KEPT_TREE_BYTES, _ROW_COPIES = 86, 57, 2.16
 
 
 @dataclass(frozen=True)
 class ClassListCost:
-    """Bytes of main memory per class: `kept` while the run lasts, `parsing` at most while the
+    """Bytes of main memory per class: `kept` throughout the run, `parsing` at the peak while the
     manifest is parsed and its checksum computed. Measured with 100,000 and 1,000,000 classes."""
 
     kept: float
@@ -47,12 +47,12 @@ class ClassListCost:
 
     @classmethod
     def assumed(cls) -> "ClassListCost":
-        """The cost if there is no class list: names of 24 characters, no attributes."""
+        """The cost without a class list: names of 24 characters, no attributes."""
         return cls(*cls._of_class(ClassInfo(name="a" * 24)))
 
     @staticmethod
     def _of_class(info: ClassInfo) -> tuple[float, float]:
-        """Besides the objects, parsing needs the file and, for its checksum, the classes as
+        """In addition to the objects, parsing needs the file and, for its checksum, the classes as
         mappings and as ASCII JSON, both as text and as bytes."""
         kept, mappings = 591 + sys.getsizeof(info.name), 440
         if info.attributes:
@@ -64,8 +64,8 @@ class ClassListCost:
 
 @dataclass(frozen=True)
 class HostLine:
-    """One item of a rank's main memory, in bytes: while the manifest is parsed, at most while the
-    head is built, and during training."""
+    """One item of a rank's main memory, in bytes: while the manifest is parsed, at the peak while
+    the head is built, and during training."""
 
     what: str
     manifest: int = 0
@@ -83,17 +83,17 @@ class HostMemory:
     capacity: int | None
 
     def total(self, moment: HostMoment) -> int:
-        """Bytes of a rank."""
+        """Bytes of one rank in this phase."""
         return sum(getattr(line, moment) for line in self.lines)
 
     @property
     def peak_moment(self) -> HostMoment:
-        """The phase in which a rank needs the most."""
+        """The phase in which a rank needs the most memory."""
         return max(HOST_MOMENTS, key=self.total)
 
     @property
     def peak(self) -> int:
-        """Bytes of all ranks of a machine."""
+        """Peak bytes of all ranks of a machine."""
         return self.ranks * self.total(self.peak_moment)
 
     @property
@@ -113,11 +113,11 @@ def host_memory(
     label_vectors: int,
     capacity: int | None,
 ) -> HostMemory:
-    """The main memory of a machine of the cluster; `label_vectors` are the bytes of the shards'
-    label vectors. On CPUs the steps use main memory, too."""
+    """The main memory of one machine of the cluster. `label_vectors`: bytes of the shards' label
+    vectors. On CPUs, the training step also uses main memory."""
     classes, nodes = head.classes.num_classes, head.classes.nodes
     kept, parsing = int(cost.kept * classes), int(cost.parsing * classes)
-    # While the head is built: a tuple of the names, and the number of samples of each class.
+    # While the head is built: a tuple of the class names, and each class's number of samples.
     building = kept + 2 * _INT64 * classes
     rows = head.shard
     tree, kept_tree = _TREE_BYTES * nodes + int(_ROW_COPIES * rows), _KEPT_TREE_BYTES * nodes
@@ -135,7 +135,7 @@ def host_memory(
 
 
 def _checkpoint(recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster) -> int:
-    """Bytes of the copy of what a rank writes (`trainer/checkpoints/writer.py`); it is kept
+    """Bytes of the host copy of what a rank writes (`trainer/checkpoints/writer.py`). It is kept
     between saves."""
     if not recipe.checkpoint.in_background:
         return 0
@@ -143,9 +143,10 @@ def _checkpoint(recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster
     factored = recipe.head.weights.kind == "factored"
     copies = 1 + (recipe.train.ema is not None)
     of_head = copies + (0 if factored else recipe.optimizer.num_moments)
-    # Ranks of different class groups hold the same shards and write whole tensors in turn.
+    # Each shard of the head exists once per class group. The groups divide its tensors among them,
+    # and each writes whole tensors.
     size = -(-of_head // cluster.data_ranks) * shard
     whole = (copies + recipe.optimizer.num_moments) * backbone.numel * FLOAT32
     size += -(-(whole + copies * backbone.buffers) // cluster.ranks)
-    # torch rounds pinned memory up.
+    # torch rounds pinned memory up to a power of two.
     return 1 << (size - 1).bit_length() if cluster.machine.kind == "cuda" else size

@@ -1,4 +1,4 @@
-"""Records torch operations while they run: the live bytes, and the work of each operation.
+"""Records torch operations as they run: live bytes, and the work of each operation.
 
 Under `FakeTensorMode` nothing is computed or allocated, so models of any size can be recorded.
 """
@@ -16,17 +16,18 @@ from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 
-# The rate of an operation's products depends on this: 16-bit inputs; a float32 convolution, which
-# cuDNN computes in TF32 by default (`torch.backends.cudnn.allow_tf32`); or another float32 product,
-# which uses TF32 only on request (`torch.backends.cuda.matmul.allow_tf32`).
+# Determines the rate of an operation's products. half: 16-bit inputs. convolution: a float32
+# convolution, which cuDNN computes in TF32 by default (`torch.backends.cudnn.allow_tf32`). single:
+# any other float32 product, which uses TF32 only on request
+# (`torch.backends.cuda.matmul.allow_tf32`).
 Products = Literal["half", "convolution", "single"]
 _CONVOLUTIONS = (aten.convolution, aten._convolution, aten.convolution_backward)
 
 
 @dataclass(frozen=True)
 class Work:
-    """One operation: the floating-point operations of its matrix products, the bytes that it reads
-    and writes, and the kind of products."""
+    """One operation: floating-point operations of its matrix products, bytes read and written, and
+    the kind of its products."""
 
     flops: int
     bytes: int
@@ -34,8 +35,11 @@ class Work:
 
 
 class OperationRecorder(TorchDispatchMode):
-    """Records every operation inside its context. Storages of `known` do not count as live. An
-    operation of `temporaries` holds that many float32 copies of its first tensor while it runs."""
+    """Records every operation inside its context.
+
+    known: tensors whose storages do not count as live. temporaries: operation -> number of float32
+    copies of its first tensor that it allocates while it runs.
+    """
 
     def __init__(
         self, known: Iterable[Tensor] = (), temporaries: Mapping[Any, int] | None = None
@@ -62,7 +66,7 @@ class OperationRecorder(TorchDispatchMode):
         return out
 
     def reset(self) -> None:
-        """Forget work and peak; live storages stay live."""
+        """Reset the work and the peak. Live storages remain live."""
         self.work, self.peak = [], self.live
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any, outputs: list[Tensor]) -> None:
@@ -76,6 +80,7 @@ class OperationRecorder(TorchDispatchMode):
         self.work.append(Work(_flops(func, args, kwargs, out), moved, products))
 
     def _track(self, tensor: Tensor) -> None:
+        # Count storages, not tensors: views share a storage, which is live until the last is freed.
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._known or key in self._live:
@@ -110,5 +115,6 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _attention_flops(query: Tensor, key: Tensor, *, products: int) -> int:
-    """Matrix products [B, H, T, S] x d: two in forward; those again, and what they give, behind."""
+    """FLOPs of attention as `products` [B, H, T, S] x d: two in forward, five in backward, which
+    recomputes the scores."""
     return 2 * products * query.numel() * key.shape[-2]

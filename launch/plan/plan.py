@@ -1,4 +1,4 @@
-"""A recipe on a cluster, planned: the numbers of its parts put together."""
+"""Plans a recipe on a cluster: combines the costs of its parts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,10 @@ from trainer.world import mesh_shape
 
 @dataclass(frozen=True)
 class Plan:
-    """What a step of `recipe` takes on `cluster`, on its fullest rank.
+    """The cost of one step of `recipe` on the rank of `cluster` that needs the most.
 
-    `memory` is that of its device, `host` the main memory of a machine. `samples` are those of an
-    epoch and `steps` those of the run, None if neither shards nor recipe determine them; `parts`
-    are the micro-batches.
+    memory: of that rank's device; host: main memory of a machine. samples: per epoch; steps: of the
+    run; both None if neither shards nor recipe determine them. parts: number of micro-batches.
     """
 
     recipe: Recipe
@@ -55,14 +54,14 @@ class Plan:
 
     @property
     def sent(self) -> float:
-        """Bytes that a rank puts on the wire in a step."""
+        """Bytes that a rank sends per step."""
         return sum(self.cluster.sent(each) for each in self.collectives)
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a plan is made for, besides the recipe. None means the numbers of the shards; for
-    `host_bytes`, the main memory of a machine, it means unknown, except on CPUs."""
+    """The inputs of a plan besides the recipe. None selects the value from the shards. For
+    `host_bytes`, the main memory of a machine, None means unknown, except on CPUs."""
 
     machine: Machine
     nodes: int
@@ -73,7 +72,7 @@ class PlanRequest:
 
     @property
     def main_memory(self) -> int | None:
-        """Bytes of a machine; None: unknown."""
+        """Main memory of a machine in bytes, or None if unknown."""
         if self.host_bytes is None and self.machine.kind == "cpu":
             return self.machine.memory * self.gpus
         return self.host_bytes
@@ -82,10 +81,10 @@ class PlanRequest:
 def make_plan(
     recipe: Recipe, request: PlanRequest, *, label_vectors: np.ndarray | None = None
 ) -> Plan:
-    """Plan one optimizer step; `label_vectors` [K, D] stand in for those of shards.
+    """Plan one optimizer step. `label_vectors` [K, D] replace those of the shards.
 
-    Raises ValueError for what a start would refuse: a class group that does not divide the ranks,
-    or classes that nobody counts.
+    Raises ValueError, as training would, if the class group does not divide the ranks, or if the
+    number of classes is unknown.
     """
     ranks = request.nodes * request.gpus
     _, class_ranks = mesh_shape(recipe.train.class_group, size=ranks, local_size=request.gpus)
@@ -99,7 +98,7 @@ def make_plan(
     cuda = request.machine.kind == "cuda"
     backbone = measure_backbone(recipe, rows=-(-share // parts), ranks=ranks, cuda=cuda)
     loss = measure_loss(recipe.head.loss)
-    # A loss that couples rows sees all features first: then every part's forward is made twice.
+    # A loss that couples rows needs all features first, so each micro-batch runs forward twice.
     passes = 2 * parts if loss.couples_rows and parts > 1 else parts
     head = head_shape(recipe, backbone, classes, loss, cluster)
     strategy = _spread(recipe, backbone, ranks, passes=passes, parts=parts)

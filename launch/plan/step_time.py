@@ -1,8 +1,8 @@
-"""How long a step takes at the machine's peaks: no run of the same operations is faster.
+"""A lower bound on the time of a step: no run of the same operations is faster.
 
-Each operation takes as long as its products at the peak or its bytes at the memory's bandwidth,
-whichever is longer (roofline, Williams et al. 2009); collectives take their bytes at the slowest
-link of their group, and hide behind the work of their phase where the trainer lets them.
+Each operation takes as long as its products at peak rate or its bytes at memory bandwidth,
+whichever is longer (roofline model, Williams et al. 2009). Collectives run at the rate of their
+group's slowest link, and overlap with the computation of their phase where the trainer allows it.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ PHASES: tuple[Phase, ...] = ("forward", "head", "backward", "optimizer", "step")
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Seconds of a phase: at the peak of products, at the memory's, and waiting for links."""
+    """Seconds of a phase: limited by products, by memory bandwidth, and exposed communication."""
 
     phase: Phase
     compute: float
@@ -47,7 +47,7 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """All phases; `flops` are those of a rank's step."""
+    """The time of each phase; `flops` are the floating-point operations of one rank per step."""
 
     phases: tuple[PhaseTime, ...]
     flops: float
@@ -72,7 +72,7 @@ def step_time(
     passes: int,
     parts: int,
 ) -> StepTime:
-    """One optimizer step of the fullest rank."""
+    """The time of one optimizer step on the rank with the most work."""
     factored = recipe.head.weights.kind == "factored"
     head_work = _factored_work(head) if factored else _head_work(head)
     works: dict[Phase, list[Work]] = {
@@ -106,6 +106,7 @@ def _phase(
     mine = [c for c in collectives if c.phase == phase]
     hidden = sum(cluster.seconds(c) for c in mine if c.hidden)
     waited = sum(cluster.seconds(c) for c in mine if not c.hidden)
+    # Hidden collectives overlap with the work of the phase. Only the excess adds to its time.
     links = waited + max(0.0, hidden - compute - memory)
     across = any(cluster.crosses_nodes(c.group) for c in mine)
     return PhaseTime(phase, compute, memory, links, across)
@@ -123,7 +124,7 @@ def _peak(machine: Machine, recipe: Recipe, products: Products) -> float:
 
 
 def _head_work(head: HeadShape) -> list[Work]:
-    """Logits; then the gradients of features and rows, and the logits that were not kept again."""
+    """Logits, the gradients of features and weights, and the logits to recompute for backward."""
     products: Products = "half" if head.itemsize < FLOAT32 else "single"
     product = 2 * head.logits * head.dim
     again = 1 - head.kept_share
@@ -131,7 +132,7 @@ def _head_work(head: HeadShape) -> list[Work]:
     logits, loss = head.logits, head.loss
     read = rows * FLOAT32 + logits * head.itemsize
     back = int(read * (1 + again)) + rows * FLOAT32
-    if not head.classes.plain:  # a class's row is the sum over its path
+    if not head.classes.plain:  # the weight vector of a class is the sum over its path
         read += int(rows * FLOAT32 * head.classes.depth)
         back += int(rows * FLOAT32 * head.classes.depth * (1 + again))
     return [
@@ -143,14 +144,14 @@ def _head_work(head: HeadShape) -> list[Work]:
 
 
 def _factored_work(head: HeadShape) -> list[Work]:
-    """d x d times the rows, and a few d x d x d, all in float64."""
+    """Products of d x d matrices with the rows, and a few of d x d x d, all in float64."""
     d, rows = head.dim, head.rows
     products = 2 * d * d * (4 * rows + 12 * d)
     return [Work(products, 8 * (12 * d * d + 8 * rows * d), "single")]
 
 
 def _optimizer_work(recipe: Recipe, spread: Spread, head: HeadShape) -> Work:
-    """Reads weight, gradient and moments, writes weight and moments; averages are read, written."""
+    """Read weight, gradient and moments; write weight and moments; read and write the averages."""
     shard = head.shard
     if recipe.head.weights.kind == "factored":
         shard = 0

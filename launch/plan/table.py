@@ -1,4 +1,4 @@
-"""A plan as a person reads it: one table a question, good in 80 columns; and as JSON."""
+"""Prints a plan as tables that fit 80 columns, one per question, or converts it to JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -26,7 +26,7 @@ _HOST_PHASES: dict[HostMoment, str] = {
 
 
 def show(plan: Plan, changes: Sequence[Change], warnings: Sequence[str], console: Console) -> None:
-    """Print all of it."""
+    """Print all tables of the plan."""
     console.print(_headline(plan), Text())
     tables = (_memory(plan), _host(plan), _traffic(plan), _time(plan))
     console.print(Group(*(part for table in tables for part in (table, Text()))))
@@ -37,7 +37,7 @@ def show(plan: Plan, changes: Sequence[Change], warnings: Sequence[str], console
 
 
 def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> dict[str, Any]:
-    """The same numbers, in bytes and seconds, for programs."""
+    """The same numbers for programs, in bytes and seconds."""
     memory, host, time, cluster = plan.memory, plan.host, plan.time, plan.cluster
     return {
         "nodes": cluster.nodes,
@@ -114,7 +114,7 @@ def _host(plan: Plan) -> Table:
 
 
 def _phases(title: str, headings: Mapping[Any, str], memory: Memory | HostMemory) -> Table:
-    """The lines of `memory` and their totals, in a column for each phase."""
+    """The items of `memory` and their totals, with one column per phase."""
     table = _table(title)
     table.add_column("", overflow="fold")
     for heading in headings.values():
@@ -206,7 +206,7 @@ def _table(title: str) -> Table:
 
 
 def size(number: float) -> str:
-    """Bytes with three digits: `12.3 MiB`."""
+    """Format bytes with three digits: `12.3 MiB`."""
     if not number:
         return "-"
     unit = 0
@@ -217,7 +217,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds with three digits: `12.3 ms`."""
+    """Format seconds with three digits: `12.3 ms`."""
     if not seconds:
         return "-"
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):

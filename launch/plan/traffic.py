@@ -10,12 +10,12 @@ from trainer.config import Recipe
 from trainer.strategies.cost import FLOAT32, Collective, Operation, Phase
 
 _INT64 = _FLOAT64 = 8
-_SIZES = 8  # what `Engine.agree` sends of a rank
-_AGREED = 3 * 8  # of a rank, `trainer/steps/agreement.py`
+_SIZES = 8  # integers that a rank sends in `Engine.agree`
+_AGREED = 3 * 8  # bytes that a rank sends in `trainer/steps/agreement.py`
 
 
 def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
-    """One step of `ClassHead`: labels, features and statistics out, gradients back."""
+    """One step of `ClassHead`: gathers labels, features and statistics, and reduces gradients."""
     group, world = cluster.class_ranks * shape.rows, shape.world_rows
     width, dim, calls = shape.loss.width, shape.dim, shape.calls
     parts = [
@@ -47,7 +47,7 @@ def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
 
 
 def factored_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
-    """One step of `FactoredHead`, whose weights' gradients never travel: d x d sums do."""
+    """One step of `FactoredHead`. It sends d x d sums instead of the gradients of its weights."""
     group, world = cluster.class_ranks * shape.rows, shape.world_rows
     dim, calls = shape.dim, shape.calls
     square = (dim + 1) * dim * _FLOAT64
@@ -91,9 +91,9 @@ def _stats(shape: HeadShape) -> int:
 def batch_norm_traffic(
     backbone: BackboneCost, cluster: Cluster, *, passes: int, parts: int
 ) -> list[Collective]:
-    """Synchronised statistics of each layer, over all ranks: mean, variance and count forward, two
-    sums backward (`trainer/backbone/batch_norm.py`; on CUDA torch's SyncBatchNorm, with one count a
-    rank)."""
+    """Synchronized batch norm over all ranks: mean, variance and count of each layer in forward,
+    two sums in backward (`trainer/backbone/batch_norm.py`; CUDA uses torch's SyncBatchNorm, which
+    sends one count per rank)."""
     cuda = cluster.machine.kind == "cuda"
 
     def statistics(channels: Iterable[int]) -> int:
@@ -123,7 +123,7 @@ def batch_norm_traffic(
 
 
 def first_rank_traffic(recipe: Recipe, backbone: BackboneCost) -> list[Collective]:
-    """Statistics of local batch norms, which follow the first rank's once a step."""
+    """Statistics of local batch norms, which rank 0 broadcasts once per step."""
     if recipe.backbone.batch_norm != "local" or not backbone.buffers:
         return []
     what = "batch norm: statistics of rank 0"
@@ -133,7 +133,7 @@ def first_rank_traffic(recipe: Recipe, backbone: BackboneCost) -> list[Collectiv
 def scalar_traffic(
     recipe: Recipe, backbone: BackboneCost, cluster: Cluster, *, parts: int
 ) -> list[Collective]:
-    """What ranks agree on, the gradient's norm over the shards, the weights of micro-batches."""
+    """The ranks' agreement, gradient norms over the shards, and the weights of micro-batches."""
     agreed = cluster.ranks * _AGREED
     scalar = [
         Collective("agreement", "all_gather", "world", agreed, "step"),
@@ -145,7 +145,7 @@ def scalar_traffic(
             Collective("norm of the backbone", "all_reduce", "world", _FLOAT64, "optimizer")
         )
     if recipe.optimizer.needs_whole_tensors:
-        what, pair = "norms of weights", 2 * FLOAT32  # of a weight that decays, and of its step
+        what, pair = "norms of weights", 2 * FLOAT32  # norm of a decayed weight and of its update
         scalar.append(Collective(what, "all_reduce", "class", pair, "optimizer"))
         if strategy.weights_are_dtensors:
             pairs = pair * sum(len(shape) > 1 for shape in backbone.shapes)

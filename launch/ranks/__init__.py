@@ -1,1 +1,1 @@
-"""The ranks of a run: how they find each other, start, are watched, stopped and restarted."""
+"""Rendezvous, start, supervision, shutdown and restart of a run's ranks."""

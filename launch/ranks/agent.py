@@ -1,7 +1,8 @@
-"""torch's elastic agent with an orderly shutdown: it waits for ranks that save, forwards signals,
-decides which rank's exit code is the run's, and restarts the ranks only after retryable failures.
+"""torch's elastic agent with graceful shutdown.
 
-Exit codes are as in subprocess: a rank that a signal ended has minus the signal's number.
+It waits for ranks that are saving, forwards signals, derives the run's exit code from those of its
+ranks, and restarts the ranks only after retryable failures. As in subprocess, a rank killed by
+signal n has the exit code -n.
 """
 
 import signal
@@ -21,15 +22,15 @@ from launch.ranks.rendezvous import longest_rendezvous, report_waiting
 from launch.ranks.stop import Processes, StopRequest, end_processes, wait_until_ended
 from trainer.process.exit_codes import BAD_INPUT, DONE, INTERRUPTED, KILLED, PREEMPTED
 
-# After a failure there is nothing left to save, only output to print.
+# Ranks that fail have nothing left to save, but may still print output.
 _OUTPUT_SECONDS = 10
-# torch caches the state that lists the machines waiting to join for a second.
+# torch caches the rendezvous state, which lists the waiting machines, for one second.
 _STALE_SECONDS = 1.5
 _POLL_SECONDS = 0.1
 
 
 class Agent(LocalElasticAgent):
-    """Runs the ranks of this machine."""
+    """Runs the ranks of one machine."""
 
     def __init__(
         self,
@@ -48,11 +49,11 @@ class Agent(LocalElasticAgent):
 
     @property
     def code(self) -> int:
-        """The run's exit code, from the ranks that have ended."""
+        """The run's exit code, computed from the ranks that have exited so far."""
         return run_exit_code(self._codes.values())
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        self._pcontext, self._codes = None, {}  # the codes of the previous attempt no longer count
+        self._pcontext, self._codes = None, {}  # discard the exit codes of the previous attempt
         super()._initialize_workers(worker_group)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -68,12 +69,13 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._note_codes()
         if PREEMPTED in self._codes.values():
-            # All ranks save; the one that commits the checkpoint ends last.
+            # All ranks save. The one that commits the checkpoint exits last, so wait for all.
             wait_until_ended(self._processes(), self._shutdown_timeout)
             self._note_codes()
         if any(self._codes.values()):
-            # After a rank was killed, the others only know that it is gone and have nothing to
-            # print. A checkpoint that rank 0 was about to commit is lost: a matter of milliseconds.
+            # If a rank was killed, the others only know that it is gone and have nothing to
+            # print. Killing them at once can lose a checkpoint that rank 0 is about to commit,
+            # but the commit takes only milliseconds.
             was_killed = -signal.SIGKILL in self._codes.values()
             seconds = 0 if was_killed else _OUTPUT_SECONDS
             end_processes(self._processes(), signal.SIGTERM, seconds, repeat=True)
@@ -81,16 +83,17 @@ class Agent(LocalElasticAgent):
         if result.state is not State.FAILED:
             return result
         if not any(self._codes.values()):
-            # A rank ended after `_note_codes` and before torch looked, which then ended the others.
+            # A rank exited between `_note_codes` and torch's own check, after which torch
+            # terminated the others. Use the exit codes that torch recorded.
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
             self._codes |= own_exit_codes(codes)
         return self._handle_failure(result)
 
     def _handle_failure(self, failed: RunResult) -> RunResult:
-        """Decide whether to restart, and report why a rank ended that was killed by a signal."""
+        """Decide whether to restart, and report the signal if a rank was killed by one."""
         if self.code == PREEMPTED and self._has_waiting_machine():
-            # Another launcher noticed the new machine first and made all ranks save. Not a failure:
-            # the ranks start again in a larger world.
+            # Another launcher noticed the new machine first and made all ranks save. This is not
+            # a failure: the ranks restart in a larger world.
             return RunResult(state=State.HEALTHY)
         if not is_retryable(self.code):
             self._remaining_restarts = 0
@@ -115,9 +118,10 @@ class Agent(LocalElasticAgent):
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None
     ) -> None:
-        """Ask the ranks to save and end, wait, and kill the rest; another Ctrl-C kills at once."""
+        """Ask the ranks to save and exit, wait, then kill the rest. Ctrl-C skips the wait."""
         seconds = self._shutdown_timeout if timeout is None else timeout
-        # Signal the ranks and not their process groups: they need their loader processes to save.
+        # Signal only the ranks, not their process groups: a rank needs its loaders to save.
+        # Ctrl-C is forwarded as SIGTERM; `code_after` maps the ranks' exit code to INTERRUPTED.
         number = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
         self._killed |= end_processes(self._processes(), number, seconds, stop=self._stop)
         super()._shutdown(death_sig, seconds)
@@ -144,19 +148,19 @@ class Agent(LocalElasticAgent):
         return [handler.proc for handler in handlers.values()]
 
     def _note_codes(self) -> None:
-        """Record the exit codes of the ranks that have ended."""
+        """Record the exit codes of the ranks that have exited."""
         for worker, process in zip(self._worker_group.workers, self._processes(), strict=False):
             if (code := process.poll()) is not None:
                 self._codes[worker.global_rank] = code
 
 
-# A rank that these signals end before its handlers are in place has trained nothing: it counts as
-# preempted.
+# A rank that one of these signals kills had not installed its handlers yet, so it has not trained
+# anything. It counts as preempted.
 _PREEMPTING = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGHUP)
 
 
 def run_exit_code(codes: Iterable[int]) -> int:
-    """The most specific of the ranks' exit codes: when one rank ends, the others fail with 1."""
+    """The most specific of the ranks' exit codes. When one rank exits, the others fail with 1."""
     found = [_as_exit_code(code) for code in codes if code != DONE]
     killed = [code for code in found if code > KILLED and code != INTERRUPTED]
     if killed:
@@ -174,7 +178,7 @@ def _as_exit_code(code: int) -> int:
 
 
 def own_exit_codes(codes: dict[int, int]) -> dict[int, int]:
-    """The codes, by rank, of those that did not end by SIGTERM because another rank had ended."""
+    """The exit codes, by rank, without ranks that SIGTERM ended after another rank had failed."""
     own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
     return own or codes
 
@@ -185,7 +189,7 @@ def is_retryable(code: int) -> bool:
 
 
 def kill_reason(codes: dict[int, int]) -> str | None:
-    """A line about the first rank (global rank -> code) that a signal killed, or None."""
+    """One line about the first rank killed by a signal, or None. `codes`: rank -> exit code."""
     for rank, code in codes.items():
         if code < 0 and code not in _PREEMPTING:
             hint = " (out of memory?)" if code == -signal.SIGKILL else ""

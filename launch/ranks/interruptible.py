@@ -1,8 +1,9 @@
-"""Makes calls into torch's store, which can block forever, interruptible by signals.
+"""Makes blocking calls into torch's store interruptible by signals.
 
 Python runs signal handlers only in the main thread, between two bytecode instructions, so a main
-thread that waits in C++ ignores SIGTERM. Here another thread makes the call, and the main thread
-waits in Python. A call to a store whose host was stopped never returns, whatever its timeout.
+thread that blocks in C++ ignores SIGTERM. Here a second thread makes the call while the main thread
+waits in Python. If the host of the store was suspended, a call to it never returns, whatever its
+timeout.
 """
 
 from collections.abc import Callable
@@ -14,23 +15,25 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 Answer = TypeVar("Answer")
 
-_CLOSE_SECONDS = 60  # twice torch's own limit
+_CLOSE_SECONDS = 60  # twice torch's own timeout
 
 
 def interruptible(call: Callable[[], Answer], *, seconds: float | None = None) -> Answer:
-    """The result of `call`; raises its errors, and TimeoutError if it takes longer than `seconds`.
+    """Return the result of `call`, or raise its exception.
 
-    After a TimeoutError, or an exception in a signal handler, the call may still be running in its
-    thread. The process should then end with `os._exit` and not use the objects of the call.
+    Raises TimeoutError if the call takes longer than `seconds`. After a TimeoutError, or an
+    exception raised by a signal handler, the call may still be running in its thread. The process
+    should then exit with `os._exit` and not touch the objects that the call uses.
     """
     answer: Future[Answer] = Future()
 
     def run() -> None:
         try:
             answer.set_result(call())
-        except Exception as error:  # raised again in the thread that waits
+        except Exception as error:  # raised again in the waiting thread
             answer.set_exception(error)
 
+    # A daemon thread, because a call that never returns must not keep the process alive.
     Thread(target=run, name="rendezvous", daemon=True).start()
     return answer.result(seconds)
 
@@ -38,8 +41,8 @@ def interruptible(call: Callable[[], Answer], *, seconds: float | None = None) -
 class InterruptibleRendezvous(RendezvousHandler):
     """Makes the calls interruptible that the agent makes to `handler` while the ranks train.
 
-    They have no timeout, so training continues if only the launcher on the host was stopped.
-    `next_rendezvous` is not wrapped: the agent calls it in a thread, with the work that follows.
+    They have no timeout, so training continues if only the launcher on the host is suspended.
+    `next_rendezvous` is not wrapped, because the agent already calls it in a second thread.
     """
 
     def __init__(self, handler: RendezvousHandler) -> None:

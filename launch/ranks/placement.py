@@ -1,6 +1,6 @@
-"""Where a run's ranks are and how their launchers find each other. Free of torch.
+"""Number and location of a run's ranks, and how their launchers find each other.
 
-The names and meanings are torchrun's.
+Names and meanings of the fields follow torchrun. Does not import torch.
 """
 
 import difflib
@@ -8,12 +8,13 @@ import os
 import uuid
 from dataclasses import dataclass, field
 
-# A step and a whole checkpoint have to fit: the most that clouds give before they pull the plug.
-# Who gives less, as Kubernetes' 30 s, kills the launcher and with it the ranks all the same.
+# Must cover one step and writing a whole checkpoint; it is the longest notice that cloud providers
+# give before they reclaim a machine. With a shorter grace period, such as Kubernetes' default of
+# 30 s, the launcher and its ranks are killed earlier regardless.
 SHUTDOWN_SECONDS = 120
 
-# What torch 2.13 reads in c10d_rendezvous_backend.py and dynamic_rendezvous.py; anything else it
-# passes over in silence.
+# The keys that torch 2.13 reads in c10d_rendezvous_backend.py and dynamic_rendezvous.py. It
+# silently ignores any other key.
 _CONF = (
     "is_host",
     "join_timeout",
@@ -30,9 +31,9 @@ LAST_PORT = 65_535
 
 @dataclass(frozen=True)
 class Placement:
-    """`num_processes` ranks on each of `min_nodes` to `max_nodes` machines; this is one of them.
+    """`num_processes` ranks on each of `min_nodes` to `max_nodes` machines, including this one.
 
-    Raises ValueError for what does not go together.
+    Raises ValueError for inconsistent fields.
     """
 
     num_processes: int = 1
@@ -93,7 +94,7 @@ class Placement:
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT where the launchers meet; port 0 is any, where there is but one."""
+        """HOST:PORT of the rendezvous; port 0, used for a single machine, selects a free port."""
         if self.master_addr is not None:
             return f"{self.master_addr}:{self.master_port}"
         return self.rdzv_endpoint or "localhost:0"
@@ -106,13 +107,13 @@ class Placement:
 
     @property
     def world_size(self) -> str:
-        """As `python -m trainer --world-size` takes it."""
+        """The value of `python -m trainer --world-size`: `8` or, if elastic, `4:8`."""
         least, most = (count * self.num_processes for count in (self.min_nodes, self.max_nodes))
         return str(most) if least == most else f"{least}:{most}"
 
     @property
     def trainer_options(self) -> list[str]:
-        """What `python -m trainer` is told of its launcher, this process."""
+        """The options of `python -m trainer` that describe its launcher, which is this process."""
         return ["--world-size", self.world_size, "--launcher", str(os.getpid())]
 
 
@@ -125,7 +126,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def parse_conf(text: str) -> dict[str, str]:
-    """`is_host=1,join_timeout=60` -> its keys and values."""
+    """Parse `is_host=1,join_timeout=60` into a mapping."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair]
     for key, equals, value in pairs:
         if not (key and equals and value):
@@ -134,7 +135,7 @@ def parse_conf(text: str) -> dict[str, str]:
 
 
 def _known(key: str) -> str:
-    if key == "timeout":  # as it is called under --master-addr
+    if key == "timeout":  # the name of this setting in torch's static rendezvous
         return "join_timeout"
     if key not in _CONF:
         near = difflib.get_close_matches(key, _CONF, n=1)

@@ -1,7 +1,8 @@
-"""The rendezvous in which the launchers of a run learn their ranks: torch's, with clear errors.
+"""torch's rendezvous, in which the launchers of a run agree on ranks, with clear error messages.
 
-torch shares one store between its agent and the ranks. Restarted ranks then read the addresses of
-the previous attempt and hang (pytorch#135712), so here each attempt gets its own store.
+By default torch shares one store between its agent and the ranks. Restarted ranks then read the
+addresses of the previous attempt and hang (pytorch#135712), so here each attempt gets its own
+store.
 """
 
 import math
@@ -39,19 +40,21 @@ Answer = TypeVar("Answer")
 _DEFAULT_PORT = 29400
 _JOIN_SECONDS = 600
 _LAST_CALL_SECONDS = 30  # torch's default
-# A host that does not answer for this long is considered lost.
+# A host that does not respond within this time is considered lost.
 _ANSWER_SECONDS = 15
 _RETRY_SECONDS = 0.5
 _OUTCOME_SECONDS = 1.0
-# Report a wait that takes longer.
+# A wait that takes longer than this is reported.
 _SILENT_SECONDS = 5
 
 
 def open_rendezvous(placement: Placement) -> RendezvousHandler:
-    """The handler of torch's agent; waits for the machine that hosts the rendezvous.
+    """Return the rendezvous handler for torch's agent, once the host of the rendezvous is up.
 
-    Raises TimeoutError if it does not answer within `join_timeout`, RendezvousError, DistError.
+    Raises TimeoutError if the host does not respond within `join_timeout`, RendezvousError or
+    DistError.
     """
+    # Give each attempt its own store (see the module docstring).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     seconds = join_seconds(placement)
     parameters = RendezvousParameters(
@@ -61,13 +64,13 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
         min_nodes=placement.min_nodes,
         max_nodes=placement.max_nodes,
         local_addr=placement.local_addr or _loopback(placement),
-        # torch's client retries to connect for this long; `_connected` times out earlier.
+        # torch's client retries its connection for this long; `_connected` times out earlier.
         **{**placement.rdzv_conf, "read_timeout": str(2 * seconds)},
     )
     host, port = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     if placement.is_static:
         rank = placement.node_rank or 0
-        if rank:  # its handler connects later, where torch does not keep the timeout
+        if rank:  # its handler connects later, in code of torch that does not honor the timeout
             _connected(
                 lambda: TCPStore(host, port, timeout=timedelta(seconds=2 * seconds)),
                 placement,
@@ -84,10 +87,11 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
 
 
 def _connected(connect: Callable[[], Answer], placement: Placement, *, hosts: bool) -> Answer:
-    """The result of `connect`. A launcher that does not host the rendezvous first waits for its
-    port, and reconnects if the connection breaks."""
+    """Return the result of `connect`. A launcher that does not host the rendezvous waits for its
+    port first, and reconnects if the connection breaks."""
     seconds = join_seconds(placement)
     deadline = time.monotonic() + seconds
+    # Reserve time before the deadline to find out what happens to the connection (`_no_answer`).
     last_answer = deadline - min(_OUTCOME_SECONDS, seconds / 2)
     attempt = 1
     with report_waiting(placement, "the machine that hosts the rendezvous"):
@@ -123,7 +127,7 @@ def _no_answer(placement: Placement) -> str:
 
 
 def _connection_outcome(placement: Placement) -> str:
-    """What happens to a connection to the endpoint, which torch's client does not report."""
+    """What happens to a new connection to the endpoint; torch's client does not report this."""
     address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     try:
         with socket.create_connection(address, timeout=_OUTCOME_SECONDS / 2) as connection:
@@ -144,7 +148,7 @@ def report_waiting(placement: Placement, what: str | None = None) -> Iterator[No
         f"waiting for {what or machines} at {placement.endpoint} "
         f"(join_timeout {join_seconds(placement)} s)"
     )
-    # In a thread, because torch may wait in C++.
+    # Print from a thread, because the main thread may be blocked in C++.
     timer = Timer(_SILENT_SECONDS, print, (line,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
@@ -155,7 +159,7 @@ def report_waiting(placement: Placement, what: str | None = None) -> Iterator[No
 
 
 def failure_reason(error: Exception, placement: Placement) -> str:
-    """One line with a remedy."""
+    """One line with the cause and a fix."""
     where = f"the rendezvous at {placement.endpoint}"
     if "EADDRINUSE" in _innermost(error):
         return (
@@ -163,7 +167,7 @@ def failure_reason(error: Exception, placement: Placement) -> str:
             "there, or choose another port on all machines"
         )
     match error:
-        case TimeoutError() | TransientError():  # those of `interruptible` have no text
+        case TimeoutError() | TransientError():  # a timeout of `interruptible` has no message
             return str(error) or f"{where} has stopped answering: restart its host, then all others"
         case RendezvousClosedError():
             return f"{where} is over: another machine's ranks failed for good; see its output"
@@ -178,12 +182,12 @@ def failure_reason(error: Exception, placement: Placement) -> str:
 
 
 def join_seconds(placement: Placement) -> int:
-    """How long a launcher waits for the others, in seconds."""
+    """How long, in seconds, a launcher waits for the others to join."""
     return int(placement.rdzv_conf.get("join_timeout", _JOIN_SECONDS))
 
 
 def longest_rendezvous(placement: Placement) -> int:
-    """Seconds after which torch's own timeouts end a rendezvous, if the store answers."""
+    """Seconds after which torch's own timeouts end a rendezvous, if the store responds."""
     last_call = int(placement.rdzv_conf.get("last_call_timeout", _LAST_CALL_SECONDS))
     return join_seconds(placement) + last_call + 2 * _ANSWER_SECONDS
 
@@ -200,10 +204,10 @@ def _loopback(placement: Placement) -> str | None:
 
 
 def _wait_for_port(placement: Placement, deadline: float) -> None:
-    """Waits in Python instead of torch's store, so that signals are handled meanwhile."""
+    """Wait in Python rather than in torch's store, so that signals are still handled."""
     address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     while time.monotonic() < deadline:
-        # The host's name may not resolve before it is up.
+        # The host name may not resolve until the host is up.
         with suppress(OSError), socket.create_connection(address, timeout=_RETRY_SECONDS * 4):
             return
         time.sleep(_RETRY_SECONDS)

@@ -1,6 +1,7 @@
-"""Starts the ranks of this machine and gives back the exit code that counts.
+"""Starts the ranks of this machine and returns the exit code of the run.
 
-torchrun turns every rank's exit code into 1, so this drives torch's elastic agent itself.
+torchrun exits with 1 whatever its ranks' exit codes are, so this module drives torch's elastic
+agent directly.
 """
 
 import logging
@@ -29,16 +30,16 @@ _MONITOR_SECONDS = 0.2
 
 
 def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> int:
-    """Run `python -m module arguments…` as this machine's ranks; the exit code that counts.
+    """Run `python -m module arguments…` as this machine's ranks and return the run's exit code.
 
-    A signal to stop is passed on to the ranks, who get `placement.shutdown_seconds` to save.
+    Stop signals are forwarded to the ranks, which get `placement.shutdown_seconds` to save.
     """
     _silence_torch()
     tolerate_closed_output()
-    # Without it each rank starts a thread a core in every library.
+    # By default every library would start one thread per core in each rank.
     cores = len(os.sched_getaffinity(0)) // placement.num_processes
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
-    # -P: a folder named data/ where the user stands must not hide the package.
+    # -P: a folder data/ in the current directory must not shadow the package of that name.
     command = ("-P", "-u", "-m", module, *arguments)
     with StopRequest() as stop, TemporaryDirectory(prefix="kway-") as log_folder:
         try:
@@ -67,7 +68,7 @@ def _run(agent: Agent, placement: Placement, rendezvous: RendezvousHandler) -> i
 
 
 def _close(rendezvous: RendezvousHandler) -> None:
-    # The ranks have already ended: ignore a signal to stop.
+    # The ranks have already exited, so a stop signal has no effect.
     with suppress(SignalException):
         rendezvous.shutdown()
 
@@ -100,7 +101,7 @@ def _agent(
 
 
 def _silence_torch() -> None:
-    """The ranks' own line says what is wrong; the agent's report would bury it."""
-    for name in list(logging.root.manager.loggerDict):  # each has a level of its own
+    """Disable torch's elastic logs, which would bury the error message of the ranks."""
+    for name in list(logging.root.manager.loggerDict):  # each sets its own level
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,6 +1,6 @@
-"""Stop the ranks of a run: signals to the launcher, and the end of the rank processes.
+"""Stops the ranks of a run: handles stop signals in the launcher and terminates rank processes.
 
-Each rank runs in its own session, so that Ctrl-C in a terminal reaches only the launcher.
+Each rank runs in its own session, so Ctrl-C in a terminal reaches only the launcher.
 """
 
 import math
@@ -26,7 +26,7 @@ Processes = Sequence["subprocess.Popen[Any]"]
 
 class StopRequest:
     """Inside this context, the first stop signal raises SignalException, wherever the launcher
-    waits. Later ones are ignored, except that Ctrl-C sets `is_urgent`."""
+    waits. Later signals are ignored, except that Ctrl-C sets `is_urgent`."""
 
     def __init__(self) -> None:
         self.number: signal.Signals | None = None
@@ -34,10 +34,10 @@ class StopRequest:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        # torch would set its own handlers, which raise for every signal; an empty list sets none.
+        # torch would install handlers that raise for every signal; an empty list disables them.
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
         for number in ASKS_TO_STOP:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            if signal.getsignal(number) != signal.SIG_IGN:  # stay immune to it, as under nohup
                 self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -53,7 +53,7 @@ class StopRequest:
 
 
 def wait_until_ended(processes: Processes, seconds: float) -> None:
-    """Wait until all processes have ended, for at most `seconds`."""
+    """Wait at most `seconds` until all processes have exited."""
     deadline = time.monotonic() + seconds
     while _running(processes) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -67,11 +67,11 @@ def end_processes(
     repeat: bool = False,
     stop: StopRequest | None = None,
 ) -> bool:
-    """Send each process the signal and, after `seconds`, kill those that still run.
+    """Send each process the signal and kill those that are still running after `seconds`.
 
-    Returns whether any was killed. repeat: send the signal each second, because a rank may only
-    note the first one and end by a later one, when its handlers are gone. stop: kill at once when
-    this request becomes urgent.
+    Returns whether any process was killed. repeat: send the signal every second, because a rank
+    may only record the first one, and is terminated by a later one once its handlers are removed.
+    stop: kill at once when this request becomes urgent.
     """
     deadline, due = time.monotonic() + seconds, 0.0
     while running := _running(processes):
@@ -91,7 +91,7 @@ def _kill(processes: Processes) -> None:
     for process in processes:
         process.kill()
     for process in processes:
-        # A process that hangs in the kernel cannot be reaped; it must not block the launcher.
+        # A process blocked in the kernel cannot be reaped and must not block the launcher.
         with suppress(subprocess.TimeoutExpired):
             process.wait(_REAP_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Charts of the report: curves of several runs over one axis, stacked shares, grouped bars."""
+"""Charts of the report: curves of several runs, stacked shares and grouped bars."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from launch.report.theme import INK, PAGE, PART_COLORS, RUN_COLORS, new_figure, style_of
 
 _MOST_POINTS = 300
-_SMOOTH_OVER = 120  # points from which on a curve is drawn smooth, its points faintly behind it
-_LETTER_GAP, _LETTER_WIDTH = 0.065, 0.06  # of the plot's height and width
+_SMOOTH_OVER = 120  # curves with more points are drawn smoothed, on top of the faint raw curve
+_LETTER_GAP, _LETTER_WIDTH = 0.065, 0.06  # as fractions of the plot's height and width
 _EVENTS_ROW = 0.045
 _TICKS = [1, 2, 2.5, 5, 10]
-_WIDE = 30  # times the median: from there on a linear scale shows one end of a curve alone
+_WIDE = 30  # a maximum above this many medians would flatten the rest of the curve
 
 Mark = Literal["checkpoint", "restart", "refused", "other"]
 MARKS: dict[Mark, str] = {"checkpoint": "^", "restart": "|", "refused": "x", "other": "d"}
@@ -24,13 +24,13 @@ _ROW = 0.42  # inches
 _CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 _FRAME = 0.9
 _BAR, _BETWEEN = 0.16, 0.14
-_ROOM = 1.06  # for the letters at the ends of bars
-_LEAST_LABELLED = 0.07  # of a bar: below that a number does not fit into its part
+_ROOM = 1.06  # margin for the letters at the ends of bars
+_LEAST_LABELLED = 0.07  # as a fraction of the bar: smaller parts are too narrow for a number
 
 
 @dataclass(frozen=True)
 class Curve:
-    """`y` [n] over `x` [n] of the run with this number and letter."""
+    """`y` [n] over `x` [n], for the run with this number and letter."""
 
     number: int
     letter: str
@@ -40,7 +40,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Marked:
-    """Something that happened to a run at these positions on the x axis."""
+    """Events of one kind in a run, at these positions on the x axis."""
 
     number: int
     mark: Mark
@@ -58,10 +58,10 @@ def draw_curves(
     from_zero: bool = False,
     shares: bool = False,
 ) -> Figure:
-    """The plot of `curves`; with `log`, on a logarithmic scale if all values are above zero.
+    """Plot the curves.
 
-    `log="if wide"`: only if some values are also many times the others. `shares`: both axes go
-    from 0 to 1.
+    log: use a logarithmic y axis if all values are positive; "if wide": only if the maximum is also
+    far above the median. shares: both axes range from 0 to 1.
     """
     figure = new_figure()
     axes = figure.subplots()
@@ -84,7 +84,7 @@ def draw_curves(
 
 
 def _finite(curve: Curve) -> Curve:
-    """Without what is not finite, and where there are many points, means of neighbours."""
+    """Drop non-finite points. If there are too many points, average groups of neighbors."""
     kept = np.isfinite(curve.x) & np.isfinite(curve.y)
     x, y = curve.x[kept], curve.y[kept]
     if len(x) > _MOST_POINTS:
@@ -105,7 +105,7 @@ def _draw(axes: Axes, curve: Curve, *, smooth: bool) -> None:
 
 
 def smoothed(y: np.ndarray, width: int = 15) -> np.ndarray:
-    """The mean over up to `width` neighbours, as many on either side; fewer at the ends."""
+    """Centered moving average over at most `width` values; the window is narrower near the ends."""
     half = width // 2
     sums = np.concatenate([[0.0], np.cumsum(y)])
     positions = np.arange(len(y))
@@ -124,7 +124,7 @@ def _is_wide(curves: Sequence[Curve]) -> bool:
 
 
 def _make_logarithmic(axes: Axes) -> None:
-    """Plain numbers at 1, 2, 5, 10: matplotlib's own labels are formulas."""
+    """Label the axis with plain numbers (1, 2, 5, 10); matplotlib's default labels are formulas."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -132,8 +132,8 @@ def _make_logarithmic(axes: Axes) -> None:
 
 
 def _write_letters(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Each run's letter where its curve ends, moved apart where curves end side by side."""
-    axes.autoscale_view()  # else it is put off, and the ends are not where they will be
+    """Write each run's letter at the end of its curve, moved vertically to avoid overlaps."""
+    axes.autoscale_view()  # otherwise deferred, and the transform below would be out of date
     to_axes = axes.transData + axes.transAxes.inverted()
     ends = [to_axes.transform((curve.x[-1], _end(curve))) for curve in curves]
     for curve, height in zip(curves, _apart(np.array(ends)), strict=True):
@@ -151,7 +151,7 @@ def _write_letters(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def _apart(ends: np.ndarray) -> np.ndarray:
-    """Heights for letters at `ends` [n, 2], in shares of the plot: no two on one another."""
+    """Non-overlapping heights for letters at `ends` [n, 2], as fractions of the plot's height."""
     heights = np.zeros(len(ends))
     left = list(np.argsort(ends[:, 0])) if len(ends) else []
     while left:
@@ -160,7 +160,7 @@ def _apart(ends: np.ndarray) -> np.ndarray:
         column.sort(key=lambda index: ends[index, 1])
         wanted = np.array([ends[index, 1] for index in column])
         steps = _LETTER_GAP * np.arange(len(column))
-        # Upwards only as far as it must be, and then all of them down again under the top.
+        # Move letters up only as far as needed, then move them down where they exceed the top.
         placed = np.maximum.accumulate(wanted - steps) + steps
         heights[column] = np.minimum(placed, 1 - steps[::-1])
     return heights
@@ -171,7 +171,7 @@ def _end(curve: Curve) -> float:
 
 
 def _draw_marks(axes: Axes, marked: Sequence[Marked]) -> None:
-    """Along the bottom, a row a run; a restart is a line through the plot as well."""
+    """Draw events along the bottom, one row per run. A restart also gets a vertical line."""
     rows = sorted({event.number for event in marked})
     for event in marked:
         colour = RUN_COLORS[event.number % len(RUN_COLORS)]
@@ -192,8 +192,8 @@ def _draw_marks(axes: Axes, marked: Sequence[Marked]) -> None:
 
 
 def draw_shares(rows: Sequence[tuple[str, dict[str, float]]], parts: Sequence[str]) -> Figure:
-    """A bar a row, divided into `parts` by their shares, which add up to one; its letter before
-    it, the parts' numbers, counted from 1, inside."""
+    """Draw one bar per row, labeled with its letter and divided into `parts` by shares that sum to
+    one. The number of each part, counted from 1, is inside the bar."""
     figure = new_figure(_FRAME + _ROW * len(rows))
     axes = figure.subplots()
     for index, (_, shares) in enumerate(rows):
@@ -204,7 +204,7 @@ def draw_shares(rows: Sequence[tuple[str, dict[str, float]]], parts: Sequence[st
                 index, share, left=start, color=PART_COLORS[number % len(PART_COLORS)], height=0.7
             )
             if share >= _LEAST_LABELLED:
-                colour = PAGE if number % 2 else INK  # every other part is a strong one
+                colour = PAGE if number % 2 else INK  # every second part has a dark color
                 axes.text(start + share / 2, index, str(number + 1), color=colour, **_CENTRED)
             start += share
     axes.set_yticks(range(len(rows)), [letter for letter, _ in rows])
@@ -215,7 +215,7 @@ def draw_shares(rows: Sequence[tuple[str, dict[str, float]]], parts: Sequence[st
 
 
 def draw_values(rows: Sequence[Sequence[tuple[int, str, float]]]) -> Figure:
-    """A group of bars a row: (number, letter, value) of runs; rows are numbered from 1."""
+    """Draw a group of bars per row, with rows numbered from 1. A bar is (number, letter, value)."""
     thickness = _BAR * max(len(row) for row in rows) + _BETWEEN
     figure = new_figure(_FRAME + thickness * len(rows))
     axes = figure.subplots()

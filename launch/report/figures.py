@@ -1,4 +1,4 @@
-"""The plots of the report, in sections, each with a title and alternative text."""
+"""The plots of the report by section, each with a title and alternative text."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from launch.report.reading import Run, training_seconds
 from launch.report.steps import Event
 
 _UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-_MOST_BARS = 8  # runs of which each measure has a bar; of more the table tells
+_MOST_BARS = 8  # with more runs, values are shown only in the table
 _GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Plot:
-    """`alt_text` is for screen readers; `note` is the caption."""
+    """A plot with alternative text for screen readers (`alt_text`) and a caption (`note`)."""
 
     title: str
     figure: Figure
@@ -30,7 +30,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Axis:
-    """What training is followed along: steps, or samples where a step is not the same in all."""
+    """The x axis of training curves: steps, or samples if the runs' batch sizes differ."""
 
     label: str
     scale: dict[str, float]
@@ -40,7 +40,7 @@ class Axis:
 
 
 def axis_of(runs: Sequence[Run]) -> Axis:
-    """Steps where all runs have the same batch, else samples."""
+    """Steps if all runs have the same batch size, otherwise samples."""
     batches = {run.letter: _batch(run) for run in runs}
     if len({batch for batch in batches.values() if batch}) <= 1:
         return Axis("steps", dict.fromkeys(batches, 1.0))
@@ -54,7 +54,7 @@ def _batch(run: Run) -> float | None:
 
 
 def learning(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Loss over steps and over time, rate, gradient norm."""
+    """Loss over steps and over time, learning rate and gradient norm."""
     axis = axis_of(runs)
     marks = [mark for run in runs for mark in _marks(run, axis)]
     yield from _over_steps(runs, axis, "loss", "Loss", "loss", marked=marks, log="if wide")
@@ -72,7 +72,7 @@ def learning(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def accuracy(runs: Sequence[Run]) -> Iterator[Plot]:
-    """The evaluations' measures: over steps where there are several, else side by side."""
+    """Bars for the newest evaluation's measures; curves for measures with several evaluations."""
     axis, names = axis_of(runs), measure_names(runs)
     if not names:
         return
@@ -95,7 +95,7 @@ def accuracy(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def single_logits(runs: Sequence[Run]) -> Iterator[Plot]:
-    """How the classes share in the single-logit measures of the newest evaluation."""
+    """Distribution over classes of the single-logit measures in the newest evaluation."""
     yield from _of_classes(runs, "AUPRC of the classes", _average_precision)
     found = [run.evaluations.classes for run in runs]
     recalls = dict.fromkeys(r for classes in found if classes is not None for r in classes.recalls)
@@ -105,7 +105,7 @@ def single_logits(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def speed(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Throughput, waiting, phases, use of the device, memory."""
+    """Throughput, time waiting for data, phases, device utilization and memory."""
     axis = axis_of(runs)
     yield from _over_steps(
         runs, axis, "samples_per_second", "Throughput", "samples a second", from_zero=True
@@ -143,7 +143,7 @@ def _over_steps(
     smooth: bool = True,
     from_zero: bool = False,
 ) -> Iterator[Plot]:
-    """The picture of one column, where any run has it."""
+    """The plot of one column, if any run has it."""
     curves = [_curve(run, axis.of(run, run.steps.column("step")), name, unit) for run in runs]
     if not _any(curves):
         return
@@ -164,7 +164,7 @@ def _curve(run: Run, x: np.ndarray, name: str, unit: float = 1) -> Curve:
 
 
 def _seconds(run: Run) -> np.ndarray:
-    """Seconds in steps up to each logged one; NaN throughout where none is recorded."""
+    """Cumulative seconds spent in steps at each logged step; all NaN if no time was recorded."""
     spent = np.diff(run.steps.column("step"), prepend=0) * run.steps.column("step_seconds")
     return np.where(np.isfinite(spent).any(), np.cumsum(np.nan_to_num(spent)), np.nan)
 
@@ -202,7 +202,7 @@ def _marks(run: Run, axis: Axis) -> Iterator[Marked]:
 def _mark(event: Event) -> Mark | None:
     match event.name:
         case "evaluation":
-            return None  # a point of its own plots
+            return None  # evaluations have their own plots
         case "checkpoint" | "refused":
             return event.name
         case "start" | "resume" | "restart":
@@ -224,7 +224,7 @@ def _legend(marked: Sequence[Marked]) -> str:
 def _of_classes(
     runs: Sequence[Run], title: str, values_of: Callable[[Run], np.ndarray | None]
 ) -> Iterator[Plot]:
-    """The classes' values, sorted: which share of the classes reaches which value."""
+    """The sorted values of the classes: the share of classes that reach each value."""
     curves = []
     for run in runs:
         values = values_of(run)

@@ -13,7 +13,7 @@ UNKNOWN = "–"
 
 
 def format_number(value: float) -> str:
-    """A number as a person reads it: `0.8312`, `1,250`, `3.1e-05`."""
+    """Format a number for display: `0.8312`, `1,250`, `3.1e-05`."""
     if not np.isfinite(value):
         return "not finite"
     size = abs(value)
@@ -23,12 +23,12 @@ def format_number(value: float) -> str:
 
 
 def format_percent(ratio: float) -> str:
-    """`6.1%`."""
+    """Format a ratio: `6.1%`."""
     return f"{ratio:.1%}"
 
 
 def format_duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.4 h`, `2.1 days`."""
+    """Format a duration: `45 s`, `12 min`, `3.4 h`, `2.1 days`."""
     if seconds < 90:
         return f"{seconds:.3g} s"
     for size, unit in ((60, "min"), (3600, "h"), (86400, "days")):
@@ -38,7 +38,7 @@ def format_duration(seconds: float) -> str:
 
 
 def measure_names(runs: Sequence[Run]) -> list[str]:
-    """Names of the measures of all evaluations; top1 and the like first."""
+    """The names of all evaluations' measures, with top1 and similar ones first."""
     names = dict.fromkeys(
         name for run in runs for found in run.evaluations.measures.values() for name in found
     )
@@ -46,7 +46,7 @@ def measure_names(runs: Sequence[Run]) -> list[str]:
 
 
 def summary_table(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Rows of the page's first table; a row that no run has anything for is left out."""
+    """Rows of the page's first table. Rows without a value in any run are omitted."""
     rows = {
         "state": [run.state for run in runs],
         "steps": [format_number(run.last_step) for run in runs],
@@ -70,7 +70,7 @@ def summary_table(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def phases_table(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Share of each phase in the time of all logged steps, by run."""
+    """Each phase's share of the time of all logged steps, by run."""
     shares = {run.letter: share_of_phases(run) for run in runs}
     names = dict.fromkeys(name for found in shares.values() for name in found)
     return {
@@ -80,7 +80,7 @@ def phases_table(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def share_of_phases(run: Run) -> dict[str, float]:
-    """Shares that add up to one, what no phase covers as `rest`; empty where none is recorded."""
+    """Shares that sum to one; `rest` is time outside all phases. Empty if nothing is recorded."""
     seconds = {name: float(np.nansum(column)) for name, column in run.steps.under("phases").items()}
     known_first = sorted(seconds, key=lambda name: PHASES.index(name) if name in PHASES else 99)
     seconds = {name: seconds[name] for name in known_first if seconds[name] > 0}
@@ -88,7 +88,7 @@ def share_of_phases(run: Run) -> dict[str, float]:
         return {}
     known = np.isfinite(run.steps.column("step_seconds"))
     counts = np.diff(run.steps.column("step"), prepend=0)
-    # Evaluations and checkpoints are no part of a step's time, but phases of the run.
+    # Evaluations and checkpoints are phases of the run, but not part of a step's time.
     inside = sum(v for name, v in seconds.items() if name not in ("evaluation", "checkpoint"))
     total = float((counts[known] * run.steps.column("step_seconds")[known]).sum())
     if total > 1.005 * inside:
@@ -98,8 +98,10 @@ def share_of_phases(run: Run) -> dict[str, float]:
 
 
 def recipe_differences(recipes: Sequence[dict[str, str]]) -> dict[str, list[str]]:
-    """Keys whose values differ between recipes, in the order of the first that has them; all runs
-    have another folder, which says nothing."""
+    """Keys whose values differ between recipes, in order of first appearance.
+
+    Omits `run`, which always differs.
+    """
     keys = dict.fromkeys(key for recipe in recipes for key in recipe if key != "run")
     table = {key: [recipe.get(key, UNKNOWN) for recipe in recipes] for key in keys}
     return {key: values for key, values in table.items() if len(set(values)) > 1}

@@ -1,6 +1,6 @@
-"""The page: one HTML file that needs nothing from outside and runs no script.
+"""The report page: one self-contained HTML file without scripts.
 
-Whatever comes from a run, such as names of measures, is escaped on its way in.
+All text that comes from a run, such as names of measures, is escaped.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _LONGEST_VALUE = 300
 
 
 def report_page(runs: Sequence[Run], progress: Callable[[int, int], None]) -> str:
-    """The whole page; `progress(done, total)` is called for each section."""
+    """The complete page. Calls `progress(done, total)` for each section."""
     parts = [
         _title(runs),
         _runs(runs),
@@ -44,7 +44,7 @@ def report_page(runs: Sequence[Run], progress: Callable[[int, int], None]) -> st
 def _frame(runs: Sequence[Run], body: str) -> str:
     names = ", ".join(run.name for run in runs)
     style = files("launch.report").joinpath("page.css").read_text(encoding="utf-8")
-    # The policy stands for the escaping as well: what slipped through could neither run nor load.
+    # Defense in depth: markup that escaped the escaping can neither run scripts nor load anything.
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'"
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -110,13 +110,13 @@ def _figure(plot: Plot) -> str:
 
 
 def _phase_shares(title: str, runs: Sequence[Run]) -> str:
-    """The table of phase shares, below the plots of speed."""
+    """The table of phase shares, which follows the plots of speed."""
     rows = phases_table(runs) if title == "Speed and memory" else {}
     return f"<h3>Where the time goes</h3>{_grid(runs, rows, 'figures')}" if rows else ""
 
 
 def _grid(runs: Sequence[Run], rows: Mapping[str, Sequence[str]], kind: str) -> str:
-    """A table with a column a run, that is moved sideways by itself where it is too wide."""
+    """A table with one column per run, in its own horizontally scrolling container."""
     heads = "".join(f'<th scope="col">{_letter(run)} {_text(run.name)}</th>' for run in runs)
     body = "".join(
         f'<tr><th scope="row">{_text(name)}</th>'
@@ -143,7 +143,7 @@ def _differences(runs: Sequence[Run]) -> str:
 
 
 def _events(runs: Sequence[Run]) -> str:
-    """What happened besides steps and evaluations, of each run the newest."""
+    """The newest events of each run, other than steps and evaluations."""
     rows = []
     for run in runs:
         events = [event for event in run.steps.events if event.name != "evaluation"]

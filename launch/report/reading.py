@@ -1,4 +1,4 @@
-"""Reads a run's folder in whatever state it is: running, cut off, damaged, empty."""
+"""Reads a run's folder in any state: running, interrupted, damaged or empty."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,8 @@ _MOST_RECIPE_BYTES, _MOST_RECIPE_KEYS = 1 << 20, 5_000
 
 @dataclass(frozen=True)
 class Classes:
-    """Of C classes with samples: `average_precision` [C], `precision_at` [C, R] at `recalls`."""
+    """Measures of the C classes with samples: `average_precision` [C], `precision_at` [C, R] for
+    the R `recalls`."""
 
     step: int
     average_precision: np.ndarray
@@ -33,7 +34,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """`measures` by step, in order of steps; `troubles` name the files that could not be read."""
+    """`measures` by step, in ascending order. `troubles`: one line per unreadable file."""
 
     measures: dict[int, dict[str, float]]
     classes: Classes | None
@@ -41,7 +42,7 @@ class Evaluations:
 
 
 def read_evaluations(folder: Path) -> Evaluations:
-    """Those in a run's folder of evaluations; none where there is no folder."""
+    """Read a run's evaluations. The result is empty if the folder does not exist."""
     measures: dict[int, dict[str, float]] = {}
     troubles = []
     for path in sorted(folder.glob("step-*.json")):
@@ -94,7 +95,7 @@ def _read_classes(path: Path) -> Classes:
 
 @dataclass(frozen=True)
 class Run:
-    """What a folder holds of a run; `troubles` say in a line each what could not be read."""
+    """The contents of a run's folder. `troubles`: one line for each thing that is unreadable."""
 
     letter: str
     name: str
@@ -107,19 +108,19 @@ class Run:
 
     @property
     def number(self) -> int:
-        """From 0: which colour and dashes are its own."""
+        """The index of the run, from 0, which determines its color and dashes."""
         return ascii_uppercase.index(self.letter)
 
     @property
     def last_step(self) -> int:
-        """The last that anything is known of; 0: nothing."""
+        """The last step with an event, evaluation or log record; 0 if there is none."""
         events = [event.step for event in self.steps.events]
         logged = self.steps.column("step")
         return max([0, *events, *self.evaluations.measures, *map(int, logged[-1:])])
 
     @property
     def state(self) -> str:
-        """`running`, `done`, `stopped at step 400 of 1000` or `nothing logged`."""
+        """`running, at step 4`, `done`, `stopped at step 4 of 9` or `nothing logged`."""
         if self.is_running:
             return f"running, at step {self.last_step}"
         if not len(self.steps) and not self.evaluations.measures:
@@ -128,16 +129,16 @@ class Run:
         if planned.isdecimal():
             whole = self.last_step >= int(planned)
             return "done" if whole else f"stopped at step {self.last_step} of {planned}"
-        # Of epochs the steps are not known here: the evaluation at the end tells.
+        # The number of steps in an epoch is unknown here, but each run ends with an evaluation.
         whole = self.last_step in self.evaluations.measures
         return "done" if whole else f"stopped at step {self.last_step}"
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in `folders`, lettered from A.
+    """Read the runs in `folders` and letter them from A.
 
-    Raises FileNotFoundError for a folder that is not there and ValueError for one that is no run,
-    is given twice, or is one too many.
+    Raises FileNotFoundError for a missing folder, and ValueError for a folder that is not a run,
+    for duplicates and for too many folders.
     """
     if len(folders) > _MOST_RUNS:
         raise ValueError(f"{len(folders)} runs are more than a page shows: give {_MOST_RUNS}")
@@ -153,7 +154,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders' own names, or their paths where two have the same."""
+    """The names of the folders, or their paths if two names are the same."""
     names = [folder.resolve().name for folder in folders]
     several = len(set(names)) < len(names)
     return [str(folder) for folder in folders] if several else names
@@ -188,7 +189,7 @@ def _read_run(folder: Path, letter: str, name: str) -> Run:
 def _read_recipe(path: Path) -> tuple[str, dict[str, str]]:
     """The text of a recipe, and its leaves as `optimizer.lr` -> `0.1`.
 
-    Any YAML will do, that of an older kway too. Raises ValueError for what is none.
+    Accepts any YAML, including recipes of older versions. Raises ValueError for anything else.
     """
     if path.stat().st_size > _MOST_RECIPE_BYTES:
         raise ValueError(f"{path.name} is larger than a recipe: {path.stat().st_size} bytes")
@@ -199,7 +200,7 @@ def _read_recipe(path: Path) -> tuple[str, dict[str, str]]:
         raise ValueError(f"{path.name} is not YAML: {error}") from error
     flat: dict[str, str] = {}
     for key, leaf in _leaves(tree, ""):
-        if len(flat) == _MOST_RECIPE_KEYS:  # an alias that holds itself many times over
+        if len(flat) == _MOST_RECIPE_KEYS:  # nested YAML aliases can expand exponentially
             raise ValueError(f"{path.name} has more than {_MOST_RECIPE_KEYS} keys")
         flat[key] = leaf
     return text, flat
@@ -214,7 +215,10 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process of this machine trains there. To try the lock would get in its way."""
+    """Whether a process on this machine is training in the folder.
+
+    Reads /proc/locks, because trying to take the lock could make a trainer that starts fail.
+    """
     locks = Path("/proc/locks")
     if not (path.exists() and locks.exists()):
         return False
@@ -224,6 +228,6 @@ def _is_locked(path: Path) -> bool:
 
 
 def training_seconds(steps: Steps) -> float:
-    """What the logged steps took, evaluations and checkpoints left out."""
+    """Seconds spent in the logged steps, without evaluations and checkpoints."""
     counts = np.diff(steps.column("step"), prepend=0)
     return float(np.nansum(counts * steps.column("step_seconds")))

@@ -1,6 +1,6 @@
-"""The records of `metrics.jsonl` as columns of numbers, and what happened between them.
+"""Reads `metrics.jsonl` into columns of numbers and a list of events.
 
-A line that is no record, such as the last one of a killed run, is counted and passed over.
+Invalid lines, such as the truncated last line of a killed run, are counted and skipped.
 """
 
 import json
@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-# Of a file that anybody may have written: more fields than these are left out.
+# Bounds for untrusted files: further fields and events are ignored.
 _MOST_FIELDS = 200
 _MOST_EVENTS = 10_000
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something at a step: `name` says what, `values` the numbers and words that came with it."""
+    """An event at a step. `values`: the numbers and strings recorded with it."""
 
     name: str
     step: int
@@ -29,7 +29,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Steps:
-    """Logged steps as columns [n] of float64 by name (`loss`, `phases.data`), NaN where missing."""
+    """Logged steps as float64 columns [n] by name (`loss`, `phases.data`), NaN where missing."""
 
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
@@ -43,7 +43,7 @@ class Steps:
         return self.columns.get(name, np.full(length, np.nan))
 
     def under(self, prefix: str) -> dict[str, np.ndarray]:
-        """The columns `prefix.…` by the rest of their names."""
+        """The columns named `prefix.…`, keyed by the rest of their names."""
         start = f"{prefix}."
         return {
             name.removeprefix(start): column
@@ -56,7 +56,7 @@ class Steps:
 
 
 def read_steps(path: Path) -> Steps:
-    """The records in a file; none where there is no file."""
+    """Read the records in a file. The result is empty if the file does not exist."""
     columns: dict[str, array[float]] = {"step": array("d")}
     events: list[Event] = []
     unreadable = 0
@@ -76,7 +76,7 @@ def read_steps(path: Path) -> Steps:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """A record with a step and an event's name, or None."""
+    """The record in this line, or None if it has no valid step and event name."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -106,7 +106,7 @@ def _numbers(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
 
 
 def as_number(value: Any) -> float | None:
-    """A JSON number as a float; None for all else, also for integers that no float holds."""
+    """A JSON number as a float, or None for other values and integers too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

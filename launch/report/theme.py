@@ -1,6 +1,6 @@
 """The style of the report's plots: SVG with the page's colors, for light and dark mode.
 
-matplotlib draws in colours that stand for names; in the page they become CSS variables.
+matplotlib draws with placeholder colors, which are replaced by CSS variables in the page.
 """
 
 import io
@@ -21,7 +21,7 @@ _NAMES |= {colour: f"run{number}" for number, colour in enumerate(RUN_COLORS)}
 _NAMES |= {colour: f"part{number}" for number, colour in enumerate(PART_COLORS)}
 DASHES = ("-", (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (1.5, 1.2)))
 
-# (light, dark): each 3:1 or more against the page, and apart for colour-blind readers.
+# (light, dark): contrast of at least 3:1 to the page, and distinguishable by color-blind readers.
 PALETTE = {
     "ink": ("#1f2933", "#e4e7eb"),
     "muted": ("#52606d", "#9aa5b1"),
@@ -43,12 +43,12 @@ PALETTE = {
     "part6": ("#dcb9d3", "#7a3a69"),
     "part7": ("#5b6770", "#aab4be"),
 }
-_SIZE = (4.7, 3.0)  # inches: read on a phone at 80% of its size
+_SIZE = (4.7, 3.0)  # inches; phones show it at 80%
 
 
 @contextmanager
 def report_style() -> Iterator[None]:
-    """The report's settings of matplotlib, whatever the reader's own are."""
+    """matplotlib settings of the report, independent of the user's own settings."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
@@ -84,13 +84,14 @@ def new_figure(height: float = _SIZE[1]) -> Figure:
 
 
 def as_svg(figure: Figure, description: str) -> str:
-    """The figure as an SVG element; `description`, in HTML, is its text for screen readers."""
+    """The figure as an SVG element. `description`: escaped HTML text for screen readers."""
     text = io.StringIO()
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(text, format="svg", metadata=none, transparent=True)
     svg = text.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    # Ids of groups are the same in every figure; what is referred to, is named by its content.
+    # Drop group ids, which would be duplicates in the page: they are the same in every figure. Ids
+    # that are referenced are hashes of the content.
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
     svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
     svg = re.sub(r"#0[1-5]0[1-5]0\d", lambda found: f"var(--{_NAMES[found[0]]})", svg)
@@ -99,7 +100,7 @@ def as_svg(figure: Figure, description: str) -> str:
 
 
 def style_of(number: int) -> dict[str, Any]:
-    """Colour and dashes of the run with this number: no two of 26 runs have both the same."""
+    """Color and dashes of the run with this number; the combination is unique for 26 runs."""
     turn = number // NUM_COLOURS
     return {
         "color": RUN_COLORS[number % NUM_COLOURS],
