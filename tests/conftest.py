@@ -61,7 +61,7 @@ def _seconds_per_file(reports: list[pytest.TestReport], least: float) -> Iterato
     yield f"| {len(others)} other files | {num_tests} | {spent:.1f} |"
 
 
-# Their files take longest: pytest-xdist starts them first, so that no worker ends long after the others.
+# Their files take longest. pytest-xdist starts them first, so that the workers end together.
 _LONGEST = ("tests/system/", "tests/serving/", "tests/trainer/")
 
 
