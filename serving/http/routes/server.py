@@ -1,4 +1,4 @@
-"""`/v1/model`, `/health` and `/metrics`: what is served, and how the server is doing."""
+"""`/v1/model`, `/health` and `/metrics`: the model that is served, and the state of the server."""
 
 from typing import Literal
 
@@ -79,7 +79,7 @@ async def counts(resources: ResourcesDep) -> Response:
 def _model_info(service: Service) -> ModelInfo:
     bundle = service.model.bundle
     spec = bundle.spec
-    # Without margins and prior, which apply in training only.
+    # Without margins and priors, which apply only in training.
     logits = spec.logits.evaluated(scale=spec.logits.scale, offset=spec.logits.offset)
     return ModelInfo(
         bundle=bundle.path.name,
