@@ -101,8 +101,8 @@ class LineIn(_WithId):
 
 @dataclass(frozen=True)
 class Line:
-    """`id`: the line's own, if it has a usable one; `content`: what the model reads, or what is
-    wrong with it."""
+    """`id`: the line's own id, if it has a valid one. `content`: the input of the model, or the
+    error."""
 
     id: Id | None
     content: bytes | str | ApiError
