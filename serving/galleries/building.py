@@ -1,6 +1,6 @@
 """Index a collection: list it, compute what is new, assemble the gallery, move it into place.
 
-A kill at any point costs seconds of work and leaves the previous gallery unchanged.
+A kill at any point loses only seconds of work and leaves the previous gallery unchanged.
 """
 
 import hashlib
@@ -41,9 +41,9 @@ from serving.model import Model
 Report = Callable[[int, int], None]
 
 _SECONDS_BETWEEN_COMMITS = 10.0
-THUMBNAIL_SIDE = 160  # pixels of the longer side, at most
+THUMBNAIL_SIDE = 160  # maximum length of the longer side in pixels
 _QUALITY = 80
-# A JPEG can be decoded at a fraction of its size, in a fraction of the time.
+# JPEG decoders can decode at a fraction of the size, in a fraction of the time.
 _REDUCED = {
     8: cv2.IMREAD_REDUCED_COLOR_8,
     4: cv2.IMREAD_REDUCED_COLOR_4,
@@ -102,10 +102,11 @@ def index_collection(
     computing: Report = lambda done, total: None,
     writing: Report = lambda done, total: None,
 ) -> IndexResult:
-    """Make, or bring up to date, the gallery `path` of `collection`.
+    """Create or update the gallery `path` of `collection`.
 
-    Raises ValueError where there is nothing to index, where `path` holds something else, and for
-    what cannot be read where `how.strict`; OSError for a full disk. Then the same call goes on.
+    Raises ValueError if there is nothing to index, if `path` contains something else, or, if
+    `how.strict`, if an item cannot be read; OSError if the disk is full. The same call then
+    resumes.
     """
     about = _about(model, collection, how)
     with work_folder(path, about, force=how.force) as work, ExitStack() as opened:
@@ -148,7 +149,7 @@ def _open(opened: ExitStack, folder: Path, about: About) -> RowReader:
 def _list(
     collection: Collection, work: WorkFolder, rows: Sequence[RowReader], unreadable: UnreadableFile
 ) -> _Listed:
-    """Write down all items, and those that no row holds unchanged."""
+    """Write the listing of all items, and of those that no row contains unchanged."""
     kept = in_gallery = missing = 0
 
     def items() -> Iterator[Item]:
@@ -173,7 +174,7 @@ def _list(
 def _prepared(
     prepare: Callable[[Item], _Ready | Unreadable], items: Iterator[Item], how: IndexOptions
 ) -> Generator[_Ready | Unreadable, None, None]:
-    """Read and decoded by threads, in order, no further ahead than the model needs."""
+    """Read and decode items in threads, in order, only as far ahead as the model needs."""
     pool = ThreadPoolExecutor(how.threads, "decode")
     try:
         yield from in_order(pool, prepare, items, ahead=2 * how.batch_size + how.threads)
@@ -204,7 +205,7 @@ def _compute(
     how: IndexOptions,
     report: Report,
 ) -> None:
-    """Features of what is prepared, appended to `part` in its order."""
+    """Compute the features of prepared items and append them to `part` in order."""
     size = max(1, how.batch_size // model.crops)
     done, committed = 0, time.monotonic()
     while batch := list(islice(prepared, size)):
@@ -249,7 +250,7 @@ def _check(
 def _is_current(
     before: GalleryInfo, listed: _Listed, computed: int, work: WorkFolder, about: About
 ) -> bool:
-    """Nothing is new, gone or changed, so that the gallery may stay as it stands."""
+    """Whether nothing is new, removed or changed, so that the gallery can be kept."""
     same_items = computed == 0 and listed.in_gallery == listed.kept == before.num_items
     sha256 = hashlib.sha256(work.unreadable.read_bytes()).hexdigest()
     return same_items and sha256 == before.files[UNREADABLE].sha256 and About.of(before) == about
@@ -258,7 +259,8 @@ def _is_current(
 def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
     """An image file -> a JPEG whose longer side has at most `THUMBNAIL_SIDE` pixels.
 
-    `raw` is one that `decode` has taken before. Raises ValueError for what cannot be decoded.
+    `raw` must have been decoded successfully by `decode` before. Raises ValueError if it cannot be
+    decoded.
     """
     pixels = _reduced_jpeg(raw)
     if pixels is None:
@@ -271,7 +273,8 @@ def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
 
 
 def _reduced_jpeg(raw: bytes) -> np.ndarray | None:
-    """Blue, green, red [H, W, 3] of a JPEG that is far larger than its thumbnail."""
+    """Pixels [H, W, 3] (BGR) of a JPEG that is much larger than its thumbnail; None for other
+    files."""
     size = jpeg_size(raw)
     fraction = max(size) // THUMBNAIL_SIDE if size is not None else 1
     for times, flag in _REDUCED.items():
