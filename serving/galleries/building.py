@@ -53,9 +53,13 @@ _REDUCED = {
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """How a gallery is made. batch_size: pictures or texts in one forward pass; threads: those
-    that read and decode; strict: what cannot be read fails it; force: also where the gallery was
-    made of another folder."""
+    """How to build a gallery.
+
+    - `batch_size`: images or texts per forward pass.
+    - `threads`: number of threads that read and decode.
+    - `strict`: fail if an item cannot be read.
+    - `force`: update the gallery even if it was built from another source.
+    """
 
     batch_size: int = 32
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
@@ -66,8 +70,9 @@ class IndexOptions:
 
 @dataclass(frozen=True)
 class IndexResult:
-    """What a run did. `kept` items were computed before; `dropped` ones of the gallery before are
-    gone or changed; `unreadable` are the first few of those that `info` counts."""
+    """The result of a run. `kept`: items that were computed before. `dropped`: items of the
+    previous gallery that were removed or changed. `unreadable`: the first few of those that `info`
+    counts."""
 
     info: GalleryInfo
     computed: int
@@ -79,7 +84,8 @@ class IndexResult:
 
 @dataclass(frozen=True)
 class _Listed:
-    """Items that were computed before, those of them that the gallery holds, those to compute."""
+    """Counts of items: computed before, contained in the gallery (a subset of these), and to
+    compute."""
 
     kept: int
     in_gallery: int

@@ -1,10 +1,11 @@
 """The format of a gallery: the files of its folder, `gallery.json`, and the lines of its items.
 
 gallery.json           this description, with the size and SHA-256 of every other file
-features.safetensors   float32 [items, dim] items.jsonl            one item per line, see `Item`
+features.safetensors   float32 [items, dim]
+items.jsonl            one item per line, see `Item`
 offsets.safetensors    uint64 [items + 1, 2]: start of each item's line and of its thumbnail
-thumbnails.bin         concatenated JPEGs; empty without thumbnails unreadable.jsonl       what
-could not be read, with the reason
+thumbnails.bin         concatenated JPEGs; empty without thumbnails
+unreadable.jsonl       what could not be read, with the reason
 """
 
 import hashlib

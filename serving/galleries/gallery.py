@@ -113,7 +113,8 @@ class Ranking:
         wanted = min(offset + limit, len(self.scores))
         known = self._best  # another thread may replace it with a longer one
         if wanted > len(known):
-            # Twice as many, so that a reader who goes on page by page sorts a few times only.
+            # Sort twice as many, so that reading all pages sorts only a logarithmic number of
+            # times.
             self._best = known = best(self.scores, 2 * wanted)
         return known[offset:wanted].tolist()
 

@@ -1,9 +1,10 @@
 """The work folder of a gallery: next to it, locked, kept after a kill, and removed on success.
 
-about.json      what it becomes; a run resumes only if this is identical part-000/ …     what each
-run computed, see `serving/galleries/rows.py` listing.jsonl   the items of this run; missing.jsonl:
-those of them to compute gallery/        the finished gallery, before it is moved into place old/
-the gallery that it replaces, between two renames
+about.json      what it becomes; a run resumes only if this is identical
+part-000/ …     what each run computed, see `serving/galleries/rows.py`
+listing.jsonl   the items of this run; missing.jsonl: those of them to compute
+gallery/        the finished gallery, before it is moved into place
+old/            the gallery that it replaces, between two renames
 """
 
 import fcntl
