@@ -64,7 +64,7 @@ def check_class_count(count: int, most: int) -> None:
 
 
 class QueryBody(BaseModel):
-    """Is each picture, or each text, of these classes?"""
+    """Is each image, or each text, of these classes?"""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -31,7 +31,7 @@ class ClassPage(BaseModel):
 
 
 class ClassSearch(BaseModel):
-    """Which classes; a parameter that is none of these is an error, not ignored."""
+    """Search parameters. Unknown parameters are an error; they are not ignored."""
 
     model_config = ConfigDict(extra="forbid")
 

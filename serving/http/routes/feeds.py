@@ -1,4 +1,5 @@
-"""Frames in, hits out: `POST /v1/feeds/{feed}` as lines, `/v1/feeds/{feed}/frames` as WebSocket."""
+"""Feeds: `POST /v1/feeds/{feed}` with lines, and the WebSocket `/v1/feeds/{feed}/frames`. Frames
+in, hits out."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 
 class FeedParameters(BaseModel):
-    """How a feed's frames are to be treated."""
+    """How to process the frames of a feed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,7 +48,7 @@ class _FeedPath(BaseModel):
 
 
 class FeedLine(RootModel[WatchHit | FrameError | Acknowledged | Dropped | FeedDone]):
-    """One line of the answer."""
+    """One line of the response."""
 
 
 router = APIRouter()

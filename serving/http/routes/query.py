@@ -92,7 +92,7 @@ class StreamParameters(QuestionParameters):
 
 
 class LineOut(RootModel[Hit | LineError | Done]):
-    """One line of the answer."""
+    """One line of the response."""
 
 
 def _limit(resources: Resources) -> ClientLimit:

@@ -19,7 +19,7 @@ class Health(BaseModel):
 
 
 class Limits(BaseModel):
-    """What one request, one stream or one frame may hold."""
+    """Limits on one request, one stream and one frame."""
 
     max_inputs: int
     max_classes: int
@@ -34,7 +34,7 @@ class Limits(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """What is served."""
+    """The model that is served."""
 
     bundle: str
     num_classes: int
