@@ -22,6 +22,8 @@ async def pump_all(
     Reading pauses while `limit` items are in progress. An ApiError raised by `items` is re-raised
     after the answers to all earlier items are written. Any other error is raised immediately.
     """
+    # `waiting` keeps the order of the items; None marks its end. `room` is released only after an
+    # answer is written, so a slow reader stops the reading of new items.
     room, waiting = asyncio.Semaphore(limit), asyncio.Queue[asyncio.Task[R] | None]()
 
     async def read() -> ApiError | None:
@@ -87,6 +89,7 @@ async def pump_latest(
 
 
 async def _awaited(work: Awaitable[R]) -> R:
+    # `create_task` takes coroutines only.
     return await work
 
 
@@ -99,7 +102,7 @@ class _Slot(Generic[T]):
         self._news = asyncio.Event()
 
     def put(self, item: T) -> None:
-        self._dropped += len(self._items)
+        self._dropped += len(self._items)  # 1 if the previous item was not taken
         self._items = [item]
         self._news.set()
 

@@ -226,10 +226,10 @@ def _rules(settings: ProxySettings) -> list[str]:
     # Ray's own error responses are plain text; kway's are already JSON.
     answers = [
         f"return {_refusal(503)} if {_IS_SOCKET} {_FROM_RAYS_PROXY} {_plain(500)}",
-        # Ray rejects WebSocket handshakes the way it rejects requests: with 429, or with 503 from a
-        # replica that is shutting down. uvicorn turns both into a plain-text 500. kway itself never
-        # sends one: it rejects a token with JSON and an unknown path with 403, and reports all
-        # other errors after the handshake.
+        # Ray rejects a WebSocket handshake like a request: with 429 or, on a replica that is
+        # shutting down, with a status that asks for a retry. uvicorn turns both into a plain-text
+        # 500. kway itself never sends one: it rejects a token with JSON and an unknown path with
+        # 403, and reports all other errors after the handshake.
         f"return {_refusal(429)} if {_IS_SOCKET} {_plain(500)}",
         *(
             f"return {_refusal(_MEANT_BY_RAY.get(status, status))} if {_plain(status)}"

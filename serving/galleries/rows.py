@@ -35,7 +35,7 @@ from serving.galleries.format import (
 Kind = Literal["<f4", "<u8"]
 _DTYPES = {"<f4": "F32", "<u8": "U64"}
 _TENSOR = "matrix"
-# Limits the read if a damaged length would make the expected header gigabytes long.
+# Upper bound on the header bytes that are read; real headers are far smaller.
 _MAX_HEADER_BYTES = 4096
 _NAMES = (ITEMS, FEATURES, OFFSETS, THUMBNAILS)
 # Contains the number of items that are durably on disk. A part without this file has none.

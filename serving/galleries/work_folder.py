@@ -65,6 +65,7 @@ class WorkFolder:
         if self.gallery.exists():
             os.rename(self.gallery, self._old)
         os.rename(self.finished, self.gallery)
+        # A rename is durable only once its folder is synced.
         folder = os.open(self.gallery.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

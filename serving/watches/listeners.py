@@ -1,6 +1,6 @@
 """The listeners of each watch and their queues of hits, which are bounded and keep the newest.
 
-The clock is passed in, so that tests can control it.
+The clock is passed in, so lease times do not depend on the system's clock.
 """
 
 import asyncio
