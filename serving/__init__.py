@@ -1,1 +1,1 @@
-"""Serving: a bundle answers one-class questions, in this process or over HTTP with Ray Serve."""
+"""Serving: answer one-class queries of a bundle, in this process or over HTTP with Ray Serve."""

@@ -1,6 +1,6 @@
-"""From features and a question to verdicts: the one place where a model's answer is made.
+"""Compute verdicts from features and a question.
 
-The server, `kway query` on a folder and the tests all come through here.
+The server, `kway query` on a folder and the tests all use this module.
 """
 
 import math
@@ -20,7 +20,8 @@ NOT_ALIGNED = (
 
 @dataclass(frozen=True)
 class Question:
-    """Is each input of these classes? By the threshold of a recall, by a given one, or by none."""
+    """Which classes to test each input for, and how to decide: by the threshold for `recall`, by a
+    given `threshold`, or, if both are None, not at all (scores only)."""
 
     class_ids: tuple[int, ...]
     recall: float | None = None
@@ -38,10 +39,10 @@ def ask(
     recall: float | None = None,
     threshold: float | None = None,
 ) -> Question:
-    """Make a question of class names or ids.
+    """Create a question from class names or ids.
 
-    Raises ValueError for an unknown class, a recall without thresholds, a threshold that is not
-    finite, or both given.
+    Raises ValueError for an unknown class, for a recall that has no thresholds, for a threshold
+    that is not finite, and if both are given.
     """
     if recall is not None and threshold is not None:
         raise ValueError("give recall or threshold, not both")
@@ -49,12 +50,12 @@ def ask(
         raise ValueError(f"threshold {threshold} decides nothing: give a finite number")
     class_ids = tuple(bundle.class_id(wanted) for wanted in classes)
     if recall is not None and class_ids:
-        bundle.threshold(class_ids[0], recall)  # an unknown recall is refused before any work
+        bundle.threshold(class_ids[0], recall)  # reject an unknown recall before any work
     return Question(class_ids, recall, threshold)
 
 
 def answer(bundle: Bundle, features: Tensor, question: Question) -> Answer:
-    """Features [B, dim] -> verdicts for B inputs, reading only the rows of the classes asked."""
+    """Features [B, dim] -> verdicts for B inputs. Reads only the rows of the requested classes."""
     scores = bundle.scores(features, question.class_ids).tolist()
     asked = [threshold_of(bundle, class_id, question) for class_id in question.class_ids]
     loss = bundle.spec.loss
@@ -87,7 +88,7 @@ def verdict(decided: ClassThreshold, score: float) -> Verdict:
 
 
 def threshold_of(bundle: Bundle, class_id: int, question: Question) -> ClassThreshold:
-    """The threshold of a class for this question, with its counts in validation."""
+    """The threshold of a class for this question, with the class's validation counts."""
     name = bundle.names.names[class_id]
     if question.recall is None:
         return ClassThreshold(

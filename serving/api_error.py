@@ -9,7 +9,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class ApiError(Exception):
-    """A rejected request: HTTP status, a code for programs, a message for people, extra headers."""
+    """A rejected request: HTTP status, machine-readable code, message and extra headers."""
 
     def __init__(
         self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None
@@ -19,7 +19,8 @@ class ApiError(Exception):
 
 
 def validated(model: type[M], values: object, code: str, *, status: int = 422) -> M:
-    """What a client sent as a `model`; ApiError with the first error, without the value."""
+    """Validate client input as a `model`. Raises ApiError with the first error; the message does
+    not include the value."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -28,7 +29,7 @@ def validated(model: type[M], values: object, code: str, *, status: int = 422) -
 
 
 def first_of(errors: Sequence[Any]) -> str:
-    """The first of pydantic's errors, as one line."""
+    """The first of pydantic's errors, on one line."""
     first = errors[0]
     where = ".".join(str(part)[:80] for part in first["loc"] if part not in ("query", "body"))
     return f"{where}: {first['msg']}" if where else str(first["msg"])

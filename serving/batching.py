@@ -1,6 +1,6 @@
-"""Batches formed across requests: inputs that arrive while the model works make the next one.
+"""Dynamic batching across requests: inputs that arrive during a forward pass form the next batch.
 
-The forward pass runs in a thread of its own, so that the event loop stays free.
+The forward pass runs in its own thread, so that it does not block the event loop.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class QueueFullError(Exception):
-    """More inputs wait for the model than its owner allows."""
+    """The model's queue would exceed its limit."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class _Waiting:
 class Batcher:
     """Collects single inputs into batches for `forward`: sequence of inputs -> tensor [B, ...].
 
-    Used from one event loop. An idle batcher starts at once, or after `wait_seconds`.
+    Use it from one event loop. An idle batcher starts immediately, or after `wait_seconds`.
     """
 
     def __init__(
@@ -51,29 +51,31 @@ class Batcher:
         self._started: float | None = None
 
     async def submit(self, inputs: Sequence[Any]) -> Tensor:
-        """Inputs -> their rows of `forward`'s result [len(inputs), ...].
+        """Inputs -> their rows of the result of `forward` [len(inputs), ...].
 
-        Raises QueueFullError when they do not fit the queue; what `forward` raises comes out here.
+        Raises QueueFullError if the inputs do not fit into the queue, and whatever `forward`
+        raises.
         """
         if len(self._queue) + len(inputs) > self._max_queued:
             raise QueueFullError
         loop = asyncio.get_running_loop()
         waiting = [_Waiting(one, loop.create_future()) for one in inputs]
         self._queue.extend(waiting)
+        # The worker ends when the queue is empty, so that an idle batcher has no task.
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
         try:
             return torch.stack(await asyncio.gather(*(one.result for one in waiting)))
         finally:
-            for one in waiting:  # a client that left must not cost a forward pass
+            for one in waiting:  # do not run the model for a client that disconnected
                 one.result.cancel()
 
     def num_queued(self) -> int:
-        """Inputs that wait for a batch, those of clients that have left among them."""
+        """Inputs that wait for a batch, including those of clients that have disconnected."""
         return len(self._queue)
 
     def seconds_in_forward(self) -> float:
-        """How long the batch in progress has taken so far; 0 when idle."""
+        """Seconds since the current forward pass started; 0 when idle."""
         return 0.0 if self._started is None else time.monotonic() - self._started
 
     async def _work(self) -> None:
@@ -85,7 +87,7 @@ class Batcher:
                 rows = await asyncio.get_running_loop().run_in_executor(
                     self._thread, self._forward, [one.input for one in batch]
                 )
-            except Exception as error:  # belongs to the requests of this batch; the next goes on
+            except Exception as error:  # fails the requests of this batch only
                 for one in batch:
                     if not one.result.done():
                         one.result.set_exception(error)

@@ -1,4 +1,4 @@
-"""Where a server listens, and its limits: the options of `kway serve`. Free of torch and Ray."""
+"""Address and limits of a server: the options of `kway serve`. Does not import torch or Ray."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from pydantic import (
 
 from data.option import Option
 
-# Stands in URLs as it is.
+# Safe in URLs without escaping.
 GALLERY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
 _MIB = 2**20
@@ -121,7 +121,7 @@ class ServingConfig(BaseModel):
     max_frame_bytes: int = Field(
         4 * 2**20,
         gt=0,
-        le=12 * 2**20,  # a WebSocket holds one such message, in base64
+        le=12 * 2**20,  # a WebSocket message contains one frame, base64-encoded
         description="of one frame's picture or text",
     )
     feed_idle_seconds: float = Field(
@@ -140,7 +140,7 @@ class ServingConfig(BaseModel):
     @field_validator("token_file", "galleries")
     @classmethod
     def _absolute(cls, value: Any) -> Any:
-        """Replicas have a working folder of their own."""
+        """Make paths absolute, because each replica has its own working directory."""
         if isinstance(value, dict):
             return {name: path.absolute() for name, path in value.items()}
         return None if value is None else value.absolute()
@@ -159,10 +159,10 @@ class ServingConfig(BaseModel):
 
     @property
     def threads_each(self) -> int:
-        """Threads of a replica."""
+        """Threads per replica."""
         return self.threads or max(1, (os.cpu_count() or 1) // self.most_replicas)
 
     @property
     def most_replicas(self) -> int:
-        """As many replicas as there can be."""
+        """Upper limit of the number of replicas."""
         return self.replicas if self.max_replicas is None else self.max_replicas

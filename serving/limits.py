@@ -1,8 +1,8 @@
-"""Limits on what clients hold at one replica: streams, feeds, listeners, and arriving bodies.
+"""Per-replica limits on client resources: streams, feeds, listeners and arriving bodies.
 
-A body that is larger than HAProxy's buffer is passed to a replica while it is still arriving. It
-takes none of the `max_requests` slots until it is complete, so slow uploads do not block other
-clients. `Uploads` bounds the number, size and slowness of such bodies instead.
+HAProxy passes a body that is larger than its buffer to a replica while it is still arriving. Such a
+body takes none of the `max_requests` slots until it is complete, so slow uploads do not block other
+clients. `Uploads` limits the number, the size and the minimum rate of these bodies instead.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from serving.config import ServingConfig
 
 
 class ClientLimit:
-    """At most `most` of `what`, such as streams, and at most `most_each` for one client."""
+    """At most `most` of `what`, such as streams, and at most `most_each` per client."""
 
     def __init__(self, most: int, what: str, *, most_each: int | None = None) -> None:
         self._most, self._what = most, what
@@ -24,7 +24,7 @@ class ClientLimit:
 
     @contextmanager
     def one(self, client: str = "") -> Iterator[None]:
-        """Hold one place for `client` inside the context; ApiError 429 if none is free."""
+        """Hold one slot for `client` inside the context. Raises ApiError 429 if none is free."""
         self.take(client, 1)
         try:
             yield
@@ -32,7 +32,7 @@ class ClientLimit:
             self.give_back(client, 1)
 
     def take(self, client: str, count: int) -> None:
-        """Take `count` places for `client`; take none and raise ApiError 429 if fewer are free."""
+        """Take `count` slots for `client`. Takes none and raises ApiError 429 if fewer are free."""
         if self._taken.total() + count > self._most:
             message = f"the server's limit of {self._most} {self._what} is reached: try again later"
         elif self._taken[client] + count > self._most_each:
@@ -44,12 +44,12 @@ class ClientLimit:
         raise ApiError(429, code, message, {"Retry-After": "5"})
 
     def give_back(self, client: str, count: int) -> None:
-        """Return places that `take` took."""
-        self._taken -= Counter({client: count})  # drops clients that hold none
+        """Return slots taken with `take`."""
+        self._taken -= Counter({client: count})  # drops clients whose count is 0
 
 
 class Uploads:
-    """The bodies that are arriving at one replica. Used from one event loop."""
+    """The bodies that are arriving at one replica. Use it from one event loop."""
 
     def __init__(self, config: ServingConfig) -> None:
         self._count = ClientLimit(
@@ -65,7 +65,7 @@ class Uploads:
         self._least_rate = config.min_upload_bytes_per_second
 
     async def parts(self, client: str, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of a body of `client`, which counts as an upload until the end.
+        """Yield the parts of a request body. It counts as an upload of `client` until the end.
 
         Raises ApiError: 429 if there are too many uploads or they hold too many bytes; 408 if the
         body arrives too slowly. Close the generator if you do not read it to its end.
@@ -83,7 +83,7 @@ class Uploads:
     async def _next(
         self, body: AsyncIterator[bytes], started: float, received: int
     ) -> bytes | None:
-        """The next part; None at the end of the body. Raises ApiError 408 if it is late."""
+        """The next part, or None at the end of the body. Raises ApiError 408 if it is late."""
         seconds = self._grace_seconds + received / self._least_rate
         try:
             async with asyncio.timeout_at(started + seconds):

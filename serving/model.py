@@ -1,6 +1,6 @@
-"""A bundle ready to answer: pictures or texts -> features -> verdicts.
+"""A loaded model: images or texts -> features -> verdicts.
 
-It knows nothing of HTTP or of Ray, so `kway query` uses it in its own process.
+This module does not depend on HTTP or Ray, so `kway query` uses it in-process.
 """
 
 import logging
@@ -31,8 +31,8 @@ _ANY_TEXT = "Is this a text? "
 class Model:
     """An opened bundle with its backbone, in float32, on the CPU or a GPU.
 
-    `engine` is what computes features: onnxruntime on a CPU where the bundle has an ONNX backbone
-    and the package is installed, else torch.
+    `engine` is the library that computes features. The default is onnxruntime if the device is a
+    CPU, the bundle has an ONNX backbone and the package is installed; otherwise it is torch.
     """
 
     def __init__(
@@ -44,17 +44,18 @@ class Model:
         engine: Engine | None = None,
         allow_imports: Collection[str] = (),
     ) -> None:
-        """`engine` None: the best there is. onnxruntime takes as many threads as torch has now.
+        """`engine` None selects the fastest one available. onnxruntime uses as many threads as
+        torch is currently set to.
 
-        Raises ValueError where there is no such device, or no such engine for it, and where torch
-        would need a backbone that is not in `allow_imports`.
+        Raises ValueError if the device does not exist, if the device does not support the engine,
+        or if torch would need a backbone that is not in `allow_imports`.
         """
         if device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device is cuda and torch finds no GPU here: give cpu")
         self.bundle = bundle
         self.device: Device = device
         self.reads = bundle.spec.reads
-        # What one input is in the backbone's batch.
+        # Rows that one input occupies in the backbone's batch.
         self.crops: int = bundle.spec.image.crops if bundle.spec.image is not None else 1
         self._reader = open_reader(bundle, max_pixels=max_pixels)
         self.engine: Engine = engine or _best_engine(bundle, device)
@@ -69,23 +70,25 @@ class Model:
         device: Device = "cpu",
         allow_imports: Collection[str] = (),
     ) -> "Model":
-        """Open the bundle folder `path`; errors are those of `Bundle.open` and its `load_…`."""
+        """Open the bundle folder `path`. Raises what `Bundle.open` and its `load_…` methods
+        raise."""
         return cls(
             Bundle.open(path), max_pixels=max_pixels, device=device, allow_imports=allow_imports
         )
 
     def prepare(self, raw: bytes | str) -> Any:
-        """A picture file's bytes, or a text, as this model reads it -> what `features` takes.
+        """Decode the bytes of an image file, or a text -> one input of `features`.
 
-        Raises ValueError for what is wrong with it.
+        Raises ValueError if the input is invalid.
         """
         return self._reader.prepare(raw)
 
     @torch.inference_mode()
     def features(self, prepared: Sequence[Any]) -> Tensor:
-        """Prepared inputs, whatever their sizes -> features [B, dim], in one forward pass.
+        """Prepared inputs of any size -> features [B, dim], in one forward pass.
 
-        They come back to the CPU, where the rows are: a few rows' product costs less than a launch.
+        The result is on the CPU, where the class rows are: multiplying by a few rows costs less
+        than a kernel launch.
         """
         inputs = self._reader.collate(prepared)
         if self.device != "cpu":
@@ -93,12 +96,12 @@ class Model:
         return self._backbone(inputs).float().cpu()
 
     def answer(self, prepared: Sequence[Any], question: Question) -> Answer:
-        """Verdicts for prepared inputs, in one forward pass."""
+        """Verdicts for prepared inputs, computed in one forward pass."""
         return answer(self.bundle, self.features(prepared), question)
 
     def self_check(self) -> None:
-        """Ask about any pictures or texts, the longest included; ValueError when the model cannot
-        read them or gives no finite logit."""
+        """Run example inputs, including the longest possible one. Raises ValueError if the model
+        cannot process them or returns a logit that is not finite."""
         try:
             found = self.answer(self._reader.examples(), Question((0,)))
         except (RuntimeError, IndexError) as error:
@@ -129,8 +132,8 @@ def _best_engine(bundle: Bundle, device: Device) -> Engine:
 
 
 def check_imports(bundle: Bundle, device: Device, allow_imports: Collection[str]) -> None:
-    """Raise ValueError where a `Model` would import what is not in `allow_imports`: onnxruntime
-    needs no code of a backbone, torch does."""
+    """Raise ValueError if a `Model` would import code that is not in `allow_imports`. onnxruntime
+    needs no backbone code; torch does."""
     if device != "cpu" or not bundle.has_onnx or not onnx_is_installed():
         bundle.check_imports(allow_imports)
 
@@ -148,39 +151,39 @@ def _backbone(
 
 
 class Reader(Protocol):
-    """Of pictures or of texts."""
+    """Decodes images or texts into backbone inputs."""
 
     def prepare(self, raw: Any) -> Any:
-        """One input as a client sent it -> what waits for its batch; ValueError says what is wrong
-        with it."""
+        """One input as the client sent it -> one element of a batch. Raises ValueError if it is
+        invalid."""
         ...
 
     def collate(self, prepared: Sequence[Any]) -> dict[str, Tensor]:
-        """Prepared inputs, whatever their lengths -> the backbone's inputs."""
+        """Prepared inputs of any length -> the backbone's inputs."""
         ...
 
     def examples(self) -> list[Any]:
-        """Prepared inputs that every model must have an answer to."""
+        """Prepared inputs for which every model must return an answer."""
         ...
 
 
 def open_reader(bundle: Bundle, *, max_pixels: int = MAX_PIXELS) -> Reader:
-    """The one of `bundle`'s model; errors are those of `Bundle.load_tokenizer`."""
+    """The reader for the model in `bundle`. Raises what `Bundle.load_tokenizer` raises."""
     if bundle.spec.image is not None:
         return ImageReader(bundle.spec.image, max_pixels)
     return TextReader(bundle.load_tokenizer())
 
 
 class ImageReader:
-    """Picture files -> pixels uint8 [C, size, size], or [crops, C, size, size]."""
+    """Image files -> uint8 pixels [C, size, size], or [crops, C, size, size]."""
 
     def __init__(self, image: ImageConfig, max_pixels: int) -> None:
         self._image = image
         self._max_pixels = max_pixels
 
     def prepare(self, raw: bytes) -> Tensor:
-        """Raises ValueError for what is no picture, is damaged, has too many pixels or is too thin
-        a strip."""
+        """Raises ValueError if the bytes are not an image or are damaged, or if the image has too
+        many pixels or an extreme aspect ratio."""
         return self._crops(decode(raw, self._image.channels, self._max_pixels))
 
     def collate(self, prepared: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -201,12 +204,12 @@ class TextReader:
         self._tokenizer = tokenizer
 
     def prepare(self, raw: str) -> list[int]:
-        """Raises ValueError for a text that is no Unicode."""
+        """Raises ValueError if the text is not valid Unicode."""
         return self._tokenizer.encode([raw])[0]
 
     def collate(self, prepared: Sequence[list[int]]) -> dict[str, Tensor]:
         return pad_tokens(prepared, self._tokenizer.pad_id, max_length=self._tokenizer.max_length)
 
     def examples(self) -> list[list[int]]:
-        """A short text, and one that is cut at `max_length` tokens."""
+        """A short text, and one that is truncated at `max_length` tokens."""
         return self._tokenizer.encode([_ANY_TEXT, _ANY_TEXT * self._tokenizer.max_length])

@@ -1,4 +1,4 @@
-"""From inputs that arrive to answers that leave, with a bounded number of inputs in between."""
+"""Pipelines from incoming items to outgoing answers, with a bounded number of items in between."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,11 +17,13 @@ async def pump_all(
     *,
     limit: int,
 ) -> None:
-    """Answer every item, `limit` at a time, and write the answers in the items' order.
+    """Answer every item, `limit` at a time, and write the answers in the order of the items.
 
-    While `limit` of them are in progress nothing more is read. An ApiError of `items` is raised
-    after the answers to the items before it are written; any other error is raised at once.
+    Reading pauses while `limit` items are in progress. An ApiError raised by `items` is re-raised
+    after the answers to all earlier items are written. Any other error is raised immediately.
     """
+    # `waiting` keeps the order of the items; None marks its end. `room` is released only after an
+    # answer is written, so a slow reader stops the reading of new items.
     room, waiting = asyncio.Semaphore(limit), asyncio.Queue[asyncio.Task[R] | None]()
 
     async def read() -> ApiError | None:
@@ -56,9 +58,9 @@ async def pump_latest(
     *,
     on_dropped: Callable[[int], Awaitable[None]],
 ) -> None:
-    """Answer one item at a time, each time the newest; tell how many it has replaced.
+    """Answer one item at a time, always the newest, and report how many items it replaced.
 
-    For live feeds: what is read never waits, and is never old.
+    For live feeds: reading never waits for the answers, and answers are never about stale items.
     """
     slot = _Slot[T]()
 
@@ -87,11 +89,12 @@ async def pump_latest(
 
 
 async def _awaited(work: Awaitable[R]) -> R:
+    # `create_task` takes coroutines only.
     return await work
 
 
 class _Slot(Generic[T]):
-    """Room for one item; a newer one takes its place."""
+    """A buffer for one item; a newer item replaces the older one."""
 
     def __init__(self) -> None:
         self._items: list[T] = []
@@ -99,7 +102,7 @@ class _Slot(Generic[T]):
         self._news = asyncio.Event()
 
     def put(self, item: T) -> None:
-        self._dropped += len(self._items)
+        self._dropped += len(self._items)  # 1 if the previous item was not taken
         self._items = [item]
         self._news.set()
 
@@ -108,14 +111,14 @@ class _Slot(Generic[T]):
         self._news.set()
 
     async def is_filled(self) -> bool:
-        """Wait for an item; False where none will come."""
+        """Wait for an item. Returns False if the slot is closed and empty."""
         while not self._items and not self._is_closed:
             self._news.clear()
             await self._news.wait()
         return bool(self._items)
 
     def take(self) -> tuple[T, int]:
-        """The item, and how many it has replaced since the last one."""
+        """The item, and the number of items that it replaced since the last call."""
         (item,), dropped = self._items, self._dropped
         self._items, self._dropped = [], 0
         return item, dropped

@@ -1,7 +1,7 @@
-"""The JSON that the server answers with, as the server writes it and the client reads it.
+"""The JSON that the server returns and the client parses.
 
-Verdicts of `/v1/query`, lines of `/v1/query:stream`, galleries, and the body of errors. Free of
-torch and FastAPI. Watches have their own: `serving/watches/schemas.py`.
+Verdicts of `/v1/query`, lines of `/v1/query:stream`, galleries, and error bodies. Does not import
+torch or FastAPI. The schemas for watches are in `serving/watches/schemas.py`.
 """
 
 from typing import Annotated, Literal
@@ -30,7 +30,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer whose status is 4xx or 5xx."""
+    """The body of every response whose status is 4xx or 5xx."""
 
     error: ErrorDetail
 
@@ -63,7 +63,7 @@ class ClassThreshold(BaseModel):
 
 
 class Verdict(BaseModel):
-    """One class for one input."""
+    """The decision on one class for one input."""
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
@@ -81,14 +81,15 @@ class Verdict(BaseModel):
 
 
 class InputVerdicts(BaseModel):
-    """What the model says of one input, in the order of the classes asked for."""
+    """The verdicts on one input, in the order of the requested classes."""
 
     input: int = Field(description="position of the input in the request")
     verdicts: list[Verdict]
 
 
 class Answer(BaseModel):
-    """`aligned`: the loss follows the Principle of Logit Separation, so one logit says enough."""
+    """Verdicts for all inputs of a request. `aligned`: the loss follows the Principle of Logit
+    Separation, so the logit of a single class is meaningful on its own."""
 
     aligned: bool
     notice: str | None
@@ -104,7 +105,7 @@ Id = (
 
 
 class Hit(BaseModel):
-    """What the model says of one line; only the classes that match, unless all were asked for."""
+    """Verdicts on one line. Contains only the classes that match, unless all were requested."""
 
     line: int = Field(description="the line's place in the body, from 0; empty lines count")
     id: Id | None = None
@@ -113,7 +114,7 @@ class Hit(BaseModel):
 
 
 class LineError(BaseModel):
-    """What is wrong with one line, or, without `line`, why the stream ends before the body does."""
+    """The error of one line or, without `line`, the reason why the stream ended early."""
 
     line: int | None = None
     id: Id | None = None
@@ -127,7 +128,7 @@ class Counts(BaseModel):
 
 
 class Done(BaseModel):
-    """The last line: all that was read has been answered."""
+    """The last line: all input has been read and answered."""
 
     done: Counts
 
@@ -144,7 +145,7 @@ class GalleryList(BaseModel):
 
 
 class GalleryHit(Verdict):
-    """A class for one item of a gallery."""
+    """The verdict on one class for one item of a gallery."""
 
     item: int = Field(description="the item's index in the gallery")
     name: str = Field(description="its path in the collection, or the number of its line")
@@ -152,7 +153,7 @@ class GalleryHit(Verdict):
 
 
 class ClassHits(ClassThreshold):
-    """A page of the items that a class scores highest, in that order."""
+    """One page of a gallery's items, sorted by descending score of the class."""
 
     total: int = Field(description="items to page over: those that match, or all of them")
     matches: int | None = Field(
@@ -162,7 +163,7 @@ class ClassHits(ClassThreshold):
 
 
 class Hits(BaseModel):
-    """What a gallery holds of each class, in the order of the classes asked for."""
+    """Search results in a gallery for each class, in the order of the requested classes."""
 
     aligned: bool
     notice: str | None

@@ -1,6 +1,7 @@
-"""A request's way through one replica: admission, decoding, the batch, the answer, the count.
+"""How one replica processes a request: admission, decoding, batching, the answer, metrics.
 
-It has no HTTP routes (`serving/http/`) and does not know how replicas are run (`serving/deploy/`).
+This module has no HTTP routes (`serving/http/`) and does not know how replicas are deployed
+(`serving/deploy/`).
 """
 
 import asyncio
@@ -25,12 +26,12 @@ from serving.schemas import Answer
 
 T = TypeVar("T")
 _RETRY = {"Retry-After": "1"}
-# A forward pass that runs this long has hung, for example in a broken driver.
+# A forward pass that takes longer has hung, for example in a broken driver.
 _HUNG_SECONDS = 120.0
-# JSON of so many bytes is parsed in about 1 ms at most, whatever it holds. A thread would hold
-# Python's lock as long, and its turn costs more than most such bodies.
+# JSON of up to this size parses in about 1 ms, whatever it contains. Parsing it in a thread would
+# hold the GIL just as long, and switching threads costs more than parsing most such bodies.
 _SHORT_BYTES = 2**14
-# Between attempts to put an input of a stream into the full queue for the model.
+# Delay before a stream tries again to put an input into the model's full queue.
 _QUEUE_SECONDS = 0.02
 
 
@@ -41,7 +42,7 @@ class Counts(Protocol):
 
 
 class Slots:
-    """Limits how many requests a replica works on at once."""
+    """Limits how many requests a replica processes at once."""
 
     def __init__(self, most: int) -> None:
         self._most, self.taken = most, 0
@@ -60,7 +61,7 @@ class Slots:
 
 
 class InProgress:
-    """A request in a replica; `inputs` counts those that have been answered."""
+    """A request in progress. `inputs` is the number of its inputs answered so far."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -79,13 +80,14 @@ class InProgress:
 
 
 class Service:
-    """A model that answers requests, within the limits of `config`. Used from one event loop."""
+    """A model that answers requests within the limits of `config`. Use it from one event loop."""
 
     def __init__(self, model: Model, config: ServingConfig, counts: Counts) -> None:
-        """Raises ValueError when the model fails its self-check: it is ready once this returns."""
+        """The service is ready once this returns. Raises ValueError if the model fails its
+        self-check."""
         threads = config.threads_each
         torch.set_num_threads(threads)
-        threadpool_limits(threads)  # numpy's, that searches galleries
+        threadpool_limits(threads)  # numpy's threads, which search galleries
         self.model, self.config = model, config
         self.uploads = Uploads(config)
         self._counts = counts
@@ -100,21 +102,21 @@ class Service:
         model.self_check()
 
     def check_health(self) -> None:
-        """Raise RuntimeError if the model hangs; a full queue does not make a replica unhealthy."""
+        """Raise RuntimeError if the model hangs. A full queue does not make a replica unhealthy."""
         if self._batcher.seconds_in_forward() > _HUNG_SECONDS:
             raise RuntimeError(f"a forward pass has taken over {_HUNG_SECONDS:.0f} s")
 
     def load(self) -> tuple[int, int]:
-        """Requests in progress, and inputs that wait for the model."""
+        """The number of requests in progress, and the number of inputs waiting for the model."""
         return self._slots.taken, self._batcher.num_queued()
 
     @asynccontextmanager
     async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
-        """Let a request in, for as long as it may take, and count it once by its outcome.
+        """Admit a request for the duration of the context, and count it once by its outcome.
 
         Inside, read the body, then call `take_slot`. Raises ApiError: 429 if too many requests are
-        in progress or wait for the model; after the timeout, 408 without a slot and 503 with one. A
-        stream has no overall timeout.
+        in progress or wait for the model; after the timeout, 408 if the request has no slot yet and
+        503 if it has one. A stream has no overall timeout.
         """
         started, outcome = time.perf_counter(), "internal"
         progress = InProgress(self._slots)
@@ -129,13 +131,14 @@ class Service:
             outcome = "client_left"
             raise
         finally:
-            # A stream lasts as long as its client likes: that says nothing about this server.
+            # The client decides how long a stream lasts, so its duration is not a latency of this
+            # server.
             seconds = time.perf_counter() - started if is_timed else None
             self._counts.count(outcome=outcome, inputs=progress.inputs, seconds=seconds)
 
     @asynccontextmanager
     async def _within_limits(self, progress: InProgress, *, is_timed: bool) -> AsyncIterator[None]:
-        self._slots.check()  # reject before the body is read
+        self._slots.check()  # reject before reading the body
         seconds = self.config.request_timeout_seconds
         try:
             async with asyncio.timeout(seconds if is_timed else None):
@@ -154,13 +157,14 @@ class Service:
     async def question(
         self, classes: Sequence[str | int], recall: float | None, threshold: float | None
     ) -> Question:
-        """Class names or ids -> a question; ApiError where it cannot be asked."""
+        """Create a question from class names or ids. Raises ApiError if it is invalid."""
         return await self.in_thread(self._ask, classes, recall, threshold)
 
     async def features(self, inputs: Sequence[bytes | str], field: str | None = None) -> Tensor:
-        """Pictures' bytes, or texts -> features [n, dim], in batches with those of other requests.
+        """Image bytes or texts -> features [n, dim], batched with the inputs of other requests.
 
-        Raises ApiError for what cannot be read, with its place in `field`, and QueueFullError.
+        Raises ApiError for an input that cannot be decoded, with its index in `field`, and
+        QueueFullError if the model's queue is full.
         """
         prepared = await asyncio.gather(
             *(
@@ -171,14 +175,15 @@ class Service:
         return await self._batcher.submit(prepared)
 
     async def answer(self, inputs: Sequence[bytes | str], question: Question) -> Answer:
-        """Verdicts for each input; raises what `features` raises."""
+        """Verdicts for each input. Raises what `features` raises."""
         features = await self.features(inputs)
         return await self.in_thread(answer, self.model.bundle, features, question)
 
     async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The result of `attempt`, repeated while it raises QueueFullError.
+        """The result of `attempt`, which is retried while it raises QueueFullError.
 
-        For streams, which wait instead of failing. Raises ApiError 503 after a request's timeout.
+        Streams use this because they wait instead of failing. Raises ApiError 503 after the request
+        timeout.
         """
         seconds = self.config.request_timeout_seconds
         try:
@@ -192,12 +197,13 @@ class Service:
             raise ApiError(503, "timeout", f"no answer within {seconds:g} s") from error
 
     async def in_thread(self, function: Any, *arguments: Any) -> Any:
-        """Run what would hold up the event loop in one of this replica's few threads."""
+        """Run a function that would block the event loop in this replica's thread pool."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._helpers, function, *arguments)
 
     async def parsed(self, function: Any, raw: bytes, *arguments: Any) -> Any:
-        """`function(raw, …)`: at once where `raw` is short, for a thread's turn costs more."""
+        """Return `function(raw, …)`. Short input is parsed on the event loop, because a thread
+        switch costs more than the parsing; longer input is parsed in a thread."""
         if len(raw) <= _SHORT_BYTES:
             return function(raw, *arguments)
         return await self.in_thread(function, raw, *arguments)
@@ -224,7 +230,8 @@ class Service:
             raise ApiError(400, code, f"{field or usual}[{position}]: {error}") from error
 
     def search(self, text: str, *, limit: int, offset: int) -> tuple[Sequence[int], int]:
-        """Ids of classes whose names contain `text`, a page of them, and how many there are."""
+        """The ids of classes whose names contain `text`, one page of them, and their total
+        number."""
         return self.model.bundle.names.search(text, limit=limit, offset=offset)
 
 

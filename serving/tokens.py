@@ -1,9 +1,10 @@
-"""The tokens that a server accepts, from a file that may change while it runs.
+"""Token authentication with a file that may change while the server runs.
 
-One token a line; blank lines and lines that begin with # are skipped. Replace the file by `mv`: it
-is read again at the next request, and a token that it no longer holds is refused from then on.
+The file contains one token per line; blank lines and lines that begin with # are skipped. Replace
+the file with `mv`. The server reads it again at the next request and from then on rejects tokens
+that were removed.
 
-`Clients` names the client of a token, over HTTP and gRPC alike.
+`Clients` maps a token to a client name, for both HTTP and gRPC.
 """
 
 import hmac
@@ -19,25 +20,28 @@ from serving.api_error import ApiError
 
 MIN_CHARS, _MAX_CHARS = 24, 512
 _MAX_FILE_BYTES = 2**20
-# A file system's clock ticks in milliseconds: a younger file may change again and look the same.
+# File system timestamps have a resolution of milliseconds. A file modified more recently than this
+# may change again without a new timestamp, so it is read again at the next request.
 _SETTLED_SECONDS = 1.0
 
 
 class Tokens:
-    """The tokens of the file `path`, of which only SHA-256 digests are kept."""
+    """The tokens in the file `path`. Only their SHA-256 digests are kept."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError or ValueError for a file that cannot be read or trusted."""
+        """Raises OSError or ValueError if the file cannot be read or has unsafe permissions."""
         self._path = path
         self._seen: tuple[int, ...] | None = None
         self._digests: list[bytes] = []
         self._refresh()
 
     def client_of(self, token: str) -> str | None:
-        """Who sends `token`: the first 8 hex digits of its SHA-256; None for an unknown one.
+        """The name of the client that sends `token`: the first 8 hex digits of its SHA-256. None if
+        the token is unknown.
 
-        Takes the same time wherever, and whether, it is found. Raises OSError or ValueError when
-        the file has changed and can no longer be read: nobody is let in by what it once held.
+        Takes constant time, whether or not the token is found. Raises OSError or ValueError if the
+        file has changed and can no longer be read; tokens from its previous contents are not
+        accepted.
         """
         self._refresh()
         sent = sha256(token.encode("utf-8", "surrogatepass")).digest()
@@ -69,7 +73,7 @@ class Tokens:
 def _check_file(path: Path, state: os.stat_result) -> None:
     if not stat.S_ISREG(state.st_mode):
         raise ValueError(f"token file {path} is no regular file: name one")
-    # Another owner's file, as a mounted secret is, can be read through the group alone.
+    # A file with another owner, such as a mounted secret, is readable only through its group.
     own = state.st_uid == os.geteuid()
     if state.st_mode & (0o077 if own else 0o027):
         raise ValueError(
@@ -79,7 +83,7 @@ def _check_file(path: Path, state: os.stat_result) -> None:
 
 
 def _digests(path: Path, content: bytes) -> list[bytes]:
-    """SHA-256 of each token; what an error says must not show any."""
+    """SHA-256 of each token. Error messages must not contain any token."""
     if len(content) > _MAX_FILE_BYTES:
         raise ValueError(f"token file {path} is over {_MAX_FILE_BYTES} bytes: is it the right one?")
     digests = []
@@ -107,9 +111,10 @@ ANONYMOUS = "anonymous"
 
 
 class Clients:
-    """Those that send one of `tokens`; without tokens everybody, as "anonymous".
+    """Identifies clients by their tokens. Without tokens every client is "anonymous".
 
-    A replica has one of these for all its ways in: a fault of the file is told once.
+    Each replica has one instance for both HTTP and gRPC, so that a problem with the file is logged
+    once.
     """
 
     def __init__(self, tokens: Tokens | None) -> None:
@@ -118,14 +123,15 @@ class Clients:
 
     @classmethod
     def of_file(cls, file: Path | None) -> Self:
-        """Those whose tokens `file` holds; without one everybody. Errors are those of `Tokens`."""
+        """Clients with the tokens in `file`; if None, everyone is accepted. Raises what `Tokens`
+        raises."""
         return cls(None if file is None else Tokens(file))
 
     def name_of(self, token: str | None) -> str:
         """The client that sends `token`.
 
-        Raises ApiError: 401 for a missing or wrong one; 503 while the file cannot be read, for its
-        old tokens may have been revoked.
+        Raises ApiError: 401 if the token is missing or wrong; 503 while the file cannot be read,
+        because the tokens read earlier may have been revoked.
         """
         if self._tokens is None:
             return ANONYMOUS
@@ -145,12 +151,12 @@ class Clients:
         raise ApiError(401, "wrong_token", "the token is not known to this server", challenge)
 
     def _report(self, reason: str) -> None:
-        if reason != self._reported:  # once, not at every request
+        if reason != self._reported:  # log it once, not at every request
             self._reported = reason
             _log.error("all requests are refused: %s", reason)
 
 
 def bearer_token(header: str) -> str | None:
-    """The token in an Authorization header; None for another scheme."""
+    """The token in an Authorization header, or None for another scheme."""
     scheme, _, token = header.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None

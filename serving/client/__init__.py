@@ -1,8 +1,8 @@
-"""Asks a running server from Python: `Client("http://127.0.0.1:8000").query(["husky"], [Path(…)])`.
+"""Query a running server from Python: `Client("http://127.0.0.1:8000").query(["husky"],
+[Path(…)])`.
 
-Free of torch and Ray. What is refused because the server is busy, and what a replica that died left
-unanswered, is asked again where that changes nothing, as no question does: each is answered once
-however often it was sent.
+Does not import torch or Ray. Requests that are rejected because the server is busy, or that fail
+because a replica died, are retried if they are idempotent. All queries are.
 """
 
 from serving.client.client import Client

@@ -1,4 +1,4 @@
-"""What a server does, as methods."""
+"""The client of a server, with one method per operation."""
 
 from collections.abc import Generator, Iterable
 from types import TracebackType
@@ -31,20 +31,20 @@ from serving.schemas import Answer, ClassHits, GalleryFound, GalleryHit, Gallery
 
 
 class Client(StandingQueries):
-    """A server at `url`. `timeout` is how many seconds a connection may stand still; when one
-    request has been tried for `patience` seconds it is not tried anew.
+    """A server at `url`. `timeout`: seconds that a connection may be idle. `patience`: seconds
+    after which a request is not retried any more.
 
     Every method raises RefusedError for a request that the server rejects, OSError if there is no
-    answer, TypeError for what is not a class or an input, and ValueError for an invalid name or id.
-    If nothing listens at the first request, it fails at once: `patience` is for servers that have
-    answered before. Classes are names, or numbers (of numpy, too); images are files or their bytes,
-    texts are strings. Not thread-safe.
+    response, TypeError for an invalid class or input, and ValueError for an invalid name or id. If
+    nothing listens at the first request, it fails immediately: requests are retried only for
+    servers that have responded before. Classes are names or numbers (including numpy integers);
+    images are files or their bytes; texts are strings. Not thread-safe.
     """
 
     def __init__(
         self, url: str, *, token: str | None = None, timeout: float = 60, patience: float = 60
     ) -> None:
-        """Asks nothing yet. Raises ValueError for what is no URL, and for what is no token."""
+        """Sends nothing yet. Raises ValueError for an invalid URL or token."""
         super().__init__(Transport(url, token, timeout, patience), timeout)
 
     @property
@@ -63,15 +63,16 @@ class Client(StandingQueries):
         self.close()
 
     def close(self) -> None:
-        """Hang up. Streams and listeners that are read meanwhile have a `close` of their own."""
+        """Close the connections, except those of streams and listeners in progress: close their
+        generators."""
         self._transport.close()
 
     def served(self) -> Served:
-        """What the server serves. Raises RefusedError and OSError."""
+        """The model that the server serves. Raises RefusedError and OSError."""
         return self._transport.request(Served, "GET", "/v1/model")
 
     def classes(self, search: str = "", *, limit: int = 20, offset: int = 0) -> ClassesFound:
-        """Classes whose names contain `search`; those that begin with it first.
+        """Classes whose names contain `search`; those that begin with it come first.
 
         Raises RefusedError and OSError.
         """
@@ -87,10 +88,12 @@ class Client(StandingQueries):
         threshold: float | None = None,
         served: Served | None = None,
     ) -> Answer:
-        """Is each input of these classes? `served`: what `served()` has said; else it is asked.
+        """Is each input of these classes? Pass the result of `served()` as `served` to save a
+        request.
 
-        As many requests as the server's limits ask for, one at a time. Raises RefusedError,
-        OSError, and TypeError and ValueError for inputs of the wrong kind, before any is sent.
+        Sends as many requests as the server's limits require, one at a time. Raises RefusedError
+        and OSError. Raises TypeError and ValueError for inputs of the wrong kind, before sending
+        any.
         """
         fields, inputs = (
             question(classes, recall, threshold),
@@ -109,17 +112,17 @@ class Client(StandingQueries):
         threshold: float | None = None,
         all: bool = False,
     ) -> Generator[StreamEvent, None, None]:
-        """Is each input of these classes? Answered in their order while more are sent; nothing is
-        sent before the first answer is asked for, as by `next`.
+        """Is each input of these classes? Inputs are answered in order while more are sent. Nothing
+        is sent until the first answer is requested, for example with `next`.
 
-        Gives a `Hit` for each input with a match, or for `all` of them, a `LineError` for each that
-        is refused, and `Done` at the end. Their `id` is that of the `Item` or, without one, the
-        input's place, from 0; a line that is too long has none.
+        Yields a `Hit` for each input with a match, or for `all` inputs, a `LineError` for each
+        rejected input, and finally `Done`. Their `id` is that of the `Item` or, without one, the
+        position of the input, from 0. A line that is too long has no id.
 
-        `inputs` are taken one by one by another thread, once the server has accepted the stream,
-        and while the answers are read: do not leave those alone for a minute. Raises RefusedError;
-        OSError where there is no answer; ConnectionError where it breaks off; and what `inputs`
-        raises. A stream that has begun is not sent again.
+        Another thread iterates over `inputs`, once the server has accepted the stream and while you
+        read the answers; do not stop reading them for a minute. Raises RefusedError; OSError if
+        there is no response; ConnectionError if the stream breaks off; and what `inputs` raises. A
+        stream that has begun is not retried.
         """
         asked = as_text_fields(question(classes, recall, threshold))
         return self._transport.stream_events(
@@ -132,7 +135,7 @@ class Client(StandingQueries):
         )
 
     def galleries(self) -> list[GalleryFound]:
-        """The collections that can be searched. Raises RefusedError and OSError."""
+        """The galleries that can be searched. Raises RefusedError and OSError."""
         return self._transport.request(GalleryList, "GET", "/v1/galleries").galleries
 
     def search(
@@ -144,10 +147,10 @@ class Client(StandingQueries):
         threshold: float | None = None,
         page_size: int = 100,
     ) -> Generator[GalleryHit, None, None]:
-        """All items of the class, or those that match, from the highest score on; fetched by pages
-        of `page_size` hits as they are read.
+        """All items in descending order of the class's score or, with a recall or threshold, those
+        that match. Fetched in pages of `page_size` hits as they are read.
 
-        Raises RefusedError, and OSError also where the gallery changes meanwhile.
+        Raises RefusedError and OSError; OSError also if the gallery changes meanwhile.
         """
 
         def found(offset: int) -> ClassHits:
@@ -181,7 +184,7 @@ class Client(StandingQueries):
         limit: int = 20,
         offset: int = 0,
     ) -> Hits:
-        """Of each class `limit` hits after the first `offset`, with how many there are.
+        """For each class, `limit` hits after the first `offset`, and the total number.
 
         Raises RefusedError and OSError.
         """
@@ -191,7 +194,7 @@ class Client(StandingQueries):
         )
 
     def _part(self, first: int, request: dict[str, Any]) -> Answer:
-        """The answer to a part of a question, whose first input has this place of all."""
+        """The answer to one part of a query; `first` is the position of its first input."""
         try:
             return self._transport.request(Answer, "POST", "/v1/query", **request)
         except RefusedError as error:

@@ -1,9 +1,9 @@
-"""An httpx transport that sends the body of a request while it reads the answer.
+"""An httpx transport that sends the body of a request while it reads the response.
 
-httpx's own transport sends all of the body first, but kway stops reading a stream whose answers are
-not read. The body is taken only once the server has accepted the request, so that a rejected
-request costs none of it, and at most one part ahead. HTTP/1.1, one connection a request; proxies of
-the environment are ignored.
+httpx's own transport sends the whole body first, but kway stops reading a stream whose answers are
+not read, so both sides would deadlock. The body is iterated only once the server has accepted the
+request, so that a rejected request consumes none of it, and at most one part ahead. Uses HTTP/1.1
+with one connection per request and ignores proxies from the environment.
 """
 
 import queue
@@ -20,10 +20,10 @@ import httpx
 
 
 class BodyReader:
-    """`wake` can be read from, as by a selector, where there may be something to `take`.
+    """Iterates over `parts` in a thread. The socket `wake` becomes readable when `take` may return
+    something, so it can be used with a selector.
 
-    The thread does not keep the program from its end, and leaves after `close` as soon as the
-    iterable gives a part.
+    The thread is a daemon. After `close` it ends when the iterable yields its next part.
     """
 
     def __init__(self, parts: Iterable[bytes]) -> None:
@@ -35,7 +35,7 @@ class BodyReader:
         Thread(target=self._run, args=(parts, far), daemon=True).start()
 
     def take(self) -> bytes | None:
-        """The next part; None where there is none yet or, if `is_over`, no more.
+        """The next part; None if there is none yet or, if `is_over`, no more.
 
         Raises what the iterable raised.
         """
@@ -55,7 +55,7 @@ class BodyReader:
     def close(self) -> None:
         self._is_closed = True
         with suppress(queue.Empty):
-            self._found.get_nowait()  # the thread may wait for this place
+            self._found.get_nowait()  # the thread may be waiting for space in the queue
         self.wake.close()
 
     def _run(self, parts: Iterable[bytes], far: socket.socket) -> None:
@@ -66,14 +66,14 @@ class BodyReader:
                     if self._is_closed:
                         return
                     self._give(part, far)
-            except BaseException as error:  # whatever it is: `take` raises it
+            except BaseException as error:  # of any kind: `take` raises it
                 last = error
-            if not self._is_closed:  # nobody would make room for it
+            if not self._is_closed:  # if closed, no one would take it and `put` would block forever
                 self._give(last, far)
 
     def _give(self, found: bytes | BaseException | None, far: socket.socket) -> None:
         self._found.put(found)
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # already closed
             far.send(b".")
 
 
@@ -83,19 +83,19 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Duplex(httpx.BaseTransport):
-    """`keep_alive` is sent wherever the body has given nothing for `silence_seconds`.
+    """Sends `keep_alive` whenever the body yields nothing for `silence_seconds`.
 
-    Raises httpx.TransportError for what is wrong with the connection, and, while the answer is
-    read, whatever the body raises. The time limits are the request's own, in seconds: to connect,
-    and for a connection on which nothing moves though it should. A server that takes what it is
-    sent and says nothing is not noticed while the body has more to give: it may have to wait.
+    Raises httpx.TransportError for connection errors and, while the response is read, what the body
+    raises. The timeouts are those of the request, in seconds: to connect, and for an idle
+    connection on which data is expected. A server that accepts data without responding does not
+    time out while the body has more to yield, because it may have to wait for it.
     """
 
     def __init__(self, *, keep_alive: bytes, silence_seconds: float) -> None:
         self._keep_alive, self._silence_seconds = keep_alive, silence_seconds
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """The answer as soon as its head is there; reading it sends the body."""
+        """Return the response when its headers have arrived. Reading it sends the body."""
         limits = request.extensions["timeout"]
         connection = _connected(request.url, limits["connect"])
         exchange = _Exchange(connection, self._keep_alive, self._silence_seconds, limits["read"])
@@ -108,10 +108,12 @@ class Duplex(httpx.BaseTransport):
 
 
 def _connected(url: httpx.URL, seconds: float) -> socket.socket:
-    """A connection that never blocks. One thread alone uses it: TLS would not bear two."""
+    """A non-blocking connection. Use it from one thread only: TLS connections are not
+    thread-safe."""
     try:
         plain = socket.create_connection((url.host, url.port or _PORTS[url.scheme]), seconds)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # lines are short, and wanted
+        # send short lines without delay
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if url.scheme == "https":
             plain = httpx.create_ssl_context().wrap_socket(plain, server_hostname=url.host)
     except OSError as error:
@@ -121,8 +123,8 @@ def _connected(url: httpx.URL, seconds: float) -> socket.socket:
 
 
 class _Exchange(httpx.SyncByteStream):
-    """One request on its way: its iterator gives the body of the answer, and sends that of the
-    request meanwhile."""
+    """One request in progress. Its iterator yields the body of the response and meanwhile sends
+    that of the request."""
 
     def __init__(
         self, connection: socket.socket, keep_alive: bytes, silence: float, timeout: float
@@ -130,10 +132,11 @@ class _Exchange(httpx.SyncByteStream):
         self._socket, self._http = connection, h11.Connection(h11.CLIENT)
         self._keep_alive, self._silence, self._timeout = keep_alive, silence, timeout
         self._out = bytearray()
-        self._body: BodyReader | None = None  # before the request is accepted, and after its end
+        # None before the request is accepted and after the body's end
+        self._body: BodyReader | None = None
 
     def begin(self, request: httpx.Request) -> h11.Response:
-        """Send the head of the request and wait for that of the answer."""
+        """Send the head of the request and wait for that of the response."""
         try:
             head = h11.Request(
                 method=request.method, target=request.url.raw_path, headers=request.headers.raw
@@ -153,7 +156,7 @@ class _Exchange(httpx.SyncByteStream):
             yield bytes(event.data)
 
     def close(self) -> None:
-        """Hang up; what the body gives from now on is thrown away."""
+        """Close the connection. The rest of the request body is discarded."""
         if self._body is not None:
             self._body.close()
         self._socket.close()
@@ -169,7 +172,11 @@ class _Exchange(httpx.SyncByteStream):
             self._step()
 
     def _step(self) -> None:
-        """Receive or, where there is nothing, send or, where that cannot be, wait for either."""
+        """Receive; if there is nothing to receive, send; if that would block, wait for either.
+
+        Receiving comes first: a server that blocks on sending its answers reads no more of the
+        body.
+        """
         received = self._tried(lambda: self._socket.recv(_CHUNK_BYTES))
         if received is not None:
             self._http.receive_data(received)
@@ -180,7 +187,7 @@ class _Exchange(httpx.SyncByteStream):
             self._wait()
 
     def _fill(self) -> None:
-        """Take the next part of the body, or its end, if it is there."""
+        """Take the next part of the body, or its end, if available."""
         if self._body is None:
             return
         part = self._body.take()
@@ -198,7 +205,8 @@ class _Exchange(httpx.SyncByteStream):
     def _send(self) -> bool:
         try:
             sent = self._tried(lambda: self._socket.send(self._out))
-        except httpx.ReadError:  # the server takes no more, but may have sent the reason: read on
+        # the server accepts no more data but may have sent the reason; continue reading
+        except httpx.ReadError:
             self._out.clear()
             self._end_body()
             return True
@@ -206,10 +214,10 @@ class _Exchange(httpx.SyncByteStream):
         return bool(sent)
 
     def _tried(self, do: Callable[[], T]) -> T | None:
-        """None where it would have to wait."""
+        """The result of `do`, or None if it would block."""
         try:
             return do()
-        # TLS has names of its own for it, which are no BlockingIOError.
+        # TLS raises its own exceptions, which are not BlockingIOErrors.
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
         except OSError as error:

@@ -1,6 +1,5 @@
-"""The messages between client and server: what the client reads of an answer that is not a stream
-of lines, the fields of a query, and the requests that the server's limits allow.
-"""
+"""Messages between client and server: responses that are not streams of lines, the fields of a
+query, and how queries are split into requests within the server's limits."""
 
 import json
 import operator
@@ -17,7 +16,7 @@ from pydantic import BaseModel, PositiveInt
 from serving.client.ndjson import Input
 from serving.schemas import Answer, ErrorBody, ModelLogits
 
-# What a request adds to each of its pictures or texts, generously.
+# Generous estimate of the bytes that a request adds to each image or text.
 _EXTRA_BYTES = 1000
 _POSITION = re.compile(r"^(images|texts)\[(\d{1,9})\]")
 Kind = TypeVar("Kind")
@@ -25,14 +24,15 @@ NOT_KWAY = "status {}, and no JSON of kway's: is it a kway server?"
 BUSY = (429, 503)
 _PROXY_ERRORS = (502, 504)
 _LONGEST_WAIT_SECONDS = 5.0
-# All verdicts of the largest question are some 10 MB.
+# The verdicts for the largest possible query take about 10 MB.
 _MAX_ANSWER_BYTES = 256 * 2**20
 
 
 class RefusedError(ValueError):
-    """The server refuses: its status, its code for programs, and its words as `reason`.
+    """The server rejected a request: `status`, a machine-readable `code`, and the message as
+    `reason`.
 
-    The status is 200 where it had begun to answer: the code says why it ends.
+    The status is 200 if the response had already begun; the code then tells why it ended.
     """
 
     def __init__(self, url: str, status: int, code: str, reason: str) -> None:
@@ -41,9 +41,9 @@ class RefusedError(ValueError):
 
 
 def read_whole(answer: httpx.Response, url: str) -> httpx.Response:
-    """An answer that has begun, read to its end.
+    """Read a response to its end.
 
-    Raises RefusedError for one of more than 256 MiB, and httpx.RequestError.
+    Raises RefusedError if it has more than 256 MiB, and httpx.RequestError.
     """
     body = bytearray()
     with closing(answer):
@@ -57,14 +57,15 @@ def read_whole(answer: httpx.Response, url: str) -> httpx.Response:
 
 
 def is_retryable(answer: httpx.Response) -> bool:
-    """Busy, or a proxy's word about a replica that died; what kway itself says is final."""
+    """Whether the server is busy, or a proxy reports a dead replica. kway's own errors are
+    final."""
     if answer.status_code in BUSY + _PROXY_ERRORS:
         return True
     return answer.status_code == 500 and error_of(answer)[0] == ""
 
 
 def error_of(answer: httpx.Response) -> tuple[str, str]:
-    """The code, "" where the answer is not kway's, and the words of a refusal."""
+    """The code of an error response, or "" if it is not from kway, and its message."""
     try:
         error = ErrorBody.model_validate_json(answer.content).error
     except ValueError:
@@ -73,20 +74,20 @@ def error_of(answer: httpx.Response) -> tuple[str, str]:
 
 
 def retry_after(answer: httpx.Response) -> float:
-    """The seconds that the server asks to wait, 5 at most."""
+    """The seconds that the server asks to wait, at most 5."""
     stated = answer.headers.get("Retry-After", "")
-    # Of thousands of digits Python would make no number.
+    # Python rejects numbers of thousands of digits, so only the first 9 are converted.
     is_number = stated.isascii() and stated.isdecimal()
     return min(float(stated[:9]), _LONGEST_WAIT_SECONDS) if is_number else 0.0
 
 
 class Limits(BaseModel):
-    """What one request, and one frame, may hold."""
+    """The server's limits on one request and one frame."""
 
     max_inputs: PositiveInt
     max_text_chars: PositiveInt
     max_body_bytes: PositiveInt
-    max_frame_bytes: PositiveInt | None = None  # older servers do not say it
+    max_frame_bytes: PositiveInt | None = None  # not sent by older servers
 
 
 class Served(BaseModel):
@@ -94,7 +95,7 @@ class Served(BaseModel):
 
     reads: Literal["pictures", "texts"]
     recalls: list[float]
-    logits: ModelLogits | None = None  # older servers do not state it
+    logits: ModelLogits | None = None  # not sent by older servers
     limits: Limits
 
 
@@ -104,7 +105,7 @@ class ClassFound(BaseModel):
 
 
 class ClassesFound(BaseModel):
-    """Some of the `total` classes that a search found."""
+    """One page of the `total` classes that a search found."""
 
     total: int
     classes: list[ClassFound]
@@ -113,9 +114,9 @@ class ClassesFound(BaseModel):
 def question(
     classes: Iterable[str | SupportsIndex], recall: float | None, threshold: float | None
 ) -> dict[str, Any]:
-    """The fields of a question, as JSON has them.
+    """The fields of a query, as in JSON.
 
-    Raises TypeError for classes that are no list, and for one that is no name and no number.
+    Raises TypeError if `classes` is not a list, or contains something other than names and numbers.
     """
     numbers = {"recall": recall, "threshold": threshold}
     given = {name: number for name, number in numbers.items() if number is not None}
@@ -123,14 +124,16 @@ def question(
 
 
 def check_iterable(what: str, given: Iterable[Kind]) -> Iterable[Kind]:
-    """What is given; TypeError for a single one, which Python would take apart."""
+    """Return `given`. Raises TypeError for a single string, bytes or path, which would otherwise be
+    iterated by character."""
     if isinstance(given, str | bytes | bytearray | Path):
         raise TypeError(f"{what} is one {type(given).__name__}: give a list")
     return given
 
 
 def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """A question for URLs and forms, which know no numbers."""
+    """The fields of a query for URLs and forms. These have no numbers, so a class id becomes `#`
+    and the number."""
     names = [f"#{one}" if isinstance(one, int) else one for one in fields["classes"]]
     return fields | {"classes": names}
 
@@ -138,8 +141,8 @@ def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:
 def requests(
     fields: dict[str, Any], inputs: Sequence[Input], limits: Limits
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The inputs in requests that the server's limits allow, as httpx sends them, one at a time,
-    each after the place of its first input."""
+    """Split the inputs into requests within the server's limits. Yields, one at a time, the
+    position of the first input and the arguments for httpx."""
     batch: list[tuple[str, bytes] | str] = []
     size = 0
     for position, one in enumerate(inputs):
@@ -154,7 +157,7 @@ def requests(
 
 
 def joined(parts: Sequence[Answer]) -> Answer:
-    """One answer about all inputs, whose positions count through the parts."""
+    """One answer for all inputs, numbered consecutively across the parts."""
     results = [result for part in parts for result in part.results]
     numbered = [
         result.model_copy(update={"input": position}) for position, result in enumerate(results)
@@ -163,7 +166,8 @@ def joined(parts: Sequence[Answer]) -> Answer:
 
 
 def renumbered(first: int, reason: str) -> str:
-    """A server's "images[1]: …" about a part whose first input has the place `first` of all."""
+    """Add `first`, the position of a request's first input, to the index in a server's "images[1]:
+    …"."""
     return _POSITION.sub(lambda found: f"{found[1]}[{first + int(found[2])}]", reason)
 
 
@@ -182,7 +186,7 @@ def _file(picture: Path | bytes) -> tuple[str, bytes]:
 
 
 def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -> dict[str, Any]:
-    """Texts go as JSON, pictures as the files of a form."""
+    """Texts are sent as JSON, images as the files of a form."""
     if isinstance(batch[0], str):
         content = json.dumps({**fields, "texts": batch})
         return {"content": content, "headers": {"Content-Type": "application/json"}}
@@ -190,7 +194,7 @@ def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -
 
 
 def path_of(kind: str, name: str) -> str:
-    """`/v1/KIND/NAME`. Raises ValueError for a name that would make it the path of another."""
+    """`/v1/KIND/NAME`. Raises ValueError for a name that would result in a different path."""
     if name in ("", ".", ".."):
         raise ValueError(f"{name!r} names nothing of /v1/{kind}: give a name, or an id")
     return f"/v1/{kind}/{quote(name, safe='')}"

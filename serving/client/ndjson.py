@@ -1,4 +1,4 @@
-"""Lines of JSON: those that a client sends, and those that it is answered with."""
+"""Lines of JSON (NDJSON): those that a client sends, and the events that it receives."""
 
 import json
 from base64 import b64encode
@@ -22,7 +22,7 @@ from serving.watches.schemas import (
 )
 
 NDJSON = "application/x-ndjson"
-# A hundred classes with long names are some 50 kB.
+# A line about a hundred classes with long names takes about 50 kB.
 _MAX_LINE_BYTES = 16 * 2**20
 
 Input = Path | bytes | str
@@ -40,7 +40,7 @@ FINAL_EVENTS = (Done, FeedDone, Ended)
 
 
 class Item(NamedTuple):
-    """An input of a stream or feed, with the id that comes back with its events.
+    """An input of a stream or feed, with the id that its events will carry.
 
     `time` is for feeds only.
     """
@@ -51,9 +51,9 @@ class Item(NamedTuple):
 
 
 def lines_of(items: Iterable[Input | Item]) -> Iterator[bytes]:
-    """A line for each of the items; the id of one that has none is its place, from 0.
+    """A line for each item. An item without an id gets its position, from 0.
 
-    Raises OSError for a file that cannot be read, and TypeError for what is no input.
+    Raises OSError if a file cannot be read, and TypeError for an object that is not an input.
     """
     for position, one in enumerate(items):
         item = one if isinstance(one, Item) else Item(one)
@@ -64,14 +64,14 @@ def lines_of(items: Iterable[Input | Item]) -> Iterator[bytes]:
 
 
 def check_input(one: object) -> None:
-    """TypeError for what is no input."""
+    """Raise TypeError if the object is not an input."""
     if not isinstance(one, Path | bytes | str):
         kind = type(one).__name__
         raise TypeError(f"an input is a Path, bytes or a str, and not of type {kind}: convert it")
 
 
 def fatal_error(event: object) -> ErrorDetail | None:
-    """The error that ends the answer, if `event` is one that belongs to no line or frame."""
+    """The error that ends the response, if `event` is an error that belongs to no line or frame."""
     match event:
         case LineError(line=None) | FrameError(frame=None):
             return event.error
@@ -86,9 +86,9 @@ def _content(one: Input) -> dict[str, str | int | float]:
 
 
 def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines that are whole. httpx's `iter_lines` would also split within one, at U+2028.
+    """Yield complete lines. httpx's `iter_lines` would also split a line at U+2028.
 
-    Raises httpx.DecodingError for one of more than 16 MiB.
+    Raises httpx.DecodingError for a line of more than 16 MiB.
     """
     buffer = bytearray()
     for part in parts:

@@ -1,4 +1,4 @@
-"""Requests to one server: how they are sent, which are retried, and how their answers are read."""
+"""Requests to one server: sending, retrying and reading responses."""
 
 import random
 import time
@@ -21,12 +21,13 @@ from serving.client.messages import (
 )
 from serving.client.ndjson import FINAL_EVENTS, fatal_error, split_lines
 
-# An empty line keeps a stream open that has nothing to send.
+# An empty line keeps a stream open when there is nothing to send.
 _KEEP_ALIVE, _SILENCE_SECONDS = b"\n", 5.0
 
 
 def open_clients(url: str, token: str | None, timeout: float) -> tuple[httpx.Client, httpx.Client]:
-    """Nothing is sent yet. Raises ValueError for what is no URL, and for what is no token."""
+    """Create the HTTP clients, without sending anything. Raises ValueError for an invalid URL or
+    token."""
     headers = _authorization(token)
     base = _checked(url)
     return httpx.Client(base_url=base, headers=headers, timeout=timeout), httpx.Client(
@@ -38,7 +39,8 @@ def open_clients(url: str, token: str | None, timeout: float) -> tuple[httpx.Cli
 
 
 def _authorization(token: str | None) -> dict[str, str]:
-    """No error may show the token; a file of one ends with a newline."""
+    """The header with the token. Strips it, because token files end with a newline. Errors must not
+    show it."""
     if token is None:
         return {}
     token = token.strip()
@@ -50,7 +52,7 @@ def _authorization(token: str | None) -> dict[str, str]:
 def _checked(url: str) -> httpx.URL:
     try:
         found = httpx.URL(url)
-        found.raw_host.decode("ascii").encode("idna")  # as every look-up of the name will
+        found.raw_host.decode("ascii").encode("idna")  # as every look-up of the name does
     except (httpx.InvalidURL, UnicodeError) as error:
         raise ValueError(f"{url} is no URL: {error}") from error
     if found.scheme not in ("http", "https") or not found.host:
@@ -65,7 +67,7 @@ Event = TypeVar("Event")
 
 
 class Transport:
-    """The server at `url`; after `patience` seconds no request is tried anew."""
+    """The server at `url`. Requests are not retried any more after `patience` seconds."""
 
     def __init__(self, url: str, token: str | None, timeout: float, patience: float) -> None:
         self.url, self.patience, self._has_answered = url.rstrip("/"), patience, False
@@ -76,13 +78,13 @@ class Transport:
         self._duplex.close()
 
     def request(self, kind: type[Body], method: str, path: str, **request: Any) -> Body:
-        """The answer to what changes nothing, asked again while that may help."""
+        """The response to an idempotent request, which is retried on transient errors."""
         return self.read(self._retried(lambda: self._response(method, path, **request)), kind)
 
     def request_once(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """The answer to what changes something, and so is sent once.
+        """The response to a request that changes something and is therefore sent only once.
 
-        Raises RefusedError, and OSError where it is not known whether it was done.
+        Raises RefusedError. Raises OSError if it is unknown whether the change was made.
         """
         try:
             answer = self._response(method, path, **request)
@@ -96,7 +98,8 @@ class Transport:
         return answer
 
     def read(self, answer: httpx.Response, kind: type[Body]) -> Body:
-        """The body of an answer; RefusedError where it is none, or none of kway's."""
+        """Parse the body of a response. Raises RefusedError for an error, or if it is not from
+        kway."""
         if answer.is_success:
             with suppress(ValueError):
                 return kind.model_validate_json(answer.content)
@@ -105,10 +108,10 @@ class Transport:
     def stream_events(
         self, kind: TypeAdapter[Event], method: str, path: str, **request: Any
     ) -> Generator[Event, None, None]:
-        """The lines of an answer as they come, through the last one; with `content` a body is sent
-        meanwhile.
+        """Yield the lines of a response as they arrive, up to the final event. A body in `content`
+        is sent meanwhile.
 
-        Raises RefusedError, and ConnectionError where the answer has no last line.
+        Raises RefusedError, and ConnectionError if the response has no final event.
         """
         reason = "it closed the connection"
         try:
@@ -128,11 +131,11 @@ class Transport:
         return read_whole(self._send(self._http, method, path, **request), self.url)
 
     def _send(self, http: httpx.Client, method: str, path: str, **request: Any) -> httpx.Response:
-        """An answer that has begun."""
+        """A response whose body has not been read."""
         try:
             return http.send(http.build_request(method, path, **request), stream=True)
         except httpx.LocalProtocolError:
-            # It may quote a header, and the token is in one.
+            # The original error may quote a header that contains the token.
             raise ValueError(f"what {self.url} is asked is no HTTP: look at the URL") from None
 
     @contextmanager
@@ -152,7 +155,7 @@ class Transport:
             answer.close()
 
     def _retried(self, attempt: Callable[[], httpx.Response]) -> httpx.Response:
-        """An answer that is final, asking again while that may help and the patience lasts."""
+        """The first final response; retries transient errors for up to `patience` seconds."""
         began, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -164,8 +167,9 @@ class Transport:
             except httpx.RequestError as error:
                 asked_for, failure = 0.0, self._unreachable(_error_text(error))
                 if isinstance(error, httpx.ConnectError) and not self._has_answered:
-                    raise OSError(failure) from error  # nobody listens there, and nobody did
-            # Not in step with everybody else who was sent away.
+                    # nothing listens there, and nothing has so far
+                    raise OSError(failure) from error
+            # Random jitter, so that rejected clients do not all retry at the same time.
             wait = max(asked_for, pause * random.uniform(0.5, 1.0))
             if time.monotonic() + wait > began + self.patience:
                 raise OSError(failure)

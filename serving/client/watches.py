@@ -1,4 +1,4 @@
-"""Standing queries as methods: watches, the feeds that they look at, and listening to them."""
+"""Client methods for standing queries: watches, feeds and listening."""
 
 import random
 import time
@@ -22,13 +22,13 @@ from serving.client.transport import Transport
 from serving.watches.schemas import Ended, FrameError, Waiting, WatchInfo, WatchList
 
 _RELISTEN_SECONDS = 1.0
-# The server sends a listener a line every 10 s.
+# The server sends each listener a line at least every 10 s.
 _LISTEN_TIMEOUT_SECONDS = 30.0
 _LISTENER_LOST = ("listener_lost", "watches_down")
 
 
 class StandingQueries:
-    """The part of a `Client` that is about watches."""
+    """The methods of a `Client` that are about watches."""
 
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport, self._timeout = transport, timeout
@@ -43,10 +43,10 @@ class StandingQueries:
         feeds: Iterable[str] = (),
         label: str | None = None,
     ) -> WatchInfo:
-        """Ask a question of every frame of these feeds, or of all, for so long.
+        """Create a watch, a query on every frame of these feeds, or of all, for `ttl_seconds`.
 
-        Sent once, for a watch made twice is two. Raises RefusedError, and OSError where it may have
-        been made all the same: see `watches`.
+        Not retried, because that could create a second watch. Raises RefusedError. Raises OSError
+        if there is no response; the watch may have been created nevertheless, see `watches`.
         """
         body = question(classes, recall, threshold) | {"ttl_seconds": ttl_seconds, "label": label}
         answer = self._transport.request_once(
@@ -59,17 +59,18 @@ class StandingQueries:
         return self._transport.request(WatchList, "GET", "/v1/watches").watches
 
     def renew_watch(self, watch_id: str, *, ttl_seconds: float | None = None) -> WatchInfo:
-        """Let the time of a watch run anew, the same as before or another. Sent once.
+        """Restart the time to live of a watch, with the same duration or a new one. Not retried.
 
-        Raises RefusedError, and OSError where it may have been done all the same.
+        Raises RefusedError. Raises OSError if there is no response; the watch may have been renewed
+        nevertheless.
         """
         body = {} if ttl_seconds is None else {"ttl_seconds": ttl_seconds}
         answer = self._transport.request_once("PATCH", path_of("watches", watch_id), json=body)
         return self._transport.read(answer, WatchInfo)
 
     def delete_watch(self, watch_id: str) -> None:
-        """End a watch. Sent once. Raises RefusedError, 404 where there is none, and OSError where
-        it may have been done all the same."""
+        """Delete a watch. Not retried. Raises RefusedError, with status 404 if it does not exist.
+        Raises OSError if there is no response; the watch may have been deleted nevertheless."""
         self._transport.request_once("DELETE", path_of("watches", watch_id))
 
     def feed(
@@ -80,11 +81,12 @@ class StandingQueries:
         latest: bool = False,
         acknowledge: bool = False,
     ) -> Generator[FeedEvent, None, None]:
-        """Send frames to a feed. Gives the hits of your own watches, a `FrameError` for each frame
-        that is refused, and `FeedDone` at the end; `latest` and `acknowledge` as in docs/api.md.
+        """Send frames to a feed. Yields the hits of your own watches, a `FrameError` for each frame
+        that is rejected, and finally `FeedDone`. See docs/api.md for `latest` and `acknowledge`.
 
-        Nothing is sent before the first of these is asked for. A frame is named by the id of its
-        `Item` or, without one, its place, from 0. All else, and what it raises, is as in `stream`.
+        Nothing is sent until the first event is requested. A frame's id is that of its `Item` or,
+        without one, its position, from 0. Otherwise this works like `stream` and raises the same
+        errors.
         """
         flags = {"latest": latest, "acknowledge": acknowledge}
         return self._transport.stream_events(
@@ -97,12 +99,12 @@ class StandingQueries:
         )
 
     def listen(self, watch_id: str) -> Generator[ListenEvent, None, None]:
-        """Hits of a watch as they come, whoever sends the frames, until it has `Ended`.
+        """Yield hits of a watch as they occur, whoever sends the frames, until it has `Ended`.
 
-        Listens again where the connection or the replica is lost. Hits of that moment are lost with
-        it, and each `Listening` says that hits are kept from here on; `Dropped` counts those that
-        were not read fast enough. Raises RefusedError, and OSError where it cannot listen again
-        within the patience, or no event can be parsed for so long.
+        Reconnects if the connection or the replica is lost. Hits during that time are lost: hits
+        are kept only from each `Listening` on. `Dropped` counts hits that were not read fast
+        enough. Raises RefusedError. Raises OSError if reconnecting fails for `patience` seconds, or
+        no valid event arrives for that long.
         """
         path = f"{path_of('watches', watch_id)}/hits"
         limits = httpx.Timeout(self._timeout, read=max(self._timeout, _LISTEN_TIMEOUT_SECONDS))
@@ -120,7 +122,7 @@ class StandingQueries:
             except (ConnectionError, RefusedError) as error:
                 if not _can_resume(error):
                     raise
-                # A listener changes nothing: it comes again.
+                # Listening changes nothing on the server, so it is safe to retry.
                 now, patience = time.monotonic(), self._transport.patience
                 silent_since = silent_since or now
                 if now - silent_since > patience:

@@ -1,1 +1,1 @@
-"""How a server is run: Ray Serve with its replicas, and what keeps it on this machine and clean."""
+"""Deployment: Ray Serve, its replicas and HAProxy, isolation on this machine, and clean-up."""

@@ -1,7 +1,7 @@
-"""The same application on a Ray cluster: a Serve config file, and the function that it names.
+"""The same application on a Ray cluster: a Serve config file and the function that it names.
 
-`serve deploy`, `serve run` and a RayService of KubeRay take the file; the nodes have kway and the
-bundle's folder at the same path.
+`serve deploy`, `serve run` and KubeRay's RayService take the file. kway must be installed on all
+nodes, and the bundle's folder must exist at the same path on each.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from serving.config import ServingConfig
 from serving.deploy.deployment import application, grpc_options
 from serving.deploy.environment import SERVING, grpc_limits
 
-# What a cluster decides for itself.
+# The cluster configures these itself.
 _NOT_OURS = {"host", "port", "grpc_port"}
-# For what a request does besides waiting for its answer.
+# Added to the request timeout, for the work of a request outside of it.
 _SPARE_SECONDS = 5
 
 
@@ -30,23 +30,24 @@ class ClusterArguments(BaseModel):
 
 
 def build(arguments: ClusterArguments) -> Application:
-    """The application; Serve calls this with the file's `args`.
+    """Build the application; Serve calls this with the file's `args`.
 
-    A replica that is scaled down or replaced answers its last requests, however long they take.
+    The grace period exceeds the request timeout, so a replica that is scaled down or replaced
+    finishes its last requests.
     """
     grace_seconds = arguments.config.request_timeout_seconds + _SPARE_SECONDS
     return application(arguments.bundle, arguments.config, errors=None, grace_seconds=grace_seconds)
 
 
 def config_file(bundle: str, config: ServingConfig) -> str:
-    """A Serve config file (YAML) of the bundle folder `bundle`, every limit stated."""
+    """A Serve config file (YAML) for the bundle folder `bundle`, with every limit explicit."""
     arguments = ClusterArguments(bundle=bundle, config=config).model_dump(mode="json")
     arguments["config"] = {
         name: value for name, value in arguments["config"].items() if name not in _NOT_OURS
     }
     tree = {
         "proxy_location": "EveryNode",
-        # Requests have their own limits of time, and streams none.
+        # Requests have their own timeouts, and streams have none.
         "http_options": {"host": config.host, "port": config.port, "request_timeout_s": None},
         **({} if config.grpc_port is None else {"grpc_options": grpc_options(config.grpc_port)}),
         "logging_config": {"log_level": "WARNING", "enable_access_log": False},

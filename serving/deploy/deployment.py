@@ -1,4 +1,4 @@
-"""The Ray Serve application: ingress and model in one deployment, replicas without state.
+"""The Ray Serve application: ingress and model in one deployment, with stateless replicas.
 
 Importing this module imports Ray; `serving/deploy/environment.py` sets Ray's environment first.
 """
@@ -33,14 +33,14 @@ from serving.model import Model
 from serving.service import Service
 from serving.tokens import Clients
 
-# Requests that are counted nowhere and answered at once, refusals among them.
+# Room for requests that no limit counts and that are answered immediately, such as rejections.
 _SPARE_REQUESTS = 64
 
 
 @serve.deployment
 @serve.ingress()
 class Kway:
-    """A replica: opens the bundle by its path, so that no weights travel through Ray."""
+    """A replica. It opens the bundle by path, so that no weights are sent through Ray."""
 
     def __init__(self, bundle: str, config: dict[str, Any], errors: str | None) -> None:
         if errors is not None:
@@ -52,7 +52,7 @@ class Kway:
         checked = ServingConfig.model_validate(config)
         check_replicas_use_uvicorn()
         set_server_options(most_json_bytes(checked))
-        # Before the model, which may start threads of its own.
+        # Set this before opening the model, which may start threads of its own.
         torch.set_num_threads(checked.threads_each)
         model = Model.open(
             Path(bundle),
@@ -65,8 +65,8 @@ class Kway:
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
         self._clients = Clients.of_file(checked.token_file)
         self._methods = InferenceMethods(self._service, self._clients)
-        # What is there to stay, hundreds of thousands of objects, is not looked through again: each
-        # time would hold up all requests for a tenth of a second and more.
+        # Exclude the hundreds of thousands of permanent objects from garbage collection: each full
+        # collection would block all requests for a tenth of a second or more.
         gc.collect()
         gc.freeze()
 
@@ -76,7 +76,7 @@ class Kway:
 
         return build_api(self._service, self._clients, metrics, self._watches, self._watch_counts)
 
-    # Ray calls these by the names that they have in the protocol.
+    # Ray calls these by their names in the protocol.
 
     async def ServerLive(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
         return await self._methods.call("ServerLive", raw, grpc_context)
@@ -97,18 +97,19 @@ class Kway:
         return await self._methods.call("ModelInfer", raw, grpc_context)
 
     def check_health(self) -> None:
-        """Ray asks this every few seconds and replaces a replica that raises."""
+        """Ray calls this every few seconds and replaces a replica if it raises."""
         self._service.check_health()
 
 
 def application(
     bundle: str, config: ServingConfig, errors: Path | None, *, grace_seconds: float
 ) -> Application:
-    """The application for `serve.run`, with every limit of Ray's stated.
+    """The application for `serve.run`, with all of Ray's limits set explicitly.
 
     `bundle` is a path that every node of the cluster can open. `errors` is the file that replicas
-    append their errors to; none: Ray's logs have them. A replica that is to end has
-    `grace_seconds` for its requests in progress; with none it ends at once.
+    append their errors to; if None, they go to Ray's logs only. `grace_seconds` is the time that a
+    replica gets at shutdown to finish requests in progress; if there are none, it stops
+    immediately.
     """
     return Kway.options(  # type: ignore[attr-defined]
         **_replicas(config),
@@ -126,17 +127,19 @@ def application(
 
 
 def _most_at_once(config: ServingConfig) -> int:
-    """Ray's limit, above all of ours, so that ours answer first, with errors of one format.
+    """Ray's limit on concurrent requests. It exceeds all of kway's limits, so that kway rejects
+    first and all errors have the same format.
 
-    Clients decide how long feeds, listeners and uploads last. Each is counted here, because other
-    requests would otherwise wait behind them forever. Streams count towards `max_requests`.
+    Clients decide how long feeds, listeners and uploads last. All of these are included here,
+    because other requests would otherwise queue behind them forever. Streams count towards
+    `max_requests`.
     """
     lasting = config.max_feeds + config.max_listeners + config.max_uploads
     return config.max_requests + lasting + _SPARE_REQUESTS
 
 
 def grpc_options(port: int) -> dict[str, Any]:
-    """What Ray is told of gRPC; it answers nothing but the protocol's methods."""
+    """gRPC options for Ray Serve. Only the protocol's methods are served."""
     function = f"{add_methods_to_server.__module__}.{add_methods_to_server.__name__}"
     return {"port": port, "grpc_servicer_functions": [function], "enable_reflection": False}
 

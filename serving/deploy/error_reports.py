@@ -1,13 +1,13 @@
-"""Errors of a server's other processes, as they reach the process of `kway serve`.
+"""Forwards errors of a server's other processes to the process of `kway serve`.
 
-Replicas append to a file, whose contents come out on standard error: Ray keeps their output only in
-its session folder, which is removed.
+Replicas append to a file, whose contents are printed on standard error. Ray keeps their output only
+in its session folder, which is removed.
 
-HAProxy writes a line for each answer of status 400 and above to a FIFO, and the lines are counted.
-Its own counters do not suffice: they restart from zero with each process, that is at each change of
-the replicas, when errors are most likely, and they count only by status class. Ray's collector of
-such lines reads a datagram socket, which drops all but the first ten of a burst; a FIFO holds
-thousands.
+HAProxy writes a line for each response of status 400 and above to a FIFO, and the lines are
+counted. Its own counters do not suffice: they restart from zero with each process, that is at each
+change of the replicas, when errors are most likely, and they count only by status class. Ray's
+collector of such lines reads a datagram socket, which drops all but the first ten of a burst; a
+FIFO holds thousands.
 """
 
 import logging
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TextIO
 
 _POLL_SECONDS = 0.3
-_END = b"end\n"  # of the FIFO
+_END = b"end\n"  # ends the reading of the FIFO
 
 
 def append_errors(path: Path) -> None:
-    """Let this process append what kway logs to the file `path`."""
+    """Append this process's kway log to the file `path`."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logging.getLogger("kway").addHandler(handler)
@@ -32,7 +32,7 @@ def append_errors(path: Path) -> None:
 
 @contextmanager
 def shown_errors(path: Path) -> Iterator[None]:
-    """While inside, what is appended to the file `path` comes out on standard error."""
+    """Inside the context, print what is appended to the file `path` on standard error."""
     path.touch()
     left = threading.Event()
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -57,10 +57,11 @@ def _follow(file: TextIO, left: threading.Event) -> None:
 def counted_http_errors(fifo: Path) -> Iterator[None]:
     """Create `fifo` and, inside the context, count its lines by status.
 
-    Start Ray and HAProxy inside.
+    Start Ray and HAProxy inside the context.
     """
     os.mkfifo(fifo, 0o600)
-    descriptor = os.open(fifo, os.O_RDWR)  # opened for writing, so that reads never end
+    # also opened for writing, so that reads never reach end of file
+    descriptor = os.open(fifo, os.O_RDWR)
     thread = threading.Thread(target=_count, args=(descriptor,), name="http errors", daemon=True)
     thread.start()
     try:
@@ -77,7 +78,7 @@ def _count(descriptor: int) -> None:
         for line in lines:
             if line == _END:
                 return
-            if metrics is None:  # HAProxy has answered, so Ray is running
+            if metrics is None:  # HAProxy has responded, so Ray is running
                 from serving.deploy.metrics import HttpErrorMetrics
 
                 metrics = HttpErrorMetrics()

@@ -1,9 +1,10 @@
-"""HAProxy in front of the replicas, by kway's rules: a program that Ray starts in HAProxy's place.
+"""A launcher that Ray starts instead of HAProxy; it applies kway's rules and then runs HAProxy.
 
 Ray writes HAProxy's configuration at each change of the replicas and starts the program named by
-RAY_SERVE_HAPROXY_BINARY_PATH. This one puts kway's addresses, time limits and refusals into that
-file, and becomes the real HAProxy. It refuses what it does not know: a port opened to others by a
-new version of Ray is an error, not a surprise. Standard library only: it runs at each change.
+RAY_SERVE_HAPROXY_BINARY_PATH. This program adds kway's addresses, timeouts and error responses to
+that file and then execs the real HAProxy. It rejects any configuration that it does not recognize,
+so that a new version of Ray cannot silently open a port. It uses only the standard library, because
+it runs at each change.
 """
 
 import json
@@ -14,20 +15,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# The characters of a path that stand for themselves in a regular expression of HAProxy.
+# Characters that have no special meaning in HAProxy's regular expressions.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/:_-]*")
 _PARAMETER = re.compile(r"\{\w+\}")
-# What Ray would decode without a check, or take as an order, from a client.
+# Headers that Ray would decode unchecked or act on; clients must not set them.
 _RAY_HEADERS = (
     "x-request-timeout-seconds",
     "x-request-disconnect-disabled",
     "x-session-id",
     "^serve[-_]multiplexed[-_]model[-_]id$ -m reg",
 )
-# Ray's own pages, /-/routes and /-/healthz, answer without a token: they are not for clients.
-# Neither is what is no path at all, such as `*`: no backend would take it.
+# Ray's own pages, /-/routes and /-/healthz, answer without a token, so clients must not reach them.
+# Targets that are not a path, such as `*`, are rejected too: no backend would accept them.
 _NO_PATH = "{ path,url_dec -m beg /-/ } || !{ path_beg / }"
-# The same of gRPC, which has its own codes: 12 is UNIMPLEMENTED.
+# The same for gRPC, which has its own status codes: 12 is UNIMPLEMENTED.
 _NO_RAY_SERVICE = (
     "return status 200 content-type application/grpc hdr grpc-status 12 "
     'hdr grpc-message "there is no such service" if { path_beg /ray.serve. }'
@@ -42,7 +43,7 @@ _MEANT_BY_RAY = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
 _GRPC_STATUSES = {408: 4, 502: 14, 503: 14, 504: 4}
 _SOCKET = "{ req.hdr(upgrade) -m str -i websocket }"
-_IS_SOCKET = "{ var(txn.is_socket) -m bool }"  # the same, of an answer
+_IS_SOCKET = "{ var(txn.is_socket) -m bool }"  # the same condition, for responses
 _RETRY_SECONDS = 1
 _REFUSALS = {
     400: ("bad_request", "malformed HTTP request"),
@@ -57,25 +58,25 @@ _REFUSALS = {
     503: ("not_ready", "no replica is ready: try again"),
     504: ("timeout", "no answer in time: try again"),
 }
-# This has to be the last rule for answers: a `return` before it replaces the answer by an error and
-# ends the evaluation of rules.
+# This must be the last response rule. An earlier `return` replaces the response with an error and
+# ends the evaluation of rules, so errors are still logged.
 _LOG_ERRORS_ALONE = "    http-response set-log-level silent if { status lt 400 }"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b ?(.*)")
-# Logs to a port on this machine where nothing may listen, and pages about the proxy itself.
+# Logging to a local port where nothing may listen, and custom error pages.
 _DROPPED_LINES = re.compile(r"log |option httplog|option log-health-checks|errorfile ")
 _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 
 
 @dataclass(frozen=True)
 class ProxySettings:
-    """Where HAProxy listens, as its `bind` lines name it, and what it lets through.
+    """HAProxy's addresses, in the syntax of its `bind` lines, and its limits.
 
-    `http_bind` and `grpc_bind`: address:port. Times are in seconds. `max_grpc_calls` are at one
-    replica at once. `stream_paths` have no limit of time or size here; requests to
-    `idempotent_paths`, and every GET, are repeated where a replica fails before it answers. Both
-    are paths as routes state them, such as `/v1/feeds/{feed}`. `hosts`: the names that it may be
-    asked by, without a port; none: any. `errors`: a FIFO that receives a line
-    `STATUS TERMINATION` for each error answered.
+    `http_bind` and `grpc_bind`: address:port. Times are in seconds. `max_grpc_calls`: concurrent
+    calls per replica. `stream_paths`: routes without a timeout or size limit in HAProxy.
+    `idempotent_paths`: routes whose requests, like every GET, are retried if a replica fails before
+    it responds. Both are route paths such as `/v1/feeds/{feed}`. `hosts`: the accepted host names,
+    without a port; if empty, all. `errors`: a FIFO that receives a line `STATUS TERMINATION` for
+    each error response.
     """
 
     haproxy: str
@@ -100,9 +101,9 @@ class ProxySettings:
 
 
 def rewrite(text: str, settings: ProxySettings) -> str:
-    """Ray's configuration of HAProxy with the addresses and rules of `settings`.
+    """Apply the addresses and rules of `settings` to Ray's HAProxy configuration.
 
-    Raises ValueError where the text is not what Ray 2.60 writes.
+    Raises ValueError if the text is not what Ray 2.60 writes.
     """
     lines = [line for section in _sections(text) for line in _rewrite_section(section, settings)]
     found = sorted(line.split()[1] for line in lines if line.split()[:1] == ["bind"])
@@ -113,7 +114,8 @@ def rewrite(text: str, settings: ProxySettings) -> str:
 
 
 def _sections(text: str) -> Iterator[list[str]]:
-    """The sections of a configuration, each with its title first; comments and blanks left out."""
+    """The sections of a configuration, each starting with its title, without comments and blank
+    lines."""
     section: list[str] = []
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
@@ -152,7 +154,7 @@ def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
                 *_grpc_rules(settings),
                 *_without_bind(kept),
             ]
-        case "backend default_backend":  # nothing is deployed, or no longer
+        case "backend default_backend":  # nothing is deployed
             return [title, "    http-request return " + _refusal(503)]
         case "backend default_grpc_backend":
             return [title, "    http-request return " + _grpc_refusal(503)]
@@ -185,20 +187,20 @@ def _defaults(settings: ProxySettings) -> list[str]:
         "    option idle-close-on-response",
         f"    timeout http-request {_time(settings.head_seconds)}",
         f"    timeout client {_time(settings.idle_seconds)}",
-        "    timeout server 1h",  # of streams; the others' is set by request
+        "    timeout server 1h",  # for streams; other requests get a rule with their own timeout
         "    timeout tunnel 1h",
         *(f"    http-error {_refusal(status)}" for status in sorted(_REFUSALS)),
     ]
 
 
 def _error_log(settings: ProxySettings) -> list[str]:
-    """Log answers to standard output, which `main` connects to the FIFO."""
+    """Log responses to standard output, which `main` connects to the FIFO."""
     if settings.errors is None:
         return []
     return [
         "    log stdout format raw local0",
         '    log-format "%ST %ts"',
-        "    option dontlognull",  # connections without a request
+        "    option dontlognull",  # skip connections without a request
     ]
 
 
@@ -209,24 +211,25 @@ def _rules(settings: ProxySettings) -> list[str]:
     rules = [
         *_host_rules(settings),
         f"return {_refusal(404)} if {_NO_PATH}",
-        # As announced, by Content-Length or by the size of a first chunk.
+        # Checks the announced size: the Content-Length or the size of a first chunk.
         f"return status 413 content-type application/json string '{body}' "
         f"if {{ req.body_size gt {settings.max_body_bytes} }} !{is_stream}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
         _unless_a_name("x-request-id"),
-        # A watch that is created twice would be two.
+        # Not idempotent: retrying the creation of a watch could create two.
         f"disable-l7-retry unless METH_GET || {_is_one_of(settings.idempotent_paths)}",
-        # A body that trickles in holds no replica. One over a buffer's size is passed on as it
-        # comes, under the limit of time of the replica.
+        # Wait here for bodies that arrive slowly, so that they do not occupy a replica. A body that
+        # is larger than the buffer is passed on as it arrives, and the replica limits its time.
         f"wait-for-body time {_time(settings.head_seconds)} unless {is_stream}",
         f"set-var(txn.is_socket) bool(true) if {_SOCKET}",
     ]
-    # Ray's own refusals are plain text; kway's are JSON already.
+    # Ray's own error responses are plain text; kway's are already JSON.
     answers = [
         f"return {_refusal(503)} if {_IS_SOCKET} {_FROM_RAYS_PROXY} {_plain(500)}",
-        # Ray means 429 or, of a replica that ends, to be asked again; but it answers a handshake as
-        # it would a request, and uvicorn makes 500 of that. It is never kway's: a token is refused
-        # in JSON, a path that is none by 403, and all else is told after the handshake.
+        # Ray rejects a WebSocket handshake like a request: with 429 or, on a replica that is
+        # shutting down, with a status that asks for a retry. uvicorn turns both into a plain-text
+        # 500. kway itself never sends one: it rejects a token with JSON and an unknown path with
+        # 403, and reports all other errors after the handshake.
         f"return {_refusal(429)} if {_IS_SOCKET} {_plain(500)}",
         *(
             f"return {_refusal(_MEANT_BY_RAY.get(status, status))} if {_plain(status)}"
@@ -234,7 +237,7 @@ def _rules(settings: ProxySettings) -> list[str]:
         ),
     ]
     return [
-        "    option disable-h2-upgrade",  # nothing of ours speaks it here
+        "    option disable-h2-upgrade",  # no client needs HTTP/2 on this port
         *(f"    http-request {rule}" for rule in rules),
         *(f"    http-response {answer}" for answer in answers),
         _LOG_ERRORS_ALONE,
@@ -242,15 +245,15 @@ def _rules(settings: ProxySettings) -> list[str]:
 
 
 def _is_one_of(paths: Iterable[str]) -> str:
-    """The condition that a request's path is one of `paths`.
+    """A condition that is true if the path of the request is one of `paths`.
 
-    Routes match the decoded path, in which `%3A` is `:`, and so does this.
+    Routes match the decoded path, in which `%3A` is `:`, so this does as well.
     """
     return f"{{ path,url_dec -m reg ^({'|'.join(map(_pattern, paths))})$ }}"
 
 
 def _pattern(path: str) -> str:
-    """`/v1/feeds/{feed}` as a regular expression. Raises ValueError for a path it cannot state."""
+    """`/v1/feeds/{feed}` as a regular expression. Raises ValueError for unsupported characters."""
     literals = _PARAMETER.split(path)
     if not all(_PLAIN_PATH.fullmatch(literal) for literal in literals):
         raise ValueError(f"HAProxy's rules know no route {path!r}: use letters, digits, / : _ -")
@@ -258,7 +261,8 @@ def _pattern(path: str) -> str:
 
 
 def _host_rules(settings: ProxySettings) -> list[str]:
-    """Refuse other names: a page elsewhere may let its own lead here, and its browser asks us."""
+    """Reject other host names, to prevent DNS rebinding: a web page could point its own domain name
+    to this server and query it through the visitor's browser."""
     if not settings.hosts:
         return []
     message = (
@@ -277,7 +281,8 @@ def _grpc_rules(settings: ProxySettings) -> list[str]:
         _NO_RAY_SERVICE,
         *(f"del-header {name}" for name in _RAY_METADATA),
         _unless_a_name("request_id"),
-        # A stream's is open for as long as the client likes; there are none, as a replica says.
+        # The body of a streaming call stays open as long as the client likes, so do not wait for
+        # it. The replica answers that it does not support streaming.
         f"wait-for-body time {_time(settings.head_seconds)} unless {{ path_end StreamInfer }}",
     ]
     return [
@@ -288,14 +293,14 @@ def _grpc_rules(settings: ProxySettings) -> list[str]:
 
 
 def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
-    """A backend of replicas without Ray's own proxy as a backup.
+    """A backend of replicas, without Ray's own proxy as a backup.
 
-    At shutdown that proxy answers NOT_FOUND in the trailers of a response, which HAProxy cannot
+    At shutdown that proxy returns NOT_FOUND in the trailers of a response, which HAProxy cannot
     read or replace. Without it a call fails with UNAVAILABLE, which clients retry.
     """
     return [
-        # Includes calls whose messages are still arriving: a replica holds them before it sees a
-        # token.
+        # maxconn includes calls whose messages are still arriving, because a replica holds them in
+        # memory before it checks the token.
         *(_with_maxconn(line, settings) for line in lines if not line.endswith(" backup")),
         f"    http-request set-timeout server {_time(settings.answer_seconds)}",
         *(f"    http-error {_grpc_refusal(status)}" for status in _GRPC_STATUSES),
@@ -303,7 +308,7 @@ def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
 
 
 def _grpc_refusal(status: int) -> str:
-    """The HTTP answer `status` with the corresponding gRPC status."""
+    """HTTP response `status` with the corresponding gRPC status."""
     return (
         f"status {status} content-type application/grpc hdr grpc-status {_GRPC_STATUSES[status]} "
         f'hdr grpc-message "{_REFUSALS[status][1]}"'
@@ -315,7 +320,8 @@ def _with_maxconn(line: str, settings: ProxySettings) -> str:
 
 
 def _unless_a_name(header: str) -> str:
-    """Drop a header that is not one plain word: `req.hdr` is content with one good part of it."""
+    """Drop a header unless it occurs once and is one plain word. `req.hdr` would split the value at
+    commas and accept it if one part matches, so the rule uses `req.fhdr`."""
     is_a_name = f"{{ req.fhdr({header}) -m reg ^[A-Za-z0-9._-]{{1,100}}$ }}"
     return f"del-header {header} unless {{ req.fhdr_cnt({header}) 1 }} {is_a_name}"
 
@@ -331,7 +337,7 @@ def _plain(status: int) -> str:
 
 
 def _body(code: str, message: str) -> str:
-    """An `ErrorBody` (`serving/schemas.py`) in single quotes' reach."""
+    """An `ErrorBody` (`serving/schemas.py`) that can be placed in single quotes."""
     body = json.dumps({"error": {"code": code, "message": message}})
     assert "'" not in body
     return body
@@ -342,12 +348,13 @@ def _time(seconds: float) -> str:
 
 
 def main(settings_file: str, *arguments: str) -> None:
-    """Rewrite the file after `-f` in place, and become HAProxy with the same arguments."""
+    """Rewrite the file after `-f` in place and exec HAProxy with the same arguments."""
     settings = ProxySettings.load(Path(settings_file))
     path = Path(arguments[arguments.index("-f") + 1])
     path.write_text(rewrite(path.read_text(encoding="utf-8"), settings), encoding="utf-8")
     if settings.errors is not None:
-        # HAProxy drops lines that do not fit. Also opened for reading, so as not to need a reader.
+        # HAProxy drops lines that do not fit into the FIFO. Open it for reading too, because
+        # opening a FIFO only for writing fails while it has no reader.
         os.dup2(os.open(settings.errors, os.O_RDWR | os.O_NONBLOCK), sys.stdout.fileno())
     os.execv(settings.haproxy, [settings.haproxy, *arguments])
 

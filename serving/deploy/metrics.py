@@ -1,7 +1,7 @@
-"""What a replica counts, with `ray.serve.metrics`: Ray's agent on each node adds up and exports.
+"""Metrics of a replica, recorded with `ray.serve.metrics`; Ray's agent on each node exports them.
 
 A prometheus_client registry inside a replica would report that replica alone. The page that shows
-the counts is `serving/deploy/metrics_page.py`, which does not import Ray.
+the metrics is `serving/deploy/metrics_page.py`, which does not import Ray.
 """
 
 import time
@@ -19,7 +19,7 @@ _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 
 
 class QueryMetrics:
-    """Counters of one replica; made inside it."""
+    """Counters of one replica; create them inside it."""
 
     def __init__(self) -> None:
         self._requests = Counter(
@@ -38,7 +38,7 @@ class QueryMetrics:
         self._exact_seconds = Counter(EXACT_SECONDS, description="Sum of kway_query_seconds.")
 
     def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None:
-        """Count one finished request; `seconds` None: its length is not for the histogram."""
+        """Count one finished request. `seconds` None excludes it from the histogram."""
         self._requests.inc(1, tags={"outcome": outcome})
         if inputs:
             self._inputs.inc(inputs)
@@ -51,12 +51,14 @@ class QueryMetrics:
 class ReplicaMetrics:
     """Gauges of one replica: its model and its current load.
 
-    Ray's agent drops a gauge that was not set for some seconds. A thread of the replica sets them,
-    because Ray's health checks stop while the head of a cluster is down and replicas still answer.
+    Ray's agent drops a gauge that has not been set for some seconds. A thread of the replica sets
+    them rather than Ray's health checks, which stop while the head node of a cluster is down and
+    replicas still answer.
     """
 
     def __init__(self, loss: LossSpec, load: Callable[[], tuple[int, int]]) -> None:
-        """`load` returns the requests in progress and the waiting inputs, from another thread."""
+        """`load` returns the number of requests in progress and of waiting inputs. It is called
+        from another thread."""
         self._aligned = Gauge(
             "kway_model_aligned",
             description="1 where the model's loss follows the Principle of Logit Separation.",
@@ -84,7 +86,7 @@ class ReplicaMetrics:
 
 
 class WatchMetrics:
-    """Counters of frames, and of hits on their way, of one replica."""
+    """Counters of the frames and hits of one replica."""
 
     def __init__(self) -> None:
         self._frames = Counter(
@@ -116,7 +118,7 @@ class WatchMetrics:
 
 
 class HttpErrorMetrics:
-    """Counter of the errors that clients got over HTTP, from HAProxy, Ray or kway."""
+    """Counter of the HTTP errors that clients receive from HAProxy, Ray or kway."""
 
     def __init__(self) -> None:
         self._errors = Counter(
@@ -130,7 +132,8 @@ class HttpErrorMetrics:
 
 
 def agent_pages() -> list[str]:
-    """The URLs of the Ray agents' metric pages, one a node. Call it inside Ray; it blocks."""
+    """The URLs of the metrics pages of Ray's agents, one per node. Call it inside Ray; it
+    blocks."""
     return [
         f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         for node in ray.nodes()

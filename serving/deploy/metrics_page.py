@@ -1,8 +1,9 @@
-"""The page at /metrics: the counts of the whole server, fetched from Ray's agents on its nodes.
+"""The page at /metrics: metrics of the whole server, fetched from Ray's agents on its nodes.
 
-Whichever replica is asked, the numbers are those of all. They lag by Ray's report interval
-(`serving/deploy/server.py` sets 1 s). Each replica has its own series: sum over them. Those of a
-lost one stay as they were beside its successor's, until Ray's agent drops them.
+Every replica returns the metrics of all replicas. They lag by Ray's report interval
+(`serving/deploy/private_ray.py` sets 1 s). Each replica has its own series, so sum over them. The
+series of a lost replica keep their last values, next to those of its successor, until Ray's agent
+drops them.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 EXACT_SECONDS = "kway_query_exact_seconds"
 _PREFIX = "ray_"
-# Ray's name of a label -> ours.
+# Ray's label name -> ours.
 _KEPT_LABELS = {
     "outcome": "outcome",
     "status": "status",
@@ -25,9 +26,9 @@ _KEPT_LABELS = {
 
 
 async def exposition(pages: Iterable[str]) -> bytes:
-    """kway's own metrics from the agents' pages, in Prometheus text form."""
+    """kway's own metrics from the agents' pages, in the Prometheus text format."""
     families: dict[str, Metric] = {}
-    # Nodes are reached directly: a proxy from the environment has no business here.
+    # Connect to nodes directly, ignoring proxies from the environment.
     async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
         for page in pages:
             answer = await client.get(page)
@@ -37,7 +38,8 @@ async def exposition(pages: Iterable[str]) -> bytes:
 
 
 def _collect(text: str, families: dict[str, Metric]) -> None:
-    """Add the families of an agent's page whose names are ours, without Ray's prefix and labels."""
+    """Add the metric families on an agent's page whose names are ours, without Ray's prefix and
+    labels."""
     ours = "\n".join(
         line
         for line in text.splitlines()
@@ -56,9 +58,10 @@ def _collect(text: str, families: dict[str, Metric]) -> None:
 
 
 def render(families: dict[str, Metric]) -> bytes:
-    """Prometheus text of `families`, with the sums of seconds that Ray made up put right.
+    """Prometheus text of `families`, with Ray's estimated sum of seconds replaced by the exact one.
 
-    Ray rebuilds a histogram from the middles of its buckets; the true sum is counted beside it.
+    Ray reconstructs a histogram from the midpoints of its buckets. The exact sum is a separate
+    counter.
     """
     exact = families.pop(EXACT_SECONDS, None)
     histogram = families.get("kway_query_seconds")
@@ -70,7 +73,7 @@ def render(families: dict[str, Metric]) -> bytes:
 
 
 class _One:
-    """A registry of one family, as generate_latest wants it."""
+    """A registry with one family, the interface that generate_latest expects."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family

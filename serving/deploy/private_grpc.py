@@ -1,7 +1,7 @@
-"""What kway changes in gRPC's Python servers: those of Ray listen on loopback only.
+"""A patch of gRPC's Python servers, so that those of Ray listen on loopback only.
 
-Ray's C++ servers bind to the node's address since ray-project/ray#59852. The Python servers of
-Ray Serve 2.60 bind to `[::]`, and have no option for another address.
+Ray's C++ servers bind to the node's address since ray-project/ray#59852. The Python servers of Ray
+Serve 2.60 bind to `[::]` and have no option for another address.
 """
 
 from functools import wraps
@@ -9,11 +9,11 @@ from typing import Any
 
 
 def bind_servers_to_loopback() -> None:
-    """Bind this process's asynchronous gRPC servers to loopback where they ask for all addresses.
+    """Bind this process's asyncio gRPC servers to loopback if they ask for all addresses.
 
-    One of Ray's accepts pickles. Call it before they start: at a worker's start, or in a replica's
-    constructor. A second call has no effect. Raises RuntimeError if the installed gRPC no longer
-    has the method; `tests/serving/test_private_names.py` checks it.
+    One of Ray's servers accepts pickles. Call this before they start: when a worker starts, or in a
+    replica's constructor. A second call has no effect. Raises RuntimeError if the installed gRPC no
+    longer has the method; `tests/serving/test_private_names.py` checks it.
     """
     import grpc
     from grpc.aio import _server

@@ -1,7 +1,7 @@
 """Every private name of Ray that kway uses, with the reason. `pyproject.toml` caps Ray's version.
 
 Ray 2.60 has no public option for any of these. Each function raises RuntimeError if the installed
-Ray no longer has what it needs; `tests/serving/test_private_names.py` checks all of them.
+Ray no longer has the name; `tests/serving/test_private_names.py` checks all of them.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
-# Names a function that every worker process calls at its start. The public form,
+# Names a function that every worker process calls when it starts. The public form,
 # `ray.init(runtime_env={"worker_process_setup_hook": ...})`, sets this variable too, but then each
-# worker also waits for the creation of a runtime environment. Ray's name for it can only be
-# imported with Ray, which reads its environment at that time.
+# worker also waits for the creation of a runtime environment. The constant in Ray is not imported,
+# because Ray reads its environment variables on import.
 WORKER_SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 _BUFFERED_MESSAGES = 4
 
@@ -22,8 +22,8 @@ _BUFFERED_MESSAGES = 4
 def bound_request_buffers() -> None:
     """Buffer at most a few parts of a request's body between Ray and the application.
 
-    Ray reads ahead without a limit: a stream that is sent faster than it is answered would be kept
-    in memory as a whole. Call it in a replica's constructor.
+    Ray reads ahead without a limit, so a stream that is sent faster than it is answered would be
+    buffered in memory in full. Call this in a replica's constructor.
     """
     proxy = _required("ray.serve._private.direct_ingress_http_util", "ASGIDIReceiveProxy")
     if not isinstance(getattr(proxy, "queue", None), property):
@@ -39,9 +39,10 @@ def bound_request_buffers() -> None:
 
 
 def check_replicas_use_uvicorn() -> None:
-    """Raise unless a replica's server is made by `uvicorn.Config`, whose options kway extends.
+    """Raise RuntimeError unless a replica creates its server with `uvicorn.Config`, which kway
+    patches.
 
-    `ray.serve.config.HTTPOptions` passes on none of uvicorn's options for WebSockets.
+    `ray.serve.config.HTTPOptions` does not pass on uvicorn's options for WebSockets.
     """
     import uvicorn
 
@@ -54,9 +55,10 @@ def check_replicas_use_uvicorn() -> None:
 def own_process_groups() -> Iterator[None]:
     """Start Ray's daemons outside our process group.
 
-    A terminal, `timeout` and others signal the whole group. The daemons would end with this process
-    and not in order, and Ray would then wait a minute for them. Ray once started its daemons in
-    sessions of their own (ray-project/ray#6008); now it only blocks SIGINT in them.
+    Terminals, `timeout` and other tools signal the whole group. The daemons would exit together
+    with this process instead of in order, and Ray would then wait a minute for them. Ray once
+    started its daemons in sessions of their own (ray-project/ray#6008); now it only blocks SIGINT
+    in them.
     """
     services = importlib.import_module("ray._private.services")
     start = _required(services.__name__, "ConsolePopen")
@@ -72,7 +74,7 @@ def own_process_groups() -> Iterator[None]:
 def local_options(address: str, temp_folder: str) -> dict[str, Any]:
     """Arguments of `ray.init` whose names begin with an underscore.
 
-    The node's address, the folder of all its files, and how often metrics are reported.
+    They set the node's address, the folder for all its files, and the interval of metric reports.
     """
     return {
         "_node_ip_address": address,
@@ -84,7 +86,7 @@ def local_options(address: str, temp_folder: str) -> dict[str, Any]:
 class KeyValueStore(MutableMapping[str, bytes]):
     """Ray's key-value store, in the memory of the head node, as a mapping.
 
-    `ray.experimental.internal_kv` has functions with private names only.
+    The functions in `ray.experimental.internal_kv` all have private names.
     """
 
     def __init__(self, namespace: str) -> None:

@@ -1,4 +1,4 @@
-"""Start the whole server on this machine, and leave nothing running behind."""
+"""Start the whole server on this machine and stop all of its processes on exit."""
 
 import logging
 import shutil
@@ -23,13 +23,13 @@ _APPLICATION = "kway"
 _LOOPBACK = "127.0.0.1"
 _PACKAGES = Path(__file__).parents[2]
 _OBJECT_STORE_BYTES = 100 * 2**20
-# Of requests in progress, when the server is told to end.
+# Time that requests in progress get at shutdown.
 _GRACE_SECONDS = 10
 _STOP_SECONDS = 30
 
 
 class Addresses(NamedTuple):
-    """Where a server is reached: its URL, and host:port of gRPC where that is there."""
+    """The addresses of a server: its URL, and host:port of gRPC if it is enabled."""
 
     url: str
     grpc: str | None
@@ -37,11 +37,11 @@ class Addresses(NamedTuple):
 
 @contextmanager
 def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
-    """Serve the bundle folder on `config.host`; yields where, when the server is ready.
+    """Serve the bundle folder on `config.host`. Yields the addresses when the server is ready.
 
-    A port of 0 takes any free one. The replicas' errors come out on standard error. On
-    leaving, and when this process is killed, all that was started is stopped and the session
-    folder is removed. Raises ChildProcessError when the server does not come up.
+    A port of 0 selects any free port. Errors of the replicas are printed on standard error. On
+    exit, even if this process is killed, all started processes are stopped and the session folder
+    is removed. Raises ChildProcessError if the server does not start.
     """
     config = _with_ports(config)
     session = make_session()
@@ -54,15 +54,16 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
                 _start(bundle, config, session, errors)
                 yield _addresses(config)
         finally:
-            # Ray, asked to stop, would wait a minute for what has ended, and then end this process
-            # in its own words. The clean-up process kills what is left.
+            # Once Ray's processes are lost, a shutdown through Ray would wait a minute for them and
+            # then exit this process with Ray's own message. Skip it: the clean-up process kills
+            # what is left.
             if not isinstance(sys.exception(), ServerLostError):
                 _stop(before)
                 shutil.rmtree(session, ignore_errors=True)
 
 
 def _with_ports(config: ServingConfig) -> ServingConfig:
-    """The same with free ports in the places of 0."""
+    """Replace ports of 0 by free ones."""
     port, grpc_port = free_port(config.host, config.port), config.grpc_port
     while grpc_port == 0:
         drawn = free_port(config.host, 0)
@@ -81,7 +82,7 @@ def _addresses(config: ServingConfig) -> Addresses:
 
 def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> None:
     import ray
-    import ray.serve  # sets its loggers' levels: before they are quiet
+    import ray.serve  # sets its loggers' levels, so import it before silencing them
     from ray.exceptions import RayError
 
     with _quiet_ray():
@@ -109,8 +110,8 @@ def _deploy(bundle: Path, config: ServingConfig, errors: Path) -> None:
     logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
     serve.start(
         proxy_location="HeadOnly",
-        # Of the replicas: HAProxy listens where `serving/deploy/haproxy.py` says. Requests have
-        # their own limits of time, and streams none.
+        # The address of the replicas and Ray's own proxy; `serving/deploy/haproxy.py` sets
+        # HAProxy's. Requests have their own timeouts, and streams have none.
         http_options={
             "host": _LOOPBACK,
             "port": config.port,
@@ -127,14 +128,15 @@ def _deploy(bundle: Path, config: ServingConfig, errors: Path) -> None:
 def _start_ray(config: ServingConfig, session: Path) -> None:
     import ray
 
-    folder = session / "ray"  # Ray opens its folder to everybody; the session stays closed
+    # Ray makes its folder accessible to all users; the session folder around it remains private
+    folder = session / "ray"
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        # Ray lets replicas import from its driver's current folder before all others; one with a
-        # folder data/ in it would hide ours.
+        # Replicas import from the driver's working directory before all other folders. A folder
+        # data/ there would shadow kway's package of the same name.
         with own_process_groups(), chdir(_PACKAGES):
             ray.init(
-                address="local",  # never a cluster that happens to be there
+                address="local",  # do not join a cluster that is already running
                 num_cpus=config.most_replicas,
                 num_gpus=config.most_replicas if config.device == "cuda" else 0,
                 include_dashboard=False,
@@ -144,7 +146,8 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
                 **local_options(_LOOPBACK, str(folder)),
             )
     except SystemExit:
-        # Ray's handler of SIGTERM, in place during its start, exits with 15: this was a wish.
+        # While it starts, Ray installs a SIGTERM handler that exits with 15, but a requested stop
+        # is not an error.
         raise SystemExit(0) from None
     finally:
         if handler is not None:
@@ -152,7 +155,7 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
 
 
 def _replica_messages() -> str:
-    """What Ray knows of the replicas that did not start; nothing where it came to none."""
+    """Ray's messages about replicas that failed to start; empty if it deployed none."""
     from ray import serve
 
     found = serve.status().applications.get(_APPLICATION)
@@ -166,7 +169,7 @@ def _last_line(text: str) -> str:
 
 @contextmanager
 def _quiet_ray() -> Iterator[None]:
-    """Keep Ray's start-up chatter off the terminal; its errors stay."""
+    """Silence Ray's log messages below ERROR."""
     loggers = [logging.getLogger(name) for name in ("ray", "ray.serve")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -179,9 +182,10 @@ def _quiet_ray() -> Iterator[None]:
 
 
 def _stop(before: set[psutil.Process]) -> None:
-    """End what runs now and did not run before; requests in progress are answered first.
+    """Stop the processes that were started since `before`, after requests in progress have
+    finished.
 
-    Raises ServerLostError where Ray does not answer: the clean-up process kills what there is.
+    Raises ServerLostError if Ray does not respond; the clean-up process then kills what is left.
     """
     started = set(psutil.Process().children(recursive=True)) - before
     ray, serve = sys.modules.get("ray"), sys.modules.get("ray.serve")
@@ -191,16 +195,16 @@ def _stop(before: set[psutil.Process]) -> None:
         if ray is None:
             return
         if is_up and serve is not None:
-            # What does not end in order is killed below.
+            # Processes that fail to shut down cleanly are killed below.
             with suppress(ray.exceptions.RayError, RuntimeError, OSError):
-                # Not serve.shutdown: it kills its controller, and Ray prints that as an error.
+                # Do not call serve.shutdown: it kills the controller, which Ray prints as an error.
                 serve.delete(_APPLICATION)
-            # HAProxy is another process after each change of the replicas.
+            # Each change of the replicas replaces the HAProxy process, so list the processes again.
             started.update(set(psutil.Process().children(recursive=True)) - before)
         ray.shutdown()
 
     with _quiet_ray():
-        # For as long as a controller hangs Ray waits for it, and hears no signal.
+        # If the controller hangs, Ray blocks and does not react to signals, hence the thread.
         asking = threading.Thread(target=ask, name="stop", daemon=True)
         asking.start()
         asking.join(_STOP_SECONDS)
@@ -208,7 +212,7 @@ def _stop(before: set[psutil.Process]) -> None:
         raise ServerLostError(
             f"Ray did not stop within {_STOP_SECONDS} s of the wish: its processes were killed"
         )
-    # What an interrupted start has left does not end by itself.
+    # Processes left by an interrupted start do not exit on their own.
     _, left = psutil.wait_procs(started, timeout=10 if is_up else 1)
     for process in left:
         process.kill()

@@ -1,10 +1,11 @@
-"""The folder and the ports of one server, and the removal of everything it started.
+"""The session folder and ports of one server, and the removal of everything it started.
 
 The folder contains Ray's files and sockets, logs and secrets.
 
 Run as a script, this module is the clean-up process of a server. It waits for the end of its
-standard input, whose other end the server holds. It then kills every process that writes into the
-session folder, as all of Ray's do, and removes the folder, also after SIGKILL of the server.
+standard input, whose other end the server holds open. It then kills every process that has a file
+in the session folder open for writing, as all of Ray's processes do, and removes the folder. This
+also works if the server is killed with SIGKILL.
 """
 
 import errno
@@ -22,25 +23,28 @@ from pathlib import Path
 
 import psutil
 
-# Single ports are drawn below the blocks. Both are below the system's ephemeral ports, so that
-# nothing takes one before the server listens, which may take half a minute.
+# Single ports are drawn from below the range of the blocks. Both ranges are below the system's
+# ephemeral ports, so that no outgoing connection takes a port before the server listens on it,
+# which may take half a minute.
 _FIRST_PORT, _FIRST_BLOCK, _LAST_BLOCK = 8_100, 12_000, 32_000
 _TRIES = 100
-# Ray writes its logs there, and without space it starts its processes again and again, for ever.
+# Ray writes its logs to the folder. Without free space it restarts its processes forever.
 _LEAST_FREE_BYTES = 2**28
-# Of a socket, by the system; and of Ray's longest below the folder, with the largest process id.
+# The system's limit on the length of a socket path, and Ray's longest path below the folder, with
+# the largest process id.
 _LONGEST_ADDRESS = 107
 _BELOW = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-# Of the clean-up: it ends after so many rounds in a row that find no process.
+# The clean-up ends after this many consecutive rounds without finding a process.
 _QUIET_ROUNDS = 4
 _MAX_ROUNDS = 60
 _ROUND_SECONDS = 0.5
 
 
 def free_port(host: str, port: int, *, option: str = "--port") -> int:
-    """`port`, or any free one for 0.
+    """`port`, or any free port if it is 0.
 
-    Raises OSError when it is taken or `host` is not ours; it names the `option` that is to change.
+    Raises OSError if the port is taken or `host` is not an address of this machine. The message
+    names the `option` to change.
     """
     if port == 0:
         return _any_port(host, option)
@@ -68,10 +72,11 @@ def _any_port(host: str, option: str) -> int:
 
 
 def free_block(num_ports: int) -> int:
-    """The first of `num_ports` ports in a row on loopback, the first two of them free just now.
+    """The first of `num_ports` consecutive ports on loopback. The first two are free at this
+    moment.
 
-    Taken at random, so that two servers do not share one: a proxy that looks for a replica that
-    died must not find another server's there. Raises OSError when none is found.
+    The block is random, so that two servers do not share one: a proxy that looks for a dead replica
+    must not find a replica of another server. Raises OSError if no block is found.
     """
     for _ in range(_TRIES):
         first = random.randrange(_FIRST_BLOCK, _LAST_BLOCK - num_ports)
@@ -85,7 +90,8 @@ def free_block(num_ports: int) -> int:
 
 
 def make_session() -> Path:
-    """A new folder where temporary files go (TMPDIR). Raises OSError where Ray could not use it."""
+    """Create a folder in the temporary directory (TMPDIR). Raises OSError if Ray could not use
+    it."""
     session = Path(tempfile.mkdtemp(prefix="kway-ray-"))
     try:
         _check_usable(session)
@@ -112,9 +118,9 @@ def _check_usable(session: Path) -> None:
 
 @contextmanager
 def cleaned_up(session: Path) -> Iterator[None]:
-    """Have a process clean up `session` if this one is killed while inside.
+    """Start a process that cleans up `session` if this process is killed inside the context.
 
-    Remove the folder before leaving: the clean-up process then has nothing to do.
+    Remove the folder before leaving the context; the clean-up process then has nothing to do.
     """
     cleaner = subprocess.Popen(
         [sys.executable, "-P", __file__, str(session)],
@@ -122,7 +128,7 @@ def cleaned_up(session: Path) -> Iterator[None]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        start_new_session=True,  # signals to our group are not for it
+        start_new_session=True,  # do not receive signals sent to our process group
     )
     assert cleaner.stdin is not None
     try:
@@ -133,7 +139,7 @@ def cleaned_up(session: Path) -> Iterator[None]:
 
 
 def clean(session: Path, owner: int) -> None:
-    """End the processes that write into `session`, all but `owner`, and remove the folder."""
+    """Kill the processes that write into `session`, except `owner`, and remove the folder."""
     quiet = 0
     for _ in range(_MAX_ROUNDS):
         if quiet == _QUIET_ROUNDS or not session.exists():
@@ -143,7 +149,7 @@ def clean(session: Path, owner: int) -> None:
         found = [process for process in others if _writes(process, session)]
         for process in found:
             process.kill()
-        # One that was just being started shows itself in a later round.
+        # A process that is just starting is found in a later round.
         quiet = 0 if found else quiet + 1
         time.sleep(_ROUND_SECONDS)
     shutil.rmtree(session, ignore_errors=True)
@@ -152,9 +158,9 @@ def clean(session: Path, owner: int) -> None:
 def _writes(process: psutil.Process, session: Path) -> bool:
     try:
         opened = process.open_files()
-    except (psutil.Error, OSError):  # ended meanwhile, or somebody else's
+    except (psutil.Error, OSError):  # already exited, or owned by another user
         return False
-    # Who only reads, as `tail` does, is not the server's.
+    # A process that only reads, such as `tail`, does not belong to the server.
     return any(Path(file.path).is_relative_to(session) and file.mode != "r" for file in opened)
 
 

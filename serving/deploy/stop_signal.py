@@ -13,13 +13,13 @@ import httpx
 import psutil
 
 _POLL_SECONDS = 1.0
-# Ray's own, and our children. It starts neither again.
+# Ray's daemons, which are child processes of this one. Ray restarts neither of them.
 _DAEMONS = ("gcs_server", "raylet")
 
 
 class HealthTimeouts(NamedTuple):
-    """Seconds to wait for one answer; without an answer from /health until a warning is printed;
-    and without a listening server until it counts as lost."""
+    """Timeouts in seconds. `answer`: for one response. `silence`: without a response from /health
+    before a warning is printed. `absence`: without a listening server before it counts as lost."""
 
     answer: float = 5.0
     silence: float = 30.0
@@ -27,19 +27,22 @@ class HealthTimeouts(NamedTuple):
 
 
 class ServerLostError(ChildProcessError):
-    """The server cannot answer any more and cannot restart itself."""
+    """The server no longer responds and cannot restart itself."""
 
 
 class StopSignal:
-    """SIGINT, SIGTERM and SIGHUP end `hold`; before it, during the start, they raise SystemExit."""
+    """SIGINT, SIGTERM and SIGHUP end `hold`. Before `hold`, during start-up, they raise
+    SystemExit."""
 
     def __init__(self) -> None:
-        # A handler may come upon any line, one that waits here too. `put` may be called within
-        # `get`; `threading.Event.set` within its `wait` stands still for good.
+        # A handler can interrupt any line, including a wait on this queue. `SimpleQueue.put` is
+        # reentrant and may interrupt `get`; `threading.Event.set` deadlocks if it interrupts
+        # `wait`.
         self._received: SimpleQueue[int] = SimpleQueue()
         self._raises = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # by nohup
+            # SIG_IGN is set by nohup
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._handle)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -50,14 +53,14 @@ class StopSignal:
 
     @property
     def was_received(self) -> bool:
-        """Whether a signal has come that nobody has waited for yet."""
+        """Whether a signal has arrived that `hold` has not yet consumed."""
         return not self._received.empty()
 
     def hold(self, url: str, timeouts: HealthTimeouts | None = None) -> None:
-        """Wait for a signal. Raises ServerLostError if Ray ends or nothing listens at `url`.
+        """Wait for a signal. Raises ServerLostError if Ray exits or nothing listens at `url`.
 
-        A server that is slow to answer has much to do, whoever wants that: standard error says so,
-        once until it answers again, and the wait goes on.
+        A server that responds slowly is overloaded, not lost: a warning is printed to standard
+        error, once until it responds again, and the wait continues.
         """
         self._raises = False
         health = _Health(url, timeouts or HealthTimeouts())
@@ -123,7 +126,8 @@ def _answers(url: str, seconds: float) -> bool:
 
 
 def _listens(url: str, seconds: float) -> bool:
-    """Whether anything listens, however slow to accept; only a refused connection means no."""
+    """Whether anything listens at `url`, even if it is slow to accept. Only a refused connection
+    counts as no."""
     parts = urlsplit(url)
     try:
         socket.create_connection((parts.hostname, parts.port), timeout=seconds).close()

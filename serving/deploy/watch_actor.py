@@ -1,7 +1,7 @@
-"""The board in one Ray actor for all replicas, found by its name; and how replicas reach it.
+"""The board as a named Ray actor shared by all replicas, and the replicas' handle to it.
 
-A restart of the actor keeps the watches: they lie in Ray's own key-value store. Listeners are
-told and listen anew. Importing this module imports Ray.
+Watches survive a restart of the actor, because they are stored in Ray's key-value store. Listeners
+get an error and must connect again. Importing this module imports Ray.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ from serving.watches.board import Board
 from serving.watches.watch import Changes, HitBatch, Terms, Watch, WatchError, WatchesDownError
 
 NAME, NAMESPACE = "kway-watches", "kway"
-# Listeners and replicas each hold a call while they wait for news.
+# Each listener and each replica holds a call open while it waits for news.
 _MAX_CALLS = 10_000
 _ANSWER_SECONDS = 5.0
 
 
 class WatchActor(Board):
-    """The board, with what outlives it."""
+    """The board, with its watches in Ray's key-value store."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(ServingConfig.model_validate(config), storage=KeyValueStore(NAMESPACE))
 
 
 class RayWatches:
-    """`Watches` in the actor, which the first replica starts."""
+    """`Watches` backed by the actor, which the first replica starts."""
 
     def __init__(self, config: ServingConfig, *, name: str = NAME) -> None:
         remote: Any = ray.remote(WatchActor)
@@ -38,12 +38,12 @@ class RayWatches:
             name=name,
             namespace=NAMESPACE,
             get_if_exists=True,
-            lifetime="detached",  # not the replica's own: replicas come and go
+            lifetime="detached",  # outlives the replica that created it
             num_cpus=0,
             max_restarts=-1,
             max_concurrency=_MAX_CALLS,
         ).remote(config.model_dump(mode="json"))
-        self._actor.configure.remote(config)  # one that was there already has older limits
+        self._actor.configure.remote(config)  # an actor that was already running has older limits
 
     async def create(self, client: str, terms: Terms) -> Watch:
         return await self._call("create", client, terms)

@@ -1,1 +1,1 @@
-"""Galleries: features of a collection, computed once; any class is then one product with them."""
+"""Galleries: features of a collection, computed once, so that searching a class is one product."""

@@ -1,7 +1,7 @@
 """Assemble the rows of several parts, of one or more runs, into one gallery in listing order.
 
-Listed items and those that were indexed before are merged in one pass over both in order. Only the
-next item of each part is held in memory.
+The listing and all parts are sorted in the same order, so they are merged in a single pass. Only
+the next item of each part is held in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,15 +30,15 @@ from serving.galleries.work_folder import About, WorkFolder
 
 
 class IndexedItem(NamedTuple):
-    """Where the features of an item lie."""
+    """Where the features of an item are stored."""
 
     rows: RowReader
     position: int
-    item: Item  # as it was indexed, with what is shown of it
+    item: Item  # as indexed, including its text
 
 
 class _Part:
-    """Iterates over one part in order, as far as it is needed."""
+    """Iterates over one part in order, as far as needed."""
 
     def __init__(self, rows: RowReader, order: Callable[[str], Any]) -> None:
         self._rows, self._order, self._left = rows, order, iter(rows)
@@ -62,11 +62,13 @@ class _Part:
 def matched_items(
     items: Iterable[Item], indexed: Sequence[RowReader], order: Callable[[str], Any]
 ) -> Iterator[tuple[Item, IndexedItem | None]]:
-    """Each of `items` with where the same item, unchanged, was indexed; all in `order` of names."""
+    """Each of `items` with the location where it was indexed, if it is unchanged since; None
+    otherwise. Items and rows must be sorted by `order` of their names."""
     parts = [_Part(rows, order) for rows in indexed]
     for item in items:
         key = order(item.name)
-        # All parts move on, so none may be left out where another has the item.
+        # Search every part, even if an earlier one has the item: all of them must advance to this
+        # key.
         found = [one for one in [part.find(key, item) for part in parts] if one is not None]
         yield item, found[0] if found else None
 
@@ -82,7 +84,7 @@ def assemble(
     unreadable: int,
     report: Callable[[int, int], None],
 ) -> GalleryInfo:
-    """Write the gallery of the `num_items` items of the listing that `rows` hold."""
+    """Write the gallery with the `num_items` items of the listing that `rows` contain."""
     work.finished.mkdir()
     with ExitStack() as opened:
         files = {
@@ -90,7 +92,7 @@ def assemble(
         }
         gallery = _GalleryWriter(files, num_items, about.dim)
         for item, found in matched_items(read_items(work.listing), rows, order_of(about.reads)):
-            if found is not None:  # else it could not be read
+            if found is not None:  # otherwise it could not be read
                 gallery.append(item_line(item._replace(text=found.item.text)), found)
                 if gallery.count % _REPORT_EVERY == 0 or gallery.count == num_items:
                     report(gallery.count, num_items)

@@ -1,6 +1,6 @@
 """Index a collection: list it, compute what is new, assemble the gallery, move it into place.
 
-A kill at any point costs seconds of work and leaves the previous gallery unchanged.
+A kill at any point loses only seconds of work and leaves the previous gallery unchanged.
 """
 
 import hashlib
@@ -41,9 +41,9 @@ from serving.model import Model
 Report = Callable[[int, int], None]
 
 _SECONDS_BETWEEN_COMMITS = 10.0
-THUMBNAIL_SIDE = 160  # pixels of the longer side, at most
+THUMBNAIL_SIDE = 160  # maximum length of the longer side in pixels
 _QUALITY = 80
-# A JPEG can be decoded at a fraction of its size, in a fraction of the time.
+# JPEG decoders can decode at a fraction of the size, in a fraction of the time.
 _REDUCED = {
     8: cv2.IMREAD_REDUCED_COLOR_8,
     4: cv2.IMREAD_REDUCED_COLOR_4,
@@ -53,9 +53,13 @@ _REDUCED = {
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """How a gallery is made. batch_size: pictures or texts in one forward pass; threads: those
-    that read and decode; strict: what cannot be read fails it; force: also where the gallery was
-    made of another folder."""
+    """How to build a gallery.
+
+    - `batch_size`: images or texts per forward pass.
+    - `threads`: number of threads that read and decode.
+    - `strict`: fail if an item cannot be read.
+    - `force`: update the gallery even if it was built from another source.
+    """
 
     batch_size: int = 32
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
@@ -66,8 +70,9 @@ class IndexOptions:
 
 @dataclass(frozen=True)
 class IndexResult:
-    """What a run did. `kept` items were computed before; `dropped` ones of the gallery before are
-    gone or changed; `unreadable` are the first few of those that `info` counts."""
+    """The result of a run. `kept`: items that were computed before. `dropped`: items of the
+    previous gallery that were removed or changed. `unreadable`: the first few of those that `info`
+    counts."""
 
     info: GalleryInfo
     computed: int
@@ -79,7 +84,8 @@ class IndexResult:
 
 @dataclass(frozen=True)
 class _Listed:
-    """Items that were computed before, those of them that the gallery holds, those to compute."""
+    """Counts of items: computed before, contained in the gallery (a subset of these), and to
+    compute."""
 
     kept: int
     in_gallery: int
@@ -102,10 +108,11 @@ def index_collection(
     computing: Report = lambda done, total: None,
     writing: Report = lambda done, total: None,
 ) -> IndexResult:
-    """Make, or bring up to date, the gallery `path` of `collection`.
+    """Create or update the gallery `path` of `collection`.
 
-    Raises ValueError where there is nothing to index, where `path` holds something else, and for
-    what cannot be read where `how.strict`; OSError for a full disk. Then the same call goes on.
+    Raises ValueError if there is nothing to index, if `path` contains something else, or, if
+    `how.strict`, if an item cannot be read; OSError if the disk is full. The same call then
+    resumes.
     """
     about = _about(model, collection, how)
     with work_folder(path, about, force=how.force) as work, ExitStack() as opened:
@@ -148,7 +155,7 @@ def _open(opened: ExitStack, folder: Path, about: About) -> RowReader:
 def _list(
     collection: Collection, work: WorkFolder, rows: Sequence[RowReader], unreadable: UnreadableFile
 ) -> _Listed:
-    """Write down all items, and those that no row holds unchanged."""
+    """Write the listing of all items, and of those that no row contains unchanged."""
     kept = in_gallery = missing = 0
 
     def items() -> Iterator[Item]:
@@ -173,7 +180,7 @@ def _list(
 def _prepared(
     prepare: Callable[[Item], _Ready | Unreadable], items: Iterator[Item], how: IndexOptions
 ) -> Generator[_Ready | Unreadable, None, None]:
-    """Read and decoded by threads, in order, no further ahead than the model needs."""
+    """Read and decode items in threads, in order, only as far ahead as the model needs."""
     pool = ThreadPoolExecutor(how.threads, "decode")
     try:
         yield from in_order(pool, prepare, items, ahead=2 * how.batch_size + how.threads)
@@ -204,7 +211,7 @@ def _compute(
     how: IndexOptions,
     report: Report,
 ) -> None:
-    """Features of what is prepared, appended to `part` in its order."""
+    """Compute the features of prepared items and append them to `part` in order."""
     size = max(1, how.batch_size // model.crops)
     done, committed = 0, time.monotonic()
     while batch := list(islice(prepared, size)):
@@ -249,7 +256,7 @@ def _check(
 def _is_current(
     before: GalleryInfo, listed: _Listed, computed: int, work: WorkFolder, about: About
 ) -> bool:
-    """Nothing is new, gone or changed, so that the gallery may stay as it stands."""
+    """Whether nothing is new, removed or changed, so that the gallery can be kept."""
     same_items = computed == 0 and listed.in_gallery == listed.kept == before.num_items
     sha256 = hashlib.sha256(work.unreadable.read_bytes()).hexdigest()
     return same_items and sha256 == before.files[UNREADABLE].sha256 and About.of(before) == about
@@ -258,7 +265,8 @@ def _is_current(
 def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
     """An image file -> a JPEG whose longer side has at most `THUMBNAIL_SIDE` pixels.
 
-    `raw` is one that `decode` has taken before. Raises ValueError for what cannot be decoded.
+    `raw` must have been decoded successfully by `decode` before. Raises ValueError if it cannot be
+    decoded.
     """
     pixels = _reduced_jpeg(raw)
     if pixels is None:
@@ -271,7 +279,8 @@ def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
 
 
 def _reduced_jpeg(raw: bytes) -> np.ndarray | None:
-    """Blue, green, red [H, W, 3] of a JPEG that is far larger than its thumbnail."""
+    """Pixels [H, W, 3] (BGR) of a JPEG that is much larger than its thumbnail; None for other
+    files."""
     size = jpeg_size(raw)
     fraction = max(size) // THUMBNAIL_SIDE if size is not None else 1
     for times, flag in _REDUCED.items():

@@ -1,7 +1,7 @@
-"""What is indexed: a folder of images, or a file of texts; its items in a fixed order, streamed.
+"""The input of an index: a folder of images or a file of texts. Streams its items in a fixed order.
 
-Nothing is decoded here. Memory is that of the names of the largest single folder. `UnreadableFile`
-records what stays out of the gallery, and why.
+Nothing is decoded here. Memory use is bounded by the names in the largest single folder.
+`UnreadableFile` records what is left out of the gallery, and why.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ _NAMED = 5
 
 
 class Unreadable(NamedTuple):
-    """A file, a folder or a line, by its name in the collection."""
+    """A file, folder or line that cannot be read, by its name in the collection."""
 
     name: str
     reason: str
 
 
 class UnreadableFile:
-    """Writes `{"name", "reason"}` a line; holds a few of them."""
+    """Writes `{"name", "reason"}` per line, and keeps the first few in memory."""
 
     def __init__(self, path: Path) -> None:
         self._file, self.count = path.open("wb"), 0
@@ -53,15 +53,15 @@ class UnreadableFile:
         self._file.close()
 
 
-# A file that is larger is no picture that anybody looks at, and would be read into memory.
+# A larger file is unlikely to be an image, and reading it would use too much memory.
 _MAX_FILE_BYTES = 256 * 2**20
 _MAX_LINE_BYTES = 2**20
-# Characters of a text that are kept, to be shown with its score.
+# Number of characters of a text that are kept for display.
 _SHOWN = 500
 
 
 class Collection(Protocol):
-    """`ignored` counts what `items` passed over because it does not look like an item."""
+    """`ignored` counts the files that `items` skipped because they do not look like items."""
 
     reads: Reads
     path: Path
@@ -72,16 +72,17 @@ class Collection(Protocol):
         ...
 
     def read(self, item: Item) -> bytes | str:
-        """What the model's `prepare` takes. Raises OSError or ValueError with the reason."""
+        """The input of the model's `prepare`. Raises OSError or ValueError with the reason."""
         ...
 
     def shown(self, item: Item, raw: bytes | str) -> Item:
-        """The item with what a gallery shows of it."""
+        """The item with what the gallery displays of it."""
         ...
 
 
 def open_collection(path: Path, reads: Reads) -> Collection:
-    """What a model that `reads` can index; raises FileNotFoundError where `path` is not that."""
+    """Open a collection for a model that `reads` this kind of input. Raises FileNotFoundError if
+    `path` is not a folder of images, or not a file of texts."""
     if reads == "pictures":
         if not path.is_dir():
             raise FileNotFoundError(
@@ -96,9 +97,10 @@ def open_collection(path: Path, reads: Reads) -> Collection:
 
 
 class PictureFolder:
-    """Files with a picture's ending in a folder and all folders in it, hidden ones apart.
+    """Files with an image extension in a folder and all of its subfolders, except hidden ones.
 
-    Links to folders are not followed; a link to a file that lies outside is unreadable.
+    Symbolic links to folders are not followed. A link to a file outside of the folder is
+    unreadable.
     """
 
     reads: Reads = "pictures"
@@ -109,7 +111,8 @@ class PictureFolder:
 
     def items(self) -> Iterator[Item | Unreadable]:
         self.ignored = 0
-        waiting = [self._names("")]  # not by recursion: folders may be nested deeper than a stack
+        # a stack instead of recursion, because folders may be nested arbitrarily deep
+        waiting = [self._names("")]
         while waiting:
             for name in waiting[-1]:
                 if isinstance(name, Unreadable):
@@ -144,7 +147,8 @@ class PictureFolder:
             yield prefix + name
 
     def _inspect(self, name: str) -> Item | Unreadable | bool | None:
-        """An item or why it is none; None for a folder, and True for what is ignored, counted."""
+        """The item, or why it cannot be read; None for a folder; True for an ignored file, which is
+        counted."""
         file = name.rpartition("/")[2]
         is_picture = os.path.splitext(file)[1].lower() in ENDINGS and not file.startswith(".")
         try:
@@ -160,13 +164,13 @@ class PictureFolder:
                 about = os.stat(self._path(name))
         except OSError as error:
             return Unreadable(name, _reason(error))
-        if not stat.S_ISREG(about.st_mode):  # to read a pipe would wait for ever
+        if not stat.S_ISREG(about.st_mode):  # reading a pipe would block forever
             return Unreadable(name, "no regular file")
         return Item(name, about.st_size, about.st_mtime_ns)
 
 
 class TextFile:
-    """Lines of a UTF-8 file, each a text; those added at its end leave the others as they are."""
+    """Lines of a UTF-8 file, each a text. Appending lines leaves the existing items unchanged."""
 
     reads: Reads = "texts"
 
@@ -225,5 +229,5 @@ def _fingerprint(line: bytes) -> int:
 
 
 def _reason(error: OSError) -> str:
-    """Without the path, which stands beside it."""
+    """The reason without the path, which is already part of the output."""
     return error.strerror or str(error)

@@ -2,9 +2,9 @@
 
 gallery.json           this description, with the size and SHA-256 of every other file
 features.safetensors   float32 [items, dim]
-items.jsonl            an item a line, see `Item`
-offsets.safetensors    uint64 [items + 1, 2]: where each item's line, and its thumbnail, begins
-thumbnails.bin         JPEG after JPEG, of a gallery of pictures
+items.jsonl            one item per line, see `Item`
+offsets.safetensors    uint64 [items + 1, 2]: start of each item's line and of its thumbnail
+thumbnails.bin         concatenated JPEGs; empty without thumbnails
 unreadable.jsonl       what could not be read, with the reason
 """
 
@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 GALLERY = "gallery.json"
 FEATURES, ITEMS, OFFSETS = "features.safetensors", "items.jsonl", "offsets.safetensors"
 THUMBNAILS, UNREADABLE = "thumbnails.bin", "unreadable.jsonl"
-# The remedy for what is damaged.
+# Suggested for damaged files.
 DAMAGE_REMEDY = "copy the gallery again, or remove it and index again"
 DATA_FILES = (FEATURES, ITEMS, OFFSETS, THUMBNAILS, UNREADABLE)
 
@@ -37,7 +37,7 @@ class FileInfo(Spec):
 
 
 class GalleryInfo(Spec):
-    """`gallery.json` as it lies on disk."""
+    """The contents of `gallery.json`."""
 
     format_version: Literal[1] = 1
     reads: Reads
@@ -57,10 +57,10 @@ class GalleryInfo(Spec):
 
 
 def read_info(path: Path) -> GalleryInfo:
-    """What the gallery `path` says of itself, its files being there in their sizes.
+    """Read the description of the gallery `path` and check that its files have the stated sizes.
 
-    Raises FileNotFoundError where it, or a file of it, is missing, and ValueError where it is
-    damaged or of a newer format.
+    Raises FileNotFoundError if the gallery or one of its files is missing, and ValueError if it is
+    damaged or has a newer format.
     """
     file = path / GALLERY
     if not file.is_file():
@@ -99,9 +99,9 @@ def _check_sizes(path: Path, info: GalleryInfo) -> None:
 
 
 def features_identity(bundle: Bundle) -> str:
-    """SHA-256 over all that decides what features a bundle computes.
+    """SHA-256 over everything that determines the features that a bundle computes.
 
-    Class weights, thresholds and names are not among it: a gallery outlives a new head.
+    Class weights, thresholds and names are excluded, so a gallery stays valid for a new head.
     """
     checksums = {name: file.sha256 for name, file in read_manifest(bundle.path).files.items()}
     tokenizer = {
@@ -113,7 +113,7 @@ def features_identity(bundle: Bundle) -> str:
         "encoder": _encoder(bundle),
         "tokenizer": tokenizer,
         "pooling": spec.pooling,
-        # Without defaults: a setting that a later kway adds leaves the identity as it was.
+        # Omit defaults, so that settings added in later versions do not change the identity.
         "image": spec.image and spec.image.model_dump(mode="json", exclude_defaults=True),
         "text": spec.text and spec.text.model_dump(mode="json", exclude_defaults=True),
     }
@@ -121,7 +121,7 @@ def features_identity(bundle: Bundle) -> str:
 
 
 def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
-    """Raise ValueError where the gallery's features are not of `bundle`'s backbone."""
+    """Raise ValueError if the gallery's features were not computed by `bundle`'s backbone."""
     if (info.backbone, info.dim) != (features_identity(bundle), bundle.spec.dim):
         raise ValueError(
             f"{path} holds features of another backbone, or of other preprocessing, than "
@@ -130,20 +130,20 @@ def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
 
 
 def _encoder(bundle: Bundle) -> dict[str, Any]:
-    """The architecture of the backbone: its configuration, or of an imported one its options and
+    """The backbone's architecture: its configuration or, if it is imported, its options and
     source."""
     imported = bundle.spec.backbone
     if imported is not None:
         return imported.model_dump(mode="json")
     encoder: dict[str, Any] = json.loads((bundle.path / ENCODER / "config.json").read_bytes())
-    encoder.pop("transformers_version", None)  # of the export, and decides nothing
+    encoder.pop("transformers_version", None)  # recorded at export; does not affect features
     return encoder
 
 
 class Item(NamedTuple):
-    """`name`: the path in the folder, "/" between its parts, or the number of the line.
+    """`name`: the path in the folder with "/" as separator, or the line number.
 
-    It is the same item as another of its name where `size` and `stamp` are equal, too.
+    Two items are identical if `name`, `size` and `stamp` are equal.
     """
 
     name: str
@@ -154,13 +154,14 @@ class Item(NamedTuple):
 
 
 def item_line(item: Item) -> bytes:
-    """One line of ASCII, its end included, even for a name with line breaks or that is no UTF-8."""
+    """A line of ASCII including its line end, even if the name contains line breaks or is not
+    UTF-8."""
     fields = item if item.start or item.text is not None else item[:3]
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def parse_item(line: bytes) -> Item:
-    """Raises ValueError for what `item_line` did not write."""
+    """Raises ValueError if `item_line` cannot have written the line."""
     try:
         item = Item(*json.loads(line))
     except (TypeError, RecursionError) as error:
@@ -175,18 +176,18 @@ def _is_int(value: object) -> bool:
 
 
 def shown_name(name: str) -> str:
-    """A name as JSON can hold it: bytes that are no UTF-8 become `\\xff`."""
+    """A name that is valid in JSON: bytes that are not UTF-8 become `\\xff`."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read_items(path: Path) -> Iterator[Item]:
-    """The items of a file of such lines."""
+    """The items in a file of such lines."""
     with path.open("rb") as file:
         yield from map(parse_item, file)
 
 
 def order_of(reads: Reads) -> Callable[[str], Any]:
-    """Name -> what items are sorted by: the parts of a path, or the number of a line."""
+    """Sort key of item names: the parts of a path, or the number of a line."""
     return int if reads == "texts" else _parts
 
 

@@ -1,7 +1,7 @@
-"""Opened galleries, and searches in them: of each class, a page of the items it scores highest.
+"""Opened galleries and searches in them: for each class, one page of its highest-scoring items.
 
 The features of a gallery are memory-mapped; items and thumbnails are read by index. The scores of
-classes that were searched recently are cached, so that the next page costs no product.
+recently searched classes are cached, so that the next page needs no product.
 """
 
 import hashlib
@@ -40,11 +40,11 @@ _FIRST_PAGE = 1024
 
 
 class Gallery:
-    """Read by any number of threads. A folder that is replaced meanwhile stays as it was opened."""
+    """An opened gallery. Thread-safe. If the folder is replaced, the opened one remains in use."""
 
     def __init__(self, path: Path, bundle: Bundle) -> None:
-        """Raises FileNotFoundError where the gallery, or a file of it, is missing, and ValueError
-        where it is damaged, of a newer format, or holds features of another backbone."""
+        """Raises FileNotFoundError if the gallery or one of its files is missing, and ValueError if
+        it is damaged, has a newer format or contains features of another backbone."""
         self.path, self.info = path, read_info(path)
         check_same_backbone(path, self.info, bundle)
         self.num_items = self.info.num_items
@@ -53,7 +53,8 @@ class Gallery:
         self._lines, self._thumbnails = (self._open(name) for name in (ITEMS, THUMBNAILS))
 
     def verify(self) -> None:
-        """Read every file and compare its checksum; ValueError names the first that differs."""
+        """Read every file and compare its checksum. Raises ValueError for the first that
+        differs."""
         for name, expected in self.info.files.items():
             with (self.path / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
@@ -66,7 +67,7 @@ class Gallery:
         return parse_item(self._read(ITEMS, self._lines, index, 0))
 
     def thumbnail(self, index: int) -> bytes:
-        """A JPEG; nothing where the gallery has none. Raises IndexError as `item` does."""
+        """A JPEG; empty if the gallery has no thumbnails. Raises IndexError as `item` does."""
         return self._read(THUMBNAILS, self._thumbnails, index, 1)
 
     def _open(self, name: str) -> int:
@@ -86,14 +87,14 @@ class Gallery:
 def class_scores(
     features: np.ndarray, row: ClassRows, logits: LogitMap, loss: LossSpec
 ) -> np.ndarray:
-    """Features [N, dim], which may be mapped and larger than memory, and the row of one class ->
-    scores float32 [N]."""
+    """Features [N, dim], which may be memory-mapped and larger than memory, and the row of one
+    class -> scores float32 [N]."""
     found = torch.from_numpy(logits.of_one_class(features, row))
     return score(loss.score, found, eps=loss.eps).numpy()
 
 
 class Ranking:
-    """Scores of all items, and the order of the best as far as pages asked for it."""
+    """Scores of all items, and the order of the best ones as far as pages have been requested."""
 
     def __init__(self, scores: np.ndarray) -> None:
         self.scores = scores
@@ -104,21 +105,26 @@ class Ranking:
         return self.scores.nbytes + self._best.nbytes
 
     def reaching(self, threshold: float) -> int:
-        """How many items have a score of `threshold` or more."""
+        """The number of items with a score of at least `threshold`."""
         return int(np.count_nonzero(self.scores >= np.float64(threshold)))
 
     def page(self, offset: int, limit: int) -> list[int]:
-        """Items from the best on; equal scores stand in the order of the items."""
+        """Items in descending order of score. Equal scores are in the order of the items."""
         wanted = min(offset + limit, len(self.scores))
-        known = self._best  # another thread may put a longer one in its place
+        known = self._best  # another thread may replace it with a longer one
         if wanted > len(known):
-            # Twice as many, so that a reader who goes on page by page sorts a few times only.
+            # Sort twice as many, so that reading all pages sorts only a logarithmic number of
+            # times.
             self._best = known = best(self.scores, 2 * wanted)
         return known[offset:wanted].tolist()
 
 
 def best(scores: np.ndarray, count: int) -> np.ndarray:
-    """The `count` items of the highest scores, int64, in order; ties go to the lowest index."""
+    """The indices of the `count` highest scores, int64, in descending order of score. Ties go to
+    the lowest index.
+
+    Partitions in O(n) and then sorts only the items above the `count`-th score.
+    """
     num = len(scores)
     if count >= num:
         return np.argsort(-scores, kind="stable")
@@ -129,12 +135,13 @@ def best(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 class Galleries:
-    """The galleries of one server by their names. Searched by any number of threads."""
+    """The galleries of one server, by name. Thread-safe."""
 
     def __init__(
         self, folders: Mapping[str, Path], bundle: Bundle, *, cache_bytes: int = _CACHE_BYTES
     ) -> None:
-        """Raises what `Gallery` raises for the first folder that is none of this bundle's."""
+        """Raises what `Gallery` raises, for the first folder that is not a gallery of this
+        bundle."""
         self._bundle = bundle
         self._by_name = {name: Gallery(path, bundle) for name, path in folders.items()}
         self._rankings = _Rankings(cache_bytes)
@@ -147,8 +154,8 @@ class Galleries:
         return self._by_name[name]
 
     def search(self, name: str, question: Question, *, offset: int, limit: int) -> Hits:
-        """Of each class of `question` items `offset` … `offset + limit` of the gallery `name`, from
-        the highest score on; with a threshold only those that reach it."""
+        """For each class of `question`, items `offset` … `offset + limit` of the gallery `name` in
+        descending order of score. With a threshold, only the items that reach it."""
         loss = self._bundle.spec.loss
         return Hits(
             aligned=loss.aligned,
@@ -186,7 +193,7 @@ class Galleries:
 
 
 class _Rankings:
-    """The rankings that were used last, of at most so many bytes."""
+    """An LRU cache of rankings with a limit in bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._lock = max_bytes, Lock()

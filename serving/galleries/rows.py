@@ -1,8 +1,8 @@
-"""Indexed items on disk, one after the other: lines, features, offsets, thumbnails.
+"""Indexed items on disk: lines, features, offsets and thumbnails, each concatenated in one file.
 
 A finished gallery and a part of an unfinished one are read in the same way. Only the gallery's
-features and offsets have headers: each is a safetensors file of a single matrix, so that its bytes
-can be streamed.
+features and offsets have headers: each is a safetensors file with a single matrix, so that it can
+be streamed.
 """
 
 import hashlib
@@ -35,16 +35,16 @@ from serving.galleries.format import (
 Kind = Literal["<f4", "<u8"]
 _DTYPES = {"<f4": "F32", "<u8": "U64"}
 _TENSOR = "matrix"
-# Long before it a damaged length would make us read gigabytes.
+# Upper bound on the header bytes that are read; real headers are far smaller.
 _MAX_HEADER_BYTES = 4096
 _NAMES = (ITEMS, FEATURES, OFFSETS, THUMBNAILS)
-# Holds the number of items that are on the disk; without it there are none.
+# Contains the number of items that are durably on disk. A part without this file has none.
 COMMITTED = "committed"
-_PAIR = 16  # bytes of two places: of a line and of a thumbnail
+_PAIR = 16  # bytes of an offset pair: of a line and of a thumbnail
 
 
 class HashedFile:
-    """A new file, hashed while it is written and on the disk when it is closed."""
+    """A new file that is hashed while it is written, and synced to disk when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -72,16 +72,16 @@ class HashedFile:
 
 
 def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:
-    """What stands before the rows of a matrix in its safetensors file."""
+    """The header of a safetensors file with one matrix; its rows follow."""
     size = shape[0] * shape[1] * np.dtype(kind).itemsize
     entry = {"dtype": _DTYPES[kind], "shape": list(shape), "data_offsets": [0, size]}
     header = json.dumps({_TENSOR: entry}, separators=(",", ":")).encode()
-    header += b" " * (-(len(header) + 8) % 64)  # rows begin where vector instructions like it
+    header += b" " * (-(len(header) + 8) % 64)  # align the rows to 64 bytes for vector instructions
     return len(header).to_bytes(8, "little") + header
 
 
 def matrix_start(path: Path, kind: Kind, shape: tuple[int, int]) -> int:
-    """Where the rows begin. Raises ValueError unless the file holds exactly this matrix."""
+    """The offset of the rows. Raises ValueError unless the file contains exactly this matrix."""
     wanted = matrix_header(kind, shape)
     size = shape[0] * shape[1] * np.dtype(kind).itemsize
     with path.open("rb") as file:
@@ -94,17 +94,17 @@ def matrix_start(path: Path, kind: Kind, shape: tuple[int, int]) -> int:
 
 
 def map_matrix(path: Path, kind: Kind, shape: tuple[int, int]) -> np.ndarray:
-    """The matrix, read-only, in memory that all processes of the machine share."""
+    """Memory-map the matrix read-only, shared by all processes of the machine."""
     start = matrix_start(path, kind, shape)
     with path.open("rb") as file:
         return mapped(file)[start:].view(kind).reshape(shape)
 
 
 class RowReader:
-    """Items in order, each with its features and thumbnail as bytes, without a memory map."""
+    """Items in order, each with its features and thumbnail as bytes. Does not use a memory map."""
 
     def __init__(self, path: Path, *, dim: int) -> None:
-        """A part that `RowWriter` wrote, or a gallery. Raises ValueError for what is damaged."""
+        """Open a gallery, or a part written by `RowWriter`. Raises ValueError if it is damaged."""
         self.path, self._stride = path, 4 * dim
         self._starts = {FEATURES: 0, OFFSETS: 0}
         if (path / GALLERY).is_file():
@@ -127,7 +127,7 @@ class RowReader:
                     ) from error
 
     def features(self, position: int) -> bytes:
-        """Little-endian float32 of an item."""
+        """The features of an item as little-endian float32."""
         start = self._starts[FEATURES] + position * self._stride
         return self._read(FEATURES, start, self._stride)
 
@@ -148,7 +148,7 @@ class RowReader:
 
 
 class RowWriter:
-    """Appends items to a new part; what was written up to the last `commit` outlives a kill."""
+    """Appends items to a new part. Everything up to the last `commit` survives a kill."""
 
     def __init__(self, path: Path, *, dim: int) -> None:
         path.mkdir()
@@ -170,7 +170,7 @@ class RowWriter:
         self.count += 1
 
     def commit(self) -> None:
-        """Bring all of it to the disk, and only then say so."""
+        """Sync all files to disk, and only then record the number of items."""
         for file in self._files.values():
             flush(file)
         commit(self.path / COMMITTED, str(self.count).encode())
@@ -181,7 +181,8 @@ class RowWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """An interrupt loses nothing; a full disk keeps what was committed before."""
+        """Commit, so that an interrupt loses nothing. If writing failed, as with a full disk, keep
+        only what was committed before."""
         try:
             if not isinstance(error, OSError):
                 self.commit()

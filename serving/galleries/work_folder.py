@@ -1,10 +1,10 @@
-"""Where a gallery is made: a folder beside it that is locked, outlives a kill and goes at the end.
+"""The work folder of a gallery: next to it, locked, kept after a kill, and removed on success.
 
-about.json      what it becomes; only the same is gone on with
+about.json      what it becomes; a run resumes only if this is identical
 part-000/ …     what each run computed, see `serving/galleries/rows.py`
-listing.jsonl   the items of this run, and missing.jsonl those of them to compute
-gallery/        the finished gallery, before it is put in place
-old/            the one that it replaces, for a moment
+listing.jsonl   the items of this run; missing.jsonl: those of them to compute
+gallery/        the finished gallery, before it is moved into place
+old/            the gallery that it replaces, between two renames
 """
 
 import fcntl
@@ -26,7 +26,7 @@ _ABOUT, _LOCK = "about.json", "lock"
 
 
 class About(Spec):
-    """What decides whether two runs make the same gallery."""
+    """The properties that must be equal for two runs to produce the same gallery."""
 
     reads: Reads
     backbone: Sha256
@@ -40,7 +40,7 @@ class About(Spec):
 
 
 class WorkFolder:
-    """The folder of one gallery's making; get one from `work_folder`."""
+    """The work folder of one gallery. Create it with `work_folder`."""
 
     def __init__(self, gallery: Path) -> None:
         self.gallery = gallery
@@ -55,16 +55,17 @@ class WorkFolder:
         return [*parts, self.gallery] if (self.gallery / GALLERY).is_file() else parts
 
     def new_part(self) -> Path:
-        """A folder that is still to be made."""
+        """The path of the next part, which does not exist yet."""
         numbers = [int(part.name.removeprefix("part-")) for part in self.path.glob("part-*")]
         return self.path / f"part-{max(numbers, default=-1) + 1:03d}"
 
     def publish(self) -> None:
-        """Move the finished gallery into place; the next run repairs a kill between the two
-        renames."""
+        """Move the finished gallery into place. If the process is killed between the two renames,
+        the next run recovers."""
         if self.gallery.exists():
             os.rename(self.gallery, self._old)
         os.rename(self.finished, self.gallery)
+        # A rename is durable only once its folder is synced.
         folder = os.open(self.gallery.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -72,7 +73,8 @@ class WorkFolder:
             os.close(folder)
 
     def leave(self) -> None:
-        """After a failure: what was computed stays, and where nothing was, nothing does."""
+        """After a failure: keep the parts that contain rows, and remove the folder if there are
+        none."""
         for part in self.path.glob("part-*"):
             committed = part / COMMITTED
             if not (committed.is_file() and int(committed.read_bytes())):
@@ -81,14 +83,14 @@ class WorkFolder:
             shutil.rmtree(self.path)
 
     def recover(self) -> None:
-        """Undo, or finish, what a kill left of `publish`."""
+        """Undo or complete a `publish` that was interrupted by a kill."""
         if self._old.exists() and not self.gallery.exists():
             os.rename(self._old, self.gallery)
         for left in (self._old, self.finished):
             shutil.rmtree(left, ignore_errors=True)
 
     def settle(self, about: About, *, force: bool) -> None:
-        """Check that what stands is `about`; `force`: of another source, too."""
+        """Check that existing results match `about`. `force` accepts a different source."""
         held = [(self.path, _read_about(self.path / _ABOUT))]
         if (self.gallery / GALLERY).is_file():
             held.append((self.gallery, About.of(read_info(self.gallery))))
@@ -102,10 +104,11 @@ class WorkFolder:
 
 @contextmanager
 def work_folder(gallery: Path, about: About, *, force: bool = False) -> Iterator[WorkFolder]:
-    """Own the making of `gallery`; the block puts it in place, and then nothing else is left.
+    """Own the work folder of `gallery`. The block must publish the gallery; on success the work
+    folder is then removed.
 
-    Where the block fails, what it computed stays for the next run. Raises ValueError where another
-    process makes it, or where what stands there is not `about`.
+    If the block fails, its results are kept for the next run. Raises ValueError if another process
+    is writing the gallery, or if existing results do not match `about`.
     """
     work = WorkFolder(gallery)
     is_new = not work.path.exists()
@@ -135,7 +138,7 @@ def _lock(descriptor: int, path: Path) -> None:
     message = f"{path} is being written by another kway index: wait for it"
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The other one may have ended, and removed this very file, since it was opened.
+        # The other process may have finished and removed this file since it was opened.
         if not os.path.samestat(os.fstat(descriptor), (path / _LOCK).stat()):
             raise ValueError(message)
     except (BlockingIOError, FileNotFoundError) as error:

@@ -1,1 +1,1 @@
-"""HTTP: the routes of a replica, the bodies they read and the errors they answer with."""
+"""The HTTP API of a replica: routes, request bodies and error responses."""

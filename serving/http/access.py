@@ -1,7 +1,7 @@
-"""Who may ask: bearer tokens, checked before a route or a body is looked at.
+"""Authentication by bearer token, checked before the route and the body.
 
-Open to everybody are only the paths that say nothing of the model. A browser cannot set headers on
-a WebSocket; there the token may come as a subprotocol, `["kway", "bearer." + token]`.
+Only paths that reveal nothing about the model are open. Browsers cannot set headers on a WebSocket,
+so its token may also be sent as a subprotocol: `["kway", "bearer." + token]`.
 """
 
 from collections.abc import Collection
@@ -17,10 +17,10 @@ _SUBPROTOCOL = "kway"
 
 
 class Access:
-    """ASGI middleware: names the client in `request.state.client`, or refuses.
+    """ASGI middleware that sets `request.state.client` or rejects the request.
 
-    401 for a missing or wrong token; 503 while the token file cannot be read, for its old tokens
-    may have been revoked.
+    Status 401 if the token is missing or wrong; 503 while the token file cannot be read, because
+    the tokens read earlier may have been revoked.
     """
 
     def __init__(self, app: ASGIApp, *, clients: Clients, open_paths: Collection[str] = ()) -> None:
@@ -44,7 +44,7 @@ class Access:
 
 
 def _token(scope: Scope) -> str | None:
-    """The bearer token of a request; None where there is none, or more than one."""
+    """The bearer token of a request; None if there is none or more than one."""
     found = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(found) == 1:
         return bearer_token(found[0].decode("latin-1"))
@@ -54,7 +54,8 @@ def _token(scope: Scope) -> str | None:
 
 
 def _choosing_subprotocol(scope: Scope, send: Send) -> Send:
-    """A browser that offers subprotocols wants one of them back: `kway`, never the token."""
+    """Select the subprotocol `kway` if the client offers it. A browser that offers subprotocols
+    requires the server to select one, and the token must not be echoed."""
     if _SUBPROTOCOL not in scope.get("subprotocols", ()):
         return send
 

@@ -1,8 +1,8 @@
-"""The HTTP application of a replica: every router of `serving/http/routes/`, listed once.
+"""The HTTP application of a replica, with every router of `serving/http/routes/`.
 
-To add a route, add a function to a module in `serving/http/routes/`; a new module also needs its
-router in `GROUPS`. All else is derived: the OpenAPI document, the paths that need no token, and
-HAProxy's rules.
+To add a route, add a function to a module in `serving/http/routes/`. For a new module, also add its
+router to `GROUPS`. Everything else is derived: the OpenAPI document, the paths that need no token,
+and HAProxy's rules.
 """
 
 from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ from serving.watches.watch import Watches
 
 
 class Group(NamedTuple):
-    """Routers whose routes stand together in /docs."""
+    """Routers that /docs shows as one section."""
 
     name: str
     description: str
@@ -62,8 +62,8 @@ def build_api(
     watches: Watches,
     watch_counts: WatchCounts,
 ) -> FastAPI:
-    """The application for `clients`; `metrics` returns the page at /metrics, `watches` stores the
-    watches of all replicas."""
+    """Build the application for `clients`. `metrics` returns the page at /metrics; `watches` stores
+    the watches of all replicas."""
     api = FastAPI(
         title="kway",
         description="Is this image, or text, of class C?",

@@ -1,4 +1,4 @@
-"""Every error of the HTTP server, the framework's included, as JSON of one form: `ErrorBody`."""
+"""All errors of the HTTP server, including the framework's, as JSON in one format: `ErrorBody`."""
 
 import logging
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from serving.schemas import ErrorBody, ErrorDetail
 
 _log = logging.getLogger("kway.serving")
 
-# For the OpenAPI document of a route that reads a body.
+# For the OpenAPI document of routes that read a body.
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 404, 408, 413, 415, 422, 429, 503)
 }
@@ -24,14 +24,14 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 def error_response(
     status: int, code: str, message: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    # What a client sent may be quoted in it, and need not be Unicode.
+    # The message may quote client input, which may contain lone surrogates.
     plain = message.encode("utf-8", "backslashreplace").decode("utf-8")
     body = ErrorBody(error=ErrorDetail(code=code, message=plain))
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
 
 
 def install_handlers(api: FastAPI) -> None:
-    """Give every error of `api` the one shape, those of the framework included."""
+    """Return all errors of `api`, including the framework's, in one format."""
     from ray.exceptions import TaskCancelledError
 
     @api.exception_handler(ApiError)
@@ -53,7 +53,7 @@ def install_handlers(api: FastAPI) -> None:
 
     @api.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, TaskCancelledError):  # what Ray does when a waiting client leaves
+        if isinstance(error, TaskCancelledError):  # raised by Ray when a waiting client disconnects
             return await client_disconnected(request, error)
         _log.exception("a request failed", exc_info=error)
         return error_response(500, "internal", "the server failed; its log says why")

@@ -1,4 +1,4 @@
-"""A multipart form of `POST /v1/query` -> its fields, within limits and without guesses."""
+"""Parse the multipart form of `POST /v1/query` strictly and within limits."""
 
 import codecs
 from collections.abc import AsyncGenerator
@@ -11,14 +11,14 @@ from serving.api_error import ApiError
 from serving.config import ServingConfig
 
 _FIELDS = ("classes", "images", "texts", "recall", "threshold")
-# Some of Python's other codecs take quadratic time, or decode to what is no text.
+# Some of Python's other codecs take quadratic time, or do not decode to text.
 _CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
 
 
 def known_charset(name: str) -> str:
-    """The codec of a `charset` that a client states, UTF-8 where it states none.
+    """The codec for the `charset` of a request; UTF-8 if it is empty.
 
-    Raises ApiError 415 for one that is not read here.
+    Raises ApiError 415 for an unsupported one.
     """
     try:
         codec = codecs.lookup(name or "utf-8").name
@@ -30,8 +30,9 @@ def known_charset(name: str) -> str:
 
 
 class _Parser(MultiPartParser):
-    """Refuses text that is not in its encoding, UTF-8 unless stated, and a form that is cut off:
-    starlette's own parser takes the one for Latin-1, and drops the last part of the other."""
+    """Rejects text that is invalid in its encoding (UTF-8 unless specified), and truncated forms.
+    Starlette's own parser falls back to Latin-1 for the former and drops the last part of the
+    latter."""
 
     is_begun = is_ended = False
 
@@ -56,20 +57,22 @@ class _Parser(MultiPartParser):
 async def parse_form(
     request: Request, body: AsyncGenerator[bytes, None], charset: str, limits: ServingConfig
 ) -> FormData:
-    """Read the form, whose files stay in memory; close it after use. ApiError 400, 415."""
+    """Read the form and keep its files in memory. Close it after use. Raises ApiError 400 and
+    415."""
     known_charset(charset)
     parser = _Parser(
         request.headers,
         body,
-        # A little over the limits is counted, and refused, by name by the caller.
+        # High enough that a slight excess is parsed and then rejected by the caller with a specific
+        # error.
         max_files=limits.max_inputs + 1000,
         max_fields=limits.max_classes + limits.max_inputs + 1000,
     )
-    parser.spool_max_size = limits.max_body_bytes  # no request writes to the disk
+    parser.spool_max_size = limits.max_body_bytes  # keep all files in memory; never write to disk
     try:
         form = await parser.parse()
         if parser.is_begun and not parser.is_ended:
-            for file in parser._files_to_close_on_error:  # one of them is not in the form
+            for file in parser._files_to_close_on_error:  # the unfinished file is not in the form
                 file.close()
             raise MultiPartException("it ends before its last boundary")
         return form
@@ -80,7 +83,7 @@ async def parse_form(
 
 
 def text_fields(form: FormData) -> dict[str, list[str]]:
-    """The fields that hold text, and no file; ApiError 422 for a wrong or unknown one."""
+    """The fields that contain text. Raises ApiError 422 for an invalid or unknown field."""
     unknown = sorted(set(form) - set(_FIELDS))
     if unknown:
         raise ApiError(
@@ -106,7 +109,7 @@ def text_fields(form: FormData) -> dict[str, list[str]]:
 
 
 async def pictures(form: FormData) -> list[bytes]:
-    """The bytes of the files of `images`; ApiError 400 for one that is no file."""
+    """The bytes of the files in `images`. Raises ApiError 400 for a value that is not a file."""
     files = form.getlist("images")
     for position, file in enumerate(files):
         if not isinstance(file, UploadFile):

@@ -1,8 +1,8 @@
-"""Bodies of `POST /v2/models/{name}/infer`: JSON, and binary tensors after it.
+"""Bodies of `POST /v2/models/{name}/infer`: JSON, optionally followed by binary tensors.
 
-With the binary tensor extension, the header `Inference-Header-Content-Length` gives the length of
-the JSON. It is followed by the elements of each input with a `binary_data_size`, in order
-(`serving/inference/tensors.py`). An answer has this form if its request asks for binary outputs.
+With the binary tensor extension, the header `Inference-Header-Content-Length` is the length of the
+JSON. After it come the elements of each input that has a `binary_data_size`, in order
+(`serving/inference/tensors.py`). A response has this format if the request asks for binary outputs.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def read_inference(
 def response_of(
     name: str, body: InferenceRequest, outputs: Sequence[Tensor], answer: Answer
 ) -> Response:
-    """The response to `body`, in the format that it asks for."""
+    """The response to `body`, in the format that the request asks for."""
     binary = _binary_outputs(body, outputs)
     described, raw = [], []
     for tensor in outputs:
@@ -129,7 +129,7 @@ def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
 
 
 def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list[Any]]:
-    """The elements of each input; elements of BYTES are `bytes`."""
+    """The elements of each input; those of BYTES tensors are `bytes`."""
     found, offset = [], 0
     for one in inputs:
         size = one.parameters.get("binary_data_size")
@@ -171,7 +171,8 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
 
 
 def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:
-    """The names of the outputs to send as bytes, which each output or else the request sets."""
+    """The names of the outputs to send as binary. Each output sets this, or else the request
+    does."""
     usual = {"binary_data": body.parameters.get("binary_data_output", False)}
     stated = {one.name: usual | one.parameters for one in body.outputs}
     return {one.name for one in outputs if stated.get(one.name, usual)["binary_data"] is True}

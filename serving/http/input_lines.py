@@ -1,4 +1,4 @@
-"""One image or text as a line of JSON: of `POST /v1/query:stream`, or a frame of a feed."""
+"""One image or text as a line of JSON, for `POST /v1/query:stream` and the frames of feeds."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class _FrameFields(BaseModel):
 
 
 class FrameIn(_FrameFields):
-    """One picture, or one text."""
+    """One image or one text."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,12 +29,14 @@ class FrameIn(_FrameFields):
 
 
 def most_json_bytes(limits: ServingConfig) -> int:
-    """Bytes of a frame's JSON: in base64, with room for the rest; a text may be all escapes."""
+    """The maximum size of a frame's JSON in bytes: the image in base64 or a text of escape
+    sequences (12 bytes for a surrogate pair), plus the other fields."""
     return max(limits.max_frame_bytes * 4 // 3, limits.max_text_chars * 12) + 2000
 
 
 def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: ServingConfig) -> Frame:
-    """A line of JSON, `raw`, or None for one that was too long -> a frame, maybe a wrong one."""
+    """A line of JSON, or None for a line that was too long -> a frame. If the line is invalid, the
+    content of the frame is the error."""
     fields = _FrameFields()
     try:
         if raw is None:
@@ -48,7 +50,8 @@ def frame_of_json(raw: bytes | None, position: int, reads: Reads, limits: Servin
 
 
 def frame_of_bytes(raw: bytes, position: int, reads: Reads, limits: ServingConfig) -> Frame:
-    """A picture's bytes -> a frame, maybe a wrong one."""
+    """The bytes of an image -> a frame. If they are invalid, the content of the frame is the
+    error."""
     try:
         if reads == "texts":
             message = 'this model reads texts: send text messages of JSON, {"text": …}'
@@ -59,7 +62,7 @@ def frame_of_bytes(raw: bytes, position: int, reads: Reads, limits: ServingConfi
 
 
 def _frame_fields(found: object) -> _FrameFields:
-    """The id and time of a frame, even of an invalid one, if they are valid."""
+    """The id and time of a frame, if they are valid, even if the frame itself is not."""
     try:
         return _FrameFields.model_validate(found)
     except ValidationError:
@@ -88,7 +91,7 @@ class _WithId(BaseModel):
 
 
 class LineIn(_WithId):
-    """One picture, or one text."""
+    """One image or one text."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -98,17 +101,17 @@ class LineIn(_WithId):
 
 @dataclass(frozen=True)
 class Line:
-    """`id`: the line's own, if it has a usable one; `content`: what the model reads, or what is
-    wrong with it."""
+    """`id`: the line's own id, if it has a valid one. `content`: the input of the model, or the
+    error."""
 
     id: Id | None
     content: bytes | str | ApiError
 
 
 def parse_line(raw: bytes, reads: Reads, limits: ServingConfig) -> Line:
-    """A line of JSON -> its picture or text.
+    """A line of JSON -> its image or text.
 
-    Raises ApiError for what is no JSON; all else that is wrong is the line's content.
+    Raises ApiError if the line is not JSON. Any other error is returned as the content.
     """
     found = parse_json(raw)
     try:
@@ -120,7 +123,7 @@ def parse_line(raw: bytes, reads: Reads, limits: ServingConfig) -> Line:
 
 
 def _id_of(found: object) -> Id | None:
-    """The id of a wrong line."""
+    """The id of an invalid line, if the id is valid."""
     try:
         return _WithId.model_validate(found).id
     except ValidationError:
@@ -128,6 +131,6 @@ def _id_of(found: object) -> Id | None:
 
 
 def verdicts_of(answer: Answer, is_short: bool) -> list[Verdict]:
-    """The verdicts of an answer about one input, or, if `is_short`, its matches alone."""
+    """The verdicts of an answer on one input; only the matches if `is_short`."""
     (result,) = answer.results
     return [one for one in result.verdicts if one.match or not is_short]

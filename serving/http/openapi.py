@@ -1,5 +1,5 @@
-"""The OpenAPI document: what all operations share, and the schemas of bodies that FastAPI does not
-parse."""
+"""Additions to FastAPI's OpenAPI document: parts that all operations share, and schemas of bodies
+that FastAPI does not parse."""
 
 from collections.abc import Collection, Iterator
 from functools import partial
@@ -15,20 +15,20 @@ _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBod
 
 
 class NdjsonSchema(JSONResponse):
-    """Document the lines of a response as JSON: FastAPI would document them as strings."""
+    """Documents the lines of a response as JSON; FastAPI would document them as strings."""
 
     media_type = NDJSON
 
 
 def refused(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route whose `response_class` is `NdjsonSchema`; they are plain JSON."""
+    """The errors of a route whose `response_class` is `NdjsonSchema`. Errors are plain JSON."""
     described = {"description": "Refused", "content": _ERROR}
     return dict.fromkeys(statuses, described)
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     """The schema of a body that FastAPI does not parse. `complete_document` moves its `$defs` to
-    where its references point."""
+    the location that its references point to."""
     return model.model_json_schema(ref_template="#/components/schemas/{model}")
 
 
@@ -40,7 +40,7 @@ def request_body(model: type[BaseModel], kind: str = "application/json") -> dict
 def complete_document(api: FastAPI, *, open_paths: Collection[str] | None) -> None:
     """Complete FastAPI's document of `api`: summaries, definitions and tokens.
 
-    open_paths: the paths that need no token; None if no path does.
+    `open_paths`: the paths that need no token; None if no path needs one.
     """
     edits = [_set_summaries, _move_definitions]
     if open_paths is not None:
@@ -59,7 +59,8 @@ def complete_document(api: FastAPI, *, open_paths: Collection[str] | None) -> No
 
 
 def _set_summaries(document: dict[str, Any]) -> None:
-    """Make the first paragraph of each operation's docstring its summary, not its name in code."""
+    """Use the first paragraph of each operation's docstring as its summary, instead of its function
+    name."""
     for _, operation in _operations(document):
         text = operation.pop("description", operation["summary"])
         summary, _, rest = text.partition("\n\n")
@@ -69,7 +70,7 @@ def _set_summaries(document: dict[str, Any]) -> None:
 
 
 def _move_definitions(document: dict[str, Any]) -> None:
-    """Move the definitions of each request body's schema into the document's components."""
+    """Move the definitions in each request body's schema to the document's components."""
     components = document["components"]["schemas"]
     for _, operation in _operations(document):
         for content in operation.get("requestBody", {}).get("content", {}).values():
@@ -78,7 +79,7 @@ def _move_definitions(document: dict[str, Any]) -> None:
 
 
 def _add_tokens(document: dict[str, Any], open_paths: Collection[str]) -> None:
-    """Add bearer tokens, and the errors without a valid one."""
+    """Add bearer authentication and its error responses."""
     schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
     schemes["token"] = {"type": "http", "scheme": "bearer"}
     for path, operation in _operations(document):

@@ -1,7 +1,7 @@
-"""A query, in the body or the URL of a request -> a checked `Query`.
+"""Parse a query from the body or URL of a request into a checked `Query`.
 
-Bodies are parsed here and not by the framework: bad UTF-8, deep JSON and endless bodies then get an
-answer of 4xx, each with its reason.
+Bodies are parsed here and not by the framework, so that invalid UTF-8, deeply nested JSON and
+oversized bodies are rejected with a 4xx status and a specific reason.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ RECALL_MEANING = (
 
 
 class QuestionParameters(BaseModel):
-    """`?classes=A&classes=B&recall=0.9`; a name that is none of these is an error, not ignored."""
+    """`?classes=A&classes=B&recall=0.9`. Unknown parameters are an error; they are not ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,7 +46,7 @@ class QuestionParameters(BaseModel):
     )
 
     def needed_classes(self, most: int) -> list[str | int]:
-        """The classes asked for; ApiError where there is none, or more than `most`."""
+        """The requested classes. Raises ApiError if there are none or more than `most`."""
         if not self.classes:
             raise ApiError(
                 422, "invalid_query", "classes: name at least one in the URL, as ?classes=NAME"
@@ -56,7 +56,7 @@ class QuestionParameters(BaseModel):
 
 
 def check_class_count(count: int, most: int) -> None:
-    """ApiError 413 for more than `most` classes in one question."""
+    """Raise ApiError 413 for more than `most` classes in one query."""
     if count > most:
         raise ApiError(
             413, "too_many_classes", f"{count} classes in one request, at most {most}: split it"
@@ -64,11 +64,11 @@ def check_class_count(count: int, most: int) -> None:
 
 
 class QueryBody(BaseModel):
-    """Is each picture, or each text, of these classes?"""
+    """Is each image, or each text, of these classes?"""
 
     model_config = ConfigDict(extra="forbid")
 
-    # fail_fast: else every wrong element of a list is told of, and kept.
+    # fail_fast: otherwise pydantic creates an error for every invalid element of a list.
     classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] = Field(
         min_length=1, description="class names, or ids"
     )
@@ -88,9 +88,9 @@ class QueryBody(BaseModel):
 
 @dataclass(frozen=True)
 class Query:
-    """A request whose form is right; classes and inputs are not looked at yet.
+    """A well-formed request. Classes and inputs are not validated yet.
 
-    `inputs` are what the model reads: bytes of pictures, or texts.
+    `inputs`: what the model reads, either the bytes of images or texts.
     """
 
     classes: list[str | int]
@@ -102,10 +102,11 @@ class Query:
 async def read_query(
     request: Request, asked: QuestionParameters, service: Service, progress: InProgress
 ) -> Query:
-    """Read and check the body of `POST /v1/query`, of any kind, for the model of `service`.
+    """Read and check the body of `POST /v1/query`, in any format, for the model of `service`.
 
-    `asked` is the question of a body that is the input itself. Takes the slot of `progress` once
-    the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429) with the reason.
+    `asked` is the query in the URL, for a body that is the input itself. Takes the slot of
+    `progress` once the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429) with the
+    reason.
     """
     limits, reads = service.config, service.model.reads
     kind, charset = content_type(request.headers)
@@ -136,7 +137,7 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
     body = validated(QueryBody, parse_json(raw, most_values(limits)), "invalid_query")
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
     sent = (body.texts if reads == "texts" else body.images) or []
-    _check_input_count(sent, limits, reads)  # before the first of them is decoded
+    _check_input_count(sent, limits, reads)  # before any input is decoded
     inputs: Sequence[bytes | str] = sent
     if reads == "pictures":
         inputs = [picture_bytes(one, f"images[{position}]") for position, one in enumerate(sent)]
@@ -144,12 +145,13 @@ def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> Query:
 
 
 def most_values(limits: ServingConfig) -> int:
-    """In the JSON of a body. A little over the limits is counted, and refused by its own name."""
+    """The most values in the JSON of a body. High enough that slightly too many inputs or classes
+    get their own specific error."""
     return MOST_VALUES + limits.max_inputs + limits.max_classes
 
 
 def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:
-    """Refuse what the model does not read, before any of it is looked at."""
+    """Reject a kind of input that the model does not read, before decoding any."""
     if reads == "pictures" and texts:
         raise ApiError(422, "not_a_text_model", "this model reads pictures: send images, not texts")
     if reads == "texts" and images:
@@ -157,7 +159,7 @@ def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:
 
 
 def _check_raw(kind: str, reads: Reads) -> None:
-    """Refuse a body that is neither a picture nor a text, or not what the model reads."""
+    """Reject a body that is neither an image nor a text, or that the model does not read."""
     if kind == "text/plain":
         _check_kind(reads, images=False, texts=True)
     elif kind.startswith("image/") or kind == "application/octet-stream":
@@ -226,10 +228,10 @@ def _check_counts(query: Query, limits: ServingConfig, reads: Reads) -> None:
 def one_input(
     image: str | None, text: str | None, code: str, reads: Reads, limits: ServingConfig
 ) -> bytes | str:
-    """The picture or text of a line of JSON, which has one of them.
+    """The image or text of a line of JSON, which must contain exactly one of them.
 
-    Raises ApiError: `code` where it has none or both, else what the model does not read, what is
-    no base64 or too long.
+    Raises ApiError: `code` if it contains none or both; otherwise if the model does not read this
+    kind of input, the base64 is invalid or the text is too long.
     """
     if (image is None) == (text is None):
         raise ApiError(422, code, "give image or text, one of them")
@@ -244,7 +246,7 @@ def one_input(
 
 
 def check_text_length(one: bytes | str, limit: int, field: str) -> None:
-    """ApiError 413 for a text of more than `limit` characters; pictures pass."""
+    """Raise ApiError 413 for a text of more than `limit` characters. Images are not checked."""
     if isinstance(one, str) and len(one) > limit:
         raise ApiError(
             413,

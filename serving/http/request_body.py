@@ -1,8 +1,8 @@
-"""Request bodies: bytes, decompressed and read within limits; JSON, parsed within limits; and the
+"""Read request bodies: bytes, decompressed and read within limits; JSON, parsed within limits; and
 images in that JSON, as base64 or data URLs.
 
-Other URLs are rejected and nothing is fetched: a server that fetched what a client names would send
-requests, in its own name, to whatever it can reach.
+Other URLs are rejected and nothing is fetched, to prevent server-side request forgery: a server
+that fetched URLs for clients could be used to send requests to internal hosts.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from serving.service import InProgress, Service
 
 _PIECE = 2**16
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}
-# In one body or line; what may hold more inputs or classes by its limits, may hold more values.
+# Limit per body or line. It is raised if the limits on inputs or classes need more.
 MOST_VALUES = 10_000
 _MOST_KEYS = 64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -32,7 +32,7 @@ _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def content_type(headers: Mapping[str, str]) -> tuple[str, str]:
-    """The media type, in lower case, and the charset of a request; "" for what it does not say."""
+    """The media type, in lower case, and the charset of a request; "" for each that is missing."""
     kind, separator, _ = headers.get("content-type", "").partition(";")
     charset = _charset(headers["content-type"]) if separator else ""
     return kind.strip().lower(), charset
@@ -46,9 +46,10 @@ def _charset(stated: str) -> str:
 
 
 async def whole_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
-    """The body of a request; then `progress` has a slot. Raises the ApiErrors of `bounded_parts`.
+    """Read the body of a request, then take a slot for `progress`. Raises the ApiErrors of
+    `bounded_parts`.
 
-    Parse the body only afterwards, because slots limit such work.
+    Parse the body only after this, because slots limit the amount of concurrent parsing.
     """
     raw = b"".join([part async for part in bounded_parts(request, limit, service.uploads)])
     progress.take_slot()
@@ -58,10 +59,10 @@ async def whole_body(request: Request, limit: int, service: Service, progress: I
 async def bounded_parts(
     request: Request, limit: int, uploads: Uploads
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the decompressed parts of a body, which counts as one of `uploads` meanwhile.
+    """Yield the decompressed parts of a body, which counts as one of `uploads` until the end.
 
-    Raises ApiError: 413 if its stated length, or its length as received or decompressed, exceeds
-    `limit`; 400 and 415 as `decompressed_parts`; 408 and 429 as `Uploads.parts`. Close the
+    Raises ApiError: 413 if its Content-Length, or its length as received or decompressed, exceeds
+    `limit`; 400 and 415 as in `decompressed_parts`; 408 and 429 as in `Uploads.parts`. Close the
     generator if you do not read it to its end.
     """
     too_large = ApiError(
@@ -80,15 +81,15 @@ async def bounded_parts(
 
 
 def encoding_of(request: Request) -> str:
-    """The content encoding of a body, in lower case; "" for none."""
+    """The content encoding of a body, in lower case; "" if there is none."""
     stated = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     return "" if stated == "identity" else stated
 
 
 async def decompressed_parts(request: Request) -> AsyncGenerator[bytes, None]:
-    """The parts of a body, decompressed if it is compressed.
+    """Yield the parts of a body, decompressed if it is compressed.
 
-    Raises ApiError: 415 for another content encoding, 400 for damaged or truncated data.
+    Raises ApiError: 415 for an unsupported content encoding, 400 for damaged or truncated data.
     """
     encoding = encoding_of(request)
     if not encoding:
@@ -111,7 +112,8 @@ async def _decompressed(parts: AsyncIterator[bytes], encoding: str) -> AsyncIter
                 piece = unpacking.decompress(part, _PIECE)
             except zlib.error as error:
                 raise _invalid_compression(encoding, "is damaged") from error
-            # After a full piece, zlib may hold more output even if the whole part is consumed.
+            # After a full piece, zlib may hold more output even if the whole part has been
+            # consumed.
             part, is_full = unpacking.unconsumed_tail, len(piece) == _PIECE
             if piece:
                 yield piece
@@ -127,11 +129,12 @@ def _invalid_compression(encoding: str, what: str) -> ApiError:
 
 
 def parse_json(raw: bytes, most: int = MOST_VALUES) -> object:
-    """UTF-8 JSON -> dicts, lists, strings and numbers, about `most` of them.
+    """UTF-8 JSON -> dicts, lists, strings and numbers, at most about `most` of them.
 
-    Raises ApiError 400 `invalid_json` for more, before any is made, for what is no UTF-8, no JSON
-    or nested too deep, and for a key that stands twice, an object of many keys, a number of
-    thousands of digits and half a surrogate pair. Of megabytes it takes long: call it in a thread.
+    Raises ApiError 400 `invalid_json` for too many values, before any is created; for invalid UTF-8
+    or JSON and for JSON that is nested too deeply; and for duplicate keys, objects with too many
+    keys, numbers of thousands of digits and lone surrogates. Parsing megabytes takes long; call it
+    in a thread.
     """
     _check_count(raw, most)
     try:
@@ -152,14 +155,17 @@ def parse_json(raw: bytes, most: int = MOST_VALUES) -> object:
 
 
 def _check_count(raw: bytes, most: int) -> None:
-    """Each value, or pair of key and value, stands after one of `,` `[` `{` that is in no string.
+    """Check the number of values without parsing. Each value, or pair of key and value, follows a
+    `,` `[` or `{` outside of a string.
 
-    Both passes run in C and make nothing that is much longer than `raw`.
+    The first pass also counts these characters inside of strings; only if that exceeds the limit
+    does a second pass remove the strings. Both passes run in C and allocate little more than the
+    size of `raw`.
     """
     if _count_starts(raw) <= most:
         return
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    is_over = bare.count(b'"') > 4 * most  # two of a key, two of its value
+    is_over = bare.count(b'"') > 4 * most  # two for the key and two for its value
     if is_over or _count_starts(b"".join(bare.split(b'"')[::2])) > most:
         raise _invalid_json(f"it holds over {most} values: send fewer at once")
 
@@ -184,9 +190,10 @@ def _invalid_json(reason: str) -> ApiError:
 
 
 def picture_bytes(text: str, field: str) -> bytes:
-    """Base64 of a picture file, or `data:image/…;base64,…` -> its bytes.
+    """Base64 of an image file, or `data:image/…;base64,…` -> its bytes.
 
-    Raises ApiError: 422 `urls_refused` for any other URL, 400 `invalid_base64`; `field` names it.
+    Raises ApiError: 422 `urls_refused` for any other URL, 400 `invalid_base64`. `field` is its name
+    in the message.
     """
     data_url = _DATA_URL.match(text)
     if data_url is None and _URL.match(text[:64]):

@@ -1,7 +1,7 @@
-"""What a route declares about itself besides its path, and what its function may ask for.
+"""Properties that routes declare, and dependencies of route functions.
 
-A route's access, retries and buffering are facts of the route: `@facts` states them where the route
-is defined. Token checks, the OpenAPI document and HAProxy's rules are derived from them.
+Access, retries and buffering are properties of a route, declared with `@facts` where the route is
+defined. Token checks, the OpenAPI document and HAProxy's rules are derived from them.
 
     @router.post("/v1/query")
     @facts(is_idempotent=True)
@@ -28,14 +28,14 @@ Route = APIRoute | APIWebSocketRoute
 
 @dataclass(frozen=True)
 class RouteFacts:
-    """What the server needs to know of a route.
+    """Properties of a route that the server needs to know.
 
     - `needs_token`: False only for a route that reveals nothing about the model; its path has no
       parameters.
-    - `streams`: the body may arrive, or the answer be written, for as long as the client likes.
-      HAProxy then applies no time limit or size limit: the route must apply its own.
-    - `is_idempotent`: repeating the request has no further effect. HAProxy sends it to another
-      replica if one fails before it answers. Always true for GET and HEAD.
+    - `streams`: the body may arrive, or the response be written, for as long as the client likes.
+      HAProxy then applies no time or size limit, so the route must apply its own.
+    - `is_idempotent`: repeating the request has no further effect. If a replica fails before it
+      responds, HAProxy sends the request to another one. Always true for GET and HEAD.
     """
 
     needs_token: bool = True
@@ -46,7 +46,7 @@ class RouteFacts:
 def facts(
     *, needs_token: bool = True, streams: bool = False, is_idempotent: bool = False
 ) -> Callable[[Endpoint], Endpoint]:
-    """Declare the `RouteFacts` of a route's function. Place it below the route's own decorator."""
+    """Declare the `RouteFacts` of a route function. Place it below the route decorator."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
         endpoint.facts = RouteFacts(  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def facts(
 def paths_of(
     routers: Iterable[APIRouter], condition: Callable[[RouteFacts], bool]
 ) -> tuple[str, ...]:
-    """The paths, such as `/v1/feeds/{feed}`, of the routes whose facts fulfill `condition`."""
+    """The paths, such as `/v1/feeds/{feed}`, of the routes whose facts satisfy `condition`."""
     found = (route.path for route in _routes(routers) if condition(_facts_of(route)))
     return tuple(dict.fromkeys(found))
 
@@ -78,7 +78,7 @@ def _facts_of(route: Route) -> RouteFacts:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the routes of one application share. `metrics` returns the page at /metrics."""
+    """Resources shared by the routes of one application. `metrics` returns the page at /metrics."""
 
     service: Service
     watches: Watches
@@ -88,18 +88,18 @@ class Resources:
     _made: dict[object, Any] = field(default_factory=dict, init=False)
 
     def install(self, api: FastAPI) -> None:
-        """Pass these to the routes of `api`."""
+        """Make these resources available to the routes of `api`."""
         api.state.resources = self
 
     def once(self, make: Callable[["Resources"], T]) -> T:
-        """What `make` returned for these resources at the first call."""
+        """The result of `make`, which is called once per instance."""
         if make not in self._made:
             self._made[make] = make(self)
         found: T = self._made[make]
         return found
 
 
-# Dependencies are coroutines: FastAPI runs plain functions in a thread.
+# Dependencies are coroutines, because FastAPI runs plain functions in a thread.
 async def _resources(connection: HTTPConnection) -> Resources:
     found: Resources = connection.app.state.resources
     return found
@@ -114,9 +114,9 @@ ServiceDep = Annotated[Service, Depends(_service)]
 
 
 def per_application(make: Callable[[Resources], T]) -> Callable[[HTTPConnection], Awaitable[T]]:
-    """A dependency that each application makes once, at its first use.
+    """A dependency that is created once per application, on first use.
 
-    For what belongs to one module of routes, such as a limit on how many clients it serves at once.
+    Use it for state of a single route module, such as a limit on concurrent clients.
     """
 
     async def get(connection: HTTPConnection) -> T:

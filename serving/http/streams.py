@@ -1,8 +1,8 @@
-"""Bodies and answers that are open at once: lines of JSON over HTTP, messages over WebSockets.
+"""Full-duplex responses, written while the request arrives: NDJSON over HTTP, and WebSockets.
 
-Starlette's streaming response reads the request to notice a disconnect, and would consume the body
-of one that is still arriving. A WebSocket that ends with an error is closed with code 4000 + the
-status of that error over HTTP, such as 4404.
+Starlette's StreamingResponse is not used: it reads the request to detect a disconnect and would
+consume a body that is still arriving. A WebSocket that fails is closed with code 4000 plus the HTTP
+status of the error, such as 4404.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _CLOSE_CODES = 4000
 
 
 def check_is_lines(request: Request, *, kinds: Collection[str] = NDJSON_KINDS) -> None:
-    """Raise ApiError 415 for a body of another media type than `kinds`, or a compressed one: the
+    """Raise ApiError 415 if the media type is not in `kinds` or the body is compressed: the
     decompressed length of a stream has no limit."""
     kind, _ = content_type(request.headers)
     if kind not in kinds:
@@ -43,11 +43,12 @@ def check_is_lines(request: Request, *, kinds: Collection[str] = NDJSON_KINDS) -
 
 
 async def split_lines(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes | None]:
-    """The lines of `parts` without their ends; None in place of one of more than `limit` bytes.
+    """Yield the lines of `parts` without line ends, and None for a line of more than `limit` bytes.
 
-    Blank lines that come together are one item, in which their ends stand between them: a body of
-    them alone would else be millions of items, and hold up all others. Of a line that is too long
-    nothing more is kept. The last one needs no end; an empty last one is none.
+    Consecutive blank lines are yielded as one item with the line ends between them. Otherwise a
+    body of blank lines would produce millions of items and block other requests. The contents of a
+    line that is too long are discarded. The last line needs no line end; it is omitted if it is
+    empty.
     """
     buffer = bytearray()
     is_too_long = False
@@ -68,31 +69,32 @@ async def split_lines(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[
             yield None if is_too_long else bytes(buffer)
             buffer, is_too_long = bytearray(), False
             start = end + 1
-        await asyncio.sleep(0)  # parts may be there already: others have their turn
+        await asyncio.sleep(0)  # parts may already be buffered; let other requests run
     if buffer or is_too_long:
         yield None if is_too_long else bytes(buffer)
 
 
 def count_lines(item: bytes | None) -> int:
-    """How many lines an item of `split_lines` stands for."""
+    """The number of lines in an item of `split_lines`."""
     return 1 if item is None else 1 + item.count(b"\n")
 
 
 class LinesOut:
-    """Lines to the client, who has to read them. Raises ClientDisconnect where it does not."""
+    """Writes lines to the client. Raises ClientDisconnect if the client does not read them in
+    time."""
 
     def __init__(self, send: Send, idle_seconds: float) -> None:
         self._send, self._idle_seconds = send, idle_seconds
         self.is_started = False
 
     async def start(self) -> None:
-        """Send the head: from here on what goes wrong is told in a line."""
+        """Send the status and headers. Errors after this are reported in a line."""
         self.is_started = True
         headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-store")]
         await self._pass({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def line(self, line: str) -> None:
-        """Send a line, without its end."""
+        """Send a line; `line` has no line end."""
         body = line.encode() + b"\n"
         await self._pass({"type": "http.response.body", "body": body, "more_body": True})
 
@@ -108,9 +110,10 @@ class LinesOut:
 
 
 class NdjsonAnswer(Response):
-    """What `work` writes. Its ApiError is the answer before `start`, and the last line after it.
+    """The response that `work` writes. An ApiError in `work` becomes the response if it is raised
+    before `start`, and the last line otherwise.
 
-    It does not read the request, unless `work` does.
+    The request body is read only by `work`.
     """
 
     media_type = NDJSON
@@ -132,17 +135,18 @@ class NdjsonAnswer(Response):
                 await out.line(final_error_line(error))
             await out.end()
         except ClientDisconnect:
-            return  # there is nobody to tell
+            return  # no one to report to
 
 
 def final_error_line(error: ApiError) -> str:
-    """Why a stream ends, as its last line."""
+    """The last line of a stream that ends with an error."""
     detail = ErrorDetail(code=error.code, message=str(error))
     return FrameError(error=detail).model_dump_json(exclude={"frame"})
 
 
 async def until_disconnect(left: Callable[[], Awaitable[None]], work: Awaitable[None]) -> None:
-    """Do `work`, unless the client leaves first: ClientDisconnect once `left` returns."""
+    """Run `work` until it ends or the client disconnects. Raises ClientDisconnect if `left` returns
+    first."""
 
     async def leave() -> None:
         await left()
@@ -158,7 +162,8 @@ async def until_disconnect(left: Callable[[], Awaitable[None]], work: Awaitable[
 
 
 class MessagesOut:
-    """Messages to the client, who has to read them. Raises ClientDisconnect where it does not."""
+    """Writes messages to the client. Raises ClientDisconnect if the client does not read them in
+    time."""
 
     def __init__(self, socket: WebSocket, idle_seconds: float) -> None:
         self._socket, self._idle_seconds = socket, idle_seconds
@@ -173,7 +178,7 @@ class MessagesOut:
         try:
             async with asyncio.timeout(self._idle_seconds):
                 await sending
-        # RuntimeError: starlette's, for a socket that was closed meanwhile.
+        # Starlette raises RuntimeError if the socket has been closed in the meantime.
         except (TimeoutError, OSError, WebSocketDisconnect, RuntimeError) as error:
             if self._socket.application_state is WebSocketState.CONNECTED and isinstance(
                 error, RuntimeError
@@ -186,7 +191,7 @@ class MessagesOut:
 async def accepted(
     socket: WebSocket, config: ServingConfig, idle_seconds: float
 ) -> AsyncIterator[MessagesOut]:
-    """Accept the connection and close it at the end; an ApiError is told first."""
+    """Accept the connection and close it at the end. An ApiError is sent before closing."""
     await socket.accept()
     out = MessagesOut(socket, idle_seconds)
     try:
@@ -198,12 +203,12 @@ async def accepted(
             await out.line(final_error_line(error))
             await out.end(_CLOSE_CODES + error.status)
     except ClientDisconnect:
-        return  # there is nobody to tell
+        return  # no one to report to
 
 
 def check_origin(socket: WebSocket, config: ServingConfig) -> None:
-    """Refuse another site's page where no token protects the server: browsers let any page connect
-    to a WebSocket on its visitor's own machine."""
+    """Reject pages of other origins if no token protects the server: browsers allow any page to
+    open a WebSocket to a server on the user's own machine."""
     origin, host = socket.headers.get("origin"), socket.headers.get("host")
     if config.token_file is None and origin is not None and urlsplit(origin).netloc != host:
         raise ApiError(
@@ -212,6 +217,6 @@ def check_origin(socket: WebSocket, config: ServingConfig) -> None:
 
 
 async def wait_for_close(socket: WebSocket) -> None:
-    """Return once the client has closed the connection; what it sends is thrown away."""
+    """Return once the client has closed the connection. Messages from the client are discarded."""
     while (await socket.receive())["type"] != "websocket.disconnect":
         pass

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol v2: one-class questions as tensors, over REST and gRPC."""
+"""The Open Inference Protocol v2: one-class queries as tensors, over REST and gRPC."""

@@ -1,7 +1,7 @@
-"""The protocol's methods over gRPC: a message's bytes in, a message or a status out.
+"""The protocol's gRPC methods: take the bytes of a message, return a message or set a status.
 
-Requests come as bytes, so that they are parsed only after their token was seen. Methods that are
-not registered here, those of streams among them, are UNIMPLEMENTED.
+Requests arrive as bytes, so that they are parsed only after the token has been checked. Methods
+that are not registered here, including streaming ones, are UNIMPLEMENTED.
 """
 
 import logging
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kway.serving")
 SERVICE = "inference.GRPCInferenceService"
-# What says nothing of the model, and may be asked without a token.
+# Methods that reveal nothing about the model and need no token.
 _OPEN = ("ServerLive", "ServerReady")
 _STATUS = grpc.StatusCode
 _CODES = {
@@ -42,12 +42,13 @@ _CODES = {
     429: _STATUS.RESOURCE_EXHAUSTED,
     503: _STATUS.UNAVAILABLE,
 }
-# They travel as a header, where a character can take nine bytes and all headers 8 KiB.
+# Details are sent as a header, where a character can take nine bytes and all headers are limited to
+# 8 KiB.
 _MAX_DETAILS_CHARS = 500
 
 
 class Context(Protocol):
-    """Of one call; Ray's and grpc's own both are such."""
+    """The context of one call. Both Ray's and grpc's own classes satisfy it."""
 
     def invocation_metadata(self) -> Sequence[tuple[str, Any]]: ...
     def set_code(self, code: grpc.StatusCode) -> None: ...
@@ -56,16 +57,17 @@ class Context(Protocol):
 
 
 class InferenceMethods:
-    """The methods around a `Service`, for `clients`."""
+    """The methods of a `Service`, for `clients`."""
 
     def __init__(self, service: "Service", clients: Clients) -> None:
         self._service, self._clients = service, clients
         self._model = InferenceModel(service)
 
     async def call(self, method: str, raw: bytes, context: Context) -> Message:
-        """The answer to `raw`, a request of `method`; or an empty one, and a status in `context`.
+        """The response to `raw`, a request of `method`, or an empty message and a status in
+        `context`.
 
-        Raises nothing but a cancellation: gRPC would show clients what was raised.
+        Raises nothing except on cancellation, because gRPC would show exceptions to clients.
         """
         try:
             if method not in _OPEN:
@@ -74,10 +76,10 @@ class InferenceMethods:
         except ApiError as error:
             code = _CODES.get(error.status, _STATUS.UNKNOWN)
             _refuse(context, code, str(error), error.headers or {})
-        except Exception as error:  # a fault of ours: for the log, not for the client
+        except Exception as error:  # an internal error: log it, do not show it to the client
             _log.exception("%s failed", method, exc_info=error)
             _refuse(context, _STATUS.INTERNAL, "the server failed; its log says why", {})
-        return pb.ModelInferResponse()  # of which nothing is sent: there is a status
+        return pb.ModelInferResponse()  # not sent, because there is an error status
 
     async def server_live(self, _: bytes) -> Message:
         return pb.ServerLiveResponse(live=True)
@@ -119,7 +121,8 @@ class InferenceMethods:
         return response_of(request, outputs, parameters_of(answer))
 
     def _most_values(self) -> int:
-        """Packed numbers take up to ten bytes each, and are counted by these."""
+        """A packed number takes up to ten bytes, and `check_count` counts each of its bytes as a
+        value."""
         limits = self._service.config
         return MOST_VALUES + 10 * (limits.max_inputs + limits.max_classes)
 
@@ -135,7 +138,7 @@ _METHODS: dict[str, Callable[[InferenceMethods, bytes], Awaitable[Message]]] = {
 
 
 def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
-    """Register the methods, as `add_…Servicer_to_server` of generated code does."""
+    """Register the methods, like `add_…Servicer_to_server` of generated code."""
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in _METHODS
     }
@@ -148,7 +151,7 @@ def _read(raw: bytes, most: int) -> tuple[pb.ModelInferRequest, Inference]:
 
 
 def _token(context: Context) -> str | None:
-    """The bearer token of a call; None where there is none, or more than one."""
+    """The bearer token of a call; None if there is none or more than one."""
     found = [value for name, value in context.invocation_metadata() if name == "authorization"]
     return bearer_token(found[0]) if len(found) == 1 else None
 
@@ -157,7 +160,7 @@ def _refuse(
     context: Context, code: grpc.StatusCode, message: str, headers: Mapping[str, str]
 ) -> None:
     context.set_code(code)
-    # What a client sent may be quoted in it, and need not be Unicode.
+    # The message may quote client input, which may contain lone surrogates.
     plain = message.encode("utf-8", "backslashreplace").decode("utf-8")
     context.set_details(plain[:_MAX_DETAILS_CHARS])
     if "Retry-After" in headers:

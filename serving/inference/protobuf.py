@@ -1,10 +1,10 @@
-"""The protocol's gRPC messages <-> tensors. The contents are checked in `tensors.py`.
+"""Converts the protocol's gRPC messages to and from tensors. `tensors.py` validates the contents.
 
-The number of values in a message is counted in its bytes before it is parsed: the parser makes an
-object of each field, some of them of two bytes, and blocks all threads meanwhile.
+The number of values in a message is counted from its bytes before it is parsed: the parser creates
+an object for each field, some of which take only two bytes, and blocks all threads meanwhile.
 
-Elements travel in one of two ways, the same for all tensors of a message: typed, in each tensor's
-`contents`; or raw, one byte string per tensor. An answer uses the form of its request.
+Elements are sent in one of two forms, the same for all tensors of a message: typed, in each
+tensor's `contents`, or raw, as one byte string per tensor. A response uses the form of its request.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,10 +24,10 @@ _ONE_VALUE = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
 def check_count(raw: bytes, kind: Descriptor, most: int) -> None:
-    """ApiError for a message of over `most` values (413), or of what is none of a `kind` (400).
+    """Raise ApiError for a message of more than `most` values (413) or a malformed message (400).
 
-    Fields are counted, those of messages inside included, and the bytes of packed numbers. The
-    kind's messages may not hold messages of their own kind.
+    Counts fields, including those of nested messages, and the bytes of packed numbers. `kind` must
+    not contain messages of its own type recursively.
     """
     count = 0
     for more in _sizes(raw, 0, len(raw), kind):
@@ -38,7 +38,7 @@ def check_count(raw: bytes, kind: Descriptor, most: int) -> None:
 
 
 def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]:
-    """A number for each field: the values that it may hold."""
+    """Yield, for each field, an upper bound of the number of values that it contains."""
     while offset < end:
         yield 1
         tag, offset = _varint(raw, offset, end, kind)
@@ -63,7 +63,7 @@ def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]
 
 
 def _varint(raw: bytes, offset: int, end: int, kind: Descriptor) -> tuple[int, int]:
-    """A number of 7 bits a byte, and the place after it."""
+    """A varint (7 bits per byte) and the offset after it."""
     value = 0
     for count, byte in enumerate(raw[offset : min(end, offset + _VARINT_BYTES)]):
         value |= (byte & 127) << 7 * count
@@ -78,12 +78,13 @@ def _no(kind: Descriptor) -> ApiError:
 
 _INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
 _OUTPUT_CONTENTS = {"FP32": "fp32_contents", "BOOL": "bool_contents"}
-# In one message; what may hold more inputs or classes by its limits, may hold more values.
+# Limit per message. It is raised if the limits on inputs or classes need more.
 MOST_VALUES = 10_000
 
 
 def parsed(kind: type[Message], raw: bytes, most: int = MOST_VALUES) -> Any:
-    """A message of a `kind`. Raises ApiError for bytes that are none (400), over `most` values."""
+    """Parse a message of type `kind`. Raises ApiError 400 if it is malformed and 413 if it has more
+    than `most` values."""
     check_count(raw, kind.DESCRIPTOR, most)
     try:
         return kind.FromString(raw)
@@ -92,8 +93,8 @@ def parsed(kind: type[Message], raw: bytes, most: int = MOST_VALUES) -> Any:
 
 
 def inference_of(request: pb.ModelInferRequest, most: int = MOST_VALUES) -> Inference:
-    """What is asked. Raises ApiError: 400 where elements are missing, cut off or beside others,
-    413 where a tensor has over `most` raw ones."""
+    """The tensors and parameters of a request. Raises ApiError: 400 if elements are missing,
+    truncated or sent in both forms; 413 if a tensor has more than `most` raw elements."""
     typed = [one.name for one in request.inputs if one.HasField("contents")]
     if request.raw_input_contents:
         if typed:
@@ -124,7 +125,7 @@ def response_of(
     outputs: Sequence[Tensor],
     parameters: dict[str, bool | str],
 ) -> pb.ModelInferResponse:
-    """The answer to a request, in the way in which that came."""
+    """The response to a request, with tensors in the same form."""
     response = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
     for name, value in parameters.items():
         field = "bool_param" if isinstance(value, bool) else "string_param"
@@ -143,7 +144,7 @@ def response_of(
 
 
 def metadata_of(tensors: Sequence[Tensor]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
-    """What a model takes or gives: names, datatypes and shapes."""
+    """Metadata of a model's inputs or outputs: names, datatypes and shapes."""
     kind = pb.ModelMetadataResponse.TensorMetadata
     return [kind(name=one.name, datatype=one.datatype, shape=one.shape) for one in tensors]
 

@@ -1,12 +1,12 @@
-"""The Open Inference Protocol v2 without its transports, REST and gRPC: tensors of requests and
-answers, and the model that answers.
+"""The Open Inference Protocol v2, independent of its transports REST and gRPC: request and response
+tensors, and the model that answers.
 
 Inputs: `images` or `texts`, BYTES [n]; `class_ids`, INT64 [m], or `classes`, BYTES [m] (names). The
 parameters `recall` or `threshold` state how to decide. Outputs: `scores`, FP32 [n, m], and, with a
 recall or threshold, `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
 
 Raw elements are gRPC's raw contents, and the binary tensor extension over REST: little-endian, in
-row-major order. A BYTES element is preceded by its length, 4 bytes.
+row-major order. A BYTES element is preceded by its length in 4 bytes.
 """
 
 import math
@@ -31,7 +31,7 @@ OUTPUTS = ("scores", "thresholds", "matches")
 _CLASS_INPUTS = {"class_ids": "INT64", "classes": "BYTES"}
 _PARAMETERS = ("recall", "threshold")
 _MAX_DIMENSIONS = 8
-# Of raw elements.
+# Encoding of raw elements.
 _LENGTH = struct.Struct("<I")
 _INPUT_DATATYPES = ("BYTES", "INT64")
 _OUTPUT_DTYPES = {"FP32": "<f4", "BOOL": "?"}
@@ -43,7 +43,7 @@ _SHAPES = {"scores": (-1, -1), "thresholds": (-1,), "matches": (-1, -1)}
 
 @dataclass(frozen=True)
 class Tensor:
-    """`data` is flat, in row-major order: numbers, or bytes where `datatype` is BYTES."""
+    """`data` is flat, in row-major order: numbers, or bytes if `datatype` is BYTES."""
 
     name: str
     datatype: str
@@ -53,7 +53,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Inference:
-    """A request as it came."""
+    """A request that has not been validated."""
 
     inputs: Sequence[Tensor]
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Inference:
 
 @dataclass(frozen=True)
 class CheckedInference:
-    """A request whose form is right."""
+    """A validated request."""
 
     inputs: Sequence[bytes | str]
     classes: Sequence[str | int]
@@ -98,7 +98,7 @@ def check_inference(
 
 
 def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
-    """The wanted tensors of an answer. Raises ApiError where a class has no threshold at all."""
+    """The requested tensors of an answer. Raises ApiError if a class has no threshold."""
     rows = [result.verdicts for result in answer.results]
     shape = (len(rows), len(request.classes))
     tensors = {
@@ -117,7 +117,8 @@ def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
 
 
 def parameters_of(answer: Answer) -> dict[str, bool | str]:
-    """What goes with the tensors: whether the loss lets one score speak for itself."""
+    """The parameters of a response: whether the loss makes the score of a single class
+    meaningful."""
     parameters: dict[str, bool | str] = {"aligned": answer.aligned}
     return parameters if answer.notice is None else {**parameters, "notice": answer.notice}
 
@@ -139,7 +140,8 @@ def _check_names(tensors: Mapping[str, Tensor], reads: "Reads") -> None:
 
 
 def _check_shape(tensor: Tensor) -> None:
-    if len(tensor.shape) > _MAX_DIMENSIONS:  # whose product might have millions of digits
+    # the product of more dimensions might have millions of digits
+    if len(tensor.shape) > _MAX_DIMENSIONS:
         raise invalid_inference(f"{tensor.name} has {len(tensor.shape)} dimensions: send one")
     if not tensor.shape or math.prod(tensor.shape) != len(tensor.data):
         raise invalid_inference(
@@ -202,8 +204,8 @@ def _check_counts(request: CheckedInference, reads: "Reads", limits: ServingConf
 
 
 def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
-    """The elements of an input. Raises ApiError: 400 for another datatype or truncated data, 413
-    for more than `most` elements."""
+    """The elements of an input. Raises ApiError: 400 for an unsupported datatype or truncated data,
+    413 for more than `most` elements."""
     if datatype not in _INPUT_DATATYPES:
         kinds = ", ".join(_INPUT_DATATYPES)
         raise invalid_inference(f"{name[:80]} is {datatype[:20]}: inputs are {kinds}")
@@ -217,8 +219,8 @@ def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """The elements of an output in its datatype. A threshold of the request that FP32 cannot
-    represent becomes infinite."""
+    """The elements of an output, converted to its datatype. A threshold from the request that FP32
+    cannot represent becomes infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(tensor.data).astype(_OUTPUT_DTYPES[tensor.datatype])
 
@@ -255,7 +257,7 @@ def invalid_inference(message: str) -> ApiError:
 
 
 class InferenceModel:
-    """A `Service` that answers in tensors. Every refusal is an ApiError."""
+    """A `Service` with tensors as its interface. Every error is an ApiError."""
 
     def __init__(self, service: "Service") -> None:
         self._service = service
@@ -266,7 +268,8 @@ class InferenceModel:
         return version("kway")
 
     def check(self, name: str, model_version: str) -> None:
-        """Raises ApiError (404) for another model, or any version: there is one."""
+        """Raises ApiError 404 for any other model name, and for any version, because there are
+        none."""
         if name != self.name:
             message = f"model {name[:80]!r} is unknown: this server has {self.name!r}"
             raise ApiError(404, "unknown_model", message)
@@ -283,7 +286,7 @@ class InferenceModel:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """What a request holds, without data; a dimension of -1 is free."""
+        """The inputs of a request, without data; a dimension of -1 is variable."""
         read = INPUTS[self._service.model.reads]
         return [Tensor(read, "BYTES", (-1,), ()), Tensor("class_ids", "INT64", (-1,), ())]
 
@@ -292,7 +295,8 @@ class InferenceModel:
         return [Tensor(name, _DATATYPES[name], _SHAPES[name], ()) for name in OUTPUTS]
 
     async def infer(self, inference: Inference) -> tuple[list[Tensor], Answer]:
-        """The wanted outputs, and the answer that they are of. Call it while admitted."""
+        """The requested outputs, and the answer that they were created from. Call it while
+        admitted."""
         service = self._service
         reads = service.model.reads
         request = await service.in_thread(check_inference, inference, reads, service.config)

@@ -1,13 +1,13 @@
-// Requests to the server that this page is from: with the token, again when it is busy, and with
-// its refusals as errors.
+// Requests to the server of this page. They carry the token, are retried while the server is busy,
+// and throw its errors.
 import { byId } from "./elements.js";
 
 const LONGEST_PAUSE_SECONDS = 60;
 const TRIES_WHILE_AWAY = 4;
-// Refused by 429, but no time will help: one's own watches are too many.
+// The code of a 429 that retrying does not resolve: this client has too many watches.
 const FOR_GOOD = "too_many_watches";
 
-// What the server does not do: `code` is for programs, the message for people.
+// A request that the server rejected: `code` is machine-readable, the message is for people.
 export class Refused extends Error {
   constructor(status, code, message) {
     super(message);
@@ -24,8 +24,8 @@ export class Api {
     this.tokens = tokens;
   }
 
-  // `body` is sent as JSON, or as the form that it is. `once`: done twice it would not be the same,
-  // so without an answer it is not asked again. Resolves to the JSON of the answer.
+  // `body` is sent as JSON, or as a form if it is FormData. `once`: the request is not idempotent,
+  // so it is not retried if there is no response. Resolves to the JSON of the response.
   async ask(method, path, { body, signal, once } = {}) {
     return (await this.fetch(method, path, { body, signal, once })).json();
   }
@@ -49,7 +49,7 @@ export class Api {
     }
   }
 
-  // The answer; null where there was none. An abort is thrown on.
+  // The response, or null if there was none. Rethrows an abort.
   async #once(method, path, { body, signal, token }) {
     const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
     const isForm = body instanceof FormData;
@@ -92,10 +92,11 @@ function slept(seconds, signal) {
   });
 }
 
-// Whether it was done is not known then.
+// It is then unknown whether the request took effect.
 export const isAway = (answer) => !answer?.status || [502, 503, 504].includes(answer.status);
 
-// What the server asks for, with a little chance in it: not all come back at the same moment.
+// The delay that the server asks for, plus jitter, so that clients do not all retry at the same
+// time.
 function pauseOf(answer, usual) {
   const stated = Number(answer?.headers.get("Retry-After") ?? usual);
   const seconds = Number.isFinite(stated) && stated >= 0 ? stated : usual;

@@ -1,4 +1,4 @@
-// The room "Ask": pictures or texts at hand, each with its verdicts.
+// The "Ask" tab: images or texts, each with its verdicts.
 import { Asking } from "./asking.js";
 import { Cards } from "./cards.js";
 import { byId, element, nameOf } from "./elements.js";
@@ -70,7 +70,7 @@ export class AskRoom {
     (this.reads === "texts" ? byId("text-input") : byId("choose").querySelector("button")).focus();
   }
 
-  // Once a frame, however much has changed.
+  // Draw at most once per animation frame, however much has changed.
   #soon() {
     if (this.#isDrawing) return;
     this.#isDrawing = true;
@@ -108,7 +108,7 @@ export class AskRoom {
     byId("legend").replaceChildren(dot, " score", ...threshold, ` · each line from ${low} to ${high}`);
   }
 
-  // A line for each class: which samples set its threshold, and how many of them reach it.
+  // A line per class: which validation samples set its threshold, and how many reach it.
   #explainThresholds(verdicts) {
     const lines = verdicts.map(({ class: name, decided }) => {
       const shown = decided ? shownInValidation(decided) : "";

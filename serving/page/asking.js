@@ -1,11 +1,11 @@
-// Inputs and what is known of them: asks the server for what the question still lacks, a few inputs
-// a request, and keeps what it has learnt, so that a class that comes back costs nothing.
+// Inputs and their verdicts: requests those that the query still lacks, several inputs per request,
+// and caches them, so that a class that is selected again costs nothing.
 import { bytes } from "./numbers.js";
 
-// Fewer than the server takes: the first answers come soon.
+// Fewer than the server accepts, so that the first answers arrive soon.
 const INPUTS_A_REQUEST = 8;
 const REQUESTS_AT_ONCE = 2;
-// What a form adds to each picture, generously.
+// Generous estimate of the bytes that a form adds to each image.
 const EXTRA_BYTES = 1000;
 const PLACE = /^(?:images|texts)\[(\d+)\](?:: | )(.*)$/s;
 
@@ -25,7 +25,7 @@ export class Asking extends EventTarget {
     this.#limits = limits;
   }
 
-  // Ask for these classes from now on; `fields` are the decision's, null: it is not complete.
+  // Set the classes of the query. `fields` are those of the decision; null: it is incomplete.
   ask(classes, fields) {
     this.#classes = classes;
     this.#fields = fields;
@@ -36,7 +36,7 @@ export class Asking extends EventTarget {
     this.#go();
   }
 
-  // `content` is a File, or a text.
+  // `content` is a File or a text.
   add(found) {
     for (const { name, content, fault } of found) {
       const input = { name, content, fault: fault ?? this.#fault(content), failure: null };
@@ -60,13 +60,13 @@ export class Asking extends EventTarget {
     this.#go();
   }
 
-  // In the order of the classes; null while one of them is not known.
+  // In the order of the classes; null while any of them is unknown.
   verdictsOf(input) {
     const found = this.#classes.map(({ id }) => input.known.get(this.#key(id)));
     return found.length && this.#fields && found.every(Boolean) ? found : null;
   }
 
-  // What is wrong with it, as far as can be said without the server.
+  // What is wrong with the content, as far as that can be checked without the server.
   #fault(content) {
     if (typeof content === "string") {
       const [length, most] = [[...content].length, this.#limits.max_text_chars];
@@ -134,7 +134,7 @@ export class Asking extends EventTarget {
     }
   }
 
-  // Note an error at the one input that it is about, or at all of the request.
+  // Report an error for the input that it is about, or for all inputs of the request.
   async #blame(inputs, error) {
     const [, place, reason] = PLACE.exec(error.message) ?? [];
     if (inputs[place]) {
@@ -142,7 +142,7 @@ export class Asking extends EventTarget {
       return;
     }
     for (const input of inputs) {
-      // The browser does not say which file it could not send.
+      // The browser does not tell which file it could not send.
       if (error.code === "unreachable" && !(await isReadable(input.content))) {
         input.fault = "cannot be read: it was changed, moved or is a folder";
       } else {
@@ -156,10 +156,10 @@ export class Asking extends EventTarget {
   }
 }
 
-// In JSON a text takes up to six bytes a character.
+// In JSON a text takes up to six bytes per character.
 const sizeOf = (content) => (typeof content === "string" ? 6 * content.length : content.size);
 
-// Texts as JSON, pictures as the files of a form.
+// Texts as JSON, images as the files of a form.
 function bodyOf(inputs, classes, fields) {
   const contents = inputs.map(({ content }) => content);
   if (typeof contents[0] === "string") {
@@ -172,7 +172,7 @@ function bodyOf(inputs, classes, fields) {
   return form;
 }
 
-// By its name, which no other class has; a form would change the line breaks of a name.
+// Send the unique name, or the id if a form would change line breaks in the name.
 const sendable = (id, name) => (/[\r\n]/.test(name) ? `#${id}` : name);
 
 async function isReadable(content) {

@@ -1,4 +1,4 @@
-// The browser's camera as frames: one a second, as JPEG, in the camera's own size.
+// Frames from the browser's camera: one JPEG per second, in the camera's resolution.
 
 const MILLISECONDS_A_FRAME = 1000;
 const QUALITY = 0.9;
@@ -8,8 +8,8 @@ export class Camera {
   #timer;
   #video;
 
-  // Show the camera in `video` and give `take` a frame now and then, when `isReady`.
-  // Raises Error with words for a person where there is none, or none is allowed.
+  // Show the camera in `video` and call `take` with frames while `isReady`. Throws an Error with a
+  // readable message if there is no camera or access is denied.
   async start(video, isReady, take) {
     if (!navigator.mediaDevices?.getUserMedia) {
       throw new Error("browsers give a page the camera over HTTPS or on this very machine only: drop pictures instead");

@@ -1,4 +1,4 @@
-// The answers as a list of cards: the picture or text, and below it a line for each class.
+// The answers as a list of cards: the image or text, followed by a line per class.
 import { element, nameOf } from "./elements.js";
 import { kindOf, verdictRow } from "./verdict.js";
 
@@ -7,13 +7,13 @@ export class Cards {
   #cards = new Map();
   #actions;
 
-  // `actions`: what happens on `remove` and `tryAgain` of an input.
+  // `actions`: handlers for `remove` and `tryAgain` of an input.
   constructor(list, actions) {
     this.#list = list;
     this.#actions = actions;
   }
 
-  // `verdictsOf` an input: a list, or null while it is not known. Only what changed is drawn.
+  // `verdictsOf` an input: a list, or null while unknown. Redraws only what has changed.
   show(inputs, { verdictsOf, decides, isAsking }) {
     for (const [input, card] of this.#cards) if (!inputs.includes(input)) this.#drop(input, card);
     for (const input of inputs) {
@@ -26,7 +26,8 @@ export class Cards {
       const kind = overall(input, verdicts);
       card.element.className = `card ${kind}`;
       card.element.setAttribute("aria-busy", String(kind === "pending" && isAsking));
-      // What was said stays, pale, until there is more to say: nothing jumps.
+      // Keep showing the old verdicts, dimmed, until new ones arrive, so that the layout does not
+      // jump.
       if (kind === "pending" && isAsking && card.body.querySelector(".verdict")) continue;
       card.body.replaceChildren(this.#said(input, verdicts, { decides, isAsking }));
     }
@@ -63,7 +64,7 @@ export class Cards {
     return element("p", { class: "quiet small" }, what);
   }
 
-  // The focus goes on to the next one's button: who removes by keyboard stays in the list.
+  // Move the focus to the next card's button, so that keyboard users stay in the list.
   #remove(input) {
     const { element: made } = this.#cards.get(input);
     const next = made.nextElementSibling ?? made.previousElementSibling;
@@ -86,7 +87,7 @@ function problem(message, ...more) {
 function thumbnail(url) {
   const frame = element("span", { class: "thumbnail" });
   if (url === null) return frame;
-  // The name stands beside it; a file that the browser cannot show may still be one for the model.
+  // The name is shown in addition. A file that the browser cannot display may still be valid input.
   const picture = element("img", { src: url, alt: "", loading: "lazy", decoding: "async" });
   picture.addEventListener("error", () => picture.remove());
   frame.append(picture);

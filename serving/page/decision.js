@@ -1,4 +1,4 @@
-// What decides between yes and no: a recall that was measured, a score, or nothing.
+// How to decide between yes and no: by a measured recall, by a score, or not at all.
 import { byId, element } from "./elements.js";
 import { percent } from "./numbers.js";
 
@@ -12,7 +12,7 @@ export class Decision extends EventTarget {
   #timer = 0;
   #told = "";
 
-  // Of a model that has thresholds for `recalls`, and gives the score that its loss says.
+  // For a model with thresholds for `recalls` and with scores of the kind that its loss defines.
   constructor(recalls, score) {
     super();
     this.#isLogit = score === "logit";
@@ -25,7 +25,7 @@ export class Decision extends EventTarget {
       fieldset.append(element("span", { class: "choice" }, element("label", {}, radio, label), number));
     }
     fieldset.elements[0].checked = true;
-    // Of the number, too: who leaves it for a button means what it says now.
+    // Also fires for the number field: leaving the field for a button applies the number at once.
     fieldset.addEventListener("change", () => this.#changed());
     this.#number.addEventListener("input", () => {
       fieldset.querySelector('[value="threshold"]').checked = true;
@@ -64,7 +64,8 @@ export class Decision extends EventTarget {
     const what = this.#isLogit ? "the logit" : "what the model’s loss makes of its logit";
     let meaning = `Every score is shown, ${what} of the class, and nothing is decided.`;
     if (recall !== undefined) {
-      // One line on a wide window: text that wraps would move the tabs while they are clicked.
+      // Fits on one line in a wide window: wrapping text would move the tabs while they are
+      // clicked.
       meaning = `Yes at or above the threshold for recall ${percent(recall)}: the class’s own or, with few validation samples, one pooled over all classes.`;
     } else if (threshold !== undefined) {
       meaning = threshold === null ? "Type the score from which on the answer is yes." : `Yes from a score of ${threshold} on; it is ${what} of the class.`;

@@ -1,4 +1,4 @@
-// Swagger UI over this server's OpenAPI document, with the token of this tab in every request.
+// Swagger UI for this server's OpenAPI document. Sends this tab's token with every request.
 import { Api } from "./api.js";
 import { byId } from "./elements.js";
 import { Tokens } from "./tokens.js";
@@ -12,7 +12,7 @@ try {
     spec,
     domNode: byId("operations"),
     deepLinking: true,
-    validatorUrl: null, // the default asks another server
+    validatorUrl: null, // the default would contact another server
     requestInterceptor: withToken,
   });
 } catch (error) {

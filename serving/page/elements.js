@@ -1,5 +1,5 @@
-// Elements by their parts. Text is only ever set as text: a name from a model, or from a file, is
-// never read as HTML.
+// Creates elements from their parts. Text is always set as text: names from models or files are
+// never parsed as HTML.
 
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -12,7 +12,7 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// A name of unknown language and direction.
+// A name of unknown language and text direction.
 export function nameOf(text, attributes = {}) {
   return element("bdi", attributes, text);
 }

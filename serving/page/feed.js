@@ -1,4 +1,4 @@
-// A feed: frames from this page, one after the other, to the watches of the server.
+// A feed: sends frames from this page, one after the other, to the server's watches.
 import { bytes } from "./numbers.js";
 import { connect } from "./sockets.js";
 
@@ -15,7 +15,8 @@ export class Feed {
   #number = 0;
   #run = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
 
-  // `mostBytes` is the server's limit of a frame; `told`: { hit(said, frame), refused(frame, message), answered(), ended(message) }.
+  // `mostBytes`: the server's limit per frame. `told`: handlers { hit(said, frame), refused(frame,
+  // message), answered(), ended(message) }.
   constructor(tokens, name, mostBytes, told) {
     [this.#tokens, this.#name, this.#mostBytes, this.#told] = [tokens, name, mostBytes, told];
   }
@@ -24,7 +25,7 @@ export class Feed {
     return this.#waiting.length + this.#sent.size;
   }
 
-  // Whether a hit is of a frame that was sent from here, and so is told of here.
+  // Whether a hit is of a frame that this page sent, and is therefore already reported here.
   isOwn({ frame }) {
     return String(frame).startsWith(this.#run);
   }
@@ -62,12 +63,12 @@ export class Feed {
     socket = connect(path, this.#tokens.current, {
       hear: (said) => this.#hear(said),
       end: ({ message }) => {
-        if (socket && socket !== this.#socket) return; // closed here
+        if (socket && socket !== this.#socket) return; // closed by this page
         const hadOpen = this.numOpen > 0;
         this.#socket = null;
         this.#waiting = [];
         this.#sent.clear();
-        if (hadOpen) this.#told.ended(message); // else it was idle, and opens again with a frame
+        if (hadOpen) this.#told.ended(message); // otherwise it was idle; the next frame reopens it
       },
     });
     this.#socket = socket;

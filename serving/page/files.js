@@ -1,9 +1,9 @@
-// Files and texts that a person drops or pastes anywhere on the page, for the room that is open.
+// Files and texts dropped or pasted anywhere on the page, for the open tab.
 import { element } from "./elements.js";
 
-// `take` gets [{ name, content, fault }] of files, `takeText` a text that was dropped or pasted.
+// `take` receives [{ name, content, fault }] for files, `takeText` a dropped or pasted text.
 export function onDropped(take, takeText) {
-  let depth = 0; // drags enter and leave every element on their way
+  let depth = 0; // drag events also fire for each child element, so count them
   const mark = (change) => {
     depth = Math.max(0, depth + change);
     document.body.classList.toggle("dragging", depth > 0);
@@ -16,7 +16,7 @@ export function onDropped(take, takeText) {
     depth = 0;
     mark(0);
     if (isField(event.target) && !event.dataTransfer.files.length) return;
-    event.preventDefault(); // the browser would open the file in the page's place
+    event.preventDefault(); // otherwise the browser would open the file instead of the page
     receive(event.dataTransfer, take, takeText);
   });
   document.addEventListener("paste", (event) => {
@@ -27,7 +27,7 @@ export function onDropped(take, takeText) {
   });
 }
 
-// Files as inputs. What is empty or a folder is named, not dropped silently.
+// Convert files to inputs. Empty files and folders are reported, not silently ignored.
 export function inputsOf(files, folders = new Set()) {
   return [...files].map((file) => ({
     name: file.name || "a picture",
@@ -45,13 +45,13 @@ function receive(data, take, takeText) {
 
 const isField = (target) => target.matches?.("input, textarea");
 
-// A button that opens the browser's own choice of files.
+// A button that opens the browser's file chooser.
 export function chooser(label, take) {
   const input = element("input", {
     type: "file", accept: "image/*", multiple: true, hidden: true,
     onchange: () => {
       take(inputsOf(input.files));
-      input.value = ""; // the same file may be chosen again
+      input.value = ""; // allow choosing the same file again
     },
   });
   const button = element("button", { type: "button", class: "button", onclick: () => input.click() }, label);

@@ -1,4 +1,4 @@
-// The room "Gallery": what a collection holds of each class, the highest score first.
+// The "Gallery" tab: the items of a collection for each class, in descending order of score.
 import { Refused } from "./api.js";
 import { byId, element } from "./elements.js";
 import { Ranking } from "./ranking.js";
@@ -14,7 +14,7 @@ export class GalleryRoom {
   #stop = new AbortController();
   #found = element("div", { class: "rankings" });
 
-  // Null where the server has no gallery.
+  // Null if the server has no galleries.
   static async open(api) {
     try {
       const { galleries } = await api.ask("GET", "v1/galleries");
@@ -61,7 +61,7 @@ export class GalleryRoom {
     return element("p", { class: "bar" }, element("label", { for: "gallery-choice" }, "In the gallery"), " ", select);
   }
 
-  // Nobody is asked for what nobody sees.
+  // Do not search while the tab is hidden.
   #search() {
     if (!this.#isShown || !this.#isStale) return;
     this.#isStale = false;

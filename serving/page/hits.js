@@ -1,4 +1,4 @@
-// Hits as they come, the newest first, with the picture where this page has sent it.
+// Hits as they occur, the newest first, with the image if this page sent it.
 import { element, nameOf } from "./elements.js";
 import { apart } from "./numbers.js";
 import { badge } from "./verdict.js";

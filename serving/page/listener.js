@@ -1,4 +1,4 @@
-// Hits of one watch as they come, whoever sends the frames; comes back after a lost connection.
+// Listens to the hits of one watch, whoever sends the frames. Reconnects if the connection is lost.
 import { connect } from "./sockets.js";
 
 const TRIES = 5;
@@ -10,7 +10,7 @@ export class Listener {
   #isOver = false;
   #tries = 0;
 
-  // `told`: { hit(said), dropped(count), state(words, isOver) }.
+  // `told`: handlers { hit(said), dropped(count), state(words, isOver) }.
   constructor(tokens, watchId, told) {
     const path = `v1/watches/${encodeURIComponent(watchId)}/live`;
     const open = () => {

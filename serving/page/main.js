@@ -1,4 +1,4 @@
-// The page: one question above, asked in the rooms below.
+// The page: one query at the top, applied in the tabs below.
 import { Api } from "./api.js";
 import { AskRoom } from "./ask.js";
 import { Decision } from "./decision.js";
@@ -41,7 +41,7 @@ async function start() {
   byId("class-input").focus();
 }
 
-// Where something that was dropped belongs: a gallery takes nothing.
+// The tab that receives dropped input; the gallery accepts none.
 function roomFor(rooms, tabs) {
   if (tabs.open === "gallery") tabs.show("ask");
   return rooms[tabs.open];

@@ -1,10 +1,10 @@
-// Numbers and counts in words. Plain digits and a point, as the API and the command write them.
+// Formats numbers and counts. Decimals use plain digits and a point, like the API and the CLI.
 
 export function count(number, one, many = `${one}s`) {
   return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 }
 
-// Both with as many digits as tell them apart: 1.4996 is not shown as 1.50 beside a 1.50.
+// Both with enough digits to distinguish them: 1.4996 is not shown as 1.50 next to 1.50.
 export function apart(score, threshold) {
   for (let digits = 2; digits < 7; digits += 1) {
     const shown = [score.toFixed(digits), threshold.toFixed(digits)];

@@ -1,5 +1,5 @@
-// Classes to ask for: found as one types, chosen by keyboard or pointer, shown as chips.
-// The combobox follows the ARIA pattern "list autocomplete".
+// Class selection: search while typing, choose by keyboard or pointer, shown as chips. The combobox
+// follows the ARIA pattern "list autocomplete".
 import { byId, element, nameOf } from "./elements.js";
 import { count } from "./numbers.js";
 
@@ -15,7 +15,7 @@ export class Picker extends EventTarget {
   #active = -1;
   #timer = 0;
   #search = new AbortController();
-  #looked = null; // what the options shown were found for
+  #looked = null; // the text that the current options were found for
 
   chosen = [];
 
@@ -27,7 +27,7 @@ export class Picker extends EventTarget {
     this.#input.addEventListener("keydown", (event) => this.#key(event));
     this.#input.addEventListener("click", () => this.#isOpen || this.#soon());
     this.#input.addEventListener("blur", () => this.#close());
-    // The field keeps the focus, whatever is clicked on.
+    // Keep the focus in the field, wherever the pointer is pressed.
     byId("class-popup").addEventListener("pointerdown", (event) => event.preventDefault());
   }
 
@@ -130,7 +130,7 @@ export class Picker extends EventTarget {
   }
 
   #key(event) {
-    if (event.isComposing) return; // Enter ends a word of an input method
+    if (event.isComposing) return; // this Enter ends an input method's composition
     const last = this.#options.length - 1;
     const moves = {
       ArrowDown: this.#active >= last ? 0 : this.#active + 1,
@@ -153,8 +153,8 @@ export class Picker extends EventTarget {
     }
   }
 
-  // What is marked; or, where the list is older than the text, what a search finds first. By then
-  // the person may be elsewhere.
+  // Choose the active option or, if the options are older than the text, the first result of a new
+  // search. The focus may have moved elsewhere by then.
   async #choose() {
     const text = this.#input.value.trim();
     if (text === this.#looked || !text) {
@@ -187,7 +187,7 @@ export class Picker extends EventTarget {
   }
 }
 
-// The name, with the part that was typed in a <mark>.
+// The name, with the typed part in a <mark>.
 function marked(name, text) {
   const lower = name.toLowerCase();
   const place = text && lower.length === name.length ? lower.indexOf(text.toLowerCase()) : -1;

@@ -1,4 +1,5 @@
-// A class over a gallery: a grid of hits, page by page; below the threshold only on request.
+// A gallery's items for one class: a paged grid of hits. Items below the threshold are shown on
+// request.
 import { element, nameOf } from "./elements.js";
 import { count } from "./numbers.js";
 import { setScale } from "./scale.js";
@@ -13,13 +14,13 @@ export class Ranking {
   #fields;
   #signal;
   #hits = [];
-  #matches = null; // how many reach the threshold; null: not known, or nothing decides
-  #decided = null; // the class's threshold and its validation counts, as in the answer
+  #matches = null; // how many reach the threshold; null: unknown, or no decision
+  #decided = null; // the class's threshold and its validation counts, as in the response
   #status = element("p", { role: "status" });
   #grid;
   #more = element("button", { type: "button", class: "button", onclick: () => this.#load() });
 
-  // Loads its first page at once; `signal` ends it. `fields` are those of the decision.
+  // Loads the first page immediately; `signal` aborts it. `fields` are those of the decision.
   constructor(api, gallery, asked, fields, signal) {
     Object.assign(this, { title: asked.name });
     [this.#api, this.#gallery, this.#asked] = [api, gallery, asked];
@@ -43,7 +44,8 @@ export class Ranking {
     this.#more.disabled = true;
     try {
       const isBelow = this.#isBelow;
-      // Without a decision the server goes on where the matches end: the order is the same.
+      // Items below the threshold are requested without a decision. The order is the same, so they
+      // continue at the offset where the matches end.
       const page = await this.#page(isBelow ? {} : this.#fields);
       if (!isBelow) this.#matches = page.matches;
       if (!isBelow) this.#decided = page;
@@ -53,7 +55,7 @@ export class Ranking {
       this.#hits.push(...found);
       const items = found.map((hit) => this.#item(hit));
       this.#grid.append(...items);
-      if (focused) items[0]?.focus(); // one may read on from where the new ones begin
+      if (focused) items[0]?.focus(); // continue reading at the first new item
       setScale(this.#grid, this.#hits);
       this.#say();
     } catch (error) {
@@ -76,7 +78,7 @@ export class Ranking {
     return results[0];
   }
 
-  // A hit below the threshold, which the server was not asked to decide.
+  // A hit below the threshold; the server was not asked to decide it.
   #missed(hit) {
     const { threshold, threshold_source } = this.#decided;
     return { ...hit, threshold, threshold_source, match: false };
@@ -96,7 +98,7 @@ export class Ranking {
     return frame;
   }
 
-  // By a request of ours and not of an <img>, which could not send the token.
+  // Fetched here, because an <img> could not send the token.
   async #fetchInto(frame, hit) {
     const path = `v1/galleries/${encodeURIComponent(this.#gallery.name)}/items/${hit.item}/thumbnail`;
     try {

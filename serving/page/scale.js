@@ -1,9 +1,9 @@
-// Where scores stand on a line: one scale for all that is shown together.
-// The ends are set on what holds the lines, each line has its numbers, and the style sheet divides.
+// Positions of scores on a line, with one scale for everything that is shown together. The ends are
+// set on the container and the values on each line; the style sheet computes the positions.
 
 const MARGIN = 0.06;
 
-// Set the ends, so that all scores and thresholds of `verdicts` have room; the ends are returned.
+// Set and return the ends, such that all scores and thresholds of `verdicts` fit.
 export function setScale(holder, verdicts) {
   let [low, high] = [Infinity, -Infinity];
   for (const { score, threshold } of verdicts) {

@@ -1,17 +1,18 @@
-// WebSockets to the server that this page is from. They carry JSON, one object a message.
+// WebSockets to the server of this page. Each message is one JSON object.
 import { address } from "./api.js";
 
-// What the last message of a socket said, or what the browser knows of its end.
+// The reason in the last message of a socket, or what the browser knows about its end.
 export class Ended extends Error {}
 
-// Opens at once; `hear` gets every message, and `end` an `Ended` when there will be no other.
+// Connects immediately. Calls `hear` with every message, and `end` with an `Ended` after the last
+// one.
 export function connect(path, token, { hear, end }) {
   const url = address(path);
   url.protocol = url.protocol.replace("http", "ws");
   let socket;
   let reason = "";
   try {
-    // A browser cannot set headers here: the token comes as a subprotocol.
+    // Browsers cannot set headers on a WebSocket, so the token is sent as a subprotocol.
     socket = new WebSocket(url, token === null ? [] : ["kway", `bearer.${token}`]);
   } catch (error) {
     if (error.name !== "SyntaxError") throw error;

@@ -1,11 +1,11 @@
-// The rooms as tabs, by the ARIA pattern: arrows move, Home and End go to the ends.
+// The tabs, following the ARIA pattern: arrow keys move, Home and End go to the first and last.
 import { byId } from "./elements.js";
 
 export class Tabs {
   #names;
   open;
 
-  // Of the rooms that there are; with one room alone there is nothing to choose.
+  // `names`: the available tabs. A single tab is shown without a tab bar.
   constructor(names) {
     this.#names = names;
     byId("tabs").hidden = names.length < 2;

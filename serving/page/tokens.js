@@ -1,4 +1,4 @@
-// The token of this tab: asked for when the server refuses, kept until the tab is closed.
+// The token of this tab: requested when the server rejects a request, kept until the tab is closed.
 import { byId } from "./elements.js";
 
 const KEY = "kway-token";
@@ -10,7 +10,8 @@ export class Tokens {
     return sessionStorage.getItem(KEY);
   }
 
-  // Another token than `refused`, as soon as there is one. All who wait get the one answer.
+  // Resolves to a token other than `refused`, once there is one. All callers wait for the same
+  // dialog.
   other(refused) {
     if (this.current !== refused) return Promise.resolve(this.current);
     this.#asking ??= this.#ask(refused !== null).finally(() => (this.#asking = null));
@@ -25,7 +26,7 @@ export class Tokens {
     input.value = "";
     dialog.showModal();
     return new Promise((resolve) => {
-      dialog.oncancel = (event) => event.preventDefault(); // there is nothing to see without it
+      dialog.oncancel = (event) => event.preventDefault(); // without a token there is nothing to show
       form.onsubmit = (event) => {
         event.preventDefault();
         const token = input.value.trim();

@@ -1,4 +1,4 @@
-// One verdict on the page: yes or no in a word, a sign and a colour; the score on a line.
+// One verdict on the page: yes or no as a word, a sign and a color, and the score on a line.
 import { element, nameOf } from "./elements.js";
 import { apart, count, percent } from "./numbers.js";
 
@@ -14,24 +14,24 @@ export function badge(kind) {
   return element("span", { class: `badge ${kind}` }, element("span", { "aria-hidden": "true" }, sign), ` ${word}`);
 }
 
-// The score, with as many digits as tell it from the threshold; its `value` is exact.
+// The score, with enough digits to distinguish it from the threshold; its `value` is exact.
 export function scoreOf({ score, threshold }) {
   const shown = threshold === null ? score.toFixed(2) : apart(score, threshold)[0];
   return element("data", { class: "score", value: score, title: `score ${score}` }, shown);
 }
 
-// The score as a dot, the threshold as a bar across; what they say stands in words beside.
+// The score as a dot and the threshold as a vertical bar. Both are also given as text.
 export function line(verdict) {
   const { score, threshold } = verdict;
   const made = element("span", { class: `line ${kindOf(verdict)}`, "aria-hidden": "true" });
-  // By the style object: a style attribute would be inline style, which the page's policy forbids.
+  // Set with the style object: the content security policy forbids inline style attributes.
   made.style.setProperty("--score", score);
   if (threshold !== null) {
     made.style.setProperty("--threshold", threshold);
     made.append(element("span", { class: "above" }));
   }
   made.append(element("span", { class: "dot" }));
-  // Last, for a dot that nearly reaches it must not hide it.
+  // Append it last, so that a dot close to it does not cover it.
   if (threshold !== null) made.append(element("span", { class: "threshold" }));
   return made;
 }
@@ -66,7 +66,7 @@ export function precisionOf(classes) {
   return shown[0] === shown[1] ? shown[0] : `${shown[0]} to ${shown[1]}`;
 }
 
-// `decides`: whether the question asked for a yes or no at all.
+// `decides`: whether the query asks for a yes or no.
 export function verdictRow(verdict, decides) {
   return element(
     "li",

@@ -1,4 +1,4 @@
-// The room "Live watch": questions that stay, frames that come, and the hits of both.
+// The "Live watch" tab: standing queries, frames, and hits.
 import { isAway, Refused } from "./api.js";
 import { Camera } from "./camera.js";
 import { byId, element, nameOf } from "./elements.js";
@@ -30,7 +30,7 @@ export class WatchRoom {
   #video = element("video", { muted: true, playsinline: true, hidden: true, "aria-label": "What the camera sees" });
   #cameraButton = element("button", { type: "button", class: "button", onclick: () => this.#toggleCamera() }, "Use the camera");
 
-  // Null where the server has no watches.
+  // Null if the server has no watches.
   static async open(api, model) {
     try {
       const { watches } = await api.ask("GET", "v1/watches");
@@ -38,7 +38,7 @@ export class WatchRoom {
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       if (error.status !== 409) return null;
-      const room = new WatchRoom(api, model, []); // one of them was made for another model
+      const room = new WatchRoom(api, model, []); // one of the watches was created for another model
       room.#status.textContent = error.message;
       return room;
     }
@@ -115,7 +115,8 @@ export class WatchRoom {
     });
   }
 
-  // Without an answer a watch may have been made all the same: then the list has it.
+  // If there was no response, a watch may have been created nevertheless. The list then contains
+  // it.
   async #readAgain() {
     const { watches } = await this.#api.ask("GET", "v1/watches");
     for (const one of watches) if (!this.#list.querySelector(`[data-watch="${CSS.escape(one.id)}"]`)) this.#add(one);
@@ -185,7 +186,7 @@ export class WatchRoom {
       try {
         await this.#api.fetch("DELETE", `v1/watches/${row.watch.id}`);
       } catch (error) {
-        if (error.status !== 404) throw error; // it has expired: gone is gone
+        if (error.status !== 404) throw error; // 404: it has already expired
       }
       this.#deafen(row, "");
       row.line.remove();

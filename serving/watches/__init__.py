@@ -1,1 +1,1 @@
-"""Standing queries: questions that stay, asked of every frame of the feeds they look at."""
+"""Watches: standing queries that are evaluated on every frame of the feeds they select."""

@@ -1,7 +1,7 @@
-"""All watches and their listeners in one event loop: who owns which, how long they last, what has
-changed since when. `Board` is `Watches` for a single process.
+"""All watches and their listeners in one event loop: ownership, expiry, and changes by version.
+`Board` implements `Watches` for a single process.
 
-The Ray actor (`serving/deploy/watch_actor.py`) is a `Board` in a process of its own.
+The Ray actor (`serving/deploy/watch_actor.py`) is a `Board` in its own process.
 """
 
 import asyncio
@@ -22,12 +22,16 @@ from serving.watches.watch import (
     WatchState,
 )
 
-# Replicas that miss more removals than this get the whole list.
+# Replicas that have missed more removals than this get the complete list.
 _REMEMBERED_REMOVALS = 1000
 
 
 class Registry:
-    """Watches within the limits of `config`; `storage` outlives a restart, id -> JSON."""
+    """Watches within the limits of `config`. `storage` maps ids to JSON and survives restarts.
+
+    Every change increments `version`, so that a replica can ask for the changes since the version
+    that it has. `epoch` differs for each registry: after a restart, versions start from 0 again.
+    """
 
     def __init__(
         self,
@@ -47,10 +51,10 @@ class Registry:
         self._removals_known_since = 0
 
     def create(self, client: str, terms: Terms) -> Watch:
-        """A new watch; WatchLimitError where there are too many."""
+        """Create a watch. Raises WatchLimitError if there are too many."""
         self._check_limits(client)
         now = self._clock()
-        # `model_dump` and not `dict(terms)`: a Watch's own fields must not be passed in.
+        # `model_dump` and not `dict(terms)`, so that `terms` cannot set the Watch's own fields.
         watch = Watch(
             **terms.model_dump(include=set(Terms.model_fields)),
             id=secrets.token_hex(8),
@@ -67,7 +71,7 @@ class Registry:
         return sorted(mine, key=lambda watch: watch.created_at)
 
     def get(self, client: str, watch_id: str) -> Watch:
-        """Raises UnknownWatchError, for another client's watch, too."""
+        """Raises UnknownWatchError, also for another client's watch."""
         watch = self._watches.get(watch_id)
         if watch is None or watch.client != client or watch.expires_at <= self._clock():
             raise UnknownWatchError(
@@ -76,7 +80,7 @@ class Registry:
         return watch
 
     def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
-        """Replace `fields` of a watch's terms and let its time run anew."""
+        """Replace `fields` of a watch's terms and restart its time to live."""
         unknown = set(fields) - set(Terms.model_fields)
         assert not unknown, f"{unknown} are no terms of a watch"
         watch = self.get(client, watch_id).model_copy(update=dict(fields))
@@ -85,11 +89,11 @@ class Registry:
         return watch
 
     def remove(self, client: str, watch_id: str) -> None:
-        """Raises UnknownWatchError, for another client's watch, too."""
+        """Raises UnknownWatchError, also for another client's watch."""
         self._drop(self.get(client, watch_id).id)
 
     def sweep(self) -> list[str]:
-        """Drop the watches whose time is over; their ids."""
+        """Remove expired watches and return their ids."""
         now = self._clock()
         over = [watch.id for watch in self._watches.values() if watch.expires_at <= now]
         for watch_id in over:
@@ -97,13 +101,14 @@ class Registry:
         return over
 
     def set_listened(self, watch_id: str, is_listened: bool) -> None:
-        """Note whether anybody listens to a watch's hits; nothing for one that is gone."""
+        """Record whether a watch has listeners. Does nothing for a watch that no longer exists."""
         if watch_id in self._watches and (watch_id in self._listened) != is_listened:
             (self._listened.add if is_listened else self._listened.discard)(watch_id)
             self._note(watch_id)
 
     def changes_since(self, epoch: str, version: int) -> Changes:
-        """What is new since `version`; all there is for another epoch, or for too old a version."""
+        """The changes since `version`; the complete list if the epoch differs or the version is too
+        old."""
         is_whole = epoch != self.epoch or version < self._removals_known_since
         news = [
             WatchState(watch, watch.id in self._listened)
@@ -142,8 +147,8 @@ class Registry:
 
 
 class SteadyClock:
-    """Seconds since 1970, without jumps: when the system's clock is set, watches live on as long as
-    was said, and listeners stay."""
+    """Seconds since 1970, without jumps: setting the system's clock neither extends nor shortens
+    the life of watches and listeners."""
 
     def __init__(self) -> None:
         self._start = time.time() - time.monotonic()
@@ -153,7 +158,7 @@ class SteadyClock:
 
 
 class Board:
-    """The registry and the listeners, with those that wait for news of them."""
+    """The registry and the listeners, with long polls that wait for changes of them."""
 
     def __init__(
         self,
@@ -170,7 +175,7 @@ class Board:
         self._announced_version = 0
 
     async def configure(self, config: ServingConfig) -> None:
-        """Take other limits, as a newer version of the application may have."""
+        """Replace the limits, which may differ in a newer version of the application."""
         self._registry.config = config
 
     async def create(self, client: str, terms: Terms) -> Watch:
@@ -236,7 +241,7 @@ class Board:
         self._announce()
 
     def _sweep(self) -> None:
-        """Drop what is over: watches, and listeners whose replica has died."""
+        """Remove what has expired: watches, and listeners whose replica has died."""
         for watch_id in self._registry.sweep():
             self._end(watch_id, "expired")
         self._listeners.sweep()
@@ -247,7 +252,11 @@ class Board:
             listener.end(reason)
 
     def _announce(self) -> None:
-        """Note who is listened to now, and wake those that wait for a change, if there was one."""
+        """Update which watches have listeners and, if anything changed, wake the waiting polls.
+
+        The event is set and replaced: polls that already wait hold the old one, and later polls
+        wait for the next change.
+        """
         listened = self._listeners.listened()
         for watch_id in self._listened ^ listened:
             self._registry.set_listened(watch_id, watch_id in listened)

@@ -1,6 +1,6 @@
-"""One feed in a replica: frames in, lines out, and one forward pass a frame.
+"""A feed in a replica: frames in, events out, and one forward pass per frame.
 
-That holds for any number of watches. A frame that no watch looks at costs no forward pass.
+The forward pass is shared by any number of watches. A frame that no watch selects needs none.
 """
 
 import asyncio
@@ -29,38 +29,38 @@ from serving.watches.watch import Watches, WatchState
 
 @dataclass(frozen=True)
 class Frame:
-    """`id`: the feed's or, without one, its place; `content`: what the model reads, or what is
-    wrong with it."""
+    """`id`: the client's id or, without one, the frame's position in the feed. `content`: the input
+    of the model, or the error."""
 
     id: str | int
     content: bytes | str | ApiError
     time: str | int | float | None = None
 
 
-# Stands before what `Service.features` says of an input; a frame is alone.
+# `Service.features` prefixes its errors with this name and an index, which is always 0 here.
 _PLACE = "frame"
 
 
 class WatchCounts(Protocol):
-    """Where frames, and hits on their way, are counted."""
+    """Metrics of frames and hits."""
 
     def count_frame(self, outcome: str) -> None:
-        """`ok`, `unwatched` where no watch looked, `dropped`, or the error's code."""
+        """`ok`, `unwatched` if no watch selects the frame, `dropped`, or the error's code."""
         ...
 
     def count_hits(self, count: int) -> None: ...
 
     def count_lost_hits(self, count: int) -> None:
-        """Hits that could not be passed on to listeners."""
+        """Hits that could not be delivered to listeners."""
         ...
 
     def set_watches(self, count: int) -> None:
-        """How many watches this replica knows of."""
+        """The number of watches that this replica knows."""
         ...
 
 
 class Feeds:
-    """What all feeds of a replica share: the copy of the watches, and the way to listeners."""
+    """State shared by all feeds of a replica: its copy of the watches and its queue of hits."""
 
     def __init__(self, service: Service, watches: Watches, counts: WatchCounts) -> None:
         self.service, self.counts = service, counts
@@ -72,7 +72,7 @@ class Feeds:
 
 @dataclass
 class _Answered:
-    """A frame's answer; `error` where it was refused."""
+    """The result for one frame; `error` if it was rejected."""
 
     frame: Frame
     hits: Sequence[WatchHit] = ()
@@ -101,7 +101,7 @@ class Feed:
         self._planning = asyncio.Lock()
 
     async def run(self, frames: AsyncIterator[Frame], *, latest: bool) -> None:
-        """Answer the frames, all of them or always the `latest`, and say at the end how many."""
+        """Answer all frames or, if `latest`, always the newest one. Finally write the counts."""
         if latest:
             await pump_latest(frames, self._answer, self._write, on_dropped=self._drop)
         else:
@@ -125,7 +125,7 @@ class Feed:
         return _Answered(frame, hits)
 
     async def _current_plan(self) -> MatchPlan | None:
-        """The questions of now; None where there is none."""
+        """The plan for the current watches; None if no watch selects this feed."""
         live = self._feeds.live
         async with self._planning:
             if self._planned_for != live.version:
@@ -140,7 +140,7 @@ class Feed:
         return MatchPlan(self._service.model.bundle, pairs) if pairs else None
 
     async def _hits(self, frame: Frame, content: bytes | str, plan: MatchPlan) -> list[WatchHit]:
-        """Pass all hits on to those who listen; the sender's own come back."""
+        """Publish all hits to listeners and return those of the sender's own watches."""
         service = self._service
         features = await service.when_queue_has_room(lambda: service.features([content], _PLACE))
         matches = await service.in_thread(plan.matches, features, self._feeds.live.now())

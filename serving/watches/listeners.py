@@ -1,6 +1,6 @@
-"""Who listens to which watch, and the hits that wait for each: a bounded number, the newest.
+"""The listeners of each watch and their queues of hits, which are bounded and keep the newest.
 
-Plain: the clock is passed in; nothing here waits.
+The clock is passed in, so lease times do not depend on the system's clock.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable
 from serving.watches.schemas import Dropped, Ended, Listening, Waiting
 from serving.watches.watch import HitBatch, ListenerLimitError, UnknownListenerError, Watches
 
-# A listener takes its hits every few seconds; the replica of one that does not has died.
+# Replicas take the hits of a listener every few seconds. If they stop, the replica has died.
 _LEASE_SECONDS = 60.0
 
 
 class Listener:
-    """One that listens; `news` is set while something waits for it."""
+    """One listener; `news` is set while something waits for it."""
 
     def __init__(self, client: str, watch_id: str, most: int, now: float) -> None:
         self.client, self.watch_id, self.taken_at = client, watch_id, now
@@ -47,7 +47,7 @@ class Listener:
 
 
 class Listeners:
-    """All that listen."""
+    """All listeners, by id and by watch."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -55,8 +55,8 @@ class Listeners:
         self._by_watch: dict[str, set[str]] = {}
 
     def join(self, client: str, watch_id: str, *, most: int, most_each: int, most_hits: int) -> str:
-        """A new listener of a watch, which may have `most`, and a client `most_each`;
-        ListenerLimitError beyond it."""
+        """Add a listener to a watch and return its id. A watch may have `most` listeners and a
+        client `most_each`; raises ListenerLimitError beyond that."""
         if len(self._by_watch.get(watch_id, ())) >= most:
             message = f"{most} listen to this watch, and no more may: end one of them"
             raise ListenerLimitError(message)
@@ -69,7 +69,7 @@ class Listeners:
         return listener
 
     def get(self, listener: str) -> Listener:
-        """Raises UnknownListenerError; its lease is renewed."""
+        """Raises UnknownListenerError. Renews the lease of the listener."""
         found = self._listeners.get(listener)
         if found is None:
             raise UnknownListenerError("hits for it are no longer kept: some may be lost")
@@ -77,11 +77,11 @@ class Listeners:
         return found
 
     def of(self, watch_id: str) -> list[Listener]:
-        """Those of one watch."""
+        """The listeners of one watch."""
         return [self._listeners[one] for one in self._by_watch.get(watch_id, ())]
 
     def leave(self, listener: str) -> None:
-        """Forget a listener, if it is known."""
+        """Remove a listener, if it exists."""
         found = self._listeners.pop(listener, None)
         if found is None:
             return
@@ -91,18 +91,18 @@ class Listeners:
             del self._by_watch[found.watch_id]
 
     def sweep(self) -> None:
-        """Forget those that have not taken their hits for long."""
+        """Remove listeners whose hits have not been taken for too long."""
         before = self._clock() - _LEASE_SECONDS
         late = [key for key, one in self._listeners.items() if one.taken_at < before]
         for listener in late:
             self.leave(listener)
 
     def listened(self) -> set[str]:
-        """The watches that somebody listens to."""
+        """The ids of watches that have listeners."""
         return set(self._by_watch)
 
 
-# After so long without a hit a line says that all is well; it finds dead connections, too.
+# After this long without a hit, send a heartbeat line. It also detects dead connections.
 WAIT_SECONDS = 10.0
 
 

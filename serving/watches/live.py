@@ -1,7 +1,8 @@
-"""A replica's side of the watches: a copy of them, kept up to date by a long poll while frames come
-in, and a queue of hits on their way to listeners.
+"""A replica's side of the watches: a copy, updated by a long poll while feeds are connected, and a
+queue of hits to publish.
 
-If the watches do not answer, the replica continues with the last copy; watches in it still expire.
+If the watches do not respond, the replica continues with the last copy, in which watches still
+expire.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ _log = logging.getLogger("kway.serving")
 
 
 class LiveWatches:
-    """The copy; used from one event loop. `version` changes whenever it does."""
+    """The copy. Use it from one event loop. `version` changes whenever the copy changes."""
 
     def __init__(self, watches: Watches) -> None:
         self._watches = watches
@@ -31,9 +32,10 @@ class LiveWatches:
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
-        """Keep the copy fresh while inside; it holds every watch made before.
+        """Keep the copy up to date inside the context. It contains every watch created before
+        entering.
 
-        Raises WatchesDownError where that cannot be had.
+        Raises WatchesDownError if the first update fails.
         """
         await self._refresh(0)
         self._followers += 1
@@ -48,8 +50,8 @@ class LiveWatches:
                 self._task = None
 
     def of(self, feed: str, client: str) -> list[WatchState]:
-        """The watches that look at a feed and whose hits somebody gets: `client`, who sends the
-        frames, its own ones; listeners, those that are listened to."""
+        """The watches that select a feed and whose hits have a recipient: the watches of `client`,
+        who sends the frames, and those with listeners."""
         return [
             one
             for one in self._states.values()
@@ -57,7 +59,7 @@ class LiveWatches:
         ]
 
     def now(self) -> float:
-        """The time by the clock that ends the watches, whatever this machine's own says."""
+        """The time of the clock by which watches expire, independent of this machine's clock."""
         return time.monotonic() + self._ahead
 
     def __len__(self) -> int:
@@ -93,7 +95,7 @@ class LiveWatches:
 
 
 class HitPublisher:
-    """Sends hits to `watches`; used from one event loop."""
+    """Publishes hits to `watches`. Use it from one event loop."""
 
     def __init__(self, watches: Watches, *, most: int, on_lost: Callable[[int], None]) -> None:
         self._watches, self._most, self._on_lost = watches, most, on_lost
@@ -102,7 +104,7 @@ class HitPublisher:
         self._task: asyncio.Task[None] | None = None
 
     def put(self, watch_id: str, line: str) -> None:
-        """Send a hit of a watch, soon."""
+        """Queue a hit of a watch for publication. If the queue is full, the oldest hit is lost."""
         if len(self._hits) == self._most:
             lost, _ = self._hits.popleft()
             self._lost[lost] += 1
@@ -120,5 +122,5 @@ class HitPublisher:
                 await self._watches.publish(hits, lost)
             except WatchesDownError:
                 self._on_lost(len(hits))
-                self._lost.update(lost)  # who still listens is told with the next ones
+                self._lost.update(lost)  # reported to listeners with the next batch
                 self._lost.update(watch_id for watch_id, _ in hits)

@@ -1,4 +1,4 @@
-"""All watches of a feed asked at once: one product with the rows of the union of their classes."""
+"""Evaluate all watches of a feed at once: one matrix product with the rows of all their classes."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ _log = logging.getLogger("kway.serving")
 
 @dataclass(frozen=True)
 class Criterion:
-    """A class of a watch, and the score that decides it."""
+    """A class of a watch and its threshold."""
 
     class_id: int
     threshold: float
@@ -24,7 +24,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Match:
-    """A class of a watch that a frame is of."""
+    """A class of a watch that a frame matches."""
 
     state: WatchState
     class_id: int
@@ -33,15 +33,15 @@ class Match:
 
 
 class Criteria:
-    """What decides each watch, worked out once a watch."""
+    """The criteria of each watch, computed once per watch."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
         self._known: dict[str, tuple[Terms, list[Criterion]]] = {}
 
     def of(self, watches: Iterable[WatchState]) -> list[tuple[WatchState, Criterion]]:
-        """Every class of every watch. One that this model cannot decide is told of and left out:
-        the watch was made for another model."""
+        """Every class of every watch. Classes that this model cannot decide, because the watch was
+        created for another model, are logged and omitted."""
         known, self._known = self._known, {}
         pairs = []
         for state in watches:
@@ -75,7 +75,11 @@ def _question(terms: Terms) -> tuple[tuple[str, ...], float | None, float | None
 
 
 class MatchPlan:
-    """The questions of all watches that look at a feed, in a form that one product answers."""
+    """The criteria of all watches that select a feed, evaluated with one product.
+
+    `_columns` maps each criterion to the score of its class, because several watches may share a
+    class.
+    """
 
     def __init__(self, bundle: Bundle, pairs: Sequence[tuple[WatchState, Criterion]]) -> None:
         self._bundle, self._pairs = bundle, pairs
@@ -84,13 +88,14 @@ class MatchPlan:
         self._columns = torch.tensor(
             [columns[criterion.class_id] for _, criterion in pairs], dtype=torch.long
         )
-        # float64, as Python compares in an answer to a query.
+        # Compare in float64, as Python does for the answer to a query, so that both agree at the
+        # threshold.
         self._criteria = torch.tensor(
             [criterion.threshold for _, criterion in pairs], dtype=torch.float64
         )
 
     def matches(self, features: Tensor, now: float) -> list[Match]:
-        """Features [1, dim] of a frame -> what watches that are alive at `now` see in it."""
+        """Features [1, dim] of a frame -> the matches of watches that have not expired at `now`."""
         scores = self._bundle.scores(features, self.class_ids)[0].double()[self._columns]
         found = (scores >= self._criteria).nonzero()[:, 0].tolist()
         pairs, values = [self._pairs[index] for index in found], scores[found].tolist()

@@ -1,6 +1,6 @@
-"""The JSON of watches and feeds: request bodies, a watch as its owner sees it, and lines.
+"""The JSON of watches and feeds: request bodies, watches as their owner sees them, and events.
 
-Shared by server and client; free of torch and FastAPI.
+Shared by server and client. Does not import torch or FastAPI.
 """
 
 from datetime import datetime
@@ -28,7 +28,7 @@ FrameTime = (
 
 
 class WatchHit(BaseModel):
-    """A frame is of a class that a watch asks for."""
+    """A frame matches a class of a watch."""
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
@@ -44,21 +44,21 @@ class WatchHit(BaseModel):
 
 
 class FrameError(BaseModel):
-    """What is wrong with one frame or, without `frame`, why a stream ends."""
+    """The error of one frame or, without `frame`, the reason why a stream ends."""
 
     frame: Id | None = None
     error: ErrorDetail
 
 
 class Acknowledged(BaseModel):
-    """A frame was answered, after its hits; for feeds that ask for it."""
+    """A frame has been answered. Sent after its hits, to feeds that request it."""
 
     answered: Id
     hits: int
 
 
 class Dropped(BaseModel):
-    """Frames that a newer one has replaced, or hits that a listener was too slow for."""
+    """Frames that were replaced by newer ones, or hits that a listener was too slow for."""
 
     dropped: int
 
@@ -71,25 +71,25 @@ class FeedCounts(BaseModel):
 
 
 class FeedDone(BaseModel):
-    """The last line: all frames are answered."""
+    """The last line: all frames have been answered."""
 
     done: FeedCounts
 
 
 class Waiting(BaseModel):
-    """No hit for some seconds; the connection is alive."""
+    """Heartbeat: there was no hit for some seconds, and the connection is alive."""
 
     waiting: Literal[True] = True
 
 
 class Listening(BaseModel):
-    """The first line: hits from now on are kept for this listener."""
+    """The first line: from now on hits are kept for this listener."""
 
     listening: str = Field(description="the watch")
 
 
 class Ended(BaseModel):
-    """The last line: no hit will follow, the watch has `expired` or was `deleted`."""
+    """The last line: no hit will follow, because the watch has `expired` or was `deleted`."""
 
     end: str
 
@@ -119,7 +119,7 @@ _Label = Annotated[StrictStr, Field(max_length=200)]
 
 
 class WatchChanges(BaseModel):
-    """What to change of a watch; its time runs anew, also where nothing is."""
+    """Changes to a watch. Every change, even an empty one, restarts the watch's time to live."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -132,7 +132,8 @@ class WatchChanges(BaseModel):
 
 
 class WatchBody(WatchChanges):
-    """A question to ask of every frame. It needs a recall or a threshold: it has to decide."""
+    """A query to evaluate on every frame. It requires a recall or a threshold, because watches must
+    decide."""
 
     classes: _Classes = Field(description="class names, or ids")
     ttl_seconds: _Seconds = Field(description="how long it lives unless renewed")
@@ -145,4 +146,4 @@ class WatchBody(WatchChanges):
 
 
 class ListenLine(RootModel[WatchHit | Listening | Waiting | Dropped | FrameError | Ended]):
-    """One line of what a listener hears."""
+    """One line sent to a listener."""

@@ -1,6 +1,6 @@
-"""A watch, and what is said of watches between replicas and the place that holds them.
+"""A watch, and the interface between replicas and the process that stores the watches.
 
-Free of torch, Ray and HTTP.
+Does not import torch, Ray or HTTP.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,13 @@ from typing import Annotated, Protocol
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
-# Stands in URLs as it is.
+# Safe in URLs without escaping.
 FeedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class Terms(BaseModel):
-    """What a watch asks for: classes by name, decided by a recall's threshold or a given one."""
+    """What a watch asks for: classes by name, decided by the threshold for a recall or a given
+    one."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -22,12 +23,12 @@ class Terms(BaseModel):
     recall: float | None
     threshold: float | None
     ttl_seconds: float
-    feeds: tuple[FeedName, ...] = ()  # none: all of them
+    feeds: tuple[FeedName, ...] = ()  # empty: all feeds
     label: str | None = None
 
 
 class Watch(Terms):
-    """A stored question of `client`; times are seconds since 1970."""
+    """A stored query of `client`. Times are in seconds since 1970."""
 
     id: str
     client: str
@@ -40,7 +41,7 @@ class Watch(Terms):
 
 @dataclass(frozen=True)
 class WatchState:
-    """A watch as replicas need it: hits of one that nobody listens to go to its owner alone."""
+    """A watch as replicas need it. Hits of a watch without listeners go only to its owner."""
 
     watch: Watch
     is_listened: bool
@@ -48,10 +49,10 @@ class WatchState:
 
 @dataclass(frozen=True)
 class Changes:
-    """What is new since a version; `is_whole`: `states` is all there is.
+    """The changes since a version. `is_whole`: `states` is the complete list.
 
-    `epoch` is another after a restart of the place that holds the watches; `now` is the time by the
-    clock that ends them.
+    `epoch` changes when the process that stores the watches restarts. `now` is the time of the
+    clock by which watches expire.
     """
 
     epoch: str
@@ -64,9 +65,10 @@ class Changes:
 
 @dataclass(frozen=True)
 class HitBatch:
-    """Hits for a listener, each a line of JSON, after `dropped` ones that it was too slow for.
+    """Hits for a listener, each a line of JSON, preceded by `dropped` hits that it was too slow
+    for.
 
-    `ended`: why none will follow, if none will.
+    `ended`: the reason why no hits will follow; None if more may follow.
     """
 
     lines: tuple[str, ...]
@@ -74,17 +76,18 @@ class HitBatch:
     ended: str | None
 
 
-# One string each: they travel between processes.
+# Each error has a single string argument, so that it can be pickled between processes.
 class WatchError(Exception):
-    """A wish about watches that cannot be met."""
+    """An operation on watches that failed."""
 
 
 class UnknownWatchError(WatchError):
-    """No such watch of this client."""
+    """This client has no such watch."""
 
 
 class UnknownListenerError(WatchError):
-    """Its hits are no longer kept: it was silent for too long, or there was a restart."""
+    """The listener's hits are no longer kept: it was inactive for too long, or there was a
+    restart."""
 
 
 class WatchLimitError(WatchError):
@@ -92,15 +95,15 @@ class WatchLimitError(WatchError):
 
 
 class ListenerLimitError(WatchError):
-    """There are too many that listen."""
+    """There are too many listeners."""
 
 
 class WatchesDownError(WatchError):
-    """What holds the watches does not answer now."""
+    """The process that stores the watches does not respond."""
 
 
 class Watches(Protocol):
-    """Where all watches live: one for all replicas. Every method may raise WatchesDownError."""
+    """Stores the watches of all replicas. Every method may raise WatchesDownError."""
 
     async def create(self, client: str, terms: Terms) -> Watch:
         """Raises WatchLimitError."""
@@ -109,11 +112,11 @@ class Watches(Protocol):
     async def owned(self, client: str) -> list[Watch]: ...
 
     async def get(self, client: str, watch_id: str) -> Watch:
-        """Raises UnknownWatchError, for another client's watch, too."""
+        """Raises UnknownWatchError, also for another client's watch."""
         ...
 
     async def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
-        """Renew a watch, with `fields` of its terms replaced; raises UnknownWatchError."""
+        """Renew a watch and replace `fields` of its terms. Raises UnknownWatchError."""
         ...
 
     async def remove(self, client: str, watch_id: str) -> None:
@@ -121,21 +124,22 @@ class Watches(Protocol):
         ...
 
     async def changed_since(self, epoch: str, version: int, wait_seconds: float) -> Changes:
-        """What is new, at once if there is something, else after at most `wait_seconds`."""
+        """The changes: immediately if there are any, otherwise after at most `wait_seconds`."""
         ...
 
     async def publish(self, hits: Sequence[tuple[str, str]], lost: Mapping[str, int]) -> None:
-        """Hits (watch id, line of JSON) for listeners, and the numbers of those lost on the way."""
+        """Deliver hits (watch id, line of JSON) to listeners, and the number of hits lost per
+        watch."""
         ...
 
     async def listen(self, client: str, watch_id: str) -> str:
-        """A new listener's id. Raises UnknownWatchError and ListenerLimitError."""
+        """Add a listener and return its id. Raises UnknownWatchError and ListenerLimitError."""
         ...
 
     async def take(self, listener: str, wait_seconds: float) -> HitBatch:
-        """What has come for a listener, like `changed_since`. Raises UnknownListenerError."""
+        """Hits for a listener, waiting like `changed_since`. Raises UnknownListenerError."""
         ...
 
     async def leave(self, listener: str) -> None:
-        """Forget a listener, if it is still known."""
+        """Remove a listener, if it exists."""
         ...

@@ -12,7 +12,7 @@ from serving.limits import ClientLimit
 from serving.schemas import ErrorBody
 from serving.service import Service
 
-# Searches that run or wait; beyond it: 429.
+# Limit on searches that run or wait; more get status 429.
 _MAX_SEARCHES = 32
 
 
@@ -31,7 +31,7 @@ class ClassPage(BaseModel):
 
 
 class ClassSearch(BaseModel):
-    """Which classes; a parameter that is none of these is an error, not ignored."""
+    """Search parameters. Unknown parameters are an error; they are not ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,7 +44,7 @@ router = APIRouter()
 
 
 class _Searches:
-    """Searches run one at a time, in a thread that prepares no queries."""
+    """Runs one search at a time, in a thread that does not prepare queries."""
 
     def __init__(self, resources: Resources) -> None:
         self.thread = ThreadPoolExecutor(1, "search")
@@ -69,7 +69,8 @@ async def classes(
 
 
 def _page(service: Service, parameters: ClassSearch) -> bytes:
-    """The answer's JSON: of a thousand classes it takes long, too."""
+    """The JSON of the response, also created in the thread: serializing a thousand classes takes
+    long."""
     found, total = service.search(
         parameters.search, limit=parameters.limit, offset=parameters.offset
     )

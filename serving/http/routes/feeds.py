@@ -1,4 +1,5 @@
-"""Frames in, hits out: `POST /v1/feeds/{feed}` as lines, `/v1/feeds/{feed}/frames` as WebSocket."""
+"""Feeds: `POST /v1/feeds/{feed}` with lines, and the WebSocket `/v1/feeds/{feed}/frames`. Frames
+in, hits out."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 
 class FeedParameters(BaseModel):
-    """How a feed's frames are to be treated."""
+    """How to process the frames of a feed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,7 +48,7 @@ class _FeedPath(BaseModel):
 
 
 class FeedLine(RootModel[WatchHit | FrameError | Acknowledged | Dropped | FeedDone]):
-    """One line of the answer."""
+    """One line of the response."""
 
 
 router = APIRouter()
@@ -108,9 +109,9 @@ async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: 
 
 
 async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> AsyncIterator[Frame]:
-    """A body -> its frames; empty lines are none, and keep the feed alive.
+    """The frames in a body. Empty lines are skipped, but they keep the feed alive.
 
-    Raises ApiError where none comes for too long.
+    Raises ApiError if no line arrives for too long.
     """
     config, reads = service.config, service.model.reads
     lines, position = split_lines(body, most_json_bytes(config)), 0
@@ -125,7 +126,8 @@ async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> Async
 
 
 async def frames_of_messages(socket: WebSocket, service: Service) -> AsyncIterator[Frame]:
-    """Messages -> frames; empty ones are none. ApiError where none comes for too long."""
+    """The frames in messages; empty messages are skipped. Raises ApiError if no message arrives for
+    too long."""
     config, reads = service.config, service.model.reads
     most, position = most_json_bytes(config), 0
     while True:
@@ -168,7 +170,8 @@ async def _before_idle(coming: Awaitable[T], seconds: float) -> T:
 
 @asynccontextmanager
 async def _followed(feeds: Feeds, limit: ClientLimit, client: str) -> AsyncIterator[None]:
-    """A place among the feeds, and a fresh copy of the watches; ApiError where there is none."""
+    """Take one of the client's feed slots and keep the copy of the watches current. Raises ApiError
+    if no slot is free or the watches are unavailable."""
     with limit.one(client):
         try:
             async with feeds.live.followed():

@@ -1,4 +1,4 @@
-"""`/v1/galleries`: collections that were indexed, searched for any class; and small pictures."""
+"""`/v1/galleries`: search indexed collections for any class, and get thumbnails."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from serving.schemas import ErrorBody, GalleryFound, GalleryList, Hits
 from serving.service import InProgress, Service
 
 _MAX_LIMIT = 1000
-# Hits in one answer, over all its classes: some 2 MB.
+# Limit on the hits in one response, over all of its classes: about 2 MB.
 _MAX_HITS = 10_000
 
 
@@ -92,7 +92,8 @@ def _describe(name: str, gallery: Gallery) -> GalleryFound:
 
 
 def _named(galleries: Galleries, name: str) -> Gallery:
-    """By a look into the names that the server was started with, never into a file system."""
+    """Look the name up among the galleries of the server's configuration, never in the file
+    system."""
     try:
         return galleries[name]
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over REST; its errors have the protocol's shape, a string."""
+"""The Open Inference Protocol v2 over REST. Its errors have the protocol's format, a string."""
 
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
@@ -48,7 +48,7 @@ class ModelReady(BaseModel):
 
 
 class TensorMetadata(BaseModel):
-    """A dimension of -1 is free."""
+    """A dimension of -1 is variable."""
 
     name: str
     datatype: str
@@ -73,7 +73,7 @@ _BODY["requestBody"]["content"] |= _BINARY
 
 
 class _ProtocolRoute(APIRoute):
-    """A route whose refusals are `{"error": "…"}`, as clients of the protocol read them."""
+    """A route whose errors have the protocol's format, `{"error": "…"}`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -104,7 +104,7 @@ async def server(model: ModelDep) -> ServerMetadata:
     )
 
 
-# These two need no token, as over gRPC: Kubernetes probes have none.
+# These two need no token, as over gRPC, because Kubernetes probes have none.
 @router.get("/v2/health/live")
 @facts(needs_token=False)
 async def live() -> Live:

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 
 from serving.http.routing import facts
 
-# Media types by the ending of a file's name.
+# Media types by file extension.
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -25,7 +25,7 @@ _MEDIA_TYPES = {
 _PAGES = {"index.html": "/", "docs.html": "/docs"}
 _SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
-# Nothing from elsewhere, nothing inline, in nobody's frame; a picture that was dropped is a blob.
+# No content from other origins, no inline code and no framing. A dropped image is a blob: URL.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -39,7 +39,8 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    # Asked for each time, answered by 304 unless it changed: files of two versions never mix.
+    # Revalidated on each load, with 304 if unchanged, so that files of two versions are never
+    # mixed.
     "Cache-Control": "no-cache",
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -51,7 +52,7 @@ _HEADERS = {
 
 
 def _paths() -> Iterator[tuple[str, Traversable]]:
-    """The path of each URL, and the file that is served there."""
+    """The path of each URL, and the file that is served at it."""
     for file in files("serving").joinpath("page").iterdir():
         if _media_type(file):
             yield _PAGES.get(file.name, f"/page/{file.name}"), file
@@ -61,7 +62,7 @@ def _paths() -> Iterator[tuple[str, Traversable]]:
 
 
 def _media_type(file: Traversable) -> str:
-    """The media type of a file of the page; "" for one that is not served."""
+    """The media type of a file of the page; "" for a file that is not served."""
     return _MEDIA_TYPES.get(f".{file.name.rpartition('.')[2]}", "")
 
 
@@ -74,7 +75,7 @@ class _File:
         self._headers = {**_HEADERS, "ETag": self._tag}
 
     def answer(self, request: Request) -> Response:
-        """The file, or 304 where the browser has it."""
+        """The file, or 304 if the browser's copy is current."""
         known = request.headers.get("If-None-Match", "")
         if self._tag in (one.strip().removeprefix("W/") for one in known.split(",")):
             return Response(status_code=304, headers=self._headers)

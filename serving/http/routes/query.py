@@ -1,8 +1,9 @@
 """`POST /v1/query` and `POST /v1/query:stream`: is each image, or text, of these classes?
 
 A query is JSON, a form or a raw body. A stream has one input per line, and hits are sent while the
-body arrives: a few lines are in progress at a time, so that batches form. Nothing more is read
-meanwhile, so the connection slows down a client that sends faster. Answers keep the order of lines.
+body is still arriving. Several lines are processed at a time, so that batches form. Once that limit
+is reached nothing more is read, so TCP backpressure slows down clients that send faster. Answers
+keep the order of the lines.
 """
 
 import asyncio
@@ -91,7 +92,7 @@ class StreamParameters(QuestionParameters):
 
 
 class LineOut(RootModel[Hit | LineError | Done]):
-    """One line of the answer."""
+    """One line of the response."""
 
 
 def _limit(resources: Resources) -> ClientLimit:
@@ -124,7 +125,7 @@ async def stream(
     async def work(request: Request, out: LinesOut) -> None:
         classes = parameters.needed_classes(service.config.max_classes)
         async with service.admitted(is_timed=False) as progress:
-            # Inside: a stream that is rejected by the limit is counted, too.
+            # Inside this context, so that a stream rejected by the limit is counted too.
             with limit.one(request.state.client):
                 progress.take_slot()
                 question = await service.question(classes, parameters.recall, parameters.threshold)
@@ -136,7 +137,7 @@ async def stream(
 
 
 def _as_json(line: Hit | LineError | Done) -> str:
-    """A line without the fields that are null at its top level."""
+    """A line as JSON, without its top-level fields that are null."""
     unset = {name for name in ("line", "id", "notice") if getattr(line, name, "") is None}
     return line.model_dump_json(by_alias=True, exclude=unset)
 
@@ -157,7 +158,7 @@ class _Stream:
         self._bytes, self._fewer_bytes = 0, asyncio.Event()
 
     async def run(self, body: AsyncIterator[bytes], out: LinesOut) -> None:
-        """Answer every line; ClientDisconnect if the client left, or does not read."""
+        """Answer every line. Raises ClientDisconnect if the client disconnects or does not read."""
 
         async def write(line: Hit | LineError) -> None:
             self._count(line)
@@ -167,13 +168,13 @@ class _Stream:
         try:
             most = self._limits.max_lines_in_flight
             await pump_all(self._lines(body), self._answer, write, limit=most)
-        except ApiError as error:  # why the stream ends before its body
+        except ApiError as error:  # why the stream ends early
             await out.line(_as_json(LineError(error=_detail(error))))
         await out.line(_as_json(Done(done=self._counts)))
 
     async def _lines(self, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes | None]]:
-        """The lines with their positions; None for one that is too long. ApiError after a time
-        without any."""
+        """The lines with their positions; None for a line that is too long. Raises ApiError if no
+        line arrives for too long."""
         lines, position = split_lines(body, self._limits.max_body_bytes), 0
         seconds = self._limits.stream_idle_seconds
         while True:
@@ -235,6 +236,6 @@ class _Stream:
 
 
 def _detail(error: ApiError) -> ErrorDetail:
-    # A line has one input: its index in a request says nothing.
+    # A line has one input, so remove its index from the message.
     message = str(error).removeprefix("images[0]: ").removeprefix("texts[0]: ")
     return ErrorDetail(code=error.code, message=message)

@@ -1,4 +1,4 @@
-"""`/v1/model`, `/health` and `/metrics`: what is served, and how the server is doing."""
+"""`/v1/model`, `/health` and `/metrics`: the model that is served, and the state of the server."""
 
 from typing import Literal
 
@@ -19,7 +19,7 @@ class Health(BaseModel):
 
 
 class Limits(BaseModel):
-    """What one request, one stream or one frame may hold."""
+    """Limits on one request, one stream and one frame."""
 
     max_inputs: int
     max_classes: int
@@ -34,7 +34,7 @@ class Limits(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """What is served."""
+    """The model that is served."""
 
     bundle: str
     num_classes: int
@@ -79,7 +79,7 @@ async def counts(resources: ResourcesDep) -> Response:
 def _model_info(service: Service) -> ModelInfo:
     bundle = service.model.bundle
     spec = bundle.spec
-    # Without margins and prior, which apply in training only.
+    # Without margins and priors, which apply only in training.
     logits = spec.logits.evaluated(scale=spec.logits.scale, offset=spec.logits.offset)
     return ModelInfo(
         bundle=bundle.path.name,

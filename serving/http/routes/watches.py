@@ -1,4 +1,4 @@
-"""`/v1/watches`: standing queries of a client, made, seen, renewed, deleted and listened to."""
+"""`/v1/watches`: create, list, renew, delete and listen to a client's standing queries."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -143,7 +143,8 @@ async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit:
 
 
 async def _read(request: Request, model: type[T], progress: InProgress, service: Service) -> T:
-    """The JSON of a body. Raises ApiError; JSON has to be said, for a foreign page cannot."""
+    """Read and parse a JSON body; raises ApiError. The media type is required to be JSON, because
+    pages of other origins cannot send it without a CORS preflight."""
     kind, _ = content_type(request.headers)
     if kind != "application/json":
         message = f"send application/json, not {kind[:80]!r}"
@@ -174,7 +175,8 @@ async def _checked_names(
     recall: float | None,
     threshold: float | None,
 ) -> tuple[str, ...]:
-    """Classes -> their names, each once. ApiError for what cannot be asked or decided."""
+    """The names of `classes`, without duplicates. Raises ApiError if a class is unknown or has no
+    threshold."""
     check_class_count(len(classes), service.config.max_classes)
     question = await service.question(classes, recall, threshold)
     return await service.in_thread(_decided_names, service, question)
@@ -200,7 +202,8 @@ def _checked_ttl(service: Service, seconds: float) -> float:
 
 
 async def _changed_fields(service: Service, before: Watch, body: WatchChanges) -> dict[str, object]:
-    """The terms to replace. What decides is replaced as a whole: a recall drops the threshold."""
+    """The terms to replace. Recall and threshold replace each other: setting a recall removes the
+    threshold."""
     sent = body.model_fields_set
     fields: dict[str, object] = {}
     recall, threshold = before.recall, before.threshold
@@ -248,7 +251,7 @@ def _describe_class(service: Service, watch: Watch, name: str) -> ClassThreshold
 
 @contextmanager
 def _as_api_errors() -> Iterator[None]:
-    """What is wrong with watches, as a refusal."""
+    """Convert errors about watches to ApiErrors."""
     try:
         yield
     except UnknownWatchError as error:
