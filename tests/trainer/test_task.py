@@ -198,7 +198,8 @@ def test_ranks_and_parts_without_rows_take_part_in_a_network_of_attention(
 
 def test_a_batch_of_rows_that_weigh_nothing_is_refused_in_parts_too(glyphs):
     task = started(glyphs, train__global_batch=4, train__micro_batches=2)
-    task.head.engine = replace(task.head.engine, class_weights=torch.zeros(13))
+    weighting = replace(task.head.engine.row_weighting, class_weights=torch.zeros(13))
+    task.head.engine = replace(task.head.engine, row_weighting=weighting)
     with pytest.raises(ValueError, match="no rows that count"):
         task.train().backward(pictures(0, 4), step=1)
 
