@@ -57,7 +57,9 @@ class EndlessLoader(ABC):
 
     @abstractmethod
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
-        """Yields batches from the current cursor. Workers run ahead of it, so it is read only once."""
+        """Yields batches from the current cursor. Workers run ahead of it, so it is
+        read only once.
+        """
 
     @abstractmethod
     def _unseen(self, index: int, where: str) -> str:

@@ -56,7 +56,9 @@ class Stream:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def notice(self, samples: int = 0) -> str:
-        """Returns one line on what a stream does not guarantee. samples: consumed before a resume."""
+        """Returns one line on what a stream does not guarantee. samples: consumed
+        before a resume.
+        """
         resumed = (
             f"going on after {samples:,} samples with a new order, in which some of them come "
             "again before others have come once; "
@@ -91,7 +93,9 @@ class Stream:
 
 
 def open_stream(config: StreamConfig, manifest: Manifest) -> Stream:
-    """Opens the stream of a recipe. Raises FileNotFoundError if a tar at a local path is missing."""
+    """Opens the stream of a recipe. Raises FileNotFoundError if a tar at a local path
+    is missing.
+    """
     for address in config.addresses:
         if not is_url(address) and not Path(address).is_file():
             raise FileNotFoundError(f"{address} is no file: check data.stream.shards")

@@ -184,7 +184,9 @@ class StreamReader(IterableDataset):
     def _mixed(
         self, items: Sequence[Any], labels: Tensor, position: int, side: int, mix: Mix
     ) -> tuple[list[Any], Mixed]:
-        """Mixes rows 2n and 2n + 1 of this rank's batch. An unpaired last row is mixed with itself."""
+        """Mixes rows 2n and 2n + 1 of this rank's batch. An unpaired last row is mixed
+        with itself.
+        """
         rows = np.arange(len(items))
         partners = np.minimum(rows ^ 1, len(items) - 1)
         draws = [
