@@ -19,7 +19,7 @@ UNFINISHED = "unfinished.json"
 
 
 def check_same(folder: Path, there: SourceInfo, asked: SourceInfo) -> None:
-    """Raise ValueError where `folder` holds shards of something else."""
+    """Raises ValueError if `folder` contains shards of another source."""
     if there != asked:
         raise ValueError(
             f"{folder} holds {there}, not {asked}: choose another folder, or delete this one"

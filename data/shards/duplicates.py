@@ -23,8 +23,12 @@ from data.sources.source import Sample
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Of one split: samples; those that training holds too, and of these the ones that it holds
-    under other classes only; those that repeat an earlier sample of the same split."""
+    """Duplicates in one split.
+
+    in_training: samples that training contains too. other_class: those of them that training
+    contains only under other classes. repeated: samples that repeat an earlier sample of the same
+    split.
+    """
 
     split: str
     samples: int

@@ -44,7 +44,9 @@ class ShardFolder(ABC):
 
     @abstractmethod
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
-        """The indices of `shards`; ValueError where one is damaged or of other shards."""
+        """Returns the indices of `shards`. Raises ValueError if one is damaged or does
+        not match.
+        """
 
     @abstractmethod
     def open(self, shard: ShardInfo) -> int:
@@ -71,7 +73,7 @@ class ShardFolder(ABC):
 
 @dataclass(frozen=True)
 class LocalFolder(ShardFolder):
-    """A folder of this machine: every file is there, nothing is copied."""
+    """A folder on this machine. Files are read in place."""
 
     path: Path
 

@@ -20,7 +20,9 @@ ClassPath = tuple[str, ...]
 
 @dataclass(frozen=True)
 class HierarchySize:
-    """`classes` that stand under something, `nodes` above classes, `depth` of the longest path."""
+    """classes: classes with a path. nodes: nodes above classes. depth: length of the
+    longest path.
+    """
 
     classes: int
     nodes: int

@@ -124,7 +124,7 @@ class Manifest(_Record):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; the position is the label."""
+        """Names of the classes. The position of a class is its label."""
         return tuple(info.name for info in self.classes)
 
     def of_split(self, split: str, *, key: str | None = None) -> tuple[ShardInfo, ...]:

@@ -33,9 +33,12 @@ _CHOSEN_AT_ONCE = 1 << 14
 
 @dataclass(frozen=True)
 class Written:
-    """What a run did. `resumed` shards stood already; `left_out` samples the source skipped, and
-    `duplicates` were dropped from training, both counted over all shards. skipped: the file that
-    names these and the files that the source ignored; None if there are none."""
+    """The result of a run.
+
+    resumed: shards that already existed. left_out: samples that the source skipped. duplicates:
+    samples dropped from training. Both count over all shards. skipped: the file that lists the
+    skipped samples and the files that the source ignored; None if there are none.
+    """
 
     manifest: Manifest
     complete_before: bool = False
