@@ -29,9 +29,10 @@ TEXT_EXTENSIONS = ("txt",)
 
 @dataclass(frozen=True)
 class Indexed:
-    """The result of indexing: `problems` with their number and names, `notes` for a person.
+    """The result of indexing: the manifest, `problems` with their count and names, and `notes` to
+    print.
 
-    skipped: the file that names everything that was not indexed; None if there is nothing.
+    skipped: the file that lists everything that was not indexed; None if there is nothing.
     """
 
     manifest: Manifest

@@ -31,7 +31,7 @@ _CHUNK = 4 << 20
 
 @dataclass
 class Problems:
-    """The number of problems, and the names of the first `limit` (None: of all)."""
+    """The number of problems, and the names of the first `limit` (None: all of them)."""
 
     limit: int | None = NAMED
     count: int = 0
@@ -55,12 +55,13 @@ class Problems:
 
 @dataclass(frozen=True)
 class TarScan:
-    """The n whole samples of a tar, compact, for there may be very many.
+    """The n complete samples of a tar. Arrays keep this compact, because n may be large.
 
-    places: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3];
-    extension: positions in `extensions`, uint8 [n, 2]; text: what the label says, a position in
-    `texts`, int32 [n]; groups: samples as webdataset counts them, whole or not; other_files: names
-    of members that belong to no sample; unfinished: why samples may be missing at the end, or "".
+    places: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3].
+    extension: positions in `extensions`, uint8 [n, 2]. text: the label as a position in `texts`,
+    int32 [n]. groups: number of samples as webdataset counts them, complete or not. other_files:
+    names of members that belong to no sample. unfinished: why samples may be missing at the end, or
+    "".
     """
 
     bytes: int
