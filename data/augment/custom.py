@@ -17,7 +17,9 @@ class CustomAugmentation(FrozenConfig, Augmentation):
     kind: str
 
     def checked(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-        """`__call__`; raises ValueError if the result is not an image like `image`."""
+        """Calls the augmentation. Raises ValueError if the result differs from `image` in dtype or
+        shape.
+        """
         changed: object = self(image, fill, rng)
         if not isinstance(changed, np.ndarray):
             raise ValueError(f"{self.kind} returned {type(changed).__name__}: return a numpy array")
@@ -30,7 +32,7 @@ class CustomAugmentation(FrozenConfig, Augmentation):
 
 
 def check_imported(value: object) -> object:
-    """Validates an entry of `data.augment.custom`, which has been imported before."""
+    """Validates an entry of `data.augment.custom`, which has already been imported."""
     if not isinstance(value, CustomAugmentation):
         raise ValueError("name a class by its import path, as in kind: my_package.images:Noise")
     return value

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, RootModel
 
 from data.augment.base import Augmentation, Fill, random_box
 
-# As timm and torchvision have them.
+# The defaults of timm and torchvision.
 _AREA = (0.02, 1 / 3)
 _RATIO = (0.3, 3.3)
 

@@ -1,4 +1,4 @@
-"""Images that lose their color."""
+"""Random conversion to grayscale."""
 
 from typing import Annotated
 
