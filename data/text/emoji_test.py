@@ -24,9 +24,10 @@ _EMOJI = re.compile(r"([0-9A-F ]+?) *; fully-qualified ")
 
 
 def group_table(emoji_test: str) -> str:
-    """The content of the table: a line a subgroup, of group, subgroup and its folded emoji.
+    """Returns the content of the table: one line per subgroup with group, subgroup and folded
+    emoji.
 
-    ValueError for a text that is no emoji-test.txt.
+    Raises ValueError if the text is not an emoji-test.txt.
     """
     current = {"Version": "", "group": "", "subgroup": ""}
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
