@@ -1,5 +1,6 @@
-"""The data section of a recipe. Images, augmentation and caches are defined in their
-own modules.
+"""The data section of a recipe.
+
+Images, augmentation and caches are defined in their own modules.
 """
 
 from collections.abc import Iterator

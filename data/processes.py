@@ -43,10 +43,9 @@ def over_jobs(
 
 @contextmanager
 def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterator[Executor]:
-    """Starts `workers` processes, each of which first calls `start(*given)`. Exiting drops queued
-    jobs.
+    """Starts `workers` processes, each of which first calls `start(*given)`.
 
-    Raises TransientError if one of them was killed.
+    Exiting drops queued jobs. Raises TransientError if one of them was killed.
     """
     # Spawned, not forked: image libraries and callers hold threads and locks.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start, initargs=given)

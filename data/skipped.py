@@ -27,8 +27,9 @@ class Skipped(NamedTuple):
 
 
 def to_lines(skipped: Iterable[Skipped], **fields: str) -> bytes:
-    """Returns a JSON line for each, with `fields` added. ASCII, because names may not be valid
-    UTF-8.
+    """Returns a JSON line for each, with `fields` added.
+
+    ASCII, because names may not be valid UTF-8.
     """
     lines = [json.dumps({**fields, **one._asdict()}) + "\n" for one in skipped]
     return "".join(lines).encode("ascii")

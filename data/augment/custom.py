@@ -17,8 +17,9 @@ class CustomAugmentation(FrozenConfig, Augmentation):
     kind: str
 
     def checked(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-        """Calls the augmentation. Raises ValueError if the result differs from `image` in dtype or
-        shape.
+        """Calls the augmentation.
+
+        Raises ValueError if the result differs from `image` in dtype or shape.
         """
         changed: object = self(image, fill, rng)
         if not isinstance(changed, np.ndarray):

@@ -140,8 +140,9 @@ def _checked(data: bytes, max_pixels: int) -> tuple[str, bool]:
 
 
 def _on_white(data: bytes) -> np.ndarray:
-    """Blends with white. Uses Pillow: OpenCV either drops transparency or ignores the EXIF
-    orientation.
+    """Blends with white.
+
+    Uses Pillow: OpenCV either drops transparency or ignores the EXIF orientation.
     """
     extension, plugin = _format(data)
     try:

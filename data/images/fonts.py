@@ -69,8 +69,9 @@ class Glyph:
 
 @dataclass(frozen=True)
 class Distortion:
-    """A mild distortion of a glyph. Lengths are fractions of the image's side, the angle is in
-    radians.
+    """A mild distortion of a glyph.
+
+    Lengths are fractions of the image's side, the angle is in radians.
     """
 
     angle: float
@@ -127,8 +128,9 @@ class Pen:
         return Glyph(np.asarray(canvas.crop(box)), top + box[1])
 
     def draw(self, glyph: Glyph, distortion: Distortion = PLAIN) -> np.ndarray:
-        """Draws the glyph on its baseline, centered horizontally. Shrinks or moves it only if it
-        would be cut.
+        """Draws the glyph on its baseline, centered horizontally.
+
+        Shrinks or moves it only if it would be cut.
         """
         matrix = self._affine_map(glyph, distortion)
         ink = cv2.warpAffine(glyph.ink, matrix, (self._side, self._side), flags=cv2.INTER_LINEAR)

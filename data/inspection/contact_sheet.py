@@ -113,8 +113,9 @@ class _Pen:
 
 
 class _Faces:
-    """The fonts that matplotlib ships, then those of the system. Each is opened when
-    first needed.
+    """The fonts that matplotlib ships, then those of the system.
+
+    Each is opened when first needed.
     """
 
     def __init__(self) -> None:

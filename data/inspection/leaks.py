@@ -82,8 +82,9 @@ class _Fall(NamedTuple):
 
 @dataclass(frozen=True)
 class _Half:
-    """One half of the texts. chars: for each text, positions in the list of characters. labels:
-    int64 [N].
+    """One half of the texts.
+
+    chars: for each text, positions in the list of characters. labels: int64 [N].
     """
 
     chars: list[np.ndarray]

@@ -82,8 +82,9 @@ class Batch:
         )
 
     def pin_memory(self) -> "Batch":
-        """Copies to page-locked memory for asynchronous copies to a GPU. `DataLoader`
-        calls this.
+        """Copies to page-locked memory for asynchronous copies to a GPU.
+
+        `DataLoader` calls this.
         """
         return self.each(Tensor.pin_memory)
 

@@ -21,12 +21,11 @@ _log = logging.getLogger("kway.data")
 
 
 class EndlessLoader(ABC):
-    """Yields batches on `device`, starting at `cursor`. A new iteration continues where the last
-    stopped.
+    """Yields batches on `device`, starting at `cursor`.
 
-    Raises ValueError for a rank outside the world or an empty global batch. Iterating raises
-    ValueError with the list of bad samples if this rank and the cursor know of more than
-    `config.max_bad_samples`.
+    A new iteration continues where the last stopped. Raises ValueError for a rank outside the world
+    or an empty global batch. Iterating raises ValueError with the list of bad samples if this rank
+    and the cursor know of more than `config.max_bad_samples`.
     """
 
     remedy: ClassVar[str]
@@ -57,8 +56,9 @@ class EndlessLoader(ABC):
 
     @abstractmethod
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
-        """Yields batches from the current cursor. Workers run ahead of it, so it is
-        read only once.
+        """Yields batches from the current cursor.
+
+        Workers run ahead of it, so it is read only once.
         """
 
     @abstractmethod

@@ -45,8 +45,9 @@ class Inputs(Protocol):
         """Returns the item of a sample without random changes."""
 
     def collate(self, items: Iterable[Any], num: int, *, side: int) -> dict[str, Tensor]:
-        """Collates the `num` items of a batch into the model's inputs [num, ...]. `num`
-        may be 0.
+        """Collates the `num` items of a batch into the model's inputs [num, ...].
+
+        `num` may be 0.
         """
 
 

@@ -90,12 +90,12 @@ class TrainLoader(EndlessLoader):
 
 
 class EvalLoader:
-    """One pass over a split. Each rank reads a contiguous share, and every sample is read exactly
-    once.
+    """One pass over a split.
 
-    Texts of a local folder are sorted by length to reduce padding. Shares differ by at most one
-    sample and may be empty, but every rank gets the same number of batches (the last may be empty),
-    so that collectives inside an evaluation step match. Raises ValueError as `TrainLoader` does.
+    Each rank reads a contiguous share, and every sample is read exactly once. Texts of a local
+    folder are sorted by length to reduce padding. Shares differ by at most one sample and may be
+    empty, but every rank gets the same number of batches (the last may be empty), so that
+    collectives inside an evaluation step match. Raises ValueError as `TrainLoader` does.
     """
 
     def __init__(

@@ -184,8 +184,9 @@ class InOrder:
 
 
 def share(count: int, rank: int, world_size: int) -> range:
-    """Returns the part of `count` items for `rank`. Parts differ by at most one item and may be
-    empty.
+    """Returns the part of `count` items for `rank`.
+
+    Parts differ by at most one item and may be empty.
     """
     return range(count * rank // world_size, count * (rank + 1) // world_size)
 

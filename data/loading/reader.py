@@ -165,11 +165,11 @@ class TrainingReader(Reader):
             yield item, label, substitute
 
     def _mixed(self, positions: np.ndarray, side: int, mix: Mix) -> Batch:
-        """Mixes each row with its partner. Partners are adjacent positions 2n and 2n + 1 of the
-        stream.
+        """Mixes each row with its partner.
 
-        Each sample is decoded once and used for both rows of its pair. If the partner belongs to
-        the share of another rank, that rank reports it if it is bad.
+        Partners are adjacent positions 2n and 2n + 1 of the stream. Each sample is decoded once and
+        used for both rows of its pair. If the partner belongs to the share of another rank, that
+        rank reports it if it is bad.
         """
         wanted = np.union1d(positions, positions ^ 1)
         epochs, indices = self._locate(wanted)

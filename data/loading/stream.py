@@ -36,8 +36,9 @@ class Stream:
     manifest: Manifest
 
     def __len__(self) -> int:
-        """Number of samples that count as an epoch. The recipe sets it, because the tars are not
-        counted.
+        """Number of samples that count as an epoch.
+
+        The recipe sets it, because the tars are not counted.
         """
         return self.config.samples
 
@@ -56,8 +57,9 @@ class Stream:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def notice(self, samples: int = 0) -> str:
-        """Returns one line on what a stream does not guarantee. samples: consumed
-        before a resume.
+        """Returns one line on what a stream does not guarantee.
+
+        samples: consumed before a resume.
         """
         resumed = (
             f"going on after {samples:,} samples with a new order, in which some of them come "
@@ -73,8 +75,9 @@ class Stream:
         )
 
     def tars(self, attempts: int) -> TarReader:
-        """Returns a reader for the tars. Labels have the same meaning as in the shards of the
-        manifest.
+        """Returns a reader for the tars.
+
+        Labels have the same meaning as in the shards of the manifest.
         """
         source = self.manifest.source
         positions = source.kind != INDEXED or bool(source.parameters.get("positions"))
@@ -93,8 +96,9 @@ class Stream:
 
 
 def open_stream(config: StreamConfig, manifest: Manifest) -> Stream:
-    """Opens the stream of a recipe. Raises FileNotFoundError if a tar at a local path
-    is missing.
+    """Opens the stream of a recipe.
+
+    Raises FileNotFoundError if a tar at a local path is missing.
     """
     for address in config.addresses:
         if not is_url(address) and not Path(address).is_file():

@@ -98,8 +98,9 @@ class StreamReader(IterableDataset):
             yield error
 
     def _samples(self, reader: int, readers: int) -> Iterator[_Buffered]:
-        """Yields the samples of one of `readers`, pass after pass. Raises ValueError if no tar has
-        a sample.
+        """Yields the samples of one of `readers`, pass after pass.
+
+        Raises ValueError if no tar has a sample.
         """
         seed, start, num_shards = self._rank_share.seed, self._rank_share.start, len(self._shards)
         # Reader r takes every `readers`-th position of the epoch's permutation of shards, from r.
@@ -170,8 +171,9 @@ class StreamReader(IterableDataset):
         )
 
     def _changed(self, decoded: Any, epoch: int, number: int, side: int) -> Any:
-        """Applies random augmentation. A resumed run draws different values than the interrupted
-        pass.
+        """Applies random augmentation.
+
+        A resumed run draws different values than the interrupted pass.
         """
         return self._inputs.for_training(
             decoded,
@@ -184,8 +186,9 @@ class StreamReader(IterableDataset):
     def _mixed(
         self, items: Sequence[Any], labels: Tensor, position: int, side: int, mix: Mix
     ) -> tuple[list[Any], Mixed]:
-        """Mixes rows 2n and 2n + 1 of this rank's batch. An unpaired last row is mixed
-        with itself.
+        """Mixes rows 2n and 2n + 1 of this rank's batch.
+
+        An unpaired last row is mixed with itself.
         """
         rows = np.arange(len(items))
         partners = np.minimum(rows ^ 1, len(items) - 1)

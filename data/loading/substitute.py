@@ -23,10 +23,10 @@ class BadSampleError(ValueError):
 
 @dataclass(frozen=True)
 class Substitute:
-    """Sample `index` of the split is bad and was replaced by `by`. `reason` names the shard and
-    key.
+    """Sample `index` of the split is bad and was replaced by `by`.
 
-    In a stream, `index` is the sample's number and `by` is None, because the next sample follows.
+    `reason` names the shard and key. In a stream, `index` is the sample's number and `by` is None,
+    because the next sample follows.
     """
 
     index: int

@@ -71,8 +71,9 @@ def _own(batch: Batch) -> Batch:
 
 
 def is_lost_worker(error: RuntimeError) -> bool:
-    """Whether `error` is torch's report of a killed worker. Its signal handler can
-    raise anywhere.
+    """Whether `error` is torch's report of a killed worker.
+
+    Its signal handler can raise anywhere.
     """
     return str(error).startswith("DataLoader worker")
 

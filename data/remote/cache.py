@@ -101,12 +101,11 @@ class Cache:
             self._evict(self.max_bytes)
 
     def _make(self, name: str, fill: Fill, size: int | None, *, wait: bool) -> int | None:
-        """Creates the file and opens it. Returns None if another process has created it or is
-        creating it.
+        """Creates the file and opens it.
 
-        The temporary file is locked while it is written, and renamed while locked. A process that
-        waited for the lock detects the rename. The operating system releases the lock of a killed
-        process.
+        Returns None if another process has created it or is creating it. The temporary file is
+        locked while it is written, and renamed while locked. A process that waited for the lock
+        detects the rename. The operating system releases the lock of a killed process.
         """
         temporary = self._incoming / name
         with explained(temporary), ExitStack() as stack:
@@ -124,8 +123,9 @@ class Cache:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def _filled(self, file: IO[bytes], path: Path, fill: Fill, size: int | None) -> int | None:
-        """Fills the locked file and renames it to `path`. Returns None if another process has done
-        so.
+        """Fills the locked file and renames it to `path`.
+
+        Returns None if another process has done so.
         """
         temporary = self._incoming / path.name
         if not _is_at(file, temporary):
@@ -175,10 +175,9 @@ class Cache:
             _remove_unless_locked(left)
 
     def _evict(self, max_bytes: int) -> bool:
-        """Unlinks the least recently used files until at most `max_bytes` remain. Returns False if
-        it cannot.
+        """Unlinks the least recently used files until at most `max_bytes` remain.
 
-        Also deletes unfinished files of killed processes.
+        Returns False if it cannot. Also deletes unfinished files of killed processes.
         """
         self._drop_left()
         total = sum(_size(path) for path in self._incoming.iterdir())

@@ -44,8 +44,9 @@ def file_url(folder: str, file: str) -> str:
 
 
 class CacheConfig(FrozenConfig):
-    """The cache that all processes of a machine share for the shards of a URL. Local folders need
-    none.
+    """The cache that all processes of a machine share for the shards of a URL.
+
+    Local folders need none.
     """
 
     folder: Path = Field(Path("~/.cache/kway/shards"), description="on a disk of this machine")

@@ -190,8 +190,9 @@ def _shard_name(shard: ShardInfo) -> str:
 
 
 def _key(shard: ShardInfo) -> str:
-    """Returns the cache key of an index. One tar may have several, for other class lists, splits or
-    names.
+    """Returns the cache key of an index.
+
+    One tar may have several, for other class lists, splits or names.
     """
     return hashlib.sha256(shard.model_dump_json().encode()).hexdigest()
 

@@ -20,10 +20,10 @@ _REFRESH_SECONDS = 60.0
 
 
 class ShardPrefetcher:
-    """Prefetches the `shards` of one split in `folder`. Call `stop`, or let it end with the
-    process.
+    """Prefetches the `shards` of one split in `folder`.
 
-    A forked child has none of its threads and may start its own.
+    Call `stop`, or let it end with the process. A forked child has none of its threads and may
+    start its own.
     """
 
     def __init__(self, folder: ShardFolder, shards: Sequence[ShardInfo]) -> None:

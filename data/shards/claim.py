@@ -28,12 +28,12 @@ def check_same(folder: Path, there: SourceInfo, asked: SourceInfo) -> None:
 
 @contextmanager
 def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
-    """Locks `folder` while shards of `about` are written to it. Creates the folder if it is
-    missing.
+    """Locks `folder` while shards of `about` are written to it.
 
-    Raises ValueError, and changes nothing, if the folder contains anything else or is locked by
-    another process. A ValueError inside the block deletes the files that were written: the input
-    must change, so the run cannot be resumed. A folder that was finished before keeps its shards.
+    Creates the folder if it is missing. Raises ValueError, and changes nothing, if the folder
+    contains anything else or is locked by another process. A ValueError inside the block deletes
+    the files that were written: the input must change, so the run cannot be resumed. A folder that
+    was finished before keeps its shards.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: name a folder that shards can go to")

@@ -47,10 +47,10 @@ class Duplicates:
 
 
 def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
-    """Counts exact duplicates in finished shards, for each split. Memory: about 30 bytes per
-    sample.
+    """Counts exact duplicates in finished shards, for each split.
 
-    Raises ValueError or FileNotFoundError as `Manifest.load` does, and for a damaged sample.
+    Memory: about 30 bytes per sample. Raises ValueError or FileNotFoundError as `Manifest.load`
+    does, and for a damaged sample.
     """
     manifest = Manifest.load(folder)
     found = {

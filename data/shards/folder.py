@@ -44,8 +44,9 @@ class ShardFolder(ABC):
 
     @abstractmethod
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
-        """Returns the indices of `shards`. Raises ValueError if one is damaged or does
-        not match.
+        """Returns the indices of `shards`.
+
+        Raises ValueError if one is damaged or does not match.
         """
 
     @abstractmethod
@@ -108,8 +109,9 @@ class LocalFolder(ShardFolder):
 
 
 class OpenShards:
-    """Open files of `shards` in `folder`, by shard number. A file is opened when it is
-    first read.
+    """Open files of `shards` in `folder`, by shard number.
+
+    A file is opened when it is first read.
     """
 
     def __init__(self, folder: ShardFolder, shards: Sequence[ShardInfo]) -> None:
@@ -139,8 +141,9 @@ class OpenShards:
             os.close(descriptor)
 
     def _file(self, shard: int) -> int:
-        """Returns the descriptor of a shard. Closes the least recently used one if too many are
-        open.
+        """Returns the descriptor of a shard.
+
+        Closes the least recently used one if too many are open.
         """
         if shard in self._files:
             self._files.move_to_end(shard)

@@ -20,8 +20,9 @@ ClassPath = tuple[str, ...]
 
 @dataclass(frozen=True)
 class HierarchySize:
-    """classes: classes with a path. nodes: nodes above classes. depth: length of the
-    longest path.
+    """classes: classes with a path.
+
+    nodes: nodes above classes. depth: length of the longest path.
     """
 
     classes: int
@@ -58,8 +59,9 @@ def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
 
 
 def hierarchy_size(folder: Path | str, manifest: Manifest) -> HierarchySize | None:
-    """Returns the size of the hierarchy, or None if no class has a path. Raises as `class_paths`
-    does.
+    """Returns the size of the hierarchy, or None if no class has a path.
+
+    Raises as `class_paths` does.
     """
     if not any(PATH in info.attributes for info in manifest.classes):
         return None

@@ -107,8 +107,9 @@ class IndexBuilder:
         return _crc32(self._extensions, self._tensors())
 
     def to_bytes(self, info: ShardInfo, *, duplicates: int = 0) -> bytes:
-        """Returns the file's content. `info` is included, so that a resumed run does not hash
-        again.
+        """Returns the file's content.
+
+        `info` is included, so that a resumed run does not hash again.
         """
         about: dict[str, Any] = {
             "format": FORMAT,
@@ -246,8 +247,9 @@ def read_member(descriptor: int, index: ShardIndex, row: int, column: int = 0) -
 
 
 def read_key(descriptor: int, index: ShardIndex, row: int) -> str:
-    """Returns the sample's webdataset key from its tar header. Raises ValueError for a damaged
-    header.
+    """Returns the sample's webdataset key from its tar header.
+
+    Raises ValueError for a damaged header.
     """
     try:
         name = member_name(descriptor, int(index.blocks[row, 0]))

@@ -51,8 +51,9 @@ def _check_digest(path: Path, digest: str) -> None:
 
 
 def _vectors(path: Path, num_classes: int) -> np.ndarray:
-    """Reads the vectors. Raises ValueError if the file has the right digest but the
-    wrong content.
+    """Reads the vectors.
+
+    Raises ValueError if the file has the right digest but the wrong content.
     """
     try:
         with safe_open(path, framework="numpy") as file:

@@ -25,12 +25,12 @@ from data.tars.headers import BLOCK
 
 
 class Split:
-    """Samples 0 to len - 1 in shard order. Open a split with `open_split`; `close` it, or use
-    `with`.
+    """Samples 0 to len - 1 in shard order.
 
-    A split is safe to use after fork, because `pread` does not move a file position. It is cheap to
-    pickle: a spawned process gets the number of classes but not their names. Every read is retried
-    after a transient error (`data/retry.py`) and raises RetriesExhaustedError if all attempts fail.
+    Open a split with `open_split`; `close` it, or use `with`. A split is safe to use after fork,
+    because `pread` does not move a file position. It is cheap to pickle: a spawned process gets the
+    number of classes but not their names. Every read is retried after a transient error
+    (`data/retry.py`) and raises RetriesExhaustedError if all attempts fail.
     """
 
     def __init__(self, folder: ShardFolder, manifest: Manifest, name: str) -> None:
@@ -77,8 +77,9 @@ class Split:
         return np.concatenate([index.labels for index in self._indices]).astype(np.int64)
 
     def class_counts(self) -> np.ndarray:
-        """Returns the number of samples of each class, int64 [K]. Out-of-range labels are not
-        counted.
+        """Returns the number of samples of each class, int64 [K].
+
+        Out-of-range labels are not counted.
         """
         counts = np.zeros(self.num_classes, np.int64)
         for index in self._indices:
@@ -159,8 +160,9 @@ class Split:
         return entries
 
     def text(self, i: int) -> tuple[str, int]:
-        """Returns (text, label) of sample `i`. Raises BadSampleError as `read`, and for invalid
-        UTF-8.
+        """Returns (text, label) of sample `i`.
+
+        Raises BadSampleError as `read`, and for invalid UTF-8.
         """
         data, _, label = self.read(i)
         try:

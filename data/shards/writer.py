@@ -165,8 +165,9 @@ def _whole(folder: Path, about: SourceInfo) -> Manifest | None:
 
 
 def _plans(source: Source, samples_per_shard: int) -> Iterator[_Plan]:
-    """Yields which samples go into which shard. Memory: about 100 bytes per shard, none
-    per sample.
+    """Yields which samples go into which shard.
+
+    Memory: about 100 bytes per shard, none per sample.
     """
     for split, tasks in source.splits().items():
         for number, start in enumerate(range(0, len(tasks), samples_per_shard)):
@@ -221,8 +222,9 @@ def _write_plans(
 
 
 def _finished(shard: Path) -> ShardInfo | None:
-    """Returns the info of a finished shard, else None. The index is renamed last, so it implies a
-    whole shard.
+    """Returns the info of a finished shard, else None.
+
+    The index is renamed last, so it implies a whole shard.
     """
     try:
         info = open_index(shard).info

@@ -33,8 +33,9 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class _Cifar(CommandSource):
-    """The shared part of both data sets. path: the tar.gz, or a folder that contains its files or
-    the unpacked folder.
+    """The shared part of both data sets.
+
+    path: the tar.gz, or a folder that contains its files or the unpacked folder.
     """
 
     path: Annotated[

@@ -52,8 +52,9 @@ class FirstPassSource(CommandSource):
         return {in_shards[split]: folder.tasks(split) for split in self._selection.splits}
 
     def notes(self) -> list[str]:
-        """Returns what was skipped, found or renamed, one line each. Call it after the
-        first pass.
+        """Returns what was skipped, found or renamed, one line each.
+
+        Call it after the first pass.
         """
         return pass_notes(self._selection) + renamed_splits(self._selection.splits)
 

@@ -193,8 +193,9 @@ def _path(above: tuple[str, ...]) -> dict[str, str]:
 
 
 def _split_by_hash(files: Sequence[File], test_fraction: float) -> list[str]:
-    """Assigns each file to a split. The image with the largest hash of each class stays in
-    training.
+    """Assigns each file to a split.
+
+    The image with the largest hash of each class stays in training.
     """
     hashes = [
         int.from_bytes(hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).digest()[:8])

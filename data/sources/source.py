@@ -45,8 +45,9 @@ class Source(Protocol):
         """The modality of its samples."""
 
     def describe(self) -> SourceInfo:
-        """Returns the kind and parameters. An unfinished folder is resumed only if they are the
-        same.
+        """Returns the kind and parameters.
+
+        An unfinished folder is resumed only if they are the same.
         """
 
     def classes(self) -> tuple[ClassInfo, ...]:
@@ -59,8 +60,9 @@ class Source(Protocol):
         """Returns small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
 
     def render(self, task: Any) -> Sample | Skipped:
-        """Makes the sample, or returns why it is skipped. ValueErrors name the problem
-        and the fix.
+        """Makes the sample, or returns why it is skipped.
+
+        ValueErrors name the problem and the fix.
         """
 
 

@@ -161,8 +161,9 @@ class Tweets(FirstPassSource):
     def _judge(
         self, text: str | None, fields: dict[str, Any], counts: Counter[str]
     ) -> tuple[list[str], str]:
-        """Returns the labels and the cleaned text. Returns no labels, and adds a count, for skipped
-        records.
+        """Returns the labels and the cleaned text.
+
+        Returns no labels, and adds a count, for skipped records.
         """
         reason, labels, cleaned = None, [], ""
         if text is None:

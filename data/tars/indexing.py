@@ -216,8 +216,9 @@ def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing
 
 
 def _prepare(out: Path, links: dict[str, Path]) -> None:
-    """Creates `out` with links to the tars. Deletes an older manifest, so the folder is
-    unfinished.
+    """Creates `out` with links to the tars.
+
+    Deletes an older manifest, so the folder is unfinished.
     """
     out.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, SKIPPED):

@@ -40,8 +40,9 @@ def read_class_names(path: Path) -> list[str]:
 
 
 def label_text(extension: str, data: bytes | memoryview, json_field: str) -> str:
-    """Returns the label as written, without surrounding whitespace. Raises ValueError if there is
-    none.
+    """Returns the label as written, without surrounding whitespace.
+
+    Raises ValueError if there is none.
 
     json_field: the field of a `.json` label; dots select fields of nested objects.
     """
@@ -72,8 +73,9 @@ def _field(text: str, json_field: str) -> str:
 
 @dataclass(frozen=True)
 class ClassList:
-    """Class names. positions: whether an integer label is a position in the list
-    instead of a name.
+    """Class names.
+
+    positions: whether an integer label is a position in the list instead of a name.
     """
 
     names: tuple[str, ...]

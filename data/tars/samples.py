@@ -144,8 +144,9 @@ def extensions_of(path: Path) -> Counter[str]:
 
 
 def add_member(groups: list[Group], member: Member) -> bool:
-    """Adds a member to its sample. Members of one sample must be adjacent. Returns False for other
-    files.
+    """Adds a member to its sample.
+
+    Members of one sample must be adjacent. Returns False for other files.
     """
     match = _KEY.fullmatch(member.name)
     if match is None or (member.name.startswith("__") and member.name.endswith("__")):
@@ -158,8 +159,9 @@ def add_member(groups: list[Group], member: Member) -> bool:
 
 
 def pick(group: Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tuple[str, Member]]:
-    """Returns the sample itself and the member with its label. Raises ValueError if one
-    is missing.
+    """Returns the sample itself and the member with its label.
+
+    Raises ValueError if one is missing.
     """
     there = ", ".join(f".{extension}" for extension, _ in group.members.values())
     sample = next((group.members[e] for e in endings if e in group.members), None)

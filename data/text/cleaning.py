@@ -51,8 +51,10 @@ def leftovers(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Cleaning options. For users and urls, "replace" writes `@user` and `http`, "remove" deletes
-    them and "keep" leaves them unchanged.
+    """Cleaning options.
+
+    For users and urls, "replace" writes `@user` and `http`, "remove" deletes them and "keep" leaves
+    them unchanged.
     """
 
     users: Replacement = "replace"

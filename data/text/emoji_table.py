@@ -134,8 +134,9 @@ def name_in(one: str, language: str) -> str:
 
 
 def load_languages(languages: tuple[str, ...]) -> None:
-    """Loads the names in these languages. Raises ValueError for a language that the
-    library lacks.
+    """Loads the names in these languages.
+
+    Raises ValueError for a language that the library lacks.
     """
     for language in languages:
         if language not in emoji.LANGUAGES:

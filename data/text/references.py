@@ -69,8 +69,9 @@ class RecordReader(Protocol):
     def spans(self) -> list[Span]: ...
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        """Yields the records of a span to keep. Adds the others to `counts` under a readable
-        reason.
+        """Yields the records of a span to keep.
+
+        Adds the others to `counts` under a readable reason.
         """
 
 

@@ -108,8 +108,9 @@ class SelectionFolder:
         workers: int | None,
         report: Report,
     ) -> Selection:
-        """Runs the first pass for `about`, or loads its result. Raises ValueError if nothing is
-        left.
+        """Runs the first pass for `about`, or loads its result.
+
+        Raises ValueError if nothing is left.
         """
         self._claim(about)
         done = self.folder / _SETTLED
@@ -128,8 +129,9 @@ class SelectionFolder:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _claim(self, about: str) -> None:
-        """Empties a folder of other inputs or parameters. Raises ValueError for an unrelated
-        folder.
+        """Empties a folder of other inputs or parameters.
+
+        Raises ValueError for an unrelated folder.
         """
         note = self.folder / _ABOUT
         if self.folder.exists() and not note.is_file() and any(self.folder.iterdir()):

@@ -135,11 +135,11 @@ class Tokenizer:
 
 
 def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
-    """Opens the tokenizer in folder `name`, or `hub:NAME`. Texts are truncated to `max_length`
-    tokens.
+    """Opens the tokenizer in folder `name`, or `hub:NAME`.
 
-    Without `hub:`, no hub is contacted. Raises FileNotFoundError if the folder does not exist, and
-    ValueError if it is damaged, too large or not a fast tokenizer, or as `Tokenizer.of` does.
+    Texts are truncated to `max_length` tokens. Without `hub:`, no hub is contacted. Raises
+    FileNotFoundError if the folder does not exist, and ValueError if it is damaged, too large or
+    not a fast tokenizer, or as `Tokenizer.of` does.
     """
     folder = Path(name)
     if name.startswith(_HUB):
@@ -169,11 +169,10 @@ _Opened = tuple[tokenizers.Tokenizer, dict[str, str]]
 
 
 def _of_files(folder: Path) -> _Opened | None:
-    """Loads a tokenizer without transformers, whose import takes seconds. Returns None if it is
-    needed.
+    """Loads a tokenizer without transformers, whose import takes seconds.
 
-    A model's config.json may name another tokenizer class, so transformers loads folders that have
-    one.
+    Returns None if it is needed. A model's config.json may name another tokenizer class, so
+    transformers loads folders that have one.
     """
     try:
         config = json.loads((folder / CONFIG_FILE).read_bytes())

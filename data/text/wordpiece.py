@@ -111,8 +111,9 @@ def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokeniz
 
 
 def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
-    """Removes control characters and makes each Chinese character a word. Keeps accents
-    and marks.
+    """Removes control characters and makes each Chinese character a word.
+
+    Keeps accents and marks.
     """
     return normalizers.BertNormalizer(strip_accents=False, lowercase=lowercase)
 

@@ -173,8 +173,9 @@ def _split_folders(folder: Path) -> dict[str, str]:
 
 
 def _refuse_split_names(folder: Path) -> None:
-    """Raises ValueError for a folder that looks like a split. A class may be named train, but if
-    such a folder contains folders, it is a split.
+    """Raises ValueError for a folder that looks like a split.
+
+    A class may be named train, but if such a folder contains folders, it is a split.
     """
     folders = _folders(folder)
     alike = [f for f in folders if split_name(f.name) in _SPLITS]

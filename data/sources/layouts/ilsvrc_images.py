@@ -253,8 +253,9 @@ def _check_names(members: list[Member]) -> None:
 
 
 def _check_rest(descriptor: int, at: int, stop: int) -> None:
-    """Raises ValueError unless only zero padding follows the end marker. Members there would be
-    lost.
+    """Raises ValueError unless only zero padding follows the end marker.
+
+    Members there would be lost.
     """
     while at < stop:
         chunk = os.pread(descriptor, min(1 << 20, stop - at), at)
