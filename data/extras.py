@@ -36,9 +36,7 @@ def requirements(extra: str = "") -> list[Requirement]:
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Returns a one-line error for a module that an extra installs, or None for any
-    other module.
-    """
+    """Returns a one-line error for a module that an extra installs; None for other modules."""
     module = (error.name or "").partition(".")[0]
     distribution = canonicalize_name(_DISTRIBUTIONS.get(module, module))
     commands = [f"pip install 'kway[{extra}]'" for extra in EXTRAS if distribution in _all(extra)]

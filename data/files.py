@@ -1,6 +1,4 @@
-"""Atomic file writes, errors that name the path, and directory walks that raise on unreadable
-folders.
-"""
+"""Atomic writes, errors that name the path, and directory walks that report errors."""
 
 import errno
 import hashlib
@@ -37,8 +35,7 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Adds `path` to errors of `write` and `fsync`, which name no file, and a remedy if the disk is
-    full.
+    """Adds `path`, and a remedy if the disk is full, to errors of `write` and `fsync`.
 
     Other errors keep their number.
     """

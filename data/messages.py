@@ -17,9 +17,7 @@ def silent(done: int, total: int) -> None:
 
 
 def one_line(error: object, limit: int = 300) -> str:
-    """Returns the text of an error on one line, cut to `limit` characters, or its type if it has no
-    text.
-    """
+    """Returns the text of an error, or else its type, on one line of up to `limit` characters."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
 
 

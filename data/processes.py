@@ -25,11 +25,10 @@ _PR_SET_PDEATHSIG = 1
 def over_jobs(
     work: Callable[[Job], Result], jobs: Sequence[Job], *, total_bytes: int, workers: int | None
 ) -> Iterator[Result]:
-    """Yields `work(job)` of each job, in order, computed by `workers` processes (0 or 1: in this
-    one).
+    """Yields `work(job)` of each job, in order, computed by `workers` processes.
 
-    workers: None for one per core if there is enough to read. `work` must be picklable, such as a
-    function of a module.
+    workers: 0 or 1 for this process, None for one per core if there is enough to read. `work` must
+    be picklable, such as a function of a module.
     """
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_A_WORKER)

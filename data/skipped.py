@@ -87,9 +87,7 @@ class SkippedFile:
 
 
 def _shard(line: bytes) -> str | None:
-    """Returns the shard of a line; None for lines without one and for a line truncated
-    by a kill.
-    """
+    """Returns the shard of a line, or None if there is none or a kill truncated the line."""
     try:
         return str(json.loads(line)["shard"])
     except (ValueError, KeyError):

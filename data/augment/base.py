@@ -63,8 +63,9 @@ def pair_rng(seed: int, position: int) -> np.random.Generator:
 
 
 def _generator(seed: int, stream: int, index: int, epoch: int) -> np.random.Generator:
-    """Philox increments the first word of its counter; the other words identify the stream (Salmon
-    et al. 2011).
+    """Returns a Philox generator (Salmon et al. 2011).
+
+    Philox increments the first word of its counter; the other words identify the stream.
     """
     counter = np.array([0, index, epoch, 0], dtype=np.uint64)
     key = np.array([seed, stream], dtype=np.uint64)

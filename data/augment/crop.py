@@ -71,7 +71,7 @@ class Crop(FrozenConfig):
 def resized(image: np.ndarray, size: int) -> np.ndarray:
     """Resizes [H, W, C] to [size, size, C], twice as fast as the area averaging used in evaluation.
 
-    If a side is at least twice too long, whole blocks of pixels are averaged first. The rest is
+    If a side is at least twice `size`, whole blocks of pixels are averaged first. The rest is
     bilinear. Compared with Lanczos, the error equals that of area averaging up to a factor of 1.5,
     and is within 2 dB of it up to 2.
     """

@@ -101,9 +101,7 @@ def _equalizing_curve(channel: np.ndarray) -> np.ndarray:
 
 
 def shear(image: np.ndarray, x: float, y: float, fill: Fill) -> np.ndarray:
-    """Shifts rows left by `x` times their distance from the top edge, and columns up by `y` times
-    theirs.
-    """
+    """Shears by `x` to the left and `y` up, per pixel of distance from the top and left edges."""
     return _affine(image, [[1, x, 0], [y, 1, 0]], fill)
 
 
@@ -125,9 +123,7 @@ def rotate(image: np.ndarray, degrees: float, fill: Fill) -> np.ndarray:
 
 
 def _affine(image: np.ndarray, matrix: list[list[float]], fill: Fill) -> np.ndarray:
-    """Maps each result pixel to `matrix` @ (x, y, 1), with coordinates measured from the image
-    corner.
-    """
+    """Maps each result pixel to `matrix` @ (x, y, 1), measured from the image corner."""
     inverse = np.array(matrix, dtype=np.float64)
     # OpenCV measures from the center of the first pixel instead.
     inverse[:, 2] += inverse[:, :2].sum(axis=1) / 2 - 0.5

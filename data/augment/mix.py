@@ -62,8 +62,7 @@ class Mix(FrozenConfig):
         return self
 
     def draw(self, size: int, rng: np.random.Generator) -> MixDraw:
-        """Draws the mix of a pair of `size` x `size` images; kind "none" with weight 1 if not
-        mixed.
+        """Draws the mix of a pair of `size` x `size` images; kind "none" if they are not mixed.
 
         The weight is drawn from Beta(alpha, alpha). For CutMix it is then replaced by the exact
         fraction of pixels, because the box is clipped at the edges of the image.
@@ -83,9 +82,7 @@ class Mix(FrozenConfig):
 
 
 def _cut(size: int, weight: float, rng: np.random.Generator) -> Box:
-    """Returns a square with 1 - `weight` of the area, around a random position, clipped at the
-    edges.
-    """
+    """Returns a random square with 1 - `weight` of the area, clipped at the edges."""
     side = round(size * math.sqrt(1 - weight))
     top, left = (int(center) - side // 2 for center in rng.integers(size, size=2))
     bottom, right = min(top + side, size), min(left + side, size)

@@ -1,5 +1,4 @@
-"""RandAugment (Cubuk et al. 2020): a few of 14 operations, drawn at random, all of the same
-strength.
+"""RandAugment (Cubuk et al. 2020): a few of 14 operations, drawn at random, equally strong.
 
 Strength grows with the magnitude. A magnitude of 10 is the end of each operation's range in
 AutoAugment (Cubuk et al. 2019).

@@ -157,9 +157,7 @@ def _on_white(data: bytes) -> np.ndarray:
 
 
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resizes [H, W, C] by area averaging when shrinking and bilinear interpolation
-    when enlarging.
-    """
+    """Resizes [H, W, C]: area averaging to shrink, bilinear interpolation to enlarge."""
     if image.shape[:2] == (height, width):
         return image
     shrinks = height <= image.shape[0] and width <= image.shape[1]

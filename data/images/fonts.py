@@ -101,7 +101,10 @@ PLAIN = Distortion(0, 1, 1, 0, 0, 0, 0, 1)
 
 
 class Pen:
-    """Draws characters as images uint8 [size, size], dark on white. Cannot be pickled."""
+    """Draws characters as images uint8 [size, size], dark on white.
+
+    Do not send it to other processes.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size

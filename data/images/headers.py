@@ -31,9 +31,7 @@ _PNG_CHUNKS_SKIPPED = frozenset(
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Returns (height, width) in pixels, before EXIF rotation, or None if the header is
-    not plain.
-    """
+    """Returns (height, width) before EXIF rotation, or None if the header is not plain."""
     if data[:2] != b"\xff\xd8":
         return None
     at = 2

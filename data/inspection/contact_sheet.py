@@ -76,9 +76,7 @@ class _Pen:
         self._faces = _Faces()
 
     def lines(self, text: str, left: float, top: float, width: float, *, lines: int) -> None:
-        """Draws `text` from the top left corner, wrapped at `width`, with an ellipsis if it is too
-        long.
-        """
+        """Draws `text` from the top left corner, wrapped at `width`, truncated with an ellipsis."""
         rest = self._faces.drawable(text)
         for line in range(lines):
             rest = rest.lstrip()

@@ -111,9 +111,7 @@ class _Model:
 
     @classmethod
     def fit(cls, table: np.ndarray, classes: np.ndarray) -> "_Model":
-        """Fits the model, smoothed towards each character's overall frequency to stabilize rare
-        classes.
-        """
+        """Fits the model, smoothed towards each character's overall frequency."""
         overall = table.sum(axis=1, keepdims=True) / classes.sum()
         share = (table + overall + 0.01) / (classes + 1.02)
         absent = np.log1p(-share)
@@ -211,8 +209,9 @@ def _candidates(chars: Sequence[str], table: np.ndarray, classes: np.ndarray) ->
 
 
 def _information(table: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns the mutual information [V] of presence and label, in bits, from counts [V, K] and
-    [K].
+    """Returns the mutual information [V] of presence and label in bits.
+
+    table: counts [V, K]. classes: counts [K].
     """
     total = classes.sum()
 

@@ -108,9 +108,7 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
 
 
 def _end_fault(path: Path, index: ShardIndex | None) -> Fault | None:
-    """Returns the fault at the end of a tar whose bytes have not changed since
-    indexing, or None.
-    """
+    """Returns the fault at the end of a tar that has not changed since indexing, or None."""
     start = 0
     if index is not None:
         ends = index.blocks.astype(np.int64) + -(-index.sizes.astype(np.int64) // BLOCK)

@@ -17,9 +17,7 @@ from data.tars.indexing import INDEXED
 from data.tars.labels import ClassList
 
 NAMED_A_SHARD = 10
-_DECODING_COSTS = (
-    20  # decoding takes this many times as long per byte, so more processes are worthwhile
-)
+_DECODING_COSTS = 20  # relative time per byte, which makes more processes worthwhile
 
 
 def damages(

@@ -83,7 +83,7 @@ class EndlessLoader(ABC):
         return replace(batch, cursor=self.cursor)
 
     def add_bad(self, bad: Iterable[int]) -> None:
-        """Add bad samples that other ranks found to the limit and the cursor.
+        """Adds bad samples that other ranks found to the limit and the cursor.
 
         Raises ValueError as iterating does.
         """
@@ -94,7 +94,7 @@ class EndlessLoader(ABC):
         self._check_limit()
 
     def _note(self, met: Iterable[Substitute]) -> None:
-        """Log each bad sample the first time it is found."""
+        """Logs each bad sample the first time it is found."""
         for one in met:
             if self._bad.get(one.index) != one.reason:
                 self._bad[one.index] = one.reason
@@ -105,7 +105,7 @@ class EndlessLoader(ABC):
         check_limit(self._bad, self._config.max_bad_samples, remedy=self.remedy)
 
     def close(self) -> None:
-        """Stop the worker processes. Reading the next batch starts them again."""
+        """Stops the worker processes. Reading the next batch starts them again."""
         self._batches = None
 
     def __enter__(self) -> Self:

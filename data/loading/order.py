@@ -20,8 +20,9 @@ _LENGTHS = 0x6C656E67  # "leng": separates these random draws from those of the 
 def permuted_index(
     seed: int, epoch: int, position: np.ndarray, num_samples: int, *, part: int | None = None
 ) -> np.ndarray:
-    """Returns the sample indices at `position` (int64 [...], in [0, num_samples)) of an epoch's
-    order.
+    """Returns the sample indices at `position` (int64 [...]) of an epoch's order.
+
+    Each position must be in [0, num_samples), else ValueError is raised.
 
     part: selects an independent order of the same epoch. For each (seed, epoch, part) the result is
     a bijection of [0, num_samples): a Feistel network over the next power of four, applied
@@ -111,9 +112,7 @@ class Order:
         return int(np.sort(self._sizes)[:fewest].sum())
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (epoch, sample index), int64 [...] each, at `positions` (int64 [...], 0 or
-        greater).
-        """
+        """Returns (epoch, sample index), int64 [...] each, at `positions` (int64 [...], >= 0)."""
         epochs, inside = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
         indices = np.empty_like(inside)
         for epoch in np.unique(epochs).tolist():
@@ -137,9 +136,7 @@ class Order:
         return [int(shard) for shard in shards]
 
     def _inside(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Returns sample indices at `positions` (int64 [N]) of an epoch that is read group by
-        group.
-        """
+        """Returns sample indices at `positions` (int64 [N]) of an epoch with several groups."""
         shards, starts, groups = self._epoch(epoch)
         numbers = np.searchsorted(groups, positions, side="right") - 1
         permuted = np.empty_like(positions)

@@ -147,9 +147,7 @@ class TrainingReader(Reader):
         return self.batch(self._rows(epochs, indices, side), indices, side=side)
 
     def _rows(self, epochs: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
-        """Yields the samples `indices` of `epochs` with random augmentation, or their
-        substitutes.
-        """
+        """Yields the samples `indices` of `epochs`, augmented, or their substitutes."""
         decode, change, seed = self.inputs.decode, self.inputs.for_training, self._seed
         reads = self.split.read_many(indices)
         for epoch, index, read in zip(epochs.tolist(), indices.tolist(), reads, strict=True):

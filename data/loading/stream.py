@@ -50,9 +50,7 @@ class Stream:
         """Returns None: the samples are not counted."""
 
     def digest(self) -> str:
-        """Returns 16 hexadecimal digits of a hash of the tar list and class list, not of the
-        samples.
-        """
+        """Returns 16 hexadecimal digits of a hash of the tar list and the class list."""
         content = "\n".join([*self.config.addresses, "", *self.manifest.class_names])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -107,8 +105,7 @@ def open_stream(config: StreamConfig, manifest: Manifest) -> Stream:
 
 
 class StreamLoader(EndlessLoader):
-    """The counterpart of `TrainLoader` for a stream: endless batches, a share per rank, and a
-    cursor.
+    """The counterpart of `TrainLoader` for a stream: endless batches with a cursor.
 
     Every rank gets as many batches as it requests. A damaged sample is skipped and the next one
     follows. `indices` are hashes of shard and key. Raises ValueError as `EndlessLoader` does, and

@@ -135,7 +135,7 @@ class StreamReader(IterableDataset):
             yield decoded, waiting
 
     def _leave_out(self, left: Substitute) -> None:
-        """Record a new bad sample. Raises ValueError with the list if there are too many."""
+        """Records a new bad sample. Raises ValueError with the list if there are too many."""
         if left.index in self._bad:
             return
         self._bad[left.index] = left.reason

@@ -79,18 +79,20 @@ def is_lost_worker(error: RuntimeError) -> bool:
 
 
 def begin_worker(_number: int, *, parent: int) -> None:
-    """Tie a new worker to the life of the rank `parent`, which torch checks only every five
-    seconds.
+    """Makes a new worker end with its rank, the process `parent`.
 
-    The worker gets its own process group. A launcher signals the rank's whole group, and the rank
-    needs its workers to finish the step and save.
+    torch alone checks only every five seconds. The worker gets its own process group. A launcher
+    signals the rank's whole group, and the rank needs its workers to finish the step and save.
     """
     os.setpgrp()
     die_with_parent(parent)
 
 
 class PixelMemory:
-    """Memory for the batches of one process. It is never pickled: each process has its own."""
+    """Memory for the batches of one process.
+
+    Pickling it gives an empty one, so that each process has its own.
+    """
 
     def __init__(self) -> None:
         self._slots: list[torch.UntypedStorage | None] = [None] * _NUM_SLOTS

@@ -21,8 +21,8 @@ _INCOMING = "incoming"
 _LOCK = "lock"
 _POLL_SECONDS = 0.1
 _AHEAD_AT_ONCE = 16
-# Index files are small and needed at every start, so they are evicted later than shards of the same
-# age.
+# Small files (indices, label vectors) are read whole at every start, so they are evicted later than
+# shards of the same age.
 _SMALL = ".safetensors"
 _SMALL_STAYS_SECONDS = 600
 
@@ -94,9 +94,7 @@ class Cache:
         self.path(name).unlink(missing_ok=True)
 
     def trim(self) -> None:
-        """Evicts files down to the limit after small files, for which no space was reserved, were
-        added.
-        """
+        """Evicts down to the limit after small files, for which no space was reserved."""
         with self._alone():
             self._evict(self.max_bytes)
 

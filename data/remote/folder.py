@@ -87,9 +87,7 @@ class RemoteFolder(ShardFolder):
             self._cache.has(_index_name(shard))
 
     def _check_indices(self, shards: Sequence[ShardInfo]) -> None:
-        """Raises ValueError before the first index is fetched if the cache is too small
-        for them.
-        """
+        """Raises ValueError, before any fetch, if the cache is too small for the indices."""
         most = sum(map(_max_index_bytes, shards))
         if most > self._cache.max_bytes:
             raise ValueError(

@@ -92,9 +92,7 @@ def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) 
 
 
 def _check_free(folder: Path, about: SourceInfo) -> None:
-    """Raises ValueError unless the folder is empty or already contains finished shards
-    of `about`.
-    """
+    """Raises ValueError unless the folder is empty or has finished shards of `about`."""
     if (folder / MANIFEST).is_file():
         check_same(folder, Manifest.read(folder).source, about)
         return

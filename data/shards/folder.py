@@ -54,9 +54,7 @@ class ShardFolder(ABC):
         """Returns a new file descriptor of a shard, for `pread`."""
 
     def evicted(self, descriptor: int) -> bool:
-        """Whether the file of a descriptor has been deleted, so that only the descriptor keeps its
-        bytes.
-        """
+        """Whether the file of a descriptor has been deleted and exists only while it is open."""
         return False
 
     def prefetch(self, shard: ShardInfo) -> None:

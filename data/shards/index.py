@@ -200,8 +200,7 @@ def _open(path: Path) -> ShardIndex:
 
 
 def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
-    """Parses the header of a safetensors file (its bytes, uint8 [n]) into metadata and tensor
-    ranges.
+    """Parses a safetensors file (its bytes, uint8 [n]) into metadata and tensor ranges.
 
     This follows the published layout, because the safetensors numpy reader copies every tensor.
     """

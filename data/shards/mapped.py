@@ -48,6 +48,6 @@ def keep_apart(first: np.ndarray, last: np.ndarray) -> None:
     By default the kernel also maps the pages around a page that is read, up to a whole file.
     """
     start = first.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    # Any advice splits the range off into its own mapping, so readahead elsewhere stops at it.
+    # Any advice makes the range a separate mapping, which readahead does not cross.
     # madvise may fail; that is harmless.
     _libc.madvise(start, last.ctypes.data + last.nbytes - start, mmap.MADV_RANDOM)

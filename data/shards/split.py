@@ -134,8 +134,7 @@ class Split:
         return data, index.extensions[int(index.extension[row, 0])], label
 
     def read_many(self, samples: np.ndarray) -> Iterator[tuple[bytes, int] | None]:
-        """Yields (bytes, label) for each of `samples` (int64 [n]), or None where `read` would
-        raise.
+        """Yields (bytes, label) for each of `samples` (int64 [n]), or None for a bad sample.
 
         The index entries are looked up in one batch, because the look-up dominates for small
         samples.
@@ -210,8 +209,7 @@ class Split:
     def order(
         self, seed: int, shuffle_shards: int | None = None, *, groups_at_once: int = 1
     ) -> Order:
-        """Returns the training order, of which `groups_at_once` groups of shards are read at a
-        time.
+        """Returns the training order, of which `groups_at_once` groups are read at a time.
 
         Raises ValueError if the cache of a URL is too small for them.
         """
@@ -224,8 +222,7 @@ class Split:
         return InOrder([shard.samples for shard in self._shards])
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Reports the reading position in `order`, so that the shards that follow are prefetched
-        from a URL.
+        """Reports the position in `order`, so that the next shards are prefetched from a URL.
 
         Fetching runs in threads of this process. The call is cheap enough for every batch, and does
         nothing for a local folder.

@@ -184,9 +184,7 @@ def _write_plans(
     drop_duplicates: bool,
     ignored: Sequence[Skipped],
 ) -> tuple[list[ShardInfo], int, int]:
-    """Returns the shards in the order of `plans`, the number of existing shards, and all
-    duplicates.
-    """
+    """Returns the shards in the order of `plans`, how many existed, and all duplicates."""
     total = sum(len(plan) for plan in plans)
     finished = {plan.file: info for plan in plans if (info := _finished(folder / plan.file))}
     missing = [plan for plan in plans if plan.file not in finished]

@@ -158,9 +158,7 @@ class Glyphs(CommandSource):
         return Sample(key, png.tobytes(), "png", task.label)
 
     def _rng(self, task: _Task) -> np.random.Generator:
-        """Returns a generator keyed by the character, so an image does not depend on the number of
-        classes.
-        """
+        """Returns a generator keyed by the character, whatever the number of classes."""
         counter = np.array([0, task.code, crc32(task.face.encode()), task.variant], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
 

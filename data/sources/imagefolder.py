@@ -109,8 +109,9 @@ class ImageFolder(PackedImages, CommandSource):
         )
 
     def _folders_above(self) -> list[tuple[str, ...]]:
-        """Returns the folders above each class; its own is included if it also contains other
-        classes.
+        """Returns the folders above each class.
+
+        The own folder of a class is included if it also contains other classes.
         """
         paths = [self._listing.folders.get(name, (name,)) for name in self._class_names]
         inner = {path[:length] for path in paths for length in range(1, len(path))}

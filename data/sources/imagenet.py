@@ -221,9 +221,7 @@ def _location(file: str, name: str) -> str:
 
 
 def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) -> list[str]:
-    """Returns what the devkit lists but is missing, whether a subset is intended or
-    files are lost.
-    """
+    """Returns what the devkit lists but is missing. It may be a subset or a loss."""
     found = Counter(image.synset for image in training.found)
     expected = {s.wnid: s.num_images for s in devkit.synsets.values() if s.num_images}
     notes = []

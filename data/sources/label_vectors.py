@@ -60,9 +60,7 @@ class WithLabelVectors:
         return self.source.render(task)
 
     def notes(self) -> list[str]:
-        """Returns one line that names the classes without a vector of their own, if
-        there are any.
-        """
+        """Returns a line that names the classes without a vector, if there are any."""
         missing = self._found[1]
         if not missing:
             return []

@@ -147,8 +147,9 @@ class LabelledTexts(FirstPassSource):
         return Cleaning().clean(text) if self.texts == "clean" else text
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Returns the labels in the order of the mapping; without one, by number if possible, else
-        by name.
+        """Returns the labels in the order of the mapping.
+
+        Without a mapping they are sorted by number if all are numbers, else by name.
         """
         if self._named:
             if unknown := sorted(set(samples) - set(self._named)):

@@ -46,8 +46,7 @@ class PackedImages:
 
 
 def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes, str]:
-    """Returns (bytes, extension): a JPEG of `short_side` pixels if that is smaller, else `data`
-    itself.
+    """Returns (bytes, extension): a JPEG of `short_side` if that is smaller, else `data`.
 
     The extension follows the format of the bytes, not the file name. Raises ValueError for data
     that `data.images` cannot decode.

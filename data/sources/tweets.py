@@ -194,9 +194,7 @@ class Tweets(FirstPassSource):
         return _plain(fields, self.language, _LANGUAGE_NAMES, _LANGUAGE) or _UNKNOWN_LANGUAGE
 
     def _key(self, fields: dict[str, Any], task: Task) -> str:
-        """Returns a key that is unique by the record's location, and by label if a record gives
-        several.
-        """
+        """Returns a key that is unique by location, and by label if a record gives several."""
         identity = _plain(fields, self.identity, _ID_NAMES, _ID)
         suffix = f"{task.file:x}-{task.offset:x}"
         if self.policy == "each":
@@ -218,7 +216,7 @@ class Tweets(FirstPassSource):
             )
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """The most frequent class first; equally frequent ones by code points."""
+        """Returns the classes, most frequent first; ties are sorted by code points."""
         names = [name for name in trained if trained[name] and samples[name] >= self.min_count]
         names.sort(key=lambda name: (-samples[name], name))
         if len(names) < 2:
@@ -259,7 +257,7 @@ def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> st
 def _plain(
     fields: dict[str, Any], name: str | None, usual: Sequence[str], pattern: re.Pattern[str]
 ) -> str | None:
-    """A field that goes into a key; None where it does not look as it should."""
+    """Returns a field for use in a key, or None if it does not match `pattern`."""
     try:
         found = _first(fields, name, usual) or ""
     except ValueError:
@@ -270,13 +268,13 @@ def _plain(
 _POLICIES: dict[str, Callable[[Sequence[str]], list[str]]] = {
     "first": lambda found: list(found[:1]),
     "each": lambda found: list(dict.fromkeys(found)),
-    # One kind of emoji, however often it is repeated.
+    # A single kind of emoji, possibly repeated.
     "only-if-single": lambda found: list(found[:1]) if len(set(found)) == 1 else [],
-    # Of equally frequent ones the first that stands in the text: a Counter keeps their order.
+    # Ties are resolved by the first one in the text, because a Counter keeps insertion order.
     "most-frequent": lambda found: [one for one, _ in Counter(found).most_common(1)],
 }
 
 
 def labels_by_policy(policy: str, found: Sequence[str]) -> list[str]:
-    """Labels of a text whose emoji are `found`, in order; empty where the policy takes none."""
+    """Returns the labels of a text whose emoji are `found`, in order; may be empty."""
     return _POLICIES[policy](found)

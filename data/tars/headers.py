@@ -140,9 +140,7 @@ def member_name(descriptor: int, block: int) -> str:
 
 
 def header_size(descriptor: int, block: int) -> int | None:
-    """Returns the size that the header before `block` declares, or None if it is not a valid
-    header.
-    """
+    """Returns the size in the header before `block`, or None if the header is invalid."""
     header = _parse(os.pread(descriptor, BLOCK, (block - 1) * BLOCK))
     return None if header is None else header.size
 

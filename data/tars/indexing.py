@@ -29,8 +29,7 @@ TEXT_EXTENSIONS = ("txt",)
 
 @dataclass(frozen=True)
 class Indexed:
-    """The result of indexing: the manifest, `problems` with their count and names, and `notes` to
-    print.
+    """The result of indexing. problems: their count and names. notes: lines to print.
 
     skipped: the file that lists everything that was not indexed; None if there is nothing.
     """
@@ -166,9 +165,7 @@ def _scan(
 
 
 def _labels(tar: Path, scan: TarScan, class_list: ClassList) -> np.ndarray:
-    """Returns the label of each sample, int32 [n]; -1 for an unknown class, recorded as
-    a problem.
-    """
+    """Returns the label of each sample, int32 [n]; -1, recorded as a problem, if unknown."""
     label_of_text = np.full(len(scan.texts), -1, np.int32)
     for position, text in enumerate(scan.texts):
         try:
@@ -271,8 +268,9 @@ def _notes(
 
 
 def _changed(before: Manifest | None, now: Manifest) -> list[str]:
-    """Notes tars whose bytes changed since the previous index, because a new index accepts any
-    bytes.
+    """Returns a note of tars that changed since the previous index.
+
+    A new index accepts any bytes, so it would not report the change.
     """
     old = {} if before is None else {shard.file: shard.sha256 for shard in before.shards}
     changed = [s.file for s in now.shards if old.get(s.file, s.sha256) != s.sha256]

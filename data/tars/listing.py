@@ -90,9 +90,7 @@ def split_of_tars(
 
 
 def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
-    """Maps each tar to its name in a manifest: its path with hyphens, because names have no
-    folders.
-    """
+    """Maps each tar to its name in a manifest: its path, with hyphens for slashes."""
     names: dict[Path, str] = {}
     for tar in tars:
         name = tar.relative_to(folder).as_posix().replace("/", "-")

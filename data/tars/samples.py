@@ -220,9 +220,7 @@ def _read(
 
 
 class ShardPass:
-    """Returns members in the order of their offsets while hashing the whole file in the
-    same pass.
-    """
+    """Reads members in the order of their offsets, and hashes the file in the same pass."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=0)

@@ -48,11 +48,10 @@ class TarReader:
     attempts: int
 
     def samples(self, address: str) -> Iterator[StreamSample | Substitute]:
-        """Yields every complete sample of the tar at a path or URL, and a `Substitute` for each
-        skipped one.
+        """Yields every complete sample of a tar, and a `Substitute` for each skipped one.
 
-        Raises FileNotFoundError, PermissionError or OSError if the tar cannot be read to its end,
-        and ValueError for a compressed one.
+        address: path or URL. Raises FileNotFoundError, PermissionError or OSError if the tar cannot
+        be read to its end, and ValueError for a compressed one.
         """
         tar = ForwardBytes(_pieces(address, self.attempts))
         check_plain(address, tar.read(0, 8))

@@ -34,9 +34,7 @@ def emoji_classes(labels: Sequence[str]) -> tuple[ClassInfo, ...]:
 
 
 def emoji_vectors(labels: Sequence[str]) -> np.ndarray:
-    """Returns vectors, float32 [K, D], from the words of English names, groups, subgroups and
-    bases.
-    """
+    """Returns vectors, float32 [K, D], from words of names, groups, subgroups and bases."""
     return name_vectors([_words(one) for one in labels])
 
 

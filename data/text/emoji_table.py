@@ -175,8 +175,7 @@ TABLE = Path(__file__).with_name("emoji_groups.tsv")
 
 
 def emoji_group(one: str) -> tuple[str, str]:
-    """Returns the group and subgroup of a folded emoji, such as `Smileys & Emotion` and `heart` for
-    ❤️.
+    """Returns the group and subgroup of a folded emoji: `Smileys & Emotion`, `heart` for ❤️.
 
     Returns OTHER for an emoji that is newer than the table.
     """

@@ -39,8 +39,9 @@ def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
 
 
 def _strongest_directions(table: np.ndarray) -> np.ndarray:
-    """Returns the eigenvectors [V, D] of the D largest eigenvalues, with the largest entry
-    positive.
+    """Returns the eigenvectors [V, D] of the D largest eigenvalues, with a fixed sign.
+
+    The largest entry of each is positive.
     """
     _, directions = np.linalg.eigh(table.T @ table)
     basis = directions[:, ::-1][:, :_SHARED_DIM]

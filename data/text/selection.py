@@ -92,8 +92,9 @@ def pass_notes(selection: Selection) -> list[str]:
 
 
 class SelectionFolder:
-    """A folder next to the shards with the results of the first pass, until the shards
-    are written.
+    """A folder next to the shards with the results of the first pass.
+
+    It exists until the shards are written.
     """
 
     def __init__(self, folder: Path) -> None:

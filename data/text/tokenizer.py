@@ -101,8 +101,9 @@ class Tokenizer:
         return [encoding.ids or [self.pad_id] for encoding in encodings]
 
     def save(self, folder: Path) -> None:
-        """Writes files that `open_tokenizer` and AutoTokenizer can load to `folder`, creating it if
-        missing.
+        """Writes files that `open_tokenizer` and AutoTokenizer can load to `folder`.
+
+        Creates the folder if it is missing.
         """
         folder.mkdir(parents=True, exist_ok=True)
         config = {

@@ -72,12 +72,11 @@ def train_tokenizer(
     threads: int | None = None,
     report: Report = silent,
 ) -> TrainedTokenizer:
-    """Trains a WordPiece tokenizer on text shards, at a path or a URL, and writes it atomically to
-    `out`.
+    """Trains a WordPiece tokenizer on text shards and writes it atomically to `out`.
 
-    One text in 20, at most 10,000, is held out for evaluation. max_texts: maximum number of
-    training texts, chosen by a fixed permutation. The same shards and options give identical bytes.
-    Unreadable samples are skipped.
+    shards: path or URL. One text in 20, at most 10,000, is held out for evaluation. max_texts:
+    maximum number of training texts, chosen by a fixed permutation. The same shards and options
+    give identical bytes. Unreadable samples are skipped.
 
     Before reading samples, raises ValueError for image shards, for too few texts or if `out`
     exists, and OSError if `out` cannot be written. Raises also as `train_wordpiece` does.
@@ -153,9 +152,7 @@ class _Texts:
 
 @contextmanager
 def _written(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder that becomes `out` if the block succeeds, and is deleted if it
-    fails.
-    """
+    """Yields a temporary folder that becomes `out`, or is deleted if the block fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}{TEMPORARY}-", dir=out.parent))

@@ -88,9 +88,7 @@ def _learn(texts: Iterable[str], *, lowercase: bool, **options: Any) -> tokenize
 
 
 def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
-    """Builds a tokenizer from the vocabulary alone, without the special tokens added
-    for training.
-    """
+    """Builds a tokenizer without the special tokens that were added for training."""
     tokenizer = tokenizers.Tokenizer(
         models.WordPiece(
             vocabulary,
@@ -133,9 +131,7 @@ def _without_long_words(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
 
 
 def _counted(texts: Iterable[str], counts: np.ndarray) -> Iterator[str]:
-    """Yields the texts and adds the number of occurrences of each character to `counts`, int64
-    [0x110000].
-    """
+    """Yields the texts and counts their characters in `counts`, int64 [0x110000]."""
     held: list[str] = []
     num_held = 0
 

@@ -131,9 +131,7 @@ def _class_names(
 
 
 def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
-    """Raises ValueError, with the folders and images of each level, if the classes are
-    ambiguous.
-    """
+    """Raises ValueError if the classes are ambiguous, with the folders and images per level."""
     images = Counter[tuple[str, ...]]()
     for directory in directories:
         images[directory.folders] += len(directory.images)

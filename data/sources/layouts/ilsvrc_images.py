@@ -95,9 +95,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _files(folder: Path, synset: str) -> list[Member | Skipped]:
-    """Returns the files of a class folder, by their path in the folder, and other entries as
-    skipped.
-    """
+    """Returns the files of a class folder by relative path, and other entries as skipped."""
     with os.scandir(folder / synset) as entries:
         return [_file(folder, synset, entry) for entry in entries]
 
