@@ -1,4 +1,4 @@
-"""Augmentations of users, which a recipe names by import path in `data.augment.custom`."""
+"""User-defined augmentations, named by import path in the recipe's `data.augment.custom`."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from data.base_config import FrozenConfig
 
 
 class CustomAugmentation(FrozenConfig, Augmentation):
-    """An augmentation of the user's: `kind` is its import path, the other fields are its options.
+    """A user-defined augmentation. `kind` is its import path, the other fields are its options.
 
     `__call__` must be a function of its arguments and the options alone. `rng` depends on (seed,
     epoch, sample), so a sample gets the same pixels on every rank and worker and after a resume. It
-    is valid during the call only: the next sample reuses it.
+    is valid only during the call, because the next sample reuses it.
     """
 
     kind: str

@@ -43,9 +43,9 @@ class MixDraw:
 
 
 class Mix(FrozenConfig):
-    """Mixup (Zhang et al. 2018) and cutmix (Yun et al. 2019) of neighbors in the stream.
+    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) of neighbors in the stream.
 
-    Shares are drawn from Beta(alpha, alpha); 0 turns that one off.
+    Weights are drawn from Beta(alpha, alpha). An alpha of 0 disables the method.
     """
 
     mixup_alpha: float = Field(0, ge=0, le=1000)

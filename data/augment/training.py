@@ -26,7 +26,7 @@ from data.images.decode import planes
 
 
 class SizeStage(FrozenConfig):
-    """The side of training images until so much of the run is done."""
+    """The size of training images until a point of the run."""
 
     size: int = Field(gt=0, le=4096, description="pixels")
     until: Interval = Field(description="counted from the start of the run")
@@ -45,7 +45,7 @@ _Imported = Annotated[SerializeAsAny[CustomAugmentation], BeforeValidator(check_
 
 
 class AugmentConfig(Crop, _Sizes):
-    """What training changes at random, in this order; `null` and 0 turn a part off.
+    """Random changes of training images, applied in this order. `null` and 0 disable a change.
 
     Draws are keyed by (seed, epoch, sample), never by rank or worker.
     """

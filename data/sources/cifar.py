@@ -49,7 +49,7 @@ class _Cifar(CommandSource):
     compares_splits = True
     archive: ClassVar[str]
     unpacked: ClassVar[str]
-    files: ClassVar[dict[str, tuple[str, ...]]]  # of each split
+    files: ClassVar[dict[str, tuple[str, ...]]]  # files of each split
     published: ClassVar[int]  # records in all files
     labels: ClassVar[tuple[str, ...]]  # name file of each label byte; the last is the class
 

@@ -1,8 +1,8 @@
-"""Makes `emoji_groups.tsv` of Unicode's emoji-test.txt, which Debian's `unicode-data` has, too.
+"""Generates `emoji_groups.tsv` from Unicode's emoji-test.txt (in Debian's `unicode-data`).
 
     python -m data.text.emoji_test /usr/share/unicode/emoji/emoji-test.txt
 
-Run it when a new version of the `emoji` library knows emoji that the table lacks.
+Run it when a new version of the `emoji` library adds emoji that the table lacks.
 """
 
 import re
