@@ -1,4 +1,4 @@
-"""What the models of a recipe share: their base class, and the length of a training."""
+"""The base class of recipe models, and durations of training."""
 
 import math
 from typing import Annotated, Any
@@ -15,13 +15,13 @@ from pydantic import (
 
 
 class FrozenConfig(BaseModel):
-    """Read-only, without unknown keys."""
+    """A read-only model that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Duration(FrozenConfig):
-    """A length of training, in exactly one unit."""
+    """A duration of training, in exactly one unit."""
 
     steps: int | None = Field(None, ge=0)
     epochs: float | None = Field(None, ge=0)
@@ -34,7 +34,7 @@ class Duration(FrozenConfig):
         return self
 
     def in_steps(self, *, num_samples: int, global_batch: int) -> int:
-        """Optimizer steps this lasts, for an epoch of `num_samples`; never less than it says."""
+        """Returns the duration in optimizer steps, rounded up. num_samples: samples per epoch."""
         if self.steps is not None:
             return self.steps
         if self.samples is not None:
@@ -53,8 +53,10 @@ Interval = Annotated[Duration, AfterValidator(_not_zero)]
 
 
 def or_instance(base: type) -> WrapValidator:
-    """Validates a union of built-in kinds, and accepts an instance of any other subclass of `base`
-    as it is: `trainer/imports.py` has made it."""
+    """Returns a validator for a union of built-in kinds that also accepts instances of `base`.
+
+    `trainer/imports.py` creates such instances of user-defined subclasses.
+    """
 
     def validated(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         return value if isinstance(value, base) else validate(value)

@@ -1,4 +1,7 @@
-"""What a recipe may say about data. Images, augmentation and caches have their own modules."""
+"""The data section of a recipe.
+
+Images, augmentation and caches are defined in their own modules.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ _MAX_STREAM_SHARDS = 1_000_000
 
 
 class TextConfig(FrozenConfig):
-    """How a text becomes tokens; the tokenizer travels in the bundle."""
+    """How texts are tokenized. The bundle contains the tokenizer."""
 
     tokenizer: str = Field(
         min_length=1,
@@ -37,8 +40,8 @@ class TextConfig(FrozenConfig):
 class StreamConfig(FrozenConfig):
     """Training on webdataset tars without index and manifest, read from front to back.
 
-    What it cannot promise stands in docs/data.md; `kway shard index` makes shards that need none
-    of this.
+    docs/data.md lists what this mode does not guarantee. `kway shard index` indexes the tars
+    instead.
     """
 
     shards: str | tuple[str, ...] = Field(
@@ -73,7 +76,7 @@ class StreamConfig(FrozenConfig):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Every tar, in the order they are named."""
+        """All tars, in the order in which they are listed."""
         return tuple(_expanded(self.shards))
 
 
@@ -123,7 +126,7 @@ class DataConfig(FrozenConfig):
 
     @property
     def largest_side(self) -> int:
-        """Pixels of the largest pictures of training, which take the most memory."""
+        """Size in pixels of the largest training images, which take the most memory."""
         stages = [stage.size for stage in self.augment.progressive]
         return max([self.augment.size or self.image.size, *stages])
 

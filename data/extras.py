@@ -1,4 +1,4 @@
-"""The optional packages of kway: which extra installs a module that cannot be imported."""
+"""The optional packages of kway, and which extra installs a missing module."""
 
 from importlib.metadata import PackageNotFoundError, requires
 
@@ -6,7 +6,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 EXTRAS = ("data", "train", "serve")
-# Modules whose distribution has another name.
+# Modules whose name differs from their distribution's.
 _DISTRIBUTIONS = {
     "PIL": "pillow",
     "cv2": "opencv-python-headless",
@@ -21,8 +21,10 @@ _DISTRIBUTIONS = {
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """What the installed kway requires: without an extra, or in addition with that one; [] where
-    kway is not installed."""
+    """Returns the requirements of the installed kway, or the additional ones of an extra.
+
+    Returns [] if kway is not installed.
+    """
     try:
         lines = requires("kway") or []
     except PackageNotFoundError:
@@ -34,7 +36,7 @@ def requirements(extra: str = "") -> list[Requirement]:
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """The error of a module that an extra installs, in one line; None for any other module."""
+    """Returns a one-line error for a module that an extra installs; None for other modules."""
     module = (error.name or "").partition(".")[0]
     distribution = canonicalize_name(_DISTRIBUTIONS.get(module, module))
     commands = [f"pip install 'kway[{extra}]'" for extra in EXTRAS if distribution in _all(extra)]
@@ -44,7 +46,7 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
 
 
 def _all(extra: str) -> set[str]:
-    """The distributions of an extra and of the extras that it includes."""
+    """Returns the distributions of an extra and of the extras that it includes."""
     found = requirements(extra)
     included = [_all(name) for one in found if one.name == "kway" for name in one.extras]
     return {canonicalize_name(one.name) for one in found}.union(*included)

@@ -1,5 +1,4 @@
-"""Files and folders on disk: files that are complete or absent, errors that name the path, and
-walks that raise an error for a folder that cannot be read."""
+"""Atomic writes, errors that name the path, and directory walks that report errors."""
 
 import errno
 import hashlib
@@ -19,11 +18,12 @@ _LOST_AND_FOUND = "lost+found"
 
 @contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; removed where the block fails, whatever the reason.
+    """Yields a path next to `path` to write to. The block must rename it; it is deleted on failure.
 
-    The block renames it. Raises OSError with the path and a remedy where the disk is full.
+    Raises OSError with the path and a remedy if the disk is full.
     """
-    # Two processes may write the same file, such as evaluations of one step.
+    # Includes the process ID, because two processes may write the same file, such as evaluations of
+    # one step.
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with explained(path):
@@ -35,8 +35,9 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Add `path` to errors of `write` and `fsync`, which name no file, and the remedy if the disk
-    is full. Other errors keep their number.
+    """Adds `path`, and a remedy if the disk is full, to errors of `write` and `fsync`.
+
+    Other errors keep their number.
     """
     try:
         yield
@@ -51,9 +52,9 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def commit(path: Path, content: bytes) -> None:
-    """Write a file atomically: it exists complete or not at all, even after a power failure.
+    """Writes a file atomically: it exists complete or not at all, even after a power failure.
 
-    Retried after a transient error; raises RetriesExhaustedError if all attempts fail.
+    Retries after a transient error; raises RetriesExhaustedError if all attempts fail.
     """
     retried(str(path), lambda: _commit(path, content))
 
@@ -68,7 +69,7 @@ def _commit(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk."""
+    """Waits until a file or a folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -77,27 +78,28 @@ def sync(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a whole file, in hexadecimal."""
+    """Returns the SHA-256 of a whole file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flush(file: IO[bytes]) -> None:
-    """Write what is buffered, down to the disk."""
+    """Writes buffered data to the disk and waits for it."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def is_hidden(folder: str) -> bool:
-    """Whether a folder of this name is not for data."""
+    """Whether a folder of this name is ignored: hidden folders and lost+found."""
     return folder.startswith(".") or folder == _LOST_AND_FOUND
 
 
 def walk_directory(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """`os.walk`, which leaves out a folder that cannot be read: this raises the OSError.
+    """Like `os.walk`, but raises OSError for a folder that cannot be read.
 
-    (folder, names of folders in it, names of other entries) of `folder` and of all below but
-    lost+found. Links are not followed, nor are names that the caller takes out of the second.
+    Yields (folder, names of subfolders, names of other entries) for `folder` and everything below,
+    except lost+found. Links are not followed, nor are subfolders that the caller removes from the
+    list.
     """
     for parent, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if name != _LOST_AND_FOUND]

@@ -1,4 +1,4 @@
-"""What messages for a person are made of: counts, names from files, and progress."""
+"""Helpers for messages: counts, names from files, and progress."""
 
 import unicodedata
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from collections.abc import Callable
 Report = Callable[[int, int], None]
 """Called with the progress of a long operation: how much is done, and the total."""
 
-# Controls, halves of surrogate pairs, and what ends a line.
+# Control characters, unpaired surrogates and line separators.
 _CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
-# What changes the direction of the text after it.
+# Characters that change the direction of the text after them.
 _DIRECTIONS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 
 
@@ -17,19 +17,20 @@ def silent(done: int, total: int) -> None:
 
 
 def one_line(error: object, limit: int = 300) -> str:
-    """The text of an error on one line, cut to `limit` characters; its type if it has no text."""
+    """Returns the text of an error, or else its type, on one line of up to `limit` characters."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
 
 
 def counted(number: int, what: str) -> str:
-    """`1 shard`, `2,000 shards`."""
+    """Returns a count with its noun, such as `1 shard` or `2,000 shards`."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def printable(text: str) -> str:
-    """One line that is harmless to a terminal, whatever names from files stand in it.
+    """Returns one line that is safe to print to a terminal.
 
-    Line breaks, controls, halves of surrogate pairs and marks of direction become `U+001B`.
+    Line breaks, control characters, unpaired surrogates and direction marks become `U+001B` and so
+    on.
     """
     return "".join(f"U+{ord(char):04X}" if _is_harmful(char) else char for char in text)
 

@@ -1,7 +1,7 @@
 """Markers for the fields of a pydantic class from which a command takes its options.
 
-The name, type, default, bounds and description of an option are those of the field. A marker in the
-field's `Annotated` type adds what these do not say. `launch/options.py` reads them.
+The field defines the name, type, default, bounds and description of an option. A marker in the
+field's `Annotated` type adds the rest. `launch/options.py` reads the markers.
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -14,11 +14,11 @@ NOT_A_FLAG: Final = object()
 class Option:
     """An option whose name or value differs from the field's.
 
-    name: such as "--timeout" for the field `request_timeout_seconds`, or "--nested/--topmost".
-    metavar: what stands for the value in the help. unit: the value of the field for 1 on the
-    command line, such as 2**20 for MiB in a field of bytes. flag: the option takes no value and
-    sets the field to this one. type: of the value on the command line, where the command itself
-    turns it into the value of the field.
+    name: for example "--timeout" for the field `request_timeout_seconds`, or "--nested/--topmost".
+    metavar: placeholder for the value in the help. unit: the field's value for 1 on the command
+    line, such as 2**20 for MiB in a field of bytes. flag: the option takes no value and sets the
+    field to this one. type: type of the value on the command line, if the command itself converts
+    it.
     """
 
     name: str = ""
@@ -31,9 +31,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Argument(Option):
-    """A positional argument, called by its `metavar` or the name of the field."""
+    """A positional argument, named by its `metavar` or the field."""
 
 
 @dataclass(frozen=True)
 class Supplied:
-    """No option: the command supplies the value."""
+    """Not an option: the command supplies the value."""

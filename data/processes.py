@@ -1,4 +1,4 @@
-"""Child processes: a function over many jobs, and processes that end with their parent."""
+"""Child processes: parallel jobs, and processes that end with their parent."""
 
 import ctypes
 import os
@@ -18,16 +18,17 @@ from data.retry import TransientError
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-_BYTES_A_WORKER = 1 << 28  # fewer do not repay the start of a process
+_BYTES_A_WORKER = 1 << 28  # fewer are not worth starting a process
 _PR_SET_PDEATHSIG = 1
 
 
 def over_jobs(
     work: Callable[[Job], Result], jobs: Sequence[Job], *, total_bytes: int, workers: int | None
 ) -> Iterator[Result]:
-    """`work(job)` of each job, in their order, by `workers` processes (0, 1: in this one).
+    """Yields `work(job)` of each job, in order, computed by `workers` processes.
 
-    None: one a core where there is enough to read. `work` is a function of a module.
+    workers: 0 or 1 for this process, None for one per core if there is enough to read. `work` must
+    be picklable, such as a function of a module.
     """
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_A_WORKER)
@@ -41,9 +42,9 @@ def over_jobs(
 
 @contextmanager
 def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterator[Executor]:
-    """`workers` processes, each of which calls `start(*given)` first; the end drops what waits.
+    """Starts `workers` processes, each of which first calls `start(*given)`.
 
-    Raises TransientError if one of them was killed.
+    Exiting drops queued jobs. Raises TransientError if one of them was killed.
     """
     # Spawned, not forked: image libraries and callers hold threads and locks.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start, initargs=given)
@@ -61,7 +62,7 @@ def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterato
 def in_order(
     pool: Executor, work: Callable[[Job], Result], jobs: Iterable[Job], *, ahead: int
 ) -> Iterator[Result]:
-    """`work(job)` of each job, in their order; so many are asked for before they are needed."""
+    """Yields `work(job)` of each job, in order. Up to `ahead` jobs are submitted in advance."""
     running: deque[Future[Result]] = deque()
     for job in jobs:
         running.append(pool.submit(work, job))
@@ -72,7 +73,10 @@ def in_order(
 
 
 def end_with_parent() -> None:
-    """A killed parent leaves the pool's pipes open: without this its workers wait for ever."""
+    """Ends this process when its parent ends.
+
+    A killed parent leaves the pool's pipes open, so its workers would otherwise wait forever.
+    """
     parent = parent_process()
     assert parent is not None
 
@@ -84,10 +88,10 @@ def end_with_parent() -> None:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when the thread that started it ends.
+    """Makes the kernel kill this process when the thread that started it ends (Linux).
 
-    parent: the id of the process that should be the parent. Where it is not, it died before the
-    kernel knew of this wish, and this process ends here.
+    parent: expected parent process ID. If the parent differs, it died before `prctl` took effect,
+    and this process kills itself.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

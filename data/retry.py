@@ -1,4 +1,4 @@
-"""Which I/O errors are transient, and how operations that raise one are retried.
+"""Decides which I/O errors are transient, and retries operations that raise one.
 
 Does not import torch: the launcher and the exit codes use this module before torch is imported.
 """
@@ -38,7 +38,7 @@ TRANSIENT_ERRNOS = frozenset(
     }
 )
 
-# With the waits below about 25 s at most, well under `train.timeout_seconds`, after which the other
+# At most about 25 s with the waits below, well under `train.timeout_seconds`, after which the other
 # ranks give up.
 ATTEMPTS = 8
 _FIRST_SECONDS = 0.2
@@ -66,9 +66,9 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def retried(what: str, operation: Callable[[], Answer]) -> Answer:
-    """The result of `operation`, called until it succeeds; it must allow calls after a failure.
+    """Calls `operation` until it succeeds and returns its result. It must be safe to call again.
 
-    `what` names the file in log lines and in the error. Raises RetriesExhaustedError after the last
+    what: names the file in log lines and in the error. Raises RetriesExhaustedError after the last
     attempt. An error that is not transient is raised immediately.
     """
     attempt = 1
@@ -89,7 +89,7 @@ def wait_before_retry(
     deadline: float = math.inf,
     remedy: str = _REMEDY,
 ) -> None:
-    """Log the error of `attempt` (counted from 1) and wait: exponential backoff with jitter.
+    """Logs the error of `attempt` (counted from 1) and waits: exponential backoff with jitter.
 
     Raises `error` itself if it is not transient or was already retried, and RetriesExhaustedError
     after the last of `attempts` or if the wait would exceed `deadline` (`time.monotonic`).

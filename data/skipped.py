@@ -17,7 +17,7 @@ _NAMED = 5
 
 
 class Skipped(NamedTuple):
-    """What was skipped: a path, or a shard and a key in it."""
+    """A skipped item: a path, or a shard and a key in it."""
 
     name: str
     reason: str
@@ -27,13 +27,16 @@ class Skipped(NamedTuple):
 
 
 def to_lines(skipped: Iterable[Skipped], **fields: str) -> bytes:
-    """A JSON line for each, with `fields` added; ASCII, because names may not be valid UTF-8."""
+    """Returns a JSON line for each, with `fields` added.
+
+    ASCII, because names may not be valid UTF-8.
+    """
     lines = [json.dumps({**fields, **one._asdict()}) + "\n" for one in skipped]
     return "".join(lines).encode("ascii")
 
 
 def by_reason(skipped: Iterable[Skipped]) -> list[str]:
-    """One line for each reason, with the first names."""
+    """Returns one line for each reason, with the first names."""
     names: dict[str, list[str]] = {}
     for one in skipped:
         names.setdefault(one.reason, []).append(one.name)
@@ -46,9 +49,9 @@ def _some(names: list[str]) -> str:
 
 
 class SkippedFile:
-    """The file in `folder`; created only once something is skipped.
+    """The file in `folder`. It is created only if something is skipped.
 
-    ignored: files that the source does not read; finished: shards of earlier runs. `last` is the
+    ignored: files that the source does not read. finished: shards of earlier runs. `last` is the
     last sample skipped in this run.
     """
 
@@ -61,7 +64,7 @@ class SkippedFile:
         self._write([*to_lines(ignored).splitlines(keepends=True), *kept])
 
     def add(self, shard: str, skipped: Sequence[Skipped]) -> None:
-        """Record samples that are not in `shard`; call it before the shard is finished."""
+        """Records samples that are not in `shard`. Call it before the shard is finished."""
         if not skipped:
             return
         self.last = skipped[-1]
@@ -70,7 +73,7 @@ class SkippedFile:
             flush(file)
 
     def finish(self) -> None:
-        """Sort the lines by shard, because a resumed run does not write shards in order."""
+        """Sorts the lines by shard, because a resumed run does not write shards in order."""
         self._write(sorted(self._lines(), key=lambda line: _shard(line) or ""))
 
     def _write(self, lines: Sequence[bytes]) -> None:
@@ -84,7 +87,7 @@ class SkippedFile:
 
 
 def _shard(line: bytes) -> str | None:
-    """The shard of a line; None for lines without one and for a line truncated by a kill."""
+    """Returns the shard of a line, or None if there is none or a kill truncated the line."""
     try:
         return str(json.loads(line)["shard"])
     except (ValueError, KeyError):

@@ -1,7 +1,7 @@
-"""What all augmentations share: their base class, and random numbers.
+"""The base class of all augmentations, and their random numbers.
 
-Numbers are keyed by what they are for, a sample of an epoch or a pair of the stream, so pixels do
-not depend on ranks, workers, or where a run was resumed.
+Random numbers are keyed by their use, a sample of an epoch or a pair of the stream. Pixels
+therefore do not depend on ranks, workers, or where a run was resumed.
 """
 
 import math
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 Fill = tuple[float, ...]
-"""The level of each channel where a change leaves pixels empty."""
+"""The level of each channel for pixels that a change leaves empty."""
 
-# Keep the draws apart from other uses of the same seed.
+# Separate these draws from other uses of the same seed.
 _SAMPLES = 0x6B776179  # "kway"
 _PAIRS = 0x70616972  # "pair"
 _BOX_ATTEMPTS = 10
@@ -31,17 +31,18 @@ class Augmentation(ABC):
 
     @abstractmethod
     def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-        """uint8 [H, W, 3], or gray [H, W], of the same shape; `image` itself is not modified.
+        """Returns an image of the same shape as `image`, which is not modified.
 
-        Every number comes from `rng`, the generator of the sample. Changes that are drawn with a
-        probability draw even if it is 0, so that turning one off does not alter the others.
+        image: uint8 [H, W, 3], or gray [H, W]. All random numbers come from `rng`, the generator of
+        the sample. Changes that are applied with a probability draw even if it is 0, so that
+        turning one off does not alter the others.
         """
 
 
 class SampleGenerator:
-    """A generator of its own for each sample of each epoch, until the next one is asked for.
+    """Returns a generator for each sample of each epoch, valid until the next one is requested.
 
-    It is one generator that moves: to make one costs more than decoding a small picture.
+    A single generator is reseeded, because creating one costs more than decoding a small image.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class SampleGenerator:
         self._start = self._generator.bit_generator.state
 
     def at(self, seed: int, epoch: int, index: int) -> np.random.Generator:
-        """The same numbers for the same sample."""
+        """Returns a generator that always yields the same numbers for the same sample."""
         state: Any = self._start["state"]
         state["key"][0], state["counter"][1], state["counter"][2] = seed, index, epoch
         self._generator.bit_generator.state = self._start
@@ -57,12 +58,15 @@ class SampleGenerator:
 
 
 def pair_rng(seed: int, position: int) -> np.random.Generator:
-    """One generator for the positions 2n and 2n + 1 of the endless stream of samples."""
+    """Returns one generator for the positions 2n and 2n + 1 of the endless stream of samples."""
     return _generator(seed, _PAIRS, position // 2, 0)
 
 
 def _generator(seed: int, stream: int, index: int, epoch: int) -> np.random.Generator:
-    """Philox counts in the first word of its counter; the others say who (Salmon et al. 2011)."""
+    """Returns a Philox generator (Salmon et al. 2011).
+
+    Philox increments the first word of its counter; the other words identify the stream.
+    """
     counter = np.array([0, index, epoch, 0], dtype=np.uint64)
     key = np.array([seed, stream], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
@@ -75,9 +79,9 @@ def random_box(
     ratio: tuple[float, float],
     rng: np.random.Generator,
 ) -> Box | None:
-    """A box inside height x width; None after ten that do not fit.
+    """Returns a random box inside height x width, or None if ten draws do not fit.
 
-    area: its share of the whole, uniform; ratio: its width / height, uniform in the logarithm.
+    area: fraction of the whole, uniform. ratio: width / height, log-uniform.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_BOX_ATTEMPTS):

@@ -1,4 +1,4 @@
-"""Augmentations of users, which a recipe names by import path in `data.augment.custom`."""
+"""User-defined augmentations, named by import path in the recipe's `data.augment.custom`."""
 
 import numpy as np
 
@@ -7,17 +7,20 @@ from data.base_config import FrozenConfig
 
 
 class CustomAugmentation(FrozenConfig, Augmentation):
-    """An augmentation of the user's: `kind` is its import path, the other fields are its options.
+    """A user-defined augmentation. `kind` is its import path, the other fields are its options.
 
     `__call__` must be a function of its arguments and the options alone. `rng` depends on (seed,
     epoch, sample), so a sample gets the same pixels on every rank and worker and after a resume. It
-    is valid during the call only: the next sample reuses it.
+    is valid only during the call, because the next sample reuses it.
     """
 
     kind: str
 
     def checked(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-        """`__call__`; raises ValueError if the result is not an image like `image`."""
+        """Calls the augmentation.
+
+        Raises ValueError if the result differs from `image` in dtype or shape.
+        """
         changed: object = self(image, fill, rng)
         if not isinstance(changed, np.ndarray):
             raise ValueError(f"{self.kind} returned {type(changed).__name__}: return a numpy array")
@@ -30,7 +33,7 @@ class CustomAugmentation(FrozenConfig, Augmentation):
 
 
 def check_imported(value: object) -> object:
-    """Validates an entry of `data.augment.custom`, which has been imported before."""
+    """Validates an entry of `data.augment.custom`, which has already been imported."""
     if not isinstance(value, CustomAugmentation):
         raise ValueError("name a class by its import path, as in kind: my_package.images:Noise")
     return value

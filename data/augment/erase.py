@@ -7,15 +7,15 @@ from pydantic import ConfigDict, Field, RootModel
 
 from data.augment.base import Augmentation, Fill, random_box
 
-# As timm and torchvision have them.
+# The defaults of timm and torchvision.
 _AREA = (0.02, 1 / 3)
 _RATIO = (0.3, 3.3)
 
 
 class Erase(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
-    """A random box covered with `image.mean`, with this probability (Zhong et al. 2020).
+    """Fills a random box with `image.mean`, with this probability (Zhong et al. 2020).
 
-    Nothing is covered if none of ten drawn boxes fits.
+    Nothing is erased if none of ten random boxes fits.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -1,4 +1,4 @@
-"""Images that lose their color."""
+"""Random conversion to grayscale."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from data.augment.base import Augmentation, Fill
 
 
 class Grayscale(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
-    """All three channels the same gray, with this probability (SimCLR, Chen et al. 2020)."""
+    """Converts an image to gray with this probability (SimCLR, Chen et al. 2020)."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -19,30 +19,32 @@ _LEVELS = np.arange(256)
 
 
 def brightness(image: np.ndarray, factor: float) -> np.ndarray:
-    """0 is black, 2 is twice as bright."""
+    """A factor of 0 gives black, 2 doubles the brightness."""
     return cv2.addWeighted(image, factor, image, 0, 0)
 
 
 def contrast(image: np.ndarray, factor: float) -> np.ndarray:
-    """0 is the picture's mean grey all over."""
+    """A factor of 0 gives the mean gray of the image."""
     mean = round(cv2.mean(_luma(image))[0])
     return cv2.addWeighted(image, factor, image, 0, (1 - factor) * mean)
 
 
 def saturation(image: np.ndarray, factor: float) -> np.ndarray:
-    """0 is grey. For [H, W, 3] alone."""
+    """A factor of 0 gives gray. Only for [H, W, 3]."""
     return cv2.transform(image, factor * np.eye(3) + (1 - factor) * np.tile(_LUMA, (3, 1)))
 
 
 def hue(image: np.ndarray, turn: float) -> np.ndarray:
-    """Every colour moved by `turn` of the colour circle, -0.5 to 0.5. For [H, W, 3] alone."""
+    """Rotates the hue by `turn` of the color circle, -0.5 to 0.5. Only for [H, W, 3]."""
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
-    hsv[:, :, 0] += np.uint8(round(turn * 256) % 256)  # the circle is 256 long: it wraps by itself
+    hsv[:, :, 0] += np.uint8(
+        round(turn * 256) % 256
+    )  # the circle has 256 steps, so uint8 wraps correctly
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
 
 
 def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
-    """0 is smoothed, 2 is sharpened; the outermost pixels stay."""
+    """A factor of 0 smooths, 2 sharpens. The outermost pixels do not change."""
     kernel = (1 - factor) * _SMOOTH
     kernel[1, 1] += factor
     result = cv2.filter2D(image, -1, kernel)
@@ -56,22 +58,22 @@ def _luma(image: np.ndarray) -> np.ndarray:
 
 
 def autocontrast(image: np.ndarray) -> np.ndarray:
-    """Each channel stretched so that it reaches from 0 to 255."""
+    """Stretches each channel to the range 0 to 255."""
     return _by_channel(image, _contrast_curve)
 
 
 def equalize(image: np.ndarray) -> np.ndarray:
-    """Each channel's levels spread so that all are about equally frequent."""
+    """Spreads the levels of each channel so that all are about equally frequent."""
     return _by_channel(image, _equalizing_curve)
 
 
 def posterize(image: np.ndarray, bits: int) -> np.ndarray:
-    """Only the `bits` highest bits of each level, 1 to 8, are kept."""
+    """Keeps the `bits` highest bits of each level, 1 to 8."""
     return image & np.uint8(256 - 2 ** (8 - bits))
 
 
 def solarize(image: np.ndarray, threshold: float) -> np.ndarray:
-    """Levels from `threshold` on are inverted; 256 inverts none."""
+    """Inverts levels of at least `threshold`; 256 inverts none."""
     table = np.where(threshold <= _LEVELS, 255 - _LEVELS, _LEVELS)
     return cv2.LUT(image, table.astype(np.uint8))
 
@@ -99,18 +101,18 @@ def _equalizing_curve(channel: np.ndarray) -> np.ndarray:
 
 
 def shear(image: np.ndarray, x: float, y: float, fill: Fill) -> np.ndarray:
-    """Rows pushed left by `x` times their distance from the top edge, columns up by `y` times."""
+    """Shears by `x` to the left and `y` up, per pixel of distance from the top and left edges."""
     return _affine(image, [[1, x, 0], [y, 1, 0]], fill)
 
 
 def translate(image: np.ndarray, x: float, y: float, fill: Fill) -> np.ndarray:
-    """Pushed left by `x` and up by `y`, shares of its width and height, to whole pixels."""
+    """Shifts left by `x` and up by `y`, fractions of width and height, rounded to whole pixels."""
     height, width = image.shape[:2]
     return _affine(image, [[1, 0, round(x * width)], [0, 1, round(y * height)]], fill)
 
 
 def rotate(image: np.ndarray, degrees: float, fill: Fill) -> np.ndarray:
-    """Turned counter-clockwise around its centre."""
+    """Rotates counter-clockwise around the center."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = (side / 2 for side in image.shape[:2])
     return _affine(
@@ -121,9 +123,9 @@ def rotate(image: np.ndarray, degrees: float, fill: Fill) -> np.ndarray:
 
 
 def _affine(image: np.ndarray, matrix: list[list[float]], fill: Fill) -> np.ndarray:
-    """Each pixel of the result comes from `matrix` @ (x, y, 1), from the corner of the frame."""
+    """Maps each result pixel to `matrix` @ (x, y, 1), measured from the image corner."""
     inverse = np.array(matrix, dtype=np.float64)
-    # OpenCV counts from the middle of the first pixel instead.
+    # OpenCV measures from the center of the first pixel instead.
     inverse[:, 2] += inverse[:, :2].sum(axis=1) / 2 - 0.5
     height, width = image.shape[:2]
     return cv2.warpAffine(

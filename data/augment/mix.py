@@ -1,7 +1,7 @@
-"""Mixup and cutmix of the two images of a pair.
+"""Mixup and CutMix of the two images of a pair.
 
-Positions 2n and 2n + 1 of the endless stream are a pair. One draw, from `pair_rng`, is for both:
-each keeps the same share of itself and takes the rest from the other.
+Positions 2n and 2n + 1 of the endless stream are a pair. Both use the same draw from `pair_rng`:
+each image keeps the same fraction of itself and takes the rest from the other.
 """
 
 import math
@@ -18,9 +18,10 @@ from data.base_config import FrozenConfig
 
 @dataclass(frozen=True)
 class MixDraw:
-    """One draw. weight: the share of an image's own pixels, which is also that of its own label.
+    """The parameters of one mix.
 
-    box: what cutmix takes from the partner, at the same position.
+    weight: the fraction of an image's own pixels, and the weight of its own label. box: the region
+    that CutMix takes from the partner, at the same position.
     """
 
     kind: Literal["none", "mixup", "cutmix"]
@@ -28,9 +29,9 @@ class MixDraw:
     box: Box = (0, 0, 0, 0)
 
     def __call__(self, image: np.ndarray, partner: np.ndarray) -> np.ndarray:
-        """uint8 [C, H, W] of `image` with its partner's share; neither is changed."""
+        """Returns `image`, uint8 [C, H, W], mixed with `partner`. Neither input is modified."""
         if self.kind == "mixup":
-            # As rows of one matrix: OpenCV takes the last of three axes for channels.
+            # Reshaped to matrix rows, because OpenCV treats the last of three axes as channels.
             own, other = (array.reshape(-1, array.shape[-1]) for array in (image, partner))
             return cv2.addWeighted(own, self.weight, other, 1 - self.weight, 0).reshape(image.shape)
         if self.kind == "cutmix":
@@ -42,9 +43,9 @@ class MixDraw:
 
 
 class Mix(FrozenConfig):
-    """Mixup (Zhang et al. 2018) and cutmix (Yun et al. 2019) of neighbors in the stream.
+    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) of neighbors in the stream.
 
-    Shares are drawn from Beta(alpha, alpha); 0 turns that one off.
+    Weights are drawn from Beta(alpha, alpha). An alpha of 0 disables the method.
     """
 
     mixup_alpha: float = Field(0, ge=0, le=1000)
@@ -61,10 +62,10 @@ class Mix(FrozenConfig):
         return self
 
     def draw(self, size: int, rng: np.random.Generator) -> MixDraw:
-        """What a pair of `size` x `size` images shares; kind "none" with weight 1 if not mixed.
+        """Draws the mix of a pair of `size` x `size` images; kind "none" if they are not mixed.
 
-        The weight is drawn from Beta(alpha, alpha). For cutmix it is then the exact share of the
-        pixels, because its box is cut off at the edges of the image.
+        The weight is drawn from Beta(alpha, alpha). For CutMix it is then replaced by the exact
+        fraction of pixels, because the box is clipped at the edges of the image.
         """
         if rng.random() >= self.probability:
             return MixDraw("none")
@@ -81,7 +82,7 @@ class Mix(FrozenConfig):
 
 
 def _cut(size: int, weight: float, rng: np.random.Generator) -> Box:
-    """A square of 1 - `weight` of size x size around a random position, cut off at the edges."""
+    """Returns a random square with 1 - `weight` of the area, clipped at the edges."""
     side = round(size * math.sqrt(1 - weight))
     top, left = (int(center) - side // 2 for center in rng.integers(size, size=2))
     bottom, right = min(top + side, size), min(left + side, size)

@@ -1,7 +1,7 @@
-"""RandAugment (Cubuk et al. 2020): a few of 14 operations, drawn at random, all equally strong.
+"""RandAugment (Cubuk et al. 2020): a few of 14 operations, drawn at random, equally strong.
 
-The strength grows with the magnitude for every operation, at 10 to the end of the range that
-AutoAugment (Cubuk et al. 2019) gives it.
+Strength grows with the magnitude. A magnitude of 10 is the end of each operation's range in
+AutoAugment (Cubuk et al. 2019).
 """
 
 from collections.abc import Callable
@@ -25,9 +25,10 @@ from data.augment.image_operations import (
 )
 from data.base_config import FrozenConfig
 
-_SHIFT = 150 / 331  # AutoAugment's pixels and the side of the pictures that it was found on
+_SHIFT = 150 / 331  # AutoAugment's pixels over the side of the images that it was tuned on
 
-# (picture, strength from -1 to 1, fill) -> picture; those without a direction take its size.
+# (image, strength from -1 to 1, fill) -> image. Operations without a direction use its absolute
+# value.
 OPERATIONS: dict[str, Callable[[np.ndarray, float, Fill], np.ndarray]] = {
     "identity": lambda image, strength, fill: image,
     "autocontrast": lambda image, strength, fill: autocontrast(image),
@@ -42,7 +43,7 @@ OPERATIONS: dict[str, Callable[[np.ndarray, float, Fill], np.ndarray]] = {
     "shear-y": lambda image, strength, fill: shear(image, 0, 0.3 * strength, fill),
     "translate-x": lambda image, strength, fill: translate(image, _SHIFT * strength, 0, fill),
     "translate-y": lambda image, strength, fill: translate(image, 0, _SHIFT * strength, fill),
-    # Last, for it means nothing on grey, where it is left out.
+    # Last, so that it can be excluded for gray images, where it has no effect.
     "colour": lambda image, strength, fill: saturation(image, 1 + 0.9 * strength),
 }
 _ALL = tuple(OPERATIONS.values())

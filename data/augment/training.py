@@ -1,8 +1,8 @@
-"""One decoded image -> one training sample, each draw from the sample's own generator.
+"""Turns one decoded image into a training sample. All draws use the sample's own generator.
 
 `AugmentConfig` is the recipe's `data.augment`. Its fields are the augmentations, in the order in
 which they are applied: crop or shift, flip, color jitter, grayscale, RandAugment, erasing, then
-those of the user. Mixing with another sample comes last, over pairs of the batch.
+user-defined ones. Mixing with another sample comes last, over pairs of the batch.
 """
 
 from itertools import pairwise
@@ -26,7 +26,7 @@ from data.images.decode import planes
 
 
 class SizeStage(FrozenConfig):
-    """The side of training images until so much of the run is done."""
+    """The size of training images until a point of the run."""
 
     size: int = Field(gt=0, le=4096, description="pixels")
     until: Interval = Field(description="counted from the start of the run")
@@ -45,7 +45,7 @@ _Imported = Annotated[SerializeAsAny[CustomAugmentation], BeforeValidator(check_
 
 
 class AugmentConfig(Crop, _Sizes):
-    """What training changes at random, in this order; `null` and 0 turn a part off.
+    """Random changes of training images, applied in this order. `null` and 0 disable a change.
 
     Draws are keyed by (seed, epoch, sample), never by rank or worker.
     """
@@ -62,14 +62,14 @@ class AugmentConfig(Crop, _Sizes):
 
     @property
     def changes(self) -> list[Augmentation]:
-        """The built-in ones of one image that are on, in their order."""
+        """The built-in augmentations of a single image that are on, in order."""
         return [field for field in vars(self).values() if isinstance(field, Augmentation)]
 
 
 def for_training(
     image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
 ) -> np.ndarray:
-    """uint8 [H, W, C] -> uint8 [C, size, size], a new array."""
+    """Augments uint8 [H, W, C]. Returns a new array uint8 [C, size, size]."""
     fill = tuple(round(255 * min(max(mean, 0.0), 1.0)) for mean in config.mean)
     drawn = augment.cropped(image, config, fill, rng)
     if config.channels == 1:
@@ -82,16 +82,17 @@ def for_training(
 
 
 class ProgressiveSizes:
-    """What `augment.progressive` and `augment.size` say, for epochs of `num_samples`.
+    """The image size at each point of training, from `augment.progressive` and `augment.size`.
 
-    Raises ValueError where a stage does not end after the one before it.
+    num_samples: samples per epoch. Raises ValueError if a stage does not end after the previous
+    one.
     """
 
     def __init__(
         self, image: ImageConfig, augment: AugmentConfig, *, num_samples: int, global_batch: int
     ) -> None:
         self._last = augment.size or image.size
-        # The samples consumed when each stage ends, and its side.
+        # For each stage, the samples consumed when it ends, and its image size.
         self._stages: list[tuple[int, int]] = []
         for stage in augment.progressive:
             steps = stage.until.in_steps(num_samples=num_samples, global_batch=global_batch)
@@ -105,5 +106,5 @@ class ProgressiveSizes:
                 )
 
     def at(self, samples: int) -> int:
-        """Pixels, for the batch that begins after `samples`."""
+        """Returns the image size in pixels for the batch that begins after `samples`."""
         return next((side for end, side in self._stages if samples < end), self._last)

@@ -1,1 +1,1 @@
-"""Bytes of pictures to pixels."""
+"""Decodes image bytes to pixels."""

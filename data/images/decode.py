@@ -1,6 +1,6 @@
-"""Bytes of a picture -> uint8 pixels, with limits; and the crops that evaluation and serving use.
+"""Decodes images to uint8 pixels within limits, and crops them for evaluation and serving.
 
-Training's random crops are `data/augment/`. Normalising happens on the device.
+The random crops of training are in `data/augment/`. Normalization happens on the device.
 """
 
 import io
@@ -24,23 +24,24 @@ from PIL import (
 from data.images.config import ImageConfig
 from data.images.headers import has_more_scans, jpeg_size, png_header
 
-# Loader processes are the parallelism here; OpenCV's own threads would fight them, and hang a fork.
+# Loader processes provide the parallelism. OpenCV's threads would compete with them, and can
+# deadlock after fork.
 cv2.setNumThreads(0)
-# What cannot be decoded is an error of ours with the sample's name; OpenCV would log its own. The
-# libpng and libjpeg inside it print a line to stderr all the same, which nothing here can stop.
+# Decoding errors are raised here with the sample's name, so OpenCV must not log its own. libpng and
+# libjpeg still print a line to stderr, which cannot be turned off here.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
-# A plugin may still measure a picture against Pillow's own limit: an error, caught below.
+# Some plugins check an image against Pillow's own limit. Make that an error, which is caught below.
 warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 MAX_PIXELS = 50_000_000
-# The short side is scaled to a fixed length: a thin strip would become gigabytes.
+# The short side is resized to a fixed length, so a thin strip would need gigabytes.
 MAX_ASPECT = 100
-# Of a JPEG; each costs a pass over all its pixels, so that a few kilobytes could take minutes.
+# Scans of a JPEG. Each one costs a pass over all pixels, so a few kilobytes could take minutes.
 MAX_SCANS = 100
 
-# The first bytes decide, never a file's name. Plugins are called by class: Image.open would warn
-# about, or refuse, large pictures by a limit that is global to the process.
+# The first bytes decide the format, not the file name. Plugins are called by class, because
+# Image.open applies a process-wide size limit to large images.
 _FORMATS: dict[bytes, tuple[str, type[ImageFile.ImageFile]]] = {
     b"\xff\xd8\xff": ("jpg", JpegImagePlugin.JpegImageFile),
     b"\x89PNG\r\n\x1a\n": ("png", PngImagePlugin.PngImageFile),
@@ -65,16 +66,16 @@ _DAMAGE = (
 
 
 def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
-    """The format of a picture ("jpg", "png", "webp", "bmp", "gif"), from its header alone.
+    """Returns the format of an image ("jpg", "png", "webp", "bmp", "gif") from its header alone.
 
-    Raises ValueError for anything else, for a damaged header, for more than `max_pixels` and for a
-    strip that is more than 100 times as long as wide.
+    Raises ValueError for other formats, a damaged header, more than `max_pixels` pixels, or an
+    aspect ratio over 100.
     """
     return _inspect(data, max_pixels)[0]
 
 
 def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
-    """The format, and whether the picture has transparency."""
+    """Returns the format, and whether the image has transparency."""
     extension, plugin = _format(data)
     try:
         with plugin(io.BytesIO(data)) as header:
@@ -109,10 +110,10 @@ def _format(data: bytes) -> tuple[str, type[ImageFile.ImageFile]]:
 
 
 def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Pixels uint8 [H, W, channels], RGB or grey, turned as the EXIF orientation says.
+    """Returns pixels uint8 [H, W, channels], RGB or gray, with the EXIF orientation applied.
 
-    What is transparent shows a white ground. Raises ValueError for what is no picture, is cut off,
-    has more than `max_pixels` or is too thin a strip.
+    Transparent pixels are blended with white. Raises ValueError for data that is not an image or is
+    truncated, for more than `max_pixels` pixels, and for an aspect ratio over 100.
     """
     extension, transparent = _checked(data, max_pixels)
     if transparent:
@@ -128,7 +129,7 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
 
 
 def _checked(data: bytes, max_pixels: int) -> tuple[str, bool]:
-    """As `_inspect`, without Pillow where the header is plain."""
+    """Like `_inspect`, but without Pillow for plain headers."""
     if (size := jpeg_size(data)) is not None:
         _check_size(*size, max_pixels)
         return "jpg", False
@@ -139,7 +140,10 @@ def _checked(data: bytes, max_pixels: int) -> tuple[str, bool]:
 
 
 def _on_white(data: bytes) -> np.ndarray:
-    """By Pillow: OpenCV either drops transparency or ignores the EXIF orientation."""
+    """Blends with white.
+
+    Uses Pillow: OpenCV either drops transparency or ignores the EXIF orientation.
+    """
     extension, plugin = _format(data)
     try:
         with plugin(io.BytesIO(data)) as opened:
@@ -153,7 +157,7 @@ def _on_white(data: bytes) -> np.ndarray:
 
 
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize [H, W, C]: area averaging where it shrinks, bilinear where it grows."""
+    """Resizes [H, W, C]: area averaging to shrink, bilinear interpolation to enlarge."""
     if image.shape[:2] == (height, width):
         return image
     shrinks = height <= image.shape[0] and width <= image.shape[1]
@@ -163,7 +167,7 @@ def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
-    """Resize [H, W, C] so that its shorter side has `side` pixels."""
+    """Resizes [H, W, C] so that its shorter side has `side` pixels."""
     height, width = image.shape[:2]
     if height <= width:
         return resize(image, side, max(side, round(width * side / height)))
@@ -171,7 +175,7 @@ def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
 
 
 def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """uint8 [H, W, C] -> uint8 [C, size, size]: short side to `resize`, then the centre.
+    """Maps uint8 [H, W, C] to uint8 [C, size, size]: short side to `resize`, then a center crop.
 
     Evaluation and serving both call this, so that a model sees the same pixels in both.
     """
@@ -179,10 +183,10 @@ def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 
 def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """uint8 [C, size, size] for one crop, [crops, C, size, size] for several.
+    """Returns uint8 [C, size, size] for one crop, [crops, C, size, size] for several.
 
-    Five: the corners top left, top right, bottom left and bottom right, and the centre; ten: those
-    and then their mirror images (Krizhevsky et al. 2012).
+    Five crops are the corners (top left, top right, bottom left, bottom right) and the center. Ten
+    add the mirror images of those five (Krizhevsky et al. 2012).
     """
     if config.crops == 1:
         return for_evaluation(image, config)
@@ -194,7 +198,7 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 
 def center_crop(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """[H, W, C] -> [size, size, C]: short side to `resize`, then the centre."""
+    """Maps [H, W, C] to [size, size, C]: short side to `resize`, then a center crop."""
     image = resize_short_side(image, config.resize or config.size)
     top, left = ((side - config.size) // 2 for side in image.shape[:2])
     return _square(image, top, left, config.size)
@@ -205,7 +209,7 @@ def _square(image: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
 
 
 def planes(image: np.ndarray) -> np.ndarray:
-    """[H, W, C], or grey [H, W] -> a new array [C, H, W]; faster than a transposed copy."""
+    """Maps [H, W, C] or gray [H, W] to a new array [C, H, W]. Faster than a transposed copy."""
     if image.ndim == 2:
         return image[None].copy()
     return np.stack(cv2.split(image))

@@ -1,6 +1,6 @@
-"""The font faces that matplotlib ships, and a character of one of them as a small grey picture.
+"""The font faces that matplotlib ships, and rendering of their characters as small gray images.
 
-Which characters make a class is `glyphs.py`.
+`glyphs.py` selects the characters that make a class.
 """
 
 import math
@@ -16,13 +16,13 @@ from PIL import Image, ImageDraw, ImageFont
 
 cv2.setNumThreads(0)
 
-# LastResort draws a box for everything; these three put symbols behind letters' codes.
+# LastResort draws a box for every character. The other three map letter codes to symbols.
 _LEFT_OUT = {"LastResortHE-Regular", "cmex10", "cmmi10", "cmsy10"}
-# Shapes are drawn this many times larger, then averaged down.
+# Glyphs are drawn this many times larger, then averaged down.
 _OVERSAMPLING = 3
-_EM = 0.72  # of the picture's side
-_BASELINE = 0.74  # from the top, of the picture's side
-_MARGIN = 1 / 24  # kept free on each side, of the picture's side
+_EM = 0.72  # fraction of the image's side
+_BASELINE = 0.74  # from the top, fraction of the image's side
+_MARGIN = 1 / 24  # kept free on each side, fraction of the image's side
 
 
 def font_folder() -> Path:
@@ -30,11 +30,11 @@ def font_folder() -> Path:
 
 
 def face_characters() -> dict[str, frozenset[int]]:
-    """Face name -> code points that it holds, in the order of the names.
+    """Maps each face name to the code points that it supports, sorted by name.
 
-    TeX's Computer Modern puts other glyphs behind some ASCII and Latin-1 codes (an opening quote
-    behind the backslash): there a character counts only where the glyph's own name is the one that
-    DejaVu Sans gives that character.
+    TeX's Computer Modern assigns other glyphs to some ASCII and Latin-1 codes, such as an opening
+    quote to the backslash. In these faces a character counts only if the name of its glyph matches
+    the name in DejaVu Sans.
     """
     fonts = {
         path.stem: FT2Font(str(path))
@@ -57,7 +57,11 @@ def _glyph_names(font: FT2Font) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class Glyph:
-    """The inked box of a character, oversampled: uint8 [h, w], ink 255; `top` over the baseline."""
+    """The ink of a character, oversampled.
+
+    ink: uint8 [h, w], 255 for ink. top: row of the first line relative to the baseline, negative
+    above.
+    """
 
     ink: np.ndarray
     top: int
@@ -65,7 +69,10 @@ class Glyph:
 
 @dataclass(frozen=True)
 class Distortion:
-    """A mild change of a glyph. Lengths are shares of the picture's side, the angle in radians."""
+    """A mild distortion of a glyph.
+
+    Lengths are fractions of the image's side, the angle is in radians.
+    """
 
     angle: float
     scale_x: float
@@ -94,7 +101,10 @@ PLAIN = Distortion(0, 1, 1, 0, 0, 0, 0, 1)
 
 
 class Pen:
-    """Draws characters as pictures uint8 [size, size], dark on white. Not for sending elsewhere."""
+    """Draws characters as images uint8 [size, size], dark on white.
+
+    Do not send it to other processes.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -102,7 +112,7 @@ class Pen:
         self._fonts: dict[str, ImageFont.FreeTypeFont] = {}
 
     def glyph(self, face: str, code: int) -> Glyph | None:
-        """The character's shape, or None where the face has no ink for it."""
+        """Returns the character's shape, or None if the face has no ink for it."""
         if face not in self._fonts:
             self._fonts[face] = ImageFont.truetype(
                 str(font_folder() / f"{face}.ttf"),
@@ -121,7 +131,10 @@ class Pen:
         return Glyph(np.asarray(canvas.crop(box)), top + box[1])
 
     def draw(self, glyph: Glyph, distortion: Distortion = PLAIN) -> np.ndarray:
-        """The glyph on its baseline, centred across; shrunk or moved only where it would be cut."""
+        """Draws the glyph on its baseline, centered horizontally.
+
+        Shrinks or moves it only if it would be cut.
+        """
         matrix = self._affine_map(glyph, distortion)
         ink = cv2.warpAffine(glyph.ink, matrix, (self._side, self._side), flags=cv2.INTER_LINEAR)
         if (sigma := distortion.blur * self._side) > 0.3:
@@ -130,14 +143,14 @@ class Pen:
         return 255 - cv2.convertScaleAbs(ink, alpha=distortion.weight)
 
     def _affine_map(self, glyph: Glyph, change: Distortion) -> np.ndarray:
-        """Affine map [2, 3] from the glyph's pixels to the canvas."""
+        """Returns the affine map [2, 3] from the glyph's pixels to the canvas."""
         height, width = glyph.ink.shape
         cos, sin = math.cos(change.angle), math.sin(change.angle)
         # rotation @ shear @ scale
         xx, yx = cos * change.scale_x, sin * change.scale_x
         xy = (cos * change.shear - sin) * change.scale_y
         yy = (sin * change.shear + cos) * change.scale_y
-        # Turned about the middle of the line, so that a glyph stays on its line.
+        # Rotate about the middle of the line, so that a glyph stays on its line.
         middle_x, middle_y = width / 2, self._side * (0.5 - _BASELINE) - glyph.top
         corners = [(x - middle_x, y - middle_y) for x in (0, width) for y in (0, height)]
         along = [xx * x + xy * y for x, y in corners]
@@ -148,7 +161,7 @@ class Pen:
         xx, xy, yx, yy = (factor * shrink for factor in (xx, xy, yx, yy))
         centre_x = _inside(self._side * (0.5 + change.shift_x), along, shrink, edge, room)
         centre_y = _inside(self._side * (0.5 + change.shift_y), down, shrink, edge, room)
-        # cv2 counts from pixel centres, the boxes above from pixel corners.
+        # cv2 measures from pixel centers, the boxes above from pixel corners.
         middle_x, middle_y = middle_x - 0.5, middle_y - 0.5
         offset_x = centre_x - 0.5 - xx * middle_x - xy * middle_y
         offset_y = centre_y - 0.5 - yx * middle_x - yy * middle_y
@@ -158,7 +171,7 @@ class Pen:
 def _inside(
     centre: float, corners: Sequence[float], shrink: float, edge: float, room: float
 ) -> float:
-    """Move `centre` so that shrunk corners around it lie between `edge` and `edge + room`."""
+    """Moves `centre` so that the shrunk corners around it lie between `edge` and `edge + room`."""
     low = edge - min(corners) * shrink
     high = edge + room - max(corners) * shrink
     return min(max(centre, low), high)

@@ -1,8 +1,8 @@
-"""The size of a JPEG or PNG from its first bytes: what a decoder's limits need, in a microsecond.
+"""Reads the size of a JPEG or PNG from its first bytes in about a microsecond.
 
-Only plain headers are followed, as libjpeg and libpng follow them. For all others, such as those
-with text, profiles or EXIF, Pillow is asked (`data/images/decode.py`): for a small PNG its header
-costs more than the pixels, for a JPEG a twentieth of decoding.
+Only plain headers are parsed, the way libjpeg and libpng do. Other headers, such as those with
+text, profiles or EXIF, are left to Pillow (`data/images/decode.py`). Pillow's header parsing costs
+more than decoding the pixels of a small PNG, and a twentieth of decoding a JPEG.
 """
 
 import re
@@ -10,27 +10,28 @@ import struct
 import zlib
 from typing import NamedTuple
 
-# SOF0 to SOF15, without DHT, JPG and DAC, which share their range.
+# SOF0 to SOF15, without DHT, JPG and DAC, which are in the same range.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# A marker that has a length, or ends the image: no zero, TEM, restart or fill byte follows 0xFF.
+# A marker with a length, or the end of the image: 0xFF is not followed by zero, TEM, restart or
+# fill.
 _MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
-# DHT, DQT, DRI, APP0 to APP15, COM: skipped by their length.
+# DHT, DQT, DRI, APP0 to APP15 and COM are skipped by their length.
 _JPEG_SEGMENTS_SKIPPED = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Grey, RGB, palette, grey with alpha, RGB with alpha.
+# Gray, RGB, palette, gray with alpha, RGB with alpha.
 _PNG_COLOR_TYPES, _WITH_ALPHA = frozenset({0, 2, 3, 4, 6}), frozenset({4, 6})
-# A header's chunk is 13 bytes between its length, its name and its checksum.
+# The header chunk has 13 bytes of data, after its length and name and before its checksum.
 _PNG_HEADER_END = 33
 _PALETTE_BYTES = 3 * 256
-# Of a few bytes each. Not tRNS: what is transparent by it, Pillow says.
+# Small chunks. Not tRNS, which adds transparency: Pillow handles it.
 _PNG_CHUNKS_SKIPPED = frozenset(
     {b"PLTE", b"bKGD", b"cHRM", b"gAMA", b"pHYs", b"sBIT", b"sRGB", b"tIME"}
 )
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """(height, width), pixels, before any turn that EXIF asks for; None where it is not plain."""
+    """Returns (height, width) before EXIF rotation, or None if the header is not plain."""
     if data[:2] != b"\xff\xd8":
         return None
     at = 2
@@ -46,12 +47,14 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def has_more_scans(data: bytes, most: int) -> bool:
-    """Whether a JPEG has more than `most` scans: its decoder passes over the whole picture in each.
+    """Whether a JPEG has more than `most` scans. A decoder processes the whole image for each scan.
 
-    A progressive one of a camera has about ten; a hundred bytes are enough for one that says
-    nothing (libjpeg-turbo's report LJT-01-004). What follows the picture's end is not counted.
+    A progressive JPEG from a camera has about ten. A scan without content takes only about a
+    hundred bytes (libjpeg-turbo report LJT-01-004). Data after the end of the image is not counted.
     """
-    if data.count(b"\xff\xda") <= most:  # false ones, of a thumbnail or in a film behind it, too
+    if (
+        data.count(b"\xff\xda") <= most
+    ):  # the count includes false matches in thumbnails or appended video
         return False
     scans, at = 0, 2
     while (found := _MARKER.search(data, at)) is not None and found[1] != _END_OF_IMAGE:
@@ -64,7 +67,7 @@ def has_more_scans(data: bytes, most: int) -> bool:
 
 
 class PngHeader(NamedTuple):
-    """Pixels, and whether they have an alpha channel."""
+    """Size in pixels, and whether there is an alpha channel."""
 
     height: int
     width: int
@@ -72,7 +75,7 @@ class PngHeader(NamedTuple):
 
 
 def png_header(data: bytes) -> PngHeader | None:
-    """The header of a PNG of 8 bits a channel; None where it is not plain."""
+    """Returns the header of a PNG with 8 bits per channel, or None if the header is not plain."""
     if data[:16] != _PNG_SIGNATURE + b"\0\0\0\x0dIHDR" or len(data) < _PNG_HEADER_END:
         return None
     width, height, depth, colour, *methods, crc = struct.unpack_from(">IIBBBBBI", data, 16)

@@ -1,1 +1,1 @@
-"""A look into shards: damage, what gives a label away, counts and contact sheets."""
+"""Inspects shards: damage, characters that leak the label, counts and contact sheets."""

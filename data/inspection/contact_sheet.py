@@ -1,6 +1,6 @@
-"""A picture of pictures: samples of a split side by side, each over the name of its class.
+"""A contact sheet: samples of a split in a grid, each with the name of its class below.
 
-The same split gives the same picture, pixel for pixel, where the same fonts are installed.
+The same split gives a pixel-identical image on machines with the same fonts.
 """
 
 import unicodedata
@@ -28,7 +28,7 @@ _FACES = ("DejaVuSans", "STIXGeneral", "DejaVuSerif")
 
 
 def contact_sheet(split: Split, number: int) -> Image.Image:
-    """Up to `number` examples of a split of pictures, at most 8 in a row."""
+    """Draws up to `number` examples of a split of images, at most 8 per row."""
     chosen = examples(split, number)
     columns = min(8, len(chosen))
     rows = -(-len(chosen) // columns)
@@ -48,7 +48,10 @@ def contact_sheet(split: Split, number: int) -> Image.Image:
 
 
 def _paste(sheet: Image.Image, split: Split, index: int, left: int, top: int) -> str | None:
-    """The sample in its tile, whole and not enlarged more than its pixels show; its class name."""
+    """Pastes the whole sample into its tile and returns its class name, or None if it is damaged.
+
+    Small images are enlarged without smoothing, so that single pixels stay visible.
+    """
     try:
         data, _, label = split.read(index)
         image = Image.fromarray(decode(data, 3))
@@ -66,14 +69,14 @@ def _paste(sheet: Image.Image, split: Split, index: int, left: int, top: int) ->
 
 
 class _Pen:
-    """Writes names in any script, each character in the first face that has it."""
+    """Writes names in any script. Each character uses the first font that has it."""
 
     def __init__(self, draw: ImageDraw.ImageDraw) -> None:
         self._draw = draw
         self._faces = _Faces()
 
     def lines(self, text: str, left: float, top: float, width: float, *, lines: int) -> None:
-        """`text` from the top left corner, wrapped at `width`, an ellipsis where it is longer."""
+        """Draws `text` from the top left corner, wrapped at `width`, truncated with an ellipsis."""
         rest = self._faces.drawable(text)
         for line in range(lines):
             rest = rest.lstrip()
@@ -94,7 +97,7 @@ class _Pen:
                 x += font.getlength(run)
 
     def _prefix(self, text: str, width: float) -> int:
-        """Characters of `text` that fit into `width`, at least one."""
+        """Returns how many characters of `text` fit into `width`, at least one."""
         fits = (n for n in range(len(text), 0, -1) if self._width(text[:n]) <= width)
         return next(fits, min(1, len(text)))
 
@@ -108,7 +111,10 @@ class _Pen:
 
 
 class _Faces:
-    """The fonts that matplotlib ships, then those of the system; opened when first needed."""
+    """The fonts that matplotlib ships, then those of the system.
+
+    Each is opened when first needed.
+    """
 
     def __init__(self) -> None:
         shipped = {path.stem: path for path in sorted(font_folder().glob("*.ttf"))}
@@ -118,7 +124,7 @@ class _Faces:
         self._found: dict[str, ImageFont.FreeTypeFont | None] = {}
 
     def font_of(self, char: str) -> ImageFont.FreeTypeFont | None:
-        """The first face that has `char`; None where none has it."""
+        """Returns the first font that has `char`, or None."""
         if char not in self._found:
             self._found[char] = next(
                 (font for font, codes in self._all() if ord(char) in codes), None
@@ -126,7 +132,10 @@ class _Faces:
         return self._found[char]
 
     def drawable(self, text: str) -> str:
-        """`text` on one line, with U+… for what no face has; what joins or varies is dropped."""
+        """Returns `text` on one line, with U+… for characters that no font has.
+
+        Format characters and marks that no font has are dropped.
+        """
         parts = []
         for char in " ".join(text.split()):
             if self.font_of(char) is not None and char.isprintable():
@@ -146,7 +155,7 @@ class _Faces:
             try:
                 codes = frozenset(FT2Font(str(path)).get_charmap())
                 face = (ImageFont.truetype(str(path), _FONT_SIZE), codes)
-            except (OSError, RuntimeError):  # a face of bitmaps of another size, or a damaged one
+            except (OSError, RuntimeError):  # a bitmap font of another size, or a damaged font
                 continue
             self._open.append(face)
             yield face

@@ -1,6 +1,6 @@
-"""What a folder of shards holds, in numbers and examples. How it is printed is the command's.
+"""The contents of a folder of shards, in numbers and examples. The command formats the output.
 
-Examples are always the same ones: the first of classes that lie evenly over the class list.
+Examples are deterministic: the first samples of classes spread evenly over the class list.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,10 @@ from data.shards.split import Split, open_split
 
 @dataclass(frozen=True)
 class SplitContents:
-    """counts: samples of each class, int64 [K]; no_class: samples whose label has none."""
+    """The contents of a split.
+
+    counts: samples of each class, int64 [K]. no_class: samples whose label is out of range.
+    """
 
     name: str
     shards: int
@@ -30,7 +33,7 @@ class SplitContents:
 
 
 class Bin(NamedTuple):
-    """`classes` classes have from `low` up to and with `high` samples."""
+    """`classes` classes have between `low` and `high` samples, inclusive."""
 
     low: int
     high: int
@@ -38,7 +41,7 @@ class Bin(NamedTuple):
 
 
 def contents(folder: Path, manifest: Manifest) -> list[SplitContents]:
-    """One for each split; raises as `open_split` does."""
+    """Returns the contents of each split. Raises as `open_split` does."""
     found = []
     for name in manifest.splits:
         shards = manifest.of_split(name)
@@ -49,12 +52,12 @@ def contents(folder: Path, manifest: Manifest) -> list[SplitContents]:
 
 
 def open_all(folder: Path, manifest: Manifest, name: str) -> Split:
-    """A split whatever its labels are: they are shown, not trained on."""
+    """Opens a split with any number of bad labels, because it is only displayed."""
     return open_split(folder, name, max_bad_labels=2**63, manifest=manifest)
 
 
 def histogram(counts: np.ndarray) -> list[Bin]:
-    """Classes by their number of samples [K]: 0, 1, 2-3, 4-7 and so on, without empty ends."""
+    """Bins classes by their number of samples [K]: 0, 1, 2-3, 4-7 and so on, without empty ends."""
     powers = np.array([int(count).bit_length() for count in counts], np.int64)
     return [
         Bin(power and 1 << (power - 1), (1 << power) - 1, int((powers == power).sum()))
@@ -63,9 +66,10 @@ def histogram(counts: np.ndarray) -> list[Bin]:
 
 
 def examples(split: Split, number: int) -> list[int]:
-    """Up to `number` samples of a split, in class-list order.
+    """Returns up to `number` samples of a split, in class-list order.
 
-    With more classes than that, one of each of `number` classes; else equally many of each.
+    If there are more than `number` classes, returns one sample of each of `number` classes, else
+    equally many of each.
     """
     there = np.flatnonzero(split.class_counts())
     chosen = there[np.linspace(0, len(there) - 1, min(number, len(there))).round().astype(int)]
@@ -75,7 +79,7 @@ def examples(split: Split, number: int) -> list[int]:
 
 
 def texts(split: Split, number: int) -> Iterator[tuple[str, str]]:
-    """(class name, text) of examples; what is no UTF-8 shows U+FFFD."""
+    """Yields (class name, text) of examples. Invalid UTF-8 is shown as U+FFFD."""
     for index in examples(split, number):
         try:
             data, _, label = split.read(index)

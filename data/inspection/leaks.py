@@ -1,7 +1,7 @@
-"""A bag-of-characters model of text shards: which single characters give the label away?
+"""A bag-of-characters model of text shards that finds single characters that give the label away.
 
-Naive Bayes over the presence of code points, learned on one half of a split and measured on the
-other. It is no check of words: what words say about the label is what a model should learn.
+Naive Bayes over the presence of code points is trained on one half of a split and evaluated on the
+other. Words are not checked, because what they reveal about the label is what a model should learn.
 """
 
 import unicodedata
@@ -24,17 +24,18 @@ _MIN_DEVIATIONS = 4.0
 _MIN_PART_LIFT = 2.0
 _MIN_PRECISION, _MIN_LIFT = 0.8, 3.0
 _NUM_MEASURED = 64
-_MAX_TABLE = 50_000_000  # entries of a table of characters x classes
+_MAX_TABLE = 50_000_000  # entries of the table of characters x classes
 _BLOCK_ENTRIES = 10_000_000
 
 
 @dataclass(frozen=True)
 class CharacterLeak:
-    """What one character says about the label, in the measured half of the texts.
+    """What one character reveals about the label, in the evaluated half of the texts.
 
-    texts: that hold it; class_name: the one they belong to most often; precision: how often; lift:
-    that over how often the class comes among all texts; information: bits about the label; fall: of
-    the model's accuracy without the character; suspect: why it is one, or None.
+    texts: number of texts that contain it. class_name: the most likely class given the character in
+    the training half. precision: fraction of these texts in that class. lift: precision over the
+    frequency of the class in all texts. information: bits about the label. fall: decrease of the
+    model's accuracy without the character. suspect: why it is suspicious, or None.
     """
 
     char: str
@@ -48,13 +49,16 @@ class CharacterLeak:
 
     @property
     def name(self) -> str:
-        """`U+FE0F VARIATION SELECTOR-16`."""
+        """The code point and name, such as `U+FE0F VARIATION SELECTOR-16`."""
         return f"U+{ord(self.char):04X} {unicodedata.name(self.char, 'without a name')}"
 
 
 @dataclass(frozen=True)
 class LeakReport:
-    """accuracy: of the model; most_frequent: of always saying the most frequent class."""
+    """The result of a leak check.
+
+    accuracy: of the model. most_frequent: accuracy of always predicting the most frequent class.
+    """
 
     texts: int
     accuracy: float
@@ -67,7 +71,10 @@ class LeakReport:
 
 
 class _Fall(NamedTuple):
-    """deviations: standard deviations from chance, of the texts that turn (McNemar 1947)."""
+    """The decrease of accuracy without a character.
+
+    deviations: standard deviations from chance, over the texts whose result changes (McNemar 1947).
+    """
 
     accuracy: float
     deviations: float
@@ -75,13 +82,16 @@ class _Fall(NamedTuple):
 
 @dataclass(frozen=True)
 class _Half:
-    """chars: places in the list of characters of each text; labels int64 [N]."""
+    """One half of the texts.
+
+    chars: for each text, positions in the list of characters. labels: int64 [N].
+    """
 
     chars: list[np.ndarray]
     labels: np.ndarray
 
     def table(self, num_chars: int, num_classes: int) -> np.ndarray:
-        """Texts of a class that hold a character, float64 [V, K]."""
+        """Returns the number of texts of a class that contain a character, float64 [V, K]."""
         where = [
             chars * num_classes + label
             for chars, label in zip(self.chars, self.labels, strict=True)
@@ -93,7 +103,7 @@ class _Half:
 
 @dataclass(frozen=True)
 class _Model:
-    """Naive Bayes over presence: bias [K], and present, absent [V, K], all log-probabilities."""
+    """Naive Bayes over presence. Log-probabilities: bias [K], present and absent [V, K]."""
 
     bias: np.ndarray
     present: np.ndarray
@@ -101,7 +111,7 @@ class _Model:
 
     @classmethod
     def fit(cls, table: np.ndarray, classes: np.ndarray) -> "_Model":
-        """Smoothed towards how often a character is found at all, so that rare classes are calm."""
+        """Fits the model, smoothed towards each character's overall frequency."""
         overall = table.sum(axis=1, keepdims=True) / classes.sum()
         share = (table + overall + 0.01) / (classes + 1.02)
         absent = np.log1p(-share)
@@ -112,13 +122,15 @@ class _Model:
 def check_leaks(
     folder: Path, *, split: str = "train", limit: int = 100_000, threshold: float = FALL
 ) -> LeakReport:
-    """Characters of `folder`'s texts by what they say about the label, the most telling first.
+    """Ranks the characters of `folder`'s texts by what they reveal about the label.
 
-    limit: texts, chosen by a fixed permutation, half to learn and half to measure. A character is
-    suspect where the accuracy falls by `threshold` or more without it, and 4 standard deviations;
-    where it is part of an emoji and twice as telling as chance; or where it is neither letter, mark
-    nor digit and 8 in 10 texts that hold it are of one class. ValueError for shards that are no
-    text, or for too few texts.
+    limit: number of texts, chosen by a fixed permutation; half train the model, half evaluate it. A
+    character is suspicious in three cases: without it, the accuracy falls by at least `threshold`
+    and 4 standard deviations; it is part of an emoji and its lift is at least 2; or it is not a
+    letter, mark or digit, at least 8 in 10 texts that contain it are of one class, and its lift is
+    at least 3.
+
+    Raises ValueError for shards that are not text, or for too few texts.
     """
     manifest = Manifest.load(folder)
     if manifest.modality != "text":
@@ -169,7 +181,7 @@ def _read(
 
 
 def _vocabulary(texts: Sequence[str], num_classes: int) -> list[str]:
-    """Characters of enough texts, the most frequent first, as many as a table of them can hold."""
+    """Returns characters that occur in enough texts, most frequent first, up to the table limit."""
     count = Counter(char for text in texts for char in set(text))
     found = [char for char, num in count.items() if num >= MIN_TEXTS]
     found.sort(key=lambda char: (-count[char], char))
@@ -187,7 +199,7 @@ def _half(texts: Sequence[str], labels: np.ndarray, index: dict[str, int]) -> _H
 
 
 def _candidates(chars: Sequence[str], table: np.ndarray, classes: np.ndarray) -> list[int]:
-    """Whose removal is worth measuring: the most informative, parts of emoji, and the purest."""
+    """Returns the characters to evaluate: the most informative, parts of emoji, and the purest."""
     purity = table.max(axis=1) / table.sum(axis=1)
     purity = np.where([_is_letter(char) for char in chars], 0, purity)
     found = {i for i, char in enumerate(chars) if char in PARTS or char == ZWJ}
@@ -197,11 +209,14 @@ def _candidates(chars: Sequence[str], table: np.ndarray, classes: np.ndarray) ->
 
 
 def _information(table: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Mutual information [V] of presence and label, bits, from counts [V, K] and [K]."""
+    """Returns the mutual information [V] of presence and label in bits.
+
+    table: counts [V, K]. classes: counts [K].
+    """
     total = classes.sum()
 
     def bits(counts: np.ndarray) -> np.ndarray:
-        """Entropy of each row, times the row's share of all texts."""
+        """Returns the entropy of each row, weighted by the row's fraction of all texts."""
         rows = counts.sum(axis=-1, keepdims=True)
         share = counts / np.maximum(rows, 1)
         logs = np.log2(share, out=np.zeros_like(share), where=share > 0)
@@ -211,7 +226,7 @@ def _information(table: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def _falls(model: _Model, half: _Half, candidates: Sequence[int]) -> tuple[float, list[_Fall]]:
-    """Accuracy of the model, and what becomes of it without each candidate."""
+    """Returns the accuracy of the model, and its decrease without each candidate."""
     right, lost, won = 0, np.zeros(len(candidates)), np.zeros(len(candidates))
     rows = max(1, _BLOCK_ENTRIES // max(model.present.shape))
     for first in range(0, len(half.labels), rows):
@@ -250,5 +265,5 @@ def _suspicion(
 
 
 def _is_letter(char: str) -> bool:
-    """A letter, a mark on one, or a digit: a part of words."""
+    """Whether `char` is a letter, a mark or a digit, and so part of a word."""
     return unicodedata.category(char)[0] in "LMN" and char not in PARTS

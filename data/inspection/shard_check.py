@@ -1,7 +1,7 @@
-"""What is damaged in one shard, found in one read from its first byte to its last.
+"""Finds the damage in one shard with a single read from its first byte to its last.
 
-SHA-256 of the file, crc32 of each member, labels, UTF-8 of texts and, if asked, pixels. Headers are
-looked at only where the SHA-256 says that something is wrong.
+Checks the SHA-256 of the file, the crc32 of each member, labels, UTF-8 of texts and optionally
+pixels. Tar headers are checked only if the SHA-256 does not match.
 """
 
 import os
@@ -37,9 +37,9 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong in `count` places: a line that names the shard, and the key where there is one.
+    """Damage at `count` locations. line: names the shard, and the key if there is one.
 
-    `kind` is one of `Kind`.
+    kind: one of `Kind`.
     """
 
     kind: Kind
@@ -49,9 +49,9 @@ class Damage:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the samples of a folder are held against.
+    """What the samples of a folder are checked against.
 
-    classes: how labels are read where somebody else wrote them; None: each is its number.
+    classes: how to read the labels of tars that kway only indexed; None: each label is its number.
     incomplete: shards whose missing samples the manifest records.
     """
 
@@ -68,12 +68,12 @@ class Rules:
 
 _CUT_BEFORE_INDEXED = "copy the tar again, or record this with kway shard index --skip-bad"
 
-# Row of a bad sample -> kind, and what follows its key in a line.
+# Row of a bad sample -> (kind, text that follows its key in a line).
 _Wrong = dict[int, tuple[Kind, str]]
 
 
 def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
-    """Every damage of one shard."""
+    """Returns all damage of one shard."""
     path = rules.folder / shard.file
     if not path.is_file():
         return [Damage("missing shard", f"{path} is missing, and its {shard.samples:,} samples")]
@@ -92,7 +92,7 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
             digest = opened.sha256()
         as_indexed = digest == shard.sha256 and shard.file not in rules.incomplete
         end = _end_fault(path, index) if as_indexed else None
-    except (ValueError, OSError) as error:  # a disk that cannot be read, or entries that overlap
+    except (ValueError, OSError) as error:  # an unreadable disk, or overlapping entries
         return [*found, Damage("changed shard", f"{path} cannot be read: {error}")]
     if digest != shard.sha256:
         whole = _of_file(rules, path, shard, digest, wrong)
@@ -108,7 +108,7 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
 
 
 def _end_fault(path: Path, index: ShardIndex | None) -> Fault | None:
-    """The fault at the end of a tar whose bytes have not changed since it was indexed, if any."""
+    """Returns the fault at the end of a tar that has not changed since indexing, or None."""
     start = 0
     if index is not None:
         ends = index.blocks.astype(np.int64) + -(-index.sizes.astype(np.int64) // BLOCK)
@@ -148,7 +148,7 @@ def _of_sample(
         if rules.text:
             str(data, "utf-8")
         elif rules.decode:
-            from data.images.decode import decode  # OpenCV takes its time, and is not always needed
+            from data.images.decode import decode  # importing OpenCV is slow and not always needed
 
             decode(bytes(data), 3)
     except UnicodeDecodeError as error:
@@ -174,7 +174,7 @@ def _of_label(
 
 
 def _of_file(rules: Rules, path: Path, shard: ShardInfo, digest: str, wrong: _Wrong) -> Damage:
-    """The damage of a file as a whole, whose SHA-256 is not the one that was written."""
+    """Returns the damage of a file whose SHA-256 does not match."""
     if (other := rules.file_of_sha256.get(digest)) is not None:
         return Damage("replaced shard", f"{path} is a copy of {other}: put the right one there")
     sums = f"SHA-256 {digest[:12]}…, not {shard.sha256[:12]}… as written"
@@ -194,7 +194,7 @@ def _of_file(rules: Rules, path: Path, shard: ShardInfo, digest: str, wrong: _Wr
 def _of_samples(
     rules: Rules, path: Path, index: ShardIndex, wrong: _Wrong, *, changed: bool
 ) -> list[Damage]:
-    """A damage for each bad sample, then for each bad header; those beyond `named` share one."""
+    """Returns a damage per bad sample, then per bad header. Those beyond `named` share one."""
     found: list[Damage] = []
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -224,7 +224,7 @@ def _key(descriptor: int, index: ShardIndex, row: int) -> str:
 
 
 def _bad_headers(descriptor: int, index: ShardIndex) -> list[str]:
-    """Members whose header is none, or promises another size, by key as far as it can be read."""
+    """Returns the members whose header is invalid or declares another size."""
     found = []
     for row in range(index.info.samples):
         for column in (0, 1):

@@ -1,6 +1,6 @@
-"""Reads a whole folder of shards, several at a time, and names what is damaged.
+"""Reads a whole folder of shards, several in parallel, and reports what is damaged.
 
-What is looked for inside a shard is `data/inspection/shard_check.py`.
+`data/inspection/shard_check.py` checks a single shard.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from data.tars.indexing import INDEXED
 from data.tars.labels import ClassList
 
 NAMED_A_SHARD = 10
-_DECODING_COSTS = 20  # as much time a byte: a process repays itself sooner
+_DECODING_COSTS = 20  # relative time per byte, which makes more processes worthwhile
 
 
 def damages(
@@ -28,10 +28,11 @@ def damages(
     named: int | None = NAMED_A_SHARD,
     workers: int | None = None,
 ) -> Iterator[Damage]:
-    """Yield each damage; `report(done, total)` counts samples.
+    """Yields each damage. `report(done, total)` counts samples.
 
-    decode: pictures are decoded, too; named: samples of a shard that get a line of their own, the
-    others share one (None: all get one); workers: processes, None: one a core where that pays.
+    decode: also decode images. named: number of samples per shard that get a line of their own; the
+    others share one (None: no limit). workers: number of processes; None: one per core if
+    worthwhile.
     """
     manifest = Manifest.read(folder)
     total = sum(shard.samples for shard in manifest.shards)
@@ -51,7 +52,7 @@ def damages(
 
 
 def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
-    """What `kway shard index` skipped or missed, one line each: recorded, so not damage."""
+    """Returns what `kway shard index` skipped or missed, one line each: recorded, so not damage."""
     about = manifest.source.parameters
     lines = [f"{file}: {reason}" for file, reason in manifest.incomplete.items()]
     indexed = sum(shard.samples for shard in manifest.shards)
@@ -59,7 +60,7 @@ def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
     if expected != indexed:
         lines.append(f"{indexed:,} samples are indexed and {expected:,} were expected")
     if manifest.source.kind == INDEXED and (problems := about.get("left_out")):
-        # Earlier versions counted the problems and did not write the file.
+        # Earlier versions counted the problems but did not write the file.
         where = f", listed in {SKIPPED}" if (folder / SKIPPED).is_file() else ""
         lines.append(f"{counted(int(problems), 'problem')} skipped{where}")
     return lines

@@ -1,1 +1,1 @@
-"""Shards to batches: the global order, its shares, and the streams that a trainer reads."""
+"""Turns shards into batches: the global order, each rank's share and the training streams."""

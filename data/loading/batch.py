@@ -1,4 +1,4 @@
-"""What a loader hands out: batches, and the cursor that is the whole state of a training stream."""
+"""`Batch` is what a loader yields. `Cursor` is the complete state of a training stream."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -12,10 +12,10 @@ from data.loading.substitute import Substitute
 
 @dataclass(frozen=True)
 class Cursor:
-    """The whole state of the training stream: which order, and global samples consumed.
+    """Complete state of the training stream: the seed of its order and the global samples consumed.
 
-    bad: the bad samples met so far (sorted positions in the split), at most `data.max_bad_samples`.
-    A rank knows those of its own shares; `join` unites them.
+    bad: bad samples found so far (sorted positions in the split), at most `data.max_bad_samples`.
+    Each rank knows only those of its own shares; `join` merges them.
     """
 
     seed: int
@@ -23,7 +23,7 @@ class Cursor:
     bad: tuple[int, ...] = ()
 
     def join(self, bad: Iterable[int]) -> "Cursor":
-        """This cursor with more bad samples, such as those that other ranks met."""
+        """Returns this cursor with more bad samples, such as those that other ranks found."""
         return replace(self, bad=tuple(sorted({*self.bad, *bad})))
 
     def to_json(self) -> dict[str, Any]:
@@ -31,7 +31,7 @@ class Cursor:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Cursor":
-        """Raises ValueError for anything that `to_json` does not give; `bad` may be missing."""
+        """Raises ValueError for anything that `to_json` does not return; `bad` may be missing."""
         bad = value.get("bad", [])
         numbers = [value.get("seed"), value.get("samples"), *(bad if type(bad) is list else [None])]
         if value.keys() - {"bad"} != {"seed", "samples"} or not all(
@@ -43,8 +43,10 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Mixed:
-    """The second class of each row under mixup or cutmix: `labels` int64 [b], and `weights` float32
-    [b], the share of the row's first class."""
+    """The second class of each row under mixup or CutMix.
+
+    labels: int64 [b]. weights: float32 [b], the weight of the row's first class.
+    """
 
     labels: Tensor
     weights: Tensor
@@ -52,13 +54,13 @@ class Mixed:
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's share of a batch of b samples; b may be 0.
+    """This rank's share of a global batch. The number of rows b may be 0.
 
-    inputs: `pixel_values` uint8 [b, C, H, W] ([b, crops, C, H, W] where evaluation looks at several
-    crops), or `input_ids` and `attention_mask` int64 [b, T]; labels: int64 [b]; indices: position
-    in the split, int64 [b]; mixed: None where rows have one class each; cursor: the stream's state
-    after this batch (None in evaluation); substitutes: the rows whose sample is bad: `indices`
-    keeps it, inputs and labels are those of the one that stands in.
+    inputs: `pixel_values` uint8 [b, C, H, W] ([b, crops, C, H, W] for multi-crop evaluation), or
+    `input_ids` and `attention_mask` int64 [b, T]. labels: int64 [b]. indices: position in the
+    split, int64 [b]. mixed: None if each row has one class. cursor: the stream's state after this
+    batch (None in evaluation). substitutes: the rows whose sample is bad. `indices` keeps the bad
+    sample; inputs and labels come from its substitute.
     """
 
     inputs: dict[str, Tensor]
@@ -69,7 +71,7 @@ class Batch:
     substitutes: tuple[Substitute, ...] = ()
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """The batch with every tensor changed alike."""
+        """Returns the batch with `change` applied to every tensor."""
         mixed = self.mixed and Mixed(change(self.mixed.labels), change(self.mixed.weights))
         return replace(
             self,
@@ -80,14 +82,17 @@ class Batch:
         )
 
     def pin_memory(self) -> "Batch":
-        """In page-locked memory, which a GPU copies from while it computes; a `DataLoader` asks."""
+        """Copies to page-locked memory for asynchronous copies to a GPU.
+
+        `DataLoader` calls this.
+        """
         return self.each(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> "Batch":
-        """On a device; the copy from page-locked memory is not waited for."""
+        """Moves the batch to a device. Copies from page-locked memory are asynchronous."""
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """Returns all tensors of the batch."""
         mixed = [] if self.mixed is None else [self.mixed.labels, self.mixed.weights]
         return [*self.inputs.values(), self.labels, self.indices, *mixed]

@@ -1,5 +1,7 @@
-"""What the training streams of an indexed split and of tars without an index share: batches for
-ever, each rank its share of the global one, a cursor, and the bad samples met so far.
+"""The base class of the training streams of an indexed split and of tars without an index.
+
+Both yield batches without end. Each rank gets its share of the global batch, with a cursor and the
+bad samples found so far.
 """
 
 import logging
@@ -19,15 +21,15 @@ _log = logging.getLogger("kway.data")
 
 
 class EndlessLoader(ABC):
-    """Batches on `device` from `cursor` on; iterating again goes on where it stopped.
+    """Yields batches on `device`, starting at `cursor`.
 
-    Raises ValueError for a rank outside the world or an empty global batch; while iterating, with
-    the list where the bad samples that this rank and the cursor know of are more than
-    `config.max_bad_samples`.
+    A new iteration continues where the last stopped. Raises ValueError for a rank outside the world
+    or an empty global batch. Iterating raises ValueError with the list of bad samples if this rank
+    and the cursor know of more than `config.max_bad_samples`.
     """
 
     remedy: ClassVar[str]
-    """What to do to the shards where too much of them is bad."""
+    """What to do with the shards if they contain too many bad samples, for the error message."""
 
     def __init__(
         self,
@@ -54,11 +56,14 @@ class EndlessLoader(ABC):
 
     @abstractmethod
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
-        """Batches from the present cursor on; workers run ahead of it, so it is read once."""
+        """Yields batches from the current cursor.
+
+        Workers run ahead of it, so it is read only once.
+        """
 
     @abstractmethod
     def _unseen(self, index: int, where: str) -> str:
-        """A line for a bad sample that somebody else met."""
+        """Returns a message for a bad sample that another rank or an earlier run found."""
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -70,7 +75,7 @@ class EndlessLoader(ABC):
         try:
             batch = next(self._batches)
         except BaseException:
-            self._batches = None  # asked again, it starts where this batch would
+            self._batches = None  # the next call starts again at this batch
             raise
         self._note(batch.substitutes)
         after = replace(self.cursor, samples=self.cursor.samples + self._global_batch)
@@ -78,7 +83,7 @@ class EndlessLoader(ABC):
         return replace(batch, cursor=self.cursor)
 
     def add_bad(self, bad: Iterable[int]) -> None:
-        """Take over bad samples that other ranks met, into the limit and into the cursor.
+        """Adds bad samples that other ranks found to the limit and the cursor.
 
         Raises ValueError as iterating does.
         """
@@ -89,7 +94,7 @@ class EndlessLoader(ABC):
         self._check_limit()
 
     def _note(self, met: Iterable[Substitute]) -> None:
-        """Log what is bad for the first time."""
+        """Logs each bad sample the first time it is found."""
         for one in met:
             if self._bad.get(one.index) != one.reason:
                 self._bad[one.index] = one.reason
@@ -100,7 +105,7 @@ class EndlessLoader(ABC):
         check_limit(self._bad, self._config.max_bad_samples, remedy=self.remedy)
 
     def close(self) -> None:
-        """Stop the loader's processes; the next batch would start them again."""
+        """Stops the worker processes. Reading the next batch starts them again."""
         self._batches = None
 
     def __enter__(self) -> Self:
@@ -111,14 +116,16 @@ class EndlessLoader(ABC):
 
 
 def check_rank(rank: int, world_size: int) -> None:
-    """ValueError for a rank outside the world."""
+    """Raises ValueError if `rank` is outside the world."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not in a world of {world_size}")
 
 
 def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """`batches` on `device`. On CUDA the next one is read and copied, on a stream of its own,
-    before one is handed out; elsewhere they are handed on as they come.
+    """Yields `batches` on `device`.
+
+    On CUDA the next batch is read and copied, on a separate stream, before the current one is
+    yielded. On other devices batches are yielded unchanged.
     """
     if device.type != "cuda":
         yield from batches
@@ -127,9 +134,12 @@ def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterat
     ahead = _copy_next(batches, device, copies)
     while ahead is not None:
         computing = torch.cuda.current_stream(device)
+        # The copy may still be running. Kernels on the compute stream must not read the batch
+        # before it ends.
         computing.wait_stream(copies)
         for tensor in ahead.tensors():
-            # Its memory may not be used again for a copy before what computes with it has ended.
+            # The allocator must not reuse this memory for the next copy while kernels still read
+            # it.
             tensor.record_stream(computing)
         ready, ahead = ahead, _copy_next(batches, device, copies)
         yield ready

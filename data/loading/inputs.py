@@ -1,7 +1,7 @@
-"""What a sample's bytes become on the way to the model: pictures to pixels, texts to tokens.
+"""Converts a sample's bytes into model inputs: images to pixels, texts to token IDs.
 
-It knows nothing of order, shards or ranks. A loader decodes a sample, makes an item of it and
-collates the items of a batch.
+This module does not depend on order, shards or ranks. A loader decodes each sample, makes an item
+of it and collates the items of a batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,34 +22,39 @@ from data.shards.manifest import Manifest
 from data.shards.split import decode_text
 from data.text.tokenizer import open_tokenizer
 
-# Few widths, which compiled models and matrix units like.
+# Few distinct widths: compiled models recompile less, and matrix units prefer multiples of 8.
 _WIDTH_MULTIPLE = 8
 
 
 class Inputs(Protocol):
-    """How the samples of one modality are read."""
+    """Reads the samples of one modality."""
 
     by_length: bool
-    """Whether samples of about one length are to share a batch."""
+    """Whether samples of similar length should share a batch."""
 
     def decode(self, data: bytes) -> Any:
-        """A sample's bytes -> what it shows. Raises ValueError where they are damaged."""
+        """Decodes a sample's bytes. Raises ValueError if they are damaged."""
 
     def for_training(self, decoded: Any, *, side: int, seed: int, epoch: int, index: int) -> Any:
-        """The item of a sample, changed at random as (seed, epoch, index) say; `side` pixels of a
-        picture."""
+        """Returns the item of a sample with random augmentation keyed by (seed, epoch, index).
+
+        side: height and width of an image in pixels.
+        """
 
     def for_evaluation(self, decoded: Any) -> Any:
-        """The item of a sample as it is."""
+        """Returns the item of a sample without random changes."""
 
     def collate(self, items: Iterable[Any], num: int, *, side: int) -> dict[str, Tensor]:
-        """The `num` items of a batch -> the model's inputs [num, ...]; it may be 0."""
+        """Collates the `num` items of a batch into the model's inputs [num, ...].
+
+        `num` may be 0.
+        """
 
 
 def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
-    """Those of the shards' modality.
+    """Returns the `Inputs` for the modality of the shards.
 
-    Raises ValueError where the recipe has no tokenizer for texts, or one for pictures.
+    Raises ValueError if the recipe has no tokenizer for texts, or has one for images.
     """
     if manifest.modality == "image":
         if config.text is not None:
@@ -71,7 +76,7 @@ def open_inputs(config: DataConfig, manifest: Manifest) -> Inputs:
 
 
 class ImageInputs:
-    """Pixels uint8; normalising happens on the device."""
+    """Produces uint8 pixels. Normalization happens on the device."""
 
     by_length = False
 
@@ -98,7 +103,7 @@ class ImageInputs:
         first = next(items, None)
         shape = (self._image.channels, side, side) if first is None else first.shape
         pixels = self._memory.empty((num, *shape))
-        # One after the other, so that the memory of one is that of the next.
+        # Items are copied one at a time, so that each can reuse the memory of the one before.
         rows = pixels.numpy()
         for row, item in enumerate(chain(() if first is None else (first,), items)):
             rows[row] = item
@@ -106,7 +111,7 @@ class ImageInputs:
 
 
 class TextInputs:
-    """Token ids, filled up to a common length; the mask tells tokens from filling."""
+    """Produces token IDs padded to a common length, with an attention mask."""
 
     by_length = True
 
@@ -131,11 +136,10 @@ class TextInputs:
 def pad_tokens(
     tokens: Sequence[Sequence[int]], pad_id: int, *, max_length: int
 ) -> dict[str, Tensor]:
-    """Token ids of b texts, none longer than `max_length`, -> `input_ids` and `attention_mask`,
-    int64 [b, T].
+    """Pads the token IDs of b texts. Returns `input_ids` and `attention_mask`, int64 [b, T].
 
-    T is the longest length, rounded up to a multiple of 8, but not beyond `max_length`: a model has
-    no more positions. The mask is 0 where `pad_id` fills.
+    No text may be longer than `max_length`. T is the greatest length, rounded up to a multiple of 8
+    but at most `max_length`, the number of positions of the model. The mask is 0 at padding.
     """
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     longest = int(lengths.max(initial=1))

@@ -1,9 +1,8 @@
-"""Batches of pictures or texts: the endless training stream with its cursor, and one pass for
-evaluation.
+"""The batches of a split: an endless training stream with a cursor, and one pass for evaluation.
 
-Which sample comes when is `data/loading/order.py` and, for texts, `data/loading/order.py`. The
-global batches are the same for every world size and number of workers; ranks and workers only take
-shares of the reading, which is `data/loading/reader.py`.
+`data/loading/order.py` defines the order of the samples. Global batches are the same for every
+world size and number of workers; ranks and workers only divide the reading
+(`data/loading/reader.py`).
 """
 
 import itertools
@@ -25,12 +24,12 @@ _CPU = torch.device("cpu")
 
 
 class TrainLoader(EndlessLoader):
-    """The training stream of a split from `cursor` on, for ever.
+    """The endless training stream of a split, starting at `cursor`.
 
-    Global batch: samples [cursor.samples, cursor.samples + global_batch) of the endless order, of
-    which this rank reads `share(step)`. A bad sample is replaced (`data/loading/substitute.py`),
-    and so are its later occurrences. Raises ValueError as `EndlessLoader` does, and for a split
-    without samples, or shards and a recipe of different modalities.
+    A global batch contains the samples [cursor.samples, cursor.samples + global_batch) of the
+    endless order, of which this rank reads `share(step)`. A bad sample is replaced in every epoch
+    (`data/loading/substitute.py`). Raises ValueError as `EndlessLoader` does, and for a split
+    without samples or a recipe whose modality is not that of the shards.
     """
 
     remedy = "run kway shard verify --decode, mend"
@@ -59,7 +58,7 @@ class TrainLoader(EndlessLoader):
         seed = cursor.seed
         num_batches = config.text.batches_by_length if config.text is not None else 1
         order = split.order(seed, config.shuffle_shards, groups_at_once=2 if num_batches > 1 else 1)
-        # No longer than a group, so that a window is read from two of them at most.
+        # At most one group long, so that a window reads from at most two groups.
         num_batches = max(1, min(num_batches, order.samples_at_least // global_batch))
         locate = order.locate
         if num_batches > 1:
@@ -72,11 +71,11 @@ class TrainLoader(EndlessLoader):
         self._reader = TrainingReader(split, inputs, config, seed=seed, order=order, locate=locate)
 
     def share(self, step: int) -> range:
-        """Positions of the stream that this rank reads, `step` batches after the cursor."""
+        """Returns the stream positions that this rank reads `step` batches after the cursor."""
         return self._share(self.cursor.samples + step * self._global_batch).positions
 
     def _share(self, start: int) -> Share:
-        """Of the global batch that begins at `start`."""
+        """Returns this rank's share of the global batch that begins at `start`."""
         positions = range(start + self._part.start, start + self._part.stop)
         return Share(positions, self._sides.at(start))
 
@@ -91,12 +90,12 @@ class TrainLoader(EndlessLoader):
 
 
 class EvalLoader:
-    """One pass over a split: each rank reads a contiguous share, every sample exactly once.
+    """One pass over a split.
 
-    Texts of a local folder come in the order of their length, so that little of a batch is filling.
-    Shares differ by one or are empty, and yet every rank gets the same number of batches (the last
-    may be empty), so that collectives inside an evaluation step meet. Raises ValueError as
-    `TrainLoader` does.
+    Each rank reads a contiguous share, and every sample is read exactly once. Texts of a local
+    folder are sorted by length to reduce padding. Shares differ by at most one sample and may be
+    empty, but every rank gets the same number of batches (the last may be empty), so that
+    collectives inside an evaluation step match. Raises ValueError as `TrainLoader` does.
     """
 
     def __init__(
@@ -115,7 +114,8 @@ class EvalLoader:
         part = share(len(split), rank, world_size)
         inputs = open_inputs(config, split.manifest)
         self._indices = np.arange(part.start, part.stop, dtype=np.int64)
-        # Behind a URL, one shard after the other: what is read jumps between few of them.
+        # Shards behind a URL are read one after the other: sorting by length would touch all of
+        # them.
         by_length = inputs.by_length and split.folder.bytes_at_once is None
         if by_length:
             self._indices = self._indices[np.argsort(split.sizes(self._indices), kind="stable")]

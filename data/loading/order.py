@@ -1,8 +1,8 @@
-"""The global order of samples: a pure function of (seed, epoch), and how ranks share it.
+"""The global order of samples, a pure function of (seed, epoch), and each rank's share of it.
 
-An order is a keyed permutation, never a list, so that any position of any epoch costs the same and
-nothing needs to be stored or replayed. `ByLength` sorts an order so that little of a batch is
-padding. What is read, and by whom, is `data/loading/loader.py`.
+An order is a keyed permutation, not a stored list. Any position of any epoch takes the same time to
+compute, and resuming needs no replay. `ByLength` sorts windows of an order to reduce padding.
+`data/loading/loader.py` decides which rank reads what.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,20 +12,22 @@ import numpy as np
 
 _ROUNDS = 8
 _MASK = (1 << 64) - 1
-# Positions of the stream, int64 [n] -> their epochs and samples, int64 [n] each.
+# Maps stream positions, int64 [n], to their epochs and sample indices, int64 [n] each.
 Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-_LENGTHS = 0x6C656E67  # "leng": keeps these draws apart from those of the order
+_LENGTHS = 0x6C656E67  # "leng": separates these random draws from those of the order
 
 
 def permuted_index(
     seed: int, epoch: int, position: np.ndarray, num_samples: int, *, part: int | None = None
 ) -> np.ndarray:
-    """Sample indices at `position` (int64 [...], each in [0, num_samples)) of an epoch's order.
+    """Returns the sample indices at `position` (int64 [...]) of an epoch's order.
 
-    part: another order of the same epoch, unrelated to those of other parts. A bijection of
-    [0, num_samples) for each (seed, epoch, part): a Feistel network on the next power of four,
-    walked until it falls inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains",
-    cycle walking). The expected number of walks is below four.
+    Each position must be in [0, num_samples), else ValueError is raised.
+
+    part: selects an independent order of the same epoch. For each (seed, epoch, part) the result is
+    a bijection of [0, num_samples): a Feistel network over the next power of four, applied
+    repeatedly until the value is below `num_samples` (cycle walking; Black and Rogaway 2002,
+    "Ciphers with Arbitrary Finite Domains"). The expected number of applications is below four.
     """
     position = np.asarray(position)
     if len(outside := position[(position < 0) | (position >= num_samples)]):
@@ -47,7 +49,7 @@ def _feistel(value: np.ndarray, half: np.uint64, keys: list[int]) -> np.ndarray:
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
-    """Finaliser of splitmix64 (Steele, Lea, Flood 2014); uint64 wraps."""
+    """The finalizer of splitmix64 (Steele, Lea and Flood 2014). uint64 arithmetic wraps."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -55,7 +57,8 @@ def _mix(value: np.ndarray) -> np.ndarray:
 
 def _round_keys(seed: int, epoch: int, part: int | None) -> list[int]:
     spawn_key = () if part is None else (part,)
-    # Words of fixed places: of a large seed the higher one would else stand where an epoch does.
+    # Each word has a fixed index. SeedSequence splits a large seed into two words, and the upper
+    # one would otherwise take the index of the epoch.
     words = [seed & 0xFFFFFFFF, epoch, seed >> 32]
     sequence = np.random.SeedSequence(words, spawn_key=spawn_key)
     state = sequence.generate_state(_ROUNDS, np.uint64)
@@ -63,9 +66,10 @@ def _round_keys(seed: int, epoch: int, part: int | None) -> list[int]:
 
 
 class _Epoch(NamedTuple):
-    """The shards of an epoch in its order, the samples before each of them and before each group.
+    """The shards of an epoch in its order.
 
-    shards: int64 [S]; starts: int64 [S + 1]; groups: first sample of each, int64 [G + 1].
+    shards: int64 [S]. starts: number of samples before each shard, int64 [S + 1]. groups: first
+    sample of each group, int64 [G + 1].
     """
 
     shards: np.ndarray
@@ -74,18 +78,18 @@ class _Epoch(NamedTuple):
 
 
 class Order:
-    """Which sample stands at each position of the endless stream of epochs.
+    """Maps each position of the endless stream of epochs to a sample.
 
-    `shuffle_shards` None: every epoch is one permutation of all samples. N: an epoch takes the
-    shards in a permuted order, in groups of up to N of about equal number, and permutes the samples
-    inside each group: what is read at a time lies in one group, or in two where it straddles them.
-    Memory: a few numbers a shard.
+    If `shuffle_shards` is None, every epoch is one permutation of all samples. If it is N, an epoch
+    permutes the shards, divides them into groups of at most N of nearly equal count, and permutes
+    the samples inside each group. Consecutive reads then touch one group, or two at a boundary.
+    Memory: a few numbers per shard.
     """
 
     def __init__(
         self, seed: int, shard_sizes: Sequence[int], shuffle_shards: int | None = None
     ) -> None:
-        """`shard_sizes`: samples of each shard, all above 0, in the order of the split."""
+        """shard_sizes: number of samples of each shard, all above 0, in the order of the split."""
         self.seed = seed
         self.num_samples = sum(shard_sizes)
         num_shards = len(shard_sizes)
@@ -98,17 +102,17 @@ class Order:
 
     @property
     def shards_at_once(self) -> int:
-        """Shards of the largest group."""
+        """The number of shards in the largest group."""
         return int(np.diff(self._bounds).max())
 
     @property
     def samples_at_least(self) -> int:
-        """Samples that the smallest group of any epoch has, or more."""
+        """A lower bound on the number of samples in any group of any epoch."""
         fewest = int(np.diff(self._bounds).min())
         return int(np.sort(self._sizes)[:fewest].sum())
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(epoch, sample index), both int64 [...], at `positions` (int64 [...], from 0 on)."""
+        """Returns (epoch, sample index), int64 [...] each, at `positions` (int64 [...], >= 0)."""
         epochs, inside = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
         indices = np.empty_like(inside)
         for epoch in np.unique(epochs).tolist():
@@ -120,23 +124,25 @@ class Order:
         return epochs, indices
 
     def group(self, position: int) -> int:
-        """The number of the group at a position, counted over all epochs."""
+        """Returns the number of the group at a position, counted over all epochs."""
         epoch, inside = divmod(position, self.num_samples)
         groups = self._epoch(epoch).groups
         return epoch * self.num_groups + int(np.searchsorted(groups, inside, side="right")) - 1
 
     def shards(self, group: int) -> list[int]:
-        """The shards of a group, as numbers in the split."""
+        """Returns the shards of a group, as positions in the split."""
         epoch, number = divmod(group, self.num_groups)
         shards = self._epoch(epoch).shards[self._bounds[number] : self._bounds[number + 1]]
         return [int(shard) for shard in shards]
 
     def _inside(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Sample indices at `positions` (int64 [N]) of an epoch that is read group by group."""
+        """Returns sample indices at `positions` (int64 [N]) of an epoch with several groups."""
         shards, starts, groups = self._epoch(epoch)
         numbers = np.searchsorted(groups, positions, side="right") - 1
         permuted = np.empty_like(positions)
         for number in np.unique(numbers).tolist():
+            # Group number `number` covers positions [first, end) of the epoch. It is permuted
+            # within itself.
             here, (first, end) = numbers == number, groups[number : number + 2].tolist()
             permuted[here] = first + permuted_index(
                 self.seed, epoch, positions[here] - first, end - first, part=number
@@ -146,7 +152,7 @@ class Order:
         return indices
 
     def _epoch(self, number: int) -> _Epoch:
-        """Of the two epochs that a batch may straddle, the work is done once."""
+        """Caches two epochs, because a batch may straddle the boundary between them."""
         if number not in self._epochs:
             if len(self._epochs) > 1:
                 del self._epochs[min(self._epochs)]
@@ -160,29 +166,32 @@ class Order:
 
 
 class InOrder:
-    """The samples of a split as they stand, once, shard by shard: how evaluation reads."""
+    """The samples of a split in stored order, once, shard by shard. Evaluation uses this order."""
 
     def __init__(self, shard_sizes: Sequence[int]) -> None:
         self._first = np.cumsum([0, *shard_sizes])
 
     def group(self, position: int) -> int:
-        """The shard of a position."""
+        """Returns the shard that contains a position."""
         return int(np.searchsorted(self._first, position, side="right")) - 1
 
     def shards(self, group: int) -> list[int]:
-        """That shard alone; none after the last one."""
+        """Returns that shard, or an empty list after the last one."""
         return [group] if group < len(self._first) - 1 else []
 
 
 def share(count: int, rank: int, world_size: int) -> range:
-    """The part of `count` things in a row that `rank` takes; parts differ by one, or are empty."""
+    """Returns the part of `count` items for `rank`.
+
+    Parts differ by at most one item and may be empty.
+    """
     return range(count * rank // world_size, count * (rank + 1) // world_size)
 
 
 class ByLength:
     """An order whose windows of `num_batches` batches are sorted by length.
 
-    locate: the order below. lengths: samples int64 [n] -> their lengths [n].
+    locate: the underlying order. lengths: maps samples, int64 [n], to their lengths [n].
     """
 
     def __init__(
@@ -199,11 +208,11 @@ class ByLength:
         self._seed = seed
         self._batch = batch
         self._num_batches = num_batches
-        # The window asked for last: a reader asks for its positions one batch after the other.
+        # Cache of the last window: a reader asks for its positions one batch at a time.
         self._window: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(epoch, sample), int64 [n], of positions of the stream [n]."""
+        """Returns (epoch, sample), int64 [n] each, at stream positions [n]."""
         positions = np.asarray(positions, np.int64)
         windows, inside = np.divmod(positions, self._batch * self._num_batches)
         epochs, samples = np.empty_like(positions), np.empty_like(positions)
@@ -218,8 +227,9 @@ class ByLength:
         if self._window is None or self._window[0] != window:
             size = self._batch * self._num_batches
             epochs, samples = self._locate(np.arange(window * size, (window + 1) * size))
-            # Stable: which of two samples of one length comes first is the order's.
+            # A stable sort keeps the underlying order among samples of equal length.
             by_length = np.argsort(self._lengths(samples), kind="stable")
+            # Sorted batches are shuffled, so that lengths do not grow over the window.
             batches = permuted_index(
                 self._seed ^ _LENGTHS, window, np.arange(self._num_batches), self._num_batches
             )

@@ -1,6 +1,6 @@
-"""Samples of a split as batches without a cursor: what runs in the loader's processes.
+"""Reads samples of a split into batches without a cursor. Runs in the loader's worker processes.
 
-Which samples are asked for, and in which order, is `data/loading/loader.py`.
+`data/loading/loader.py` decides which samples are requested, and in which order.
 """
 
 from abc import abstractmethod
@@ -22,21 +22,21 @@ from data.loading.substitute import Substitute, read_sound
 from data.loading.workers import read_ahead
 from data.shards.split import Split
 
-# An item, its label, and what stands in where the sample is bad.
+# An item, its label, and the substitute if the sample is bad.
 Row = tuple[Any, int, Substitute | None]
 
 
 class Share(NamedTuple):
-    """What a rank reads of a global batch: positions of the stream, and how large pictures are."""
+    """What a rank reads of a global batch: stream positions, and the image size in pixels."""
 
     positions: range
     side: int
 
 
 class Reader(Dataset):
-    """What a batch is asked for by -> the batch.
+    """Maps a request for a batch to the batch.
 
-    An error is returned, not raised: torch would wrap it into a message of many lines.
+    Errors are returned, not raised: torch would wrap them into a message of many lines.
     """
 
     def __init__(self, split: Split, inputs: Inputs) -> None:
@@ -51,14 +51,14 @@ class Reader(Dataset):
 
     @abstractmethod
     def read(self, asked: Any) -> Batch:
-        """Raises ValueError and OSError for what cannot be read."""
+        """Raises ValueError or OSError if the samples cannot be read."""
 
     def batches(self, asked: Iterable[Any], *, workers: int, pinned: bool) -> Iterator[Batch]:
-        """A batch for each of `asked`, in order, read ahead by `workers` processes."""
+        """Yields a batch for each of `asked`, in order, read ahead by `workers` processes."""
         return read_ahead(self, asked, workers=workers, pinned=pinned)
 
     def batch(self, rows: Iterable[Row], indices: np.ndarray, *, side: int) -> Batch:
-        """The batch of the samples `indices`, whose rows are taken one after the other."""
+        """Collates `rows`, the samples `indices`. Rows are consumed one at a time."""
         labels, substitutes = np.empty(len(indices), np.int64), []
 
         def items() -> Iterator[Any]:
@@ -77,9 +77,9 @@ class Reader(Dataset):
         )
 
     def decoded(self, index: int, read: tuple[bytes, int] | None = None) -> tuple[Any, int]:
-        """What sample `index` shows, and its label; BadSampleError where it is damaged.
+        """Returns the decoded sample `index` and its label. Raises BadSampleError if it is damaged.
 
-        `read` are its bytes and label, where they are read already.
+        read: its bytes and label, if they have already been read.
         """
         if read is None:
             data, _, label = self.split.read(index)
@@ -92,9 +92,9 @@ class Reader(Dataset):
 
 
 class EvaluationReader(Reader):
-    """Sample indices int64 [b] -> their batch; a bad sample is an error.
+    """Maps sample indices, int64 [b], to their batch. A bad sample raises an error.
 
-    in_order: batches are asked for as the samples stand, and shards may be fetched ahead.
+    in_order: batches are requested in stored order, so shards may be prefetched.
     """
 
     def __init__(self, split: Split, inputs: Inputs, *, side: int, in_order: bool) -> None:
@@ -113,11 +113,11 @@ class EvaluationReader(Reader):
 
 
 class TrainingReader(Reader):
-    """A share of the stream -> the batch of its samples.
+    """Maps a share of the stream to the batch of its samples.
 
-    `locate` gives the samples, by `order` or by a sorted one of it. The draws of a sample are keyed
-    by (seed, epoch, sample), those of mixing by the pair of positions 2n and 2n + 1; a bad sample
-    is replaced.
+    `locate` maps positions to samples: `order` itself, or a length-sorted version of it.
+    Augmentation is keyed by (seed, epoch, sample), mixing by the pair of positions 2n and 2n + 1. A
+    bad sample is replaced.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class TrainingReader(Reader):
         return self.batch(self._rows(epochs, indices, side), indices, side=side)
 
     def _rows(self, epochs: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
-        """The samples `indices` of `epochs`, changed at random, or what stands in for them."""
+        """Yields the samples `indices` of `epochs`, augmented, or their substitutes."""
         decode, change, seed = self.inputs.decode, self.inputs.for_training, self._seed
         reads = self.split.read_many(indices)
         for epoch, index, read in zip(epochs.tolist(), indices.tolist(), reads, strict=True):
@@ -155,7 +155,7 @@ class TrainingReader(Reader):
             try:
                 data, label = read or self.split.read(index)[::2]
                 decoded = decode(data)
-            except ValueError:  # found again, and replaced
+            except ValueError:  # `read_sound` finds the error again and replaces the sample
                 (decoded, label), substitute = read_sound(
                     self.decoded, seed, epoch, index, len(self.split)
                 )
@@ -163,8 +163,12 @@ class TrainingReader(Reader):
             yield item, label, substitute
 
     def _mixed(self, positions: np.ndarray, side: int, mix: Mix) -> Batch:
-        """Partners stand side by side in the stream: each but those at a share's ends is read for
-        both. A bad partner is the other share's to report."""
+        """Mixes each row with its partner.
+
+        Partners are adjacent positions 2n and 2n + 1 of the stream. Each sample is decoded once and
+        used for both rows of its pair. If the partner belongs to the share of another rank, that
+        rank reports it if it is bad.
+        """
         wanted = np.union1d(positions, positions ^ 1)
         epochs, indices = self._locate(wanted)
         rows = list(self._rows(epochs, indices, side))

@@ -1,7 +1,7 @@
-"""Training on webdataset tars that have no index: what a stream is, and its batches.
+"""Training on webdataset tars that have no index: the stream and its batches.
 
-It stands in for a split and its `TrainLoader` (`data/loading/loader.py`) where no index can be had,
-and promises less: `Stream.notice` says what. The reading is `data/loading/stream_reader.py`.
+This replaces a split and its `TrainLoader` (`data/loading/loader.py`) when no index is available.
+It guarantees less; `Stream.notice` lists what. `data/loading/stream_reader.py` reads the samples.
 """
 
 import hashlib
@@ -30,13 +30,16 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Stream:
-    """The tars that a recipe's `data.stream` names; the class list is that of `manifest`."""
+    """The tars that a recipe's `data.stream` names. `manifest` provides the class list."""
 
     config: StreamConfig
     manifest: Manifest
 
     def __len__(self) -> int:
-        """Samples that count as an epoch: the recipe says so, nobody has counted them."""
+        """Number of samples that count as an epoch.
+
+        The recipe sets it, because the tars are not counted.
+        """
         return self.config.samples
 
     @property
@@ -44,15 +47,18 @@ class Stream:
         return len(self.manifest.classes)
 
     def class_counts(self) -> None:
-        """Nobody has counted them."""
+        """Returns None: the samples are not counted."""
 
     def digest(self) -> str:
-        """16 hexadecimal digits of the list of tars and of the class list; of no sample."""
+        """Returns 16 hexadecimal digits of a hash of the tar list and the class list."""
         content = "\n".join([*self.config.addresses, "", *self.manifest.class_names])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def notice(self, samples: int = 0) -> str:
-        """What it cannot promise, in one line; `samples` are those consumed before a resume."""
+        """Returns one line on what a stream does not guarantee.
+
+        samples: consumed before a resume.
+        """
         resumed = (
             f"going on after {samples:,} samples with a new order, in which some of them come "
             "again before others have come once; "
@@ -67,7 +73,10 @@ class Stream:
         )
 
     def tars(self, attempts: int) -> TarReader:
-        """How they are read. A label means what it means in the shards of the manifest."""
+        """Returns a reader for the tars.
+
+        Labels have the same meaning as in the shards of the manifest.
+        """
         source = self.manifest.source
         positions = source.kind != INDEXED or bool(source.parameters.get("positions"))
         chosen = self.config.sample
@@ -85,7 +94,10 @@ class Stream:
 
 
 def open_stream(config: StreamConfig, manifest: Manifest) -> Stream:
-    """The stream of a recipe; FileNotFoundError where a tar at a local path is not there."""
+    """Opens the stream of a recipe.
+
+    Raises FileNotFoundError if a tar at a local path is missing.
+    """
     for address in config.addresses:
         if not is_url(address) and not Path(address).is_file():
             raise FileNotFoundError(f"{address} is no file: check data.stream.shards")
@@ -93,10 +105,10 @@ def open_stream(config: StreamConfig, manifest: Manifest) -> Stream:
 
 
 class StreamLoader(EndlessLoader):
-    """What `TrainLoader` is for a split: batches for ever, each rank its share, with a cursor.
+    """The counterpart of `TrainLoader` for a stream: endless batches with a cursor.
 
-    Every rank gets as many batches as it asks for. A damaged sample is left out and the next one
-    follows; `indices` are hashes of shard and key. Raises ValueError as `EndlessLoader` does, and
+    Every rank gets as many batches as it requests. A damaged sample is skipped and the next one
+    follows. `indices` are hashes of shard and key. Raises ValueError as `EndlessLoader` does, and
     for fewer tars than readers (ranks x workers). After `close` it begins a new order.
     """
 
@@ -122,7 +134,7 @@ class StreamLoader(EndlessLoader):
             device=device,
         )
         self._stream = stream
-        # More ranks than rows: some read nothing, and no tar waits for them.
+        # With more ranks than rows, some ranks read nothing and are not assigned tars.
         ranks = [one for one in range(world_size) if share(global_batch, one, world_size)]
         self._rank = ranks.index(rank) if rank in ranks else 0
         self._num_ranks = len(ranks)

@@ -1,7 +1,7 @@
-"""Batches of what ranks and workers read of a stream: what runs in the loader's processes.
+"""Reads the batches of a stream. Runs in the loader's worker processes.
 
-Each reader, a worker of a rank, takes its shards of every pass, shuffles their samples in a bounded
-buffer of undecoded bytes, and decodes those of a batch.
+Each reader (one worker of one rank) takes its shards of every pass, shuffles their samples in a
+bounded buffer of undecoded bytes, and decodes those of a batch.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from data.tars.stream import StreamSample, TarReader
 
 REMEDY = "mend"
 _NAMED = 3
-# A small bad tar may be dealt to one reader again and again by chance, but not so often.
+# A small bad tar may be assigned to the same reader several times by chance, but not this often.
 _MAX_REPEATS = 100
 
 
@@ -39,10 +39,10 @@ class _Buffered(NamedTuple):
 
 @dataclass(frozen=True)
 class RankShare:
-    """What a rank reads: `rows` of each global batch, from the one at `offset` on.
+    """The share of a rank: `rows` rows of each global batch, from row `offset`.
 
-    rank: among the `num_ranks` that read anything; seed and start, the samples consumed before, key
-    the order.
+    rank: position among the `num_ranks` ranks that read anything. seed and start (the samples
+    consumed before) key the order.
     """
 
     seed: int
@@ -55,10 +55,10 @@ class RankShare:
 
 
 class StreamReader(IterableDataset):
-    """The batches of a rank, for ever; workers take turns.
+    """Yields the batches of a rank without end; workers alternate.
 
-    A batch tells what was newly left out. An error is returned, not raised: torch would wrap it
-    into a message of many lines.
+    A batch lists the samples that were newly skipped. Errors are returned, not raised: torch would
+    wrap them into a message of many lines.
     """
 
     def __init__(
@@ -98,8 +98,12 @@ class StreamReader(IterableDataset):
             yield error
 
     def _samples(self, reader: int, readers: int) -> Iterator[_Buffered]:
-        """What one of `readers` reads, pass after pass; ValueError where no tar has a sample."""
+        """Yields the samples of one of `readers`, pass after pass.
+
+        Raises ValueError if no tar has a sample.
+        """
         seed, start, num_shards = self._rank_share.seed, self._rank_share.start, len(self._shards)
+        # Reader r takes every `readers`-th position of the epoch's permutation of shards, from r.
         dealt = np.arange(reader, num_shards, readers)
         empty: set[int] = set()
         for epoch in itertools.count():
@@ -115,7 +119,7 @@ class StreamReader(IterableDataset):
                     raise ValueError(self._nothing())
 
     def _decoded(self, samples: Iterator[_Buffered]) -> Iterator[tuple[Any, _Buffered]]:
-        """What those show that can be decoded; ValueError where only others come."""
+        """Yields the samples that can be decoded. Raises ValueError if only damaged ones come."""
         undecoded = Counter[int]()
         for waiting in samples:
             sample = waiting.sample
@@ -131,7 +135,7 @@ class StreamReader(IterableDataset):
             yield decoded, waiting
 
     def _leave_out(self, left: Substitute) -> None:
-        """Note what is bad for the first time; ValueError with the list where it is too much."""
+        """Records a new bad sample. Raises ValueError with the list if there are too many."""
         if left.index in self._bad:
             return
         self._bad[left.index] = left.reason
@@ -146,7 +150,7 @@ class StreamReader(IterableDataset):
         )
 
     def _batch(self, rows: Iterable[tuple[Any, _Buffered]], start: int) -> Batch:
-        """The batch of `rows`, this rank's share of the global one that begins at `start`."""
+        """Collates `rows`, this rank's share of the global batch that begins at `start`."""
         side = self._sides.at(start)
         items, labels, numbers = [], [], []
         for decoded, (epoch, sample) in rows:
@@ -167,8 +171,10 @@ class StreamReader(IterableDataset):
         )
 
     def _changed(self, decoded: Any, epoch: int, number: int, side: int) -> Any:
-        """A sample changed at random. Another start, other draws: those of the pass that was broken
-        off do not come again."""
+        """Applies random augmentation.
+
+        A resumed run draws different values than the interrupted pass.
+        """
         return self._inputs.for_training(
             decoded,
             side=side,
@@ -180,11 +186,15 @@ class StreamReader(IterableDataset):
     def _mixed(
         self, items: Sequence[Any], labels: Tensor, position: int, side: int, mix: Mix
     ) -> tuple[list[Any], Mixed]:
-        """Rows 2n and 2n + 1 of this rank's batch are a pair; a last one alone stays as it is."""
+        """Mixes rows 2n and 2n + 1 of this rank's batch.
+
+        An unpaired last row is mixed with itself.
+        """
         rows = np.arange(len(items))
         partners = np.minimum(rows ^ 1, len(items) - 1)
         draws = [
-            # Two positions to a pair, whatever the parity of the first row's.
+            # Each pair gets two positions, so that pairs never share a key whatever the parity of
+            # the first row.
             mix.draw(side, pair_rng(self._rank_share.seed, 2 * (position + row // 2)))
             for row in rows.tolist()
         ]
@@ -197,15 +207,16 @@ class StreamReader(IterableDataset):
 
 
 def shuffled(samples: Iterator[_Buffered], size: int, rng: random.Random) -> Iterator[_Buffered]:
-    """`samples` in a random order, of which up to `size` wait at a time.
+    """Yields `samples` in random order from a buffer of at most `size`.
 
-    A pass comes out whole before the next one begins, whose first samples wait meanwhile.
+    All samples of a pass are yielded before the next pass begins. Early samples of the next pass
+    wait in the buffer.
     """
     waiting: list[_Buffered] = []
     later: list[_Buffered] = []
     epoch = 0
     for sample in samples:
-        # Of passes shorter than the buffer, more than two would wait.
+        # Keep at most two passes in the buffer, even if passes are shorter than it.
         while sample.epoch > epoch and (not waiting or sample.epoch > epoch + 1):
             while waiting:
                 yield _drawn(waiting, rng)

@@ -1,6 +1,7 @@
-"""Which sample stands in for a bad one in training, and how many may be bad.
+"""Selects a substitute for each bad sample in training, and limits the number of bad samples.
 
-A function of (seed, epoch, index) and of which samples are bad: the same on every topology.
+The choice depends only on (seed, epoch, index) and on which samples are bad, so it is the same for
+every world size.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,20 +12,21 @@ import numpy as np
 
 Content = TypeVar("Content")
 
-_STREAM = 0x73756273  # "subs": keeps these draws apart from those of augmentation
+_STREAM = 0x73756273  # "subs": separates these random draws from those of augmentation
 _ATTEMPTS = 1000
 _NAMED = 20
 
 
 class BadSampleError(ValueError):
-    """A sample that cannot be trained on; the message names shard, key and reason."""
+    """A sample that cannot be used for training. The message names the shard, key and reason."""
 
 
 @dataclass(frozen=True)
 class Substitute:
-    """Sample `index` of the split is bad and `by` stood in; `reason` names shard and key.
+    """Sample `index` of the split is bad and was replaced by `by`.
 
-    Of a stream `index` is its number there, and `by` None: the next one follows.
+    `reason` names the shard and key. In a stream, `index` is the sample's number and `by` is None,
+    because the next sample follows.
     """
 
     index: int
@@ -38,7 +40,7 @@ class Substitute:
 
 
 def candidates(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[int]:
-    """Samples that may stand in for `index`, one after the other."""
+    """Yields candidate substitutes for `index`."""
     counter = np.array([0, index, epoch, 0], dtype=np.uint64)
     key = np.array([seed, _STREAM], dtype=np.uint64)
     rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
@@ -50,9 +52,10 @@ def candidates(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[
 def read_sound(
     read: Callable[[int], Content], seed: int, epoch: int, index: int, num_samples: int
 ) -> tuple[Content, Substitute | None]:
-    """What `read` gives for `index`, or for the first sound one that may stand in for it.
+    """Returns `read(index)`, or the result for the first valid substitute.
 
-    `read` raises BadSampleError; the first one goes on up where a thousand others are bad, too.
+    `read` raises BadSampleError for a bad sample. The first such error is raised again if a
+    thousand candidates are bad too.
     """
     try:
         return read(index), None
@@ -67,9 +70,9 @@ def read_sound(
 
 
 def check_limit(bad: Mapping[int, str], limit: int, *, remedy: str) -> None:
-    """Raise ValueError with the list where more samples than `limit` are bad.
+    """Raises ValueError with the list if more than `limit` samples are bad.
 
-    `bad`: index -> a reason that names shard and key; remedy: what to do to the shards.
+    bad: maps index to a reason that names shard and key. remedy: what to do with the shards.
     """
     if len(bad) <= limit:
         return

@@ -1,1 +1,1 @@
-"""Shards behind a URL: fetched once a machine, checked, and kept in a bounded cache."""
+"""Shards behind a URL: fetched once per machine, verified, and kept in a bounded cache."""

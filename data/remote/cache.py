@@ -1,7 +1,8 @@
-"""A bounded folder of files that all processes of a machine share: each is made once, by whoever
-comes first, and the least recently used ones go when room is needed.
+"""A bounded folder of files that all processes of a machine share.
 
-What the files are, and how one is made, is the caller's; their names tell their content.
+Each file is created once, by the first process that needs it. The least recently used files are
+evicted when space is needed. The caller defines what the files are and how to create them; a file's
+name identifies its content.
 """
 
 import fcntl
@@ -20,16 +21,17 @@ _INCOMING = "incoming"
 _LOCK = "lock"
 _POLL_SECONDS = 0.1
 _AHEAD_AT_ONCE = 16
-# Small files, needed whole at each start, go later than the shards of their time.
+# Small files (indices, label vectors) are read whole at every start, so they are evicted later than
+# shards of the same age.
 _SMALL = ".safetensors"
 _SMALL_STAYS_SECONDS = 600
 
 
 class Cache:
-    """Files of `folder`, together never more than `max_bytes` but for small ones on their way.
+    """Files in `folder`, at most `max_bytes` in total, except for small files being fetched.
 
-    A file that is evicted while a process holds it open stays readable there, and its bytes on the
-    disk until it is closed. Safe for any number of processes and threads, and after fork.
+    A file that is evicted while a process has it open stays readable there, and uses disk space
+    until it is closed. Safe for any number of processes and threads, and after fork.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -45,23 +47,23 @@ class Cache:
             ) from error
 
     def path(self, name: str) -> Path:
-        """Where the file `name` stands, if it is there."""
+        """Returns the path of the file `name`, whether or not it exists."""
         return self.folder / name
 
     def has(self, name: str) -> bool:
-        """Whether `name` is there; notes that it is in use."""
+        """Whether `name` exists. Marks it as in use."""
         _touch(self.path(name))
         return self.path(name).exists()
 
     def size(self, name: str) -> int:
-        """Bytes of the file `name`; 0 where it is not there."""
+        """Returns the size of the file `name` in bytes, or 0 if it does not exist."""
         return _size(self.path(name))
 
     def open(self, name: str, fill: Fill, *, size: int | None = None) -> int:
-        """Descriptor of the file `name`; `fill` writes it first where it is not there.
+        """Returns a descriptor of the file `name`. If it does not exist, `fill` writes it first.
 
-        size: bytes that it must have, for which room is made before it comes; None: a small file.
-        Raises what `fill` raises, and OSError with a remedy where the disk is full.
+        size: the expected size in bytes; space is reserved before the file is written. None: a
+        small file. Raises what `fill` raises, and OSError with a remedy if the disk is full.
         """
         while True:
             try:
@@ -78,9 +80,9 @@ class Cache:
             self.remove(name)
 
     def fetch(self, name: str, fill: Fill, *, size: int | None = None) -> None:
-        """Have `name` there, or leave it to the process that is just making it.
+        """Creates `name` unless it exists or another process is creating it.
 
-        It waits while many files are on their way: so many processes do not flood a server.
+        Waits while many files are being created, so that many processes do not overload a server.
         """
         while not self.has(name) and self._num_incoming() >= _AHEAD_AT_ONCE:
             time.sleep(_POLL_SECONDS)
@@ -88,23 +90,25 @@ class Cache:
             os.close(made)
 
     def remove(self, name: str) -> None:
-        """Drop a file that turned out to be damaged."""
+        """Deletes a damaged file."""
         self.path(name).unlink(missing_ok=True)
 
     def trim(self) -> None:
-        """Evict what is too much after small files came, for which no room was made."""
+        """Evicts down to the limit after small files, for which no space was reserved."""
         with self._alone():
             self._evict(self.max_bytes)
 
     def _make(self, name: str, fill: Fill, size: int | None, *, wait: bool) -> int | None:
-        """Make the file and open it; None where another process has made it, or is at it.
+        """Creates the file and opens it.
 
-        The file is locked while it comes in, and renamed with its lock: who waited for it finds
-        that it has gone to its place, and the lock of a killed process goes with the process.
+        Returns None if another process has created it or is creating it. The temporary file is
+        locked while it is written, and renamed while locked. A process that waited for the lock
+        detects the rename. The operating system releases the lock of a killed process.
         """
         temporary = self._incoming / name
         with explained(temporary), ExitStack() as stack:
-            # Alone, or it would be taken for one that was left, before it has its lock.
+            # Under the folder lock: otherwise another process could delete the new file as
+            # abandoned before it is locked.
             with self._alone():
                 file = stack.enter_context(open(temporary, "r+b", opener=_open_or_create))
                 _lock(file, wait=False)
@@ -113,11 +117,14 @@ class Cache:
             try:
                 return self._filled(file, self.path(name), fill, size)
             finally:
-                # A process forked meanwhile holds this file, too: closing would keep the lock.
+                # A forked child also holds this file, so closing it would not release the lock.
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def _filled(self, file: IO[bytes], path: Path, fill: Fill, size: int | None) -> int | None:
-        """The locked file, written and renamed to `path`; None where that has been done."""
+        """Fills the locked file and renames it to `path`.
+
+        Returns None if another process has done so.
+        """
         temporary = self._incoming / path.name
         if not _is_at(file, temporary):
             return None
@@ -129,7 +136,7 @@ class Cache:
                 self._reserve(file, size)
             fill(file)
             flush(file)
-            # Opened before it can be evicted again.
+            # Opened before the rename, because the file can be evicted right after it.
             descriptor = os.open(temporary, os.O_RDONLY)
             temporary.rename(path)
             return descriptor
@@ -138,7 +145,7 @@ class Cache:
             raise
 
     def _reserve(self, file: IO[bytes], size: int) -> None:
-        """Make room for `size` bytes and take it: the file has its length before its content."""
+        """Reserves space for `size` bytes by giving the file its full length before its content."""
         if size > self.max_bytes:
             raise ValueError(
                 f"{Path(file.name).name} has {size} bytes and the cache holds {self.max_bytes}: "
@@ -150,13 +157,13 @@ class Cache:
                 if self._evict(self.max_bytes - size):
                     file.truncate(size)
                     return
-            # Nothing but files on their way is left: they end, and can go then.
+            # Only files being written are left. They can be evicted once they are complete.
             time.sleep(_POLL_SECONDS)
 
     def _num_incoming(self) -> int:
-        """Files that come in, less those that a killed process left: these are removed."""
+        """Counts the files being written, and deletes those that a killed process left behind."""
         if len(os.listdir(self._incoming)) < _AHEAD_AT_ONCE:
-            return 0  # few, whatever they are
+            return 0  # few, even if some are abandoned
         with self._alone():
             self._drop_left()
         return len(os.listdir(self._incoming))
@@ -166,9 +173,9 @@ class Cache:
             _remove_unless_locked(left)
 
     def _evict(self, max_bytes: int) -> bool:
-        """Unlink the least recently used files until `max_bytes` stay; False where more do.
+        """Unlinks the least recently used files until at most `max_bytes` remain.
 
-        What a killed process left unfinished goes with them.
+        Returns False if it cannot. Also deletes unfinished files of killed processes.
         """
         self._drop_left()
         total = sum(_size(path) for path in self._incoming.iterdir())
@@ -189,8 +196,8 @@ class Cache:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One process of the machine at a time counts and evicts."""
-        # To read: it may belong to another user.
+        """Serializes counting and eviction across the processes of a machine."""
+        # Opened for reading, because the file may belong to another user.
         with open(self.folder / _LOCK, "rb", opener=_open_or_create) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
@@ -204,8 +211,11 @@ def _open_or_create(path: str, flags: int) -> int:
 
 
 def _touch(file: Path | int) -> None:
-    """Note that it is in use, where it is there. Of another user, who shares the folder, it fails:
-    then only its owner's processes say so."""
+    """Updates the modification time, which marks a file as in use, if the file exists.
+
+    In a shared folder this fails for files of other users; only their owner's processes update
+    them.
+    """
     with suppress(FileNotFoundError, PermissionError):
         os.utime(file)
 
@@ -219,7 +229,7 @@ def _lock(file: IO[bytes], *, wait: bool) -> bool:
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Whether the open file still stands at `path`."""
+    """Whether the open file is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -227,7 +237,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def _unlink(path: Path) -> bool:
-    """False where it belongs to another user, and the folder keeps it for them."""
+    """Unlinks a file. Returns False if it belongs to another user and the folder protects it."""
     try:
         path.unlink(missing_ok=True)
     except PermissionError:

@@ -1,6 +1,6 @@
-"""Shards behind a URL, as a recipe describes them: the URLs that are known, and the cache.
+"""The configuration of shards behind a URL: supported URL schemes, and the cache.
 
-Only text: nothing here reaches for the network.
+This module does not access the network.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ def is_url(shards: Path | str) -> bool:
 
 
 def check_url(url: str) -> str:
-    """`url` without a slash at its end; ValueError where it is none of the known kinds."""
+    """Returns `url` without trailing slashes. Raises ValueError for an unsupported URL."""
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES or "://" in rest:
         known = ", ".join(f"{name}://" for name in SCHEMES)
@@ -37,14 +37,17 @@ def check_url(url: str) -> str:
 
 
 def file_url(folder: str, file: str) -> str:
-    """The URL of a file, named by a manifest, in the folder of URL `folder`."""
+    """Returns the URL of a file, named by a manifest, in the folder at URL `folder`."""
     if file in (".", ".."):
         raise ValueError(f"{folder}: {file!r} is no name of a file: make the manifest again")
     return f"{folder}/{quote(file) if folder.startswith('http') else file}"
 
 
 class CacheConfig(FrozenConfig):
-    """Where all processes of a machine keep the shards of a URL; a local folder needs none."""
+    """The cache that all processes of a machine share for the shards of a URL.
+
+    Local folders need none.
+    """
 
     folder: Path = Field(Path("~/.cache/kway/shards"), description="on a disk of this machine")
     gigabytes: float = Field(50, gt=0, description="of that disk at most; 1 GB is 10^9 bytes")

@@ -1,5 +1,8 @@
-"""Fetches a file from a URL through fsspec: bounded, checked as it comes in, tried again where that
-may help, with one set of errors for all backends."""
+"""Fetches a file from a URL through fsspec.
+
+The size is bounded, content is verified while it arrives, transient failures are retried, and all
+backends raise the same errors.
+"""
 
 import hashlib
 from collections.abc import Callable, Generator, Iterator
@@ -15,17 +18,17 @@ REMEDY = (
 )
 
 _PIECE = 1 << 20
-_RANGE = 1 << 23  # bytes a request, where a backend reads by ranges
+_RANGE = 1 << 23  # bytes per request, for backends that read by ranges
 _SILENCE_SECONDS = 60
 _PARTIAL_CONTENT = 206
 _TRANSIENT_STATUS = (408, 425, 429)
-# Errors of these packages are of the network, whatever their type; other ones are mistakes here.
+# Exceptions of these packages are network errors whatever their type. Others are bugs in this code.
 _BACKENDS = ("aiohttp", "aiobotocore", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs")
 _WRONG_TWICE = 2
 
 
 def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
-    """The content of the file at `url` from byte `start` on, piece by piece.
+    """Yields the content of the file at `url` from byte `start`, in pieces.
 
     Raises TransientError with only the reason (timeouts, status 5xx, broken connections),
     FileNotFoundError and PermissionError with the URL, and ValueError if the package for this kind
@@ -41,11 +44,13 @@ def _open(url: str, start: int) -> IO[bytes]:
 
     scheme = url.partition("://")[0]
     try:
-        # Asked for each time: fsspec keeps one a process, and none of it survives a fork.
+        # Created for each call: fsspec caches one instance per process, which does not survive a
+        # fork.
         if scheme in ("http", "https"):
             files = fsspec.filesystem(scheme, get_client=_client)
-            # A size and no blocks: one plain GET, without a HEAD before it.
-            # From the byte before: a range that begins at the end is refused.
+            # With a size and no blocks, fsspec sends one plain GET without a HEAD before it. The
+            # range starts one byte early, because servers reject a range that begins at the end of
+            # the file.
             asked = {"headers": {"Range": f"bytes={start - 1}-"}} if start else {}
             stream: Any = files.open(url, "rb", block_size=0, size=1, **asked)
             if start:
@@ -65,7 +70,9 @@ def _skip(stream: IO[bytes], count: int) -> None:
 
 
 async def _client(**settings: Any) -> Any:
-    """The session of fsspec's HTTP: bounded silence, not duration, and no way down from TLS."""
+    """Creates fsspec's HTTP session. It limits idle time, not duration, and rejects TLS
+    downgrades.
+    """
     import aiohttp
 
     silence = aiohttp.ClientTimeout(
@@ -78,7 +85,7 @@ async def _client(**settings: Any) -> Any:
 
 
 async def _check_redirect(session: Any, context: Any, request: Any) -> None:
-    """A server may send to another place, but not from https to anything else."""
+    """Accepts redirects to any host, but not from https to another scheme."""
     target = request.response.headers.get("Location", "")
     scheme = target.partition("://")[0].lower() if "://" in target else request.url.scheme
     if scheme not in (request.url.scheme, "https"):
@@ -87,7 +94,7 @@ async def _check_redirect(session: Any, context: Any, request: Any) -> None:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Each backend has errors of its own: tell apart what may go away and what will not."""
+    """Maps the errors of each backend to transient and permanent ones."""
     try:
         yield
     except FileNotFoundError as error:
@@ -105,7 +112,7 @@ def _explained(url: str) -> Iterator[None]:
 
 
 def _of_status(url: str, error: Exception) -> OSError:
-    """By the HTTP status that the error carries, if it does; gcsfs writes it as text."""
+    """Classifies an error by its HTTP status, if it has one. gcsfs stores the status as text."""
     kind = type(error).__name__
     if kind == "TooManyRedirects" or "Credential" in kind:
         return _refused(url, error)
@@ -123,7 +130,7 @@ def _refused(url: str, error: Exception) -> PermissionError:
 
 
 def _reason(error: Exception) -> str:
-    """One short line; many network errors have no text of their own."""
+    """Returns one short line. Many network errors have no text of their own."""
     if type(error).__name__ == "TooManyRedirects":
         return "it redirects without end"
     status, message = getattr(error, "status", None), getattr(error, "message", "")
@@ -134,11 +141,11 @@ def _reason(error: Exception) -> str:
 
 
 class _WrongContentError(ValueError):
-    """Something else came than was asked for; the message says what."""
+    """The content received is not the requested file. The message says what is wrong."""
 
 
 class _ShortContentError(_WrongContentError):
-    """It ended early: a connection that was cut, as a rule."""
+    """The content ended early, usually because of a broken connection."""
 
 
 def fetch(
@@ -151,11 +158,11 @@ def fetch(
     sha256: str | None = None,
     check: Callable[[Path], object] | None = None,
 ) -> None:
-    """Write the file at `url` into `file`, from its start.
+    """Writes the file at `url` to `file`, from its start.
 
-    exact: it has `max_bytes`, not up to them; sha256: its digest; check: raises ValueError for a
-    wrong file at the path of `file`. What may go away by itself is asked for up to `attempts`
-    times, a wrong content twice. Errors of writing are the caller's.
+    exact: the size must be `max_bytes`, not just at most that. sha256: expected digest. check:
+    raises ValueError if the file at the path of `file` is wrong. Transient failures are tried up to
+    `attempts` times, wrong content twice. Errors of writing to `file` are not handled here.
 
     Raises FileNotFoundError, PermissionError and RetriesExhaustedError that name the URL, and
     ValueError if the file there is not the requested one.
@@ -180,7 +187,7 @@ def fetch(
 
 
 def fetch_bytes(url: str, *, attempts: int, max_bytes: int) -> bytes:
-    """The content of a small file at `url`; raises as `fetch`."""
+    """Returns the content of a small file at `url`. Raises as `fetch` does."""
     content = BytesIO()
     fetch(url, content, attempts=attempts, max_bytes=max_bytes)
     return content.getvalue()

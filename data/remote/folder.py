@@ -1,7 +1,7 @@
 """A folder of shards behind a URL, read through the cache of this machine.
 
-A shard is known by its SHA-256 there, an index by what the manifest says about its shard: two
-datasets, or two versions of one, never mix, and equal shards are there once.
+In the cache, a shard is named by its SHA-256, and an index by the manifest entry of its shard.
+Different datasets or versions therefore never mix, and identical shards are stored once.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ _log = logging.getLogger("kway.data")
 _INDEX_THREADS = 16
 _INDEX_TRIES = 10
 _REPORT_SECONDS = 5.0
-# Its header, which holds names of up to 255 characters, and its entries.
+# Size of the header, which contains names of up to 255 characters, and of each entry.
 _MAX_INDEX_BYTES = (1 << 16, 30)
 
 
 class RemoteFolder(ShardFolder):
-    """The shards at `url`. Raises ValueError for a URL of a kind that is not known."""
+    """The shards at `url`. Raises ValueError for an unsupported URL."""
 
     verified = True
     bytes_at_once: int
@@ -61,9 +61,9 @@ class RemoteFolder(ShardFolder):
     # ---------------------------------------------------------------- indices
 
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
-        """Those that are not in the cache yet come first, several at a time.
+        """Returns the indices of `shards`. Missing ones are fetched first, several in parallel.
 
-        Raises ValueError too where the cache cannot hold them and the largest shard.
+        Raises ValueError also if the cache is too small for the indices and the largest shard.
         """
         missing = [shard for shard in shards if not self._cache.has(_index_name(shard))]
         self._check_indices(missing)
@@ -87,7 +87,7 @@ class RemoteFolder(ShardFolder):
             self._cache.has(_index_name(shard))
 
     def _check_indices(self, shards: Sequence[ShardInfo]) -> None:
-        """Raise ValueError where the cache cannot hold them, before the first one comes."""
+        """Raises ValueError, before any fetch, if the cache is too small for the indices."""
         most = sum(map(_max_index_bytes, shards))
         if most > self._cache.max_bytes:
             raise ValueError(
@@ -124,7 +124,7 @@ class RemoteFolder(ShardFolder):
         os.close(self._cache.open(_index_name(shard), fill))
 
     def _index(self, shard: ShardInfo) -> ShardIndex:
-        """From the cache; from the URL again where its copy is damaged, or evicted just now."""
+        """Opens the cached index. Fetches it again if the copy is damaged or was just evicted."""
         path = self._cache.path(_index_name(shard))
         for _ in range(_INDEX_TRIES):
             try:
@@ -140,7 +140,7 @@ class RemoteFolder(ShardFolder):
     # ---------------------------------------------------------------- shards
 
     def open(self, shard: ShardInfo) -> int:
-        """From the cache, into which it comes first where it is not there."""
+        """Opens a shard in the cache, fetching it first if necessary."""
         return self._cache.open(
             _shard_name(shard), lambda file: self._fetch(shard, file), size=shard.bytes
         )
@@ -164,7 +164,7 @@ class RemoteFolder(ShardFolder):
         )
 
     def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
-        """Of any groups: the largest shards may meet in them."""
+        """Checks the worst case: the largest shards may be in the same groups."""
         largest = sorted((shard.bytes for shard in shards), reverse=True)
         at_once = min(order.shards_at_once * groups_at_once, len(shards))
         needed = sum(largest[:at_once])
@@ -188,7 +188,10 @@ def _shard_name(shard: ShardInfo) -> str:
 
 
 def _key(shard: ShardInfo) -> str:
-    """Of an index: one tar may have several, with another class list, split or file name."""
+    """Returns the cache key of an index.
+
+    One tar may have several, for other class lists, splits or names.
+    """
     return hashlib.sha256(shard.model_dump_json().encode()).hexdigest()
 
 
@@ -202,7 +205,7 @@ def _max_index_bytes(shard: ShardInfo) -> int:
 
 
 def _open_index(path: Path, shard: ShardInfo) -> ShardIndex:
-    """The index at `path`; ValueError says what is wrong with it, and no path."""
+    """Opens the index at `path`. The ValueError says what is wrong with it, without the path."""
     index = map_index(path)
     if index.info != shard:
         raise ValueError("belongs to other shards than the manifest")
@@ -214,5 +217,5 @@ def _gigabytes(count: int) -> str:
 
 
 def _rounded_up(count: int) -> str:
-    """Gigabytes of two decimals that are not less than `count` bytes."""
+    """Returns `count` bytes in gigabytes, rounded up to two decimals."""
     return f"{math.ceil(count / 1e7) / 100:g}"

@@ -1,6 +1,6 @@
-"""Fetches shards before they are read: while one group of an order is read, the next one comes.
+"""Prefetches shards: while one group of an order is read, the next one is fetched.
 
-In threads of the process that end with it. Nothing here is needed for what is read to be right.
+Fetching runs in daemon threads. It only affects speed, not which samples are read.
 """
 
 import logging
@@ -20,9 +20,10 @@ _REFRESH_SECONDS = 60.0
 
 
 class ShardPrefetcher:
-    """For the `shards` of one split in `folder`. `stop` it, or let it end with the process.
+    """Prefetches the `shards` of one split in `folder`.
 
-    A process forked meanwhile has none of its threads, and may start its own.
+    Call `stop`, or let it end with the process. A forked child has none of its threads and may
+    start its own.
     """
 
     def __init__(self, folder: ShardFolder, shards: Sequence[ShardInfo]) -> None:
@@ -34,10 +35,10 @@ class ShardPrefetcher:
         self._waits = False
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Fetch what `order` reads from `position` on, this group and the next one.
+        """Fetches the shards that `order` reads from `position`: this group and the next one.
 
-        Cheap where the group is the one of the call before. Once a minute it notes the group, and
-        the indices, as in use, so that they stay. Nothing to do for a local folder.
+        The call is cheap if the group is unchanged. Once a minute it marks the group and the
+        indices as in use, so that they are not evicted. It does nothing for a local folder.
         """
         if (capacity := self._folder.bytes_at_once) is None:
             return
@@ -48,14 +49,14 @@ class ShardPrefetcher:
         self._start(self._shards_to_fetch(order, current[1], capacity))
 
     def stop(self) -> None:
-        """Begin no more; what is on its way comes in."""
+        """Starts no more downloads. Downloads in progress finish."""
         self._queue.clear()
         self._current = None
 
     def _shards_to_fetch(
         self, order: Order | InOrder, group: int, capacity: int
     ) -> list[ShardInfo]:
-        """The shards of a group, and those of the next one that fit beside them."""
+        """Returns the shards of a group, and those of the next group that also fit."""
         wanted = {number: self._shards[number] for number in order.shards(group)}
         held = sum(shard.bytes for shard in wanted.values())
         for number in order.shards(group + 1):
@@ -79,7 +80,8 @@ class ShardPrefetcher:
             )
 
     def _start(self, shards: Sequence[ShardInfo]) -> None:
-        # A queue of its own for each call: the threads of the one before end with theirs.
+        # Each call gets its own queue. Threads of the previous call end when their queue is
+        # cleared.
         self._queue.clear()
         self._queue = queue = deque(shards)
         for _ in range(min(_THREADS, len(queue))):
@@ -98,5 +100,5 @@ def _drain(queue: deque[ShardInfo], folder: ShardFolder) -> None:
         except (OSError, ValueError) as error:
             if not main_thread().is_alive():
                 return
-            # Whoever reads the shard meets the same, and stops with it.
+            # The reader of this shard gets the same error and raises it.
             _log.warning("not fetched ahead: %s", error)

@@ -1,4 +1,4 @@
-"""Owning a folder while shards are written to it: a note of what it becomes, and a lock on it."""
+"""Claims a folder while shards are written to it, with a lock and a note of its contents."""
 
 import fcntl
 import os
@@ -14,12 +14,12 @@ from data.files import TEMPORARY, explained
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, SourceInfo
 from data.skipped import SKIPPED
 
-# Present while a folder is not finished; says what it is becoming.
+# Exists while a folder is unfinished. Contains the description of its source.
 UNFINISHED = "unfinished.json"
 
 
 def check_same(folder: Path, there: SourceInfo, asked: SourceInfo) -> None:
-    """Raise ValueError where `folder` holds shards of something else."""
+    """Raises ValueError if `folder` contains shards of another source."""
     if there != asked:
         raise ValueError(
             f"{folder} holds {there}, not {asked}: choose another folder, or delete this one"
@@ -28,18 +28,20 @@ def check_same(folder: Path, there: SourceInfo, asked: SourceInfo) -> None:
 
 @contextmanager
 def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
-    """Own `folder` while it becomes `about`, made where it is missing.
+    """Locks `folder` while shards of `about` are written to it.
 
-    Raises ValueError, and changes nothing, where it holds anything else or another process owns it.
-    A ValueError of the block removes what it wrote: its input has to change, so what stands would
-    never be gone on with. Only a folder that was finished before keeps its shards.
+    Creates the folder if it is missing. Raises ValueError, and changes nothing, if the folder
+    contains anything else or is locked by another process. A ValueError inside the block deletes
+    the files that were written: the input must change, so the run cannot be resumed. A folder that
+    was finished before keeps its shards.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: name a folder that shards can go to")
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / UNFINISHED
-    # Made and locked before it is written: of two that start at once, one owns it.
+    # The file is created and locked before it is written, so that only one of two concurrent runs
+    # claims the folder.
     with note.open("ab+", buffering=0) as held:
         _lock(held, folder)
         _check_note(held, folder, about, new=new)
@@ -59,7 +61,7 @@ def _lock(held: IO[bytes], folder: Path) -> None:
     busy = f"{folder} is being written by another kway shard: wait for it"
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The other one may have ended, and removed this very note, since it was opened.
+        # The other process may have finished and removed this file since it was opened.
         if not os.path.samestat(os.fstat(held.fileno()), (folder / UNFINISHED).stat()):
             raise ValueError(busy)
     except (BlockingIOError, FileNotFoundError) as error:
@@ -67,7 +69,7 @@ def _lock(held: IO[bytes], folder: Path) -> None:
 
 
 def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) -> None:
-    """Check what the note says; a note without content is new, and gets `about`."""
+    """Checks the note against `about`. An empty note is new, and `about` is written to it."""
     held.seek(0)
     content = held.read()
     try:
@@ -90,7 +92,7 @@ def _check_note(held: IO[bytes], folder: Path, about: SourceInfo, *, new: bool) 
 
 
 def _check_free(folder: Path, about: SourceInfo) -> None:
-    """Raise ValueError unless the folder is empty, or was finished as `about` before."""
+    """Raises ValueError unless the folder is empty or has finished shards of `about`."""
     if (folder / MANIFEST).is_file():
         check_same(folder, Manifest.read(folder).source, about)
         return

@@ -1,7 +1,7 @@
-"""Samples that are equal byte for byte: counted in finished shards, or kept out of training.
+"""Finds byte-identical samples, to count them in finished shards or keep them out of training.
 
-Sizes and checksums in the offset indices name the candidates, and only those are read: no extra
-pass over the data, for any source. Pictures that merely look alike are not found.
+The sizes and checksums in the offset indices give the candidates, and only those are read, so no
+extra pass over the data is needed for any source. Images that only look similar are not found.
 """
 
 import hashlib
@@ -23,8 +23,12 @@ from data.sources.source import Sample
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Of one split: samples; those that training holds too, and of these the ones that it holds
-    under other classes only; those that repeat an earlier sample of the same split."""
+    """Duplicates in one split.
+
+    in_training: samples that training contains too. other_class: those of them that training
+    contains only under other classes. repeated: samples that repeat an earlier sample of the same
+    split.
+    """
 
     split: str
     samples: int
@@ -43,9 +47,10 @@ class Duplicates:
 
 
 def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
-    """Exact duplicates in finished shards, for each split; some 30 bytes of memory a sample.
+    """Counts exact duplicates in finished shards, for each split.
 
-    Raises ValueError or FileNotFoundError as `Manifest.load` does, and for a damaged sample.
+    Memory: about 30 bytes per sample. Raises ValueError or FileNotFoundError as `Manifest.load`
+    does, and for a damaged sample.
     """
     manifest = Manifest.load(folder)
     found = {
@@ -74,9 +79,9 @@ def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
 
 
 class HeldOut:
-    """What the splits for evaluation hold: `without` takes the same bytes out of training.
+    """The samples of the evaluation splits. `without` removes identical samples from training.
 
-    `dropped` counts what it took out.
+    dropped: number of samples removed so far.
     """
 
     def __init__(self, shards: Iterable[Path]) -> None:
@@ -86,7 +91,7 @@ class HeldOut:
         self.dropped = 0
 
     def without(self, samples: Iterable[Sample | Skipped]) -> Iterator[Sample | Skipped]:
-        """`samples`, with those that another split contains replaced by `Skipped`."""
+        """Yields `samples`, with those that another split contains replaced by `Skipped`."""
         for sample in samples:
             if isinstance(sample, Sample) and self._holds(sample.data):
                 self.dropped += 1
@@ -103,7 +108,10 @@ class HeldOut:
 
 
 class _Shards:
-    """Samples of several shards, numbered through. prints: uint64 [N], size and crc32 of each."""
+    """Samples of several shards with consecutive numbers.
+
+    prints: uint64 [N], the size and crc32 of each sample.
+    """
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.paths = list(paths)
@@ -112,13 +120,13 @@ class _Shards:
         self._starts = np.cumsum([0, *(index.info.samples for index in self.indices)])
 
     def twins(self) -> np.ndarray:
-        """Samples, int64 [M], whose fingerprint another one has."""
+        """Returns the samples, int64 [M], whose fingerprint occurs more than once."""
         order = np.argsort(self.prints, kind="stable")
         same = self.prints[order][1:] == self.prints[order][:-1]
         return np.union1d(order[1:][same], order[:-1][same])
 
     def read(self, samples: np.ndarray) -> Iterator[tuple[int, int, bytes]]:
-        """(shard, row, bytes) of `samples`, which are sorted."""
+        """Yields (shard, row, bytes) for `samples`, which must be sorted."""
         numbers = np.searchsorted(self._starts, samples, side="right") - 1
         for shard in np.unique(numbers).tolist():
             path, index = self.paths[shard], self.indices[shard]

@@ -1,6 +1,6 @@
-"""A folder that shards are read from: a local one, or one behind a URL.
+"""The interface to a folder of shards, local or behind a URL.
 
-What a split needs of it, whatever it is; the one behind a URL is `data/remote/folder.py`.
+`data/remote/folder.py` implements it for URLs.
 """
 
 import os
@@ -22,54 +22,57 @@ _MAX_OPEN_FILES = 256
 
 
 class ShardFolder(ABC):
-    """Shards and their indices; `str` of it is its path or URL."""
+    """Shards and their indices. `str` returns the path or URL."""
 
     verified: bool = False
-    """Whether what `open` gives has the SHA-256 of the manifest."""
+    """Whether files from `open` have been checked against the SHA-256 in the manifest."""
     bytes_at_once: int | None = None
-    """Bytes of shards that can be held; None: all of them."""
+    """Bytes of shards that fit at a time. None: no limit."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its last part, for titles."""
+        """The last part of the path or URL, for titles."""
 
     @abstractmethod
     def address(self, shard: ShardInfo) -> str:
-        """The path or URL of a shard, for messages."""
+        """Returns the path or URL of a shard, for messages."""
 
     @abstractmethod
     def remedy(self, shard: ShardInfo) -> str:
-        """What to do where the bytes of a sample are not those that were written."""
+        """Returns what to do if the bytes of a sample are not those that were written."""
 
     @abstractmethod
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
-        """The indices of `shards`; ValueError where one is damaged or of other shards."""
+        """Returns the indices of `shards`.
+
+        Raises ValueError if one is damaged or does not match.
+        """
 
     @abstractmethod
     def open(self, shard: ShardInfo) -> int:
-        """A new descriptor of a shard, to `pread` from."""
+        """Returns a new file descriptor of a shard, for `pread`."""
 
     def evicted(self, descriptor: int) -> bool:
-        """Whether the file of a descriptor is deleted, and only the descriptor keeps its bytes."""
+        """Whether the file of a descriptor has been deleted and exists only while it is open."""
         return False
 
     def prefetch(self, shard: ShardInfo) -> None:
-        """Fetch a shard that will be read soon, and mark it as in use."""
+        """Fetches a shard that will be read soon and marks it as in use."""
         return
 
     def keep_indices(self, shards: Sequence[ShardInfo]) -> None:
-        """Mark the indices of `shards` as in use."""
+        """Marks the indices of `shards` as in use."""
         return
 
     def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
-        """Raise ValueError where so many groups of an order are more shards than can be held."""
+        """Raises ValueError if the shards of `groups_at_once` groups do not fit in the cache."""
         return
 
 
 @dataclass(frozen=True)
 class LocalFolder(ShardFolder):
-    """A folder of this machine: every file is there, nothing is copied."""
+    """A folder on this machine. Files are read in place."""
 
     path: Path
 
@@ -97,14 +100,17 @@ class LocalFolder(ShardFolder):
                 f"the index of {path} belongs to other shards than the manifest: "
                 "delete the folder and run kway shard again"
             )
-        return replace(index, info=shard)  # of two equal ones, one is kept
+        return replace(index, info=shard)  # equal objects are shared to save memory
 
     def open(self, shard: ShardInfo) -> int:
         return os.open(self.path / shard.file, os.O_RDONLY)
 
 
 class OpenShards:
-    """The open files of `shards` in `folder`, by their number; opened when they are first read."""
+    """Open files of `shards` in `folder`, by shard number.
+
+    A file is opened when it is first read.
+    """
 
     def __init__(self, folder: ShardFolder, shards: Sequence[ShardInfo]) -> None:
         self._folder = folder
@@ -112,7 +118,7 @@ class OpenShards:
         self._files: OrderedDict[int, int] = OrderedDict()
 
     def read(self, shard: int, read: Callable[..., Answer], *where: Any) -> Answer:
-        """Call `read(descriptor, *where)` on a shard; retry after a transient error."""
+        """Calls `read(descriptor, *where)` on a shard. Retries after a transient error."""
         attempt = 1
         while True:
             try:
@@ -124,7 +130,7 @@ class OpenShards:
             attempt += 1
 
     def close(self) -> None:
-        """Close all files; a later read opens them again."""
+        """Closes all files. A later read opens them again."""
         while self._files:
             os.close(self._files.popitem()[1])
 
@@ -133,14 +139,17 @@ class OpenShards:
             os.close(descriptor)
 
     def _file(self, shard: int) -> int:
-        """Descriptor of a shard; the least recently used one is closed when many are open."""
+        """Returns the descriptor of a shard.
+
+        Closes the least recently used one if too many are open.
+        """
         if shard in self._files:
             self._files.move_to_end(shard)
             return self._files[shard]
         self._files[shard] = self._folder.open(self._shards[shard])
         while len(self._files) > 1 and (
             len(self._files) > _MAX_OPEN_FILES
-            # An evicted shard stays on the disk until it is closed.
+            # An evicted shard occupies disk space until its descriptor is closed.
             or self._folder.evicted(next(iter(self._files.values())))
         ):
             os.close(self._files.popitem(last=False)[1])

@@ -1,7 +1,7 @@
-"""Where the classes of a manifest stand in a hierarchy: the attribute `path` of a class.
+"""The class hierarchy of a manifest, stored in the attribute `path` of each class.
 
-It holds the names of the nodes above a class, from the root down, with SEPARATOR between them. A
-node is its name and those above it. How a label tree is made of them is a matter of the heads.
+A path contains the names of the nodes above a class, from the root down, joined by SEPARATOR. A
+node is identified by its name and the names above it. The heads build label trees from the paths.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,10 @@ ClassPath = tuple[str, ...]
 
 @dataclass(frozen=True)
 class HierarchySize:
-    """`classes` that stand under something, `nodes` above classes, `depth` of the longest path."""
+    """classes: classes with a path.
+
+    nodes: nodes above classes. depth: length of the longest path.
+    """
 
     classes: int
     nodes: int
@@ -31,7 +34,7 @@ class HierarchySize:
 
 
 def join_path(names: Sequence[str]) -> str:
-    """The attribute `path`; ValueError for names that it cannot hold, or too many."""
+    """Joins names into a `path` attribute. Raises ValueError for invalid or too many names."""
     joined = SEPARATOR.join(names)
     if reason := _mistake(names):
         raise ValueError(f"path {joined[:100]!r}: {reason}: rename or move it")
@@ -41,10 +44,10 @@ def join_path(names: Sequence[str]) -> str:
 
 
 def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
-    """The names above each class [K], from the root down; none for a class without a path.
+    """Returns the names above each class [K], from the root down; empty for a class without a path.
 
-    Raises ValueError, with the class, for a path that is too long or leads through one name twice,
-    and where no class has one.
+    Raises ValueError that names the class if a path is too long or contains a name twice, and
+    ValueError if no class has a path.
     """
     found = [_path(folder, info) for info in manifest.classes]
     if not any(found):
@@ -56,7 +59,10 @@ def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
 
 
 def hierarchy_size(folder: Path | str, manifest: Manifest) -> HierarchySize | None:
-    """None where no class has a path; raises as `class_paths` does."""
+    """Returns the size of the hierarchy, or None if no class has a path.
+
+    Raises as `class_paths` does.
+    """
     if not any(PATH in info.attributes for info in manifest.classes):
         return None
     paths = class_paths(folder, manifest)
@@ -77,7 +83,7 @@ def _path(folder: Path | str, info: ClassInfo) -> ClassPath:
 
 
 def _mistake(names: Sequence[str]) -> str | None:
-    """What is wrong with a path, in words."""
+    """Returns what is wrong with a path, or None."""
     if len(names) > MAX_DEPTH:
         return f"{len(names):,} names, and the most is {MAX_DEPTH}"
     if not names or not all(map(str.strip, names)):

@@ -1,8 +1,8 @@
-"""The offset index beside a shard: where each sample's bytes lie, for a loader to `pread`.
+"""The offset index next to a shard: the byte range of each sample, for a loader to `pread`.
 
-30 bytes a sample; the 17 that training touches stand in one piece. The file is mapped, so that all
-processes of a machine share it. The key is not repeated here: it stands in the tar header just
-before the bytes. The index is no archive; the shard alone is enough for any webdataset reader.
+An index takes 30 bytes per sample, 17 of which training reads; these are contiguous. The file is
+memory-mapped, so all processes of a machine share it. The key is not stored here: it is in the tar
+header just before the bytes. webdataset readers do not need the index; the tar is self-contained.
 """
 
 import json
@@ -28,9 +28,10 @@ _MAX_HEADER = 1 << 20
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, struct.error)
 _AGAIN = "make it again with kway shard, or kway shard index for the shards of others"
 
-# Tensors in the order in which safetensors writes them: (its type, numpy's, shape [..., N]).
-# places: block, size and crc32 of the `.cls` member, then of the sample; extension: of the sample,
-# then of the `.cls`. So nothing of the `.cls` stands between what training touches.
+# Tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
+# [..., N]). places: block, size and crc32 of the `.cls` member, then of the sample. extension: of
+# the sample, then of the `.cls`. This order keeps the `.cls` data out of the range that training
+# reads.
 _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "places": ("U32", "<u4", (2, 3)),
     "labels": ("I32", "<i4", ()),
@@ -40,11 +41,12 @@ _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Members of N samples. Column 0 is the sample itself, column 1 its `.cls` file.
+    """Locations of N samples. Column 0 is the sample itself, column 1 its `.cls` member.
 
-    blocks: first byte over 512, uint32 [N, 2]; sizes: bytes, uint32 [N, 2]; crc32: uint32 [N, 2];
-    extension: position in `extensions`, uint8 [N, 2]; labels: int32 [N]. Each column is contiguous.
-    duplicates: samples that the writer dropped from this shard (`data/shards/duplicates.py`).
+    blocks: offset of the first byte in blocks of 512, uint32 [N, 2]. sizes: bytes, uint32 [N, 2].
+    crc32: uint32 [N, 2]. extension: position in `extensions`, uint8 [N, 2]. labels: int32 [N]. Each
+    column is contiguous. duplicates: samples that the writer dropped from this shard
+    (`data/shards/duplicates.py`).
     """
 
     info: ShardInfo
@@ -58,7 +60,7 @@ class ShardIndex:
 
 
 class Entry(NamedTuple):
-    """Where a member's bytes stand (in blocks of 512 from the start), how many, and their crc32."""
+    """A member's location in the tar (in blocks of 512 bytes), its size in bytes and its crc32."""
 
     extension: str
     block: int
@@ -67,14 +69,14 @@ class Entry(NamedTuple):
 
 
 class IndexBuilder:
-    """Collects the entries of one shard while it is written; 30 bytes of memory a sample."""
+    """Collects the entries of one shard while it is written. Memory: 30 bytes per sample."""
 
     def __init__(self) -> None:
         self._extensions: list[str] = []
         self._places, self._labels, self._extension = array("I"), array("i"), array("B")
 
     def add(self, members: dict[str, bytes], *, offset: int, sample: str, label: int) -> int:
-        """Note `members` (extension -> bytes), written in sorted order from tar `offset` on.
+        """Adds `members` (extension -> bytes), written in sorted order from tar `offset`.
 
         Returns the offset after them.
         """
@@ -88,7 +90,7 @@ class IndexBuilder:
         return offset
 
     def add_entries(self, sample: Entry, label_member: Entry, *, label: int) -> None:
-        """Note a sample whose two members stand anywhere in the tar."""
+        """Adds a sample whose two members may be anywhere in the tar."""
         for entry in (sample, label_member):
             if entry.extension not in self._extensions:
                 self._extensions.append(entry.extension)
@@ -101,11 +103,14 @@ class IndexBuilder:
         return len(self._labels)
 
     def crc32(self) -> int:
-        """Of all entries; it stands in the manifest."""
+        """Returns the checksum of all entries, which the manifest stores."""
         return _crc32(self._extensions, self._tensors())
 
     def to_bytes(self, info: ShardInfo, *, duplicates: int = 0) -> bytes:
-        """The file's content; `info` travels along, so that a resumed run need not hash again."""
+        """Returns the file's content.
+
+        `info` is included, so that a resumed run does not hash again.
+        """
         about: dict[str, Any] = {
             "format": FORMAT,
             "shard": info.model_dump(),
@@ -113,14 +118,14 @@ class IndexBuilder:
         }
         if duplicates:
             about["duplicates"] = duplicates
-        # One metadata key: safetensors writes several in a random order.
+        # A single metadata key: safetensors writes several keys in random order.
         return save(self._tensors(), metadata={"kway": json.dumps(about)})
 
     def _tensors(self) -> dict[str, np.ndarray]:
         places = np.array(self._places, np.uint32).reshape(-1, 2, 3).transpose(1, 2, 0)
         extension = np.array(self._extension, np.uint8).reshape(-1, 2).transpose()
         tensors = {"places": places, "labels": np.array(self._labels), "extension": extension}
-        # safetensors writes a transposed view as if it were not one.
+        # safetensors ignores strides, so a transposed view must be copied first.
         return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
 
 
@@ -137,7 +142,10 @@ def index_path(shard: Path) -> Path:
 
 
 def open_index(shard: Path) -> ShardIndex:
-    """Map the index of `shard`; ValueError where it is damaged or of another format."""
+    """Maps the index of `shard`.
+
+    Raises FileNotFoundError if it is missing, and ValueError if it is damaged or of another format.
+    """
     path = index_path(shard)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: copy it, or {_AGAIN}")
@@ -150,23 +158,24 @@ def open_index(shard: Path) -> ShardIndex:
 
 
 class OtherFormatError(ValueError):
-    """Of another version of kway, or of something else."""
+    """The index was written by another version of kway, or is another kind of file."""
 
 
 def map_index(path: Path) -> ShardIndex:
-    """`open_index` at the path of an index; the ValueError is what is wrong with it, alone."""
+    """Maps the index at `path`. The ValueError contains only what is wrong with it."""
     try:
         return _open(path)
     except OtherFormatError:
         raise
-    except (*_DAMAGE, RecursionError) as error:  # the last: brackets in brackets
+    except (*_DAMAGE, RecursionError) as error:  # RecursionError: deeply nested brackets
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"is damaged ({reason})") from error
 
 
 def _open(path: Path) -> ShardIndex:
     with path.open("rb") as file:
-        # Read and checked, then mapped: only what is used later stays in memory.
+        # The file is read and checked first, then mapped: only pages that are used later stay in
+        # memory.
         content = np.frombuffer(file.read(), np.uint8)
         about, where = _layout(content)
         info = ShardInfo.model_validate(about["shard"])
@@ -191,9 +200,9 @@ def _open(path: Path) -> ShardIndex:
 
 
 def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
-    """What a safetensors file (its bytes, uint8 [n]) says about itself, and where tensors stand.
+    """Parses a safetensors file (its bytes, uint8 [n]) into metadata and tensor ranges.
 
-    By the published layout: its own numpy reader copies every tensor.
+    This follows the published layout, because the safetensors numpy reader copies every tensor.
     """
     (length,) = struct.unpack("<Q", content[:8].tobytes())
     if length > min(_MAX_HEADER, len(content) - 8):
@@ -215,7 +224,7 @@ def _layout(content: np.ndarray) -> tuple[dict[str, Any], dict[str, slice]]:
 def _tensors(
     content: np.ndarray, where: Mapping[str, slice], samples: int
 ) -> dict[str, np.ndarray]:
-    """Views; ValueError where a tensor has not as many bytes as its shape needs."""
+    """Returns views. Raises ValueError if a tensor has too few bytes for its shape."""
     return {
         name: content[where[name]].view(kind).reshape(*shape, samples)
         for name, (_, kind, shape) in _TENSORS.items()
@@ -230,14 +239,17 @@ def _check(extensions: Sequence[str], tensors: Mapping[str, np.ndarray], info: S
 
 
 def read_member(descriptor: int, index: ShardIndex, row: int, column: int = 0) -> bytes | None:
-    """Bytes of one member, or None where they are not those that were written."""
+    """Returns the bytes of one member, or None if its checksum does not match."""
     size = int(index.sizes[row, column])
     data = os.pread(descriptor, size, int(index.blocks[row, column]) * BLOCK)
     return data if isal_zlib.crc32(data) == int(index.crc32[row, column]) else None
 
 
 def read_key(descriptor: int, index: ShardIndex, row: int) -> str:
-    """The sample's webdataset key, from its tar header; ValueError where the header is damaged."""
+    """Returns the sample's webdataset key from its tar header.
+
+    Raises ValueError for a damaged header.
+    """
     try:
         name = member_name(descriptor, int(index.blocks[row, 0]))
     except ValueError as error:
@@ -246,7 +258,7 @@ def read_key(descriptor: int, index: ShardIndex, row: int) -> str:
 
 
 def check_labels(labels: Sequence[int] | np.ndarray, num_classes: int, shard: str) -> None:
-    """Raise ValueError where a label has no class."""
+    """Raises ValueError if a label is not a class index."""
     array = np.asarray(labels)
     bad = np.flatnonzero((array < 0) | (array >= num_classes))
     if len(bad):

@@ -1,4 +1,4 @@
-"""The label vectors of a folder of shards, one for each class, from disk or from a URL."""
+"""Label vectors of a folder of shards, one per class, from disk or from a URL."""
 
 import hashlib
 import os
@@ -19,10 +19,10 @@ from data.shards.manifest import Manifest
 def load_label_vectors(
     folder: Path | str, manifest: Manifest, cache: CacheConfig = DEFAULT_CACHE
 ) -> np.ndarray:
-    """One vector a class, float32 [K, D], in class-list order.
+    """Returns one vector per class, float32 [K, D], in class-list order.
 
-    Raises ValueError where the source gives none, or the file is not the one of the manifest;
-    FileNotFoundError where it is missing.
+    Raises ValueError if the source has none or if the file does not match the manifest, and
+    FileNotFoundError if it is missing.
     """
     if manifest.label_vectors is None:
         raise ValueError(
@@ -51,7 +51,10 @@ def _check_digest(path: Path, digest: str) -> None:
 
 
 def _vectors(path: Path, num_classes: int) -> np.ndarray:
-    """Raises ValueError where whoever made the digest made it of something else."""
+    """Reads the vectors.
+
+    Raises ValueError if the file has the right digest but the wrong content.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
             vectors: np.ndarray = file.get_tensor("vectors")
@@ -68,9 +71,9 @@ def _vectors(path: Path, num_classes: int) -> np.ndarray:
 
 
 def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
-    """Its copy in the cache, where it is known by its SHA-256; raises as `fetch`.
+    """Returns the path of the cached copy, named by its SHA-256. Raises as `fetch` does.
 
-    A copy that was damaged there is fetched again.
+    A damaged copy is fetched again.
     """
     cache = Cache(config.folder, config.max_bytes)
     name = f"{sha256}.safetensors"

@@ -1,7 +1,7 @@
-"""`manifest.json`: what a folder of shards holds, and whether it is whole.
+"""`manifest.json`: the contents of a folder of shards.
 
-It is written last, so a folder without it is not finished. It holds nothing per sample: that is
-the offset index beside each shard (`data/shards/index.py`).
+It is written last, so a folder without it is unfinished. It contains no data per sample; that is in
+the offset index of each shard (`data/shards/index.py`).
 """
 
 import gc
@@ -26,7 +26,7 @@ FORMAT_VERSION = 1
 _MAX_MANIFEST_BYTES = 1 << 30
 _LEAST_BYTES_A_SAMPLE = 2 * BLOCK  # the tar headers of the sample and of its label
 
-# A name inside the folder: a manifest from somewhere else must not reach outside it.
+# A name inside the folder: a manifest from an untrusted source must not reach outside it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
 SplitName = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -34,10 +34,10 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 @contextmanager
 def paused_gc() -> Iterator[None]:
-    """Switch Python's garbage collector off in the block, or in a function that it decorates.
+    """Disables Python's garbage collector in the block, or in a function that it decorates.
 
-    It examines all objects again and again while very many are made, none of them garbage: a
-    manifest of 1,000,000 classes takes several times as long with it.
+    The collector repeatedly scans all objects while many are created, although none is garbage.
+    Parsing a manifest of 1,000,000 classes takes several times as long with it.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -53,7 +53,7 @@ class _Record(BaseModel):
 
 
 class ClassInfo(_Record):
-    """A class: a name that no other class of the list has, and what its source knows about it."""
+    """A class: its name, unique in the class list, and the attributes that its source provides."""
 
     name: str = Field(min_length=1)
     attributes: dict[str, str] = {}
@@ -69,14 +69,14 @@ class ShardInfo(_Record):
 
     @model_validator(mode="after")
     def _has_room_for_its_samples(self) -> "ShardInfo":
-        # How large an index may be follows from the samples, which nothing else bounds.
+        # The number of samples bounds the size of the index, so it must itself be bounded.
         if self.samples * _LEAST_BYTES_A_SAMPLE > self.bytes:
             raise ValueError(f"{self.samples} samples do not fit {self.bytes} bytes")
         return self
 
 
 class SourceInfo(_Record):
-    """Where the shards come from; equal descriptions give equal bytes."""
+    """The source of the shards. Equal descriptions produce identical bytes."""
 
     kind: str
     parameters: dict[str, str | int | float | bool | None] = {}
@@ -86,7 +86,7 @@ class SourceInfo(_Record):
 
 
 class Manifest(_Record):
-    """The table of contents of a folder of shards. The position in `classes` is the label."""
+    """The contents of a folder of shards. A class's position in `classes` is its label."""
 
     format_version: Literal[1] = 1
     modality: Literal["image", "text"] = Field(
@@ -124,11 +124,11 @@ class Manifest(_Record):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; the position is the label."""
+        """Names of the classes. The position of a class is its label."""
         return tuple(info.name for info in self.classes)
 
     def of_split(self, split: str, *, key: str | None = None) -> tuple[ShardInfo, ...]:
-        """The shards of `split`; ValueError names the existing splits.
+        """Returns the shards of `split`. Raises ValueError that lists the existing splits.
 
         key: the recipe key that was set to `split`, for the error.
         """
@@ -143,17 +143,17 @@ class Manifest(_Record):
         return shards
 
     def digest(self, split: str) -> str:
-        """16 hexadecimal digits that tell this split's samples and their order from any others."""
+        """Returns 16 hexadecimal digits that identify this split's samples and their order."""
         content = "".join(f"{shard.samples} {shard.sha256}\n" for shard in self.of_split(split))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @classmethod
     def load(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
-        """Read `folder/manifest.json` and check that every shard is there at its full size.
+        """Reads `folder/manifest.json` and checks that every shard exists and has its full size.
 
-        At a URL the shards are checked when they come. Raises FileNotFoundError where there is no
+        Shards behind a URL are checked when they are fetched. Raises FileNotFoundError if the
         manifest or a shard is missing, ValueError for damaged JSON, a newer format or a shard of
-        another size, RetriesExhaustedError where the folder or the URL cannot be read.
+        another size, and RetriesExhaustedError if the folder or the URL cannot be read.
         """
         manifest = cls.read(folder, cache)
         if not is_url(folder):
@@ -173,7 +173,7 @@ class Manifest(_Record):
 
     @classmethod
     def read(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
-        """`load` without a look at the shards."""
+        """Reads the manifest without checking the shards."""
         if is_url(folder):
             url = file_url(check_url(str(folder)), MANIFEST)
             content = fetch_bytes(url, attempts=cache.attempts, max_bytes=_MAX_MANIFEST_BYTES)
@@ -182,7 +182,7 @@ class Manifest(_Record):
         try:
             content = retried(str(path), path.read_bytes)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            if str(folder).partition(":/")[0] in SCHEMES:  # a URL that was taken for a path
+            if str(folder).partition(":/")[0] in SCHEMES:  # a URL passed as a path
                 raise ValueError(
                     f"{folder} is a URL: this reads local folders; copy it here"
                 ) from error
@@ -218,19 +218,19 @@ class Manifest(_Record):
         return manifest
 
     def to_bytes(self) -> bytes:
-        """The content of `manifest.json`: this, and a checksum of it."""
+        """Returns the content of `manifest.json`: the manifest and its checksum."""
         stored = _Stored(**dict(self), checksum=self.fingerprint())
         # Without the key `incomplete`, earlier versions of kway can read the manifest.
         exclude = set() if self.incomplete else {"incomplete"}
         return stored.model_dump_json(indent=1, exclude=exclude).encode() + b"\n"
 
     def fingerprint(self) -> str:
-        """SHA-256 of all that it says."""
-        # Of the values, so that how a library spaces its JSON does not matter.
+        """Returns the SHA-256 of the manifest's values."""
+        # Values are hashed, not the file, so that JSON whitespace does not matter.
         values = self.model_dump(mode="json")
         for added_later in ("label_vectors_sha256", "incomplete"):
             if not values[added_later]:
-                del values[added_later]  # so that checksums of earlier manifests stay valid
+                del values[added_later]  # keeps the checksums of earlier manifests valid
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""A file's bytes as an array, mapped and shared by all processes, without an open file.
+"""Maps a file's bytes to an array that all processes share, without an open file.
 
-Python's own `mmap` keeps a descriptor for each (numpy's, too), and a split may have more shards
-than a process may have files.
+Python's `mmap` (and numpy's) keeps a file descriptor per mapping, and a split may have more shards
+than a process may have open files.
 """
 
 import ctypes
@@ -22,10 +22,10 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def mapped(file: IO[bytes]) -> np.ndarray:
-    """The bytes of `file`, uint8 [n], read-only; `file` may be closed then.
+    """Maps the bytes of `file` to a read-only uint8 array [n]. `file` may be closed afterwards.
 
-    They are unmapped with the last array that shows them. Raises OSError where they cannot be
-    mapped, as an empty file cannot.
+    The mapping is released with the last array that uses it. Raises OSError if the file cannot be
+    mapped; an empty file cannot.
     """
     size = os.fstat(file.fileno()).st_size
     address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
@@ -35,7 +35,7 @@ def mapped(file: IO[bytes]) -> np.ndarray:
         remedy = many if code == errno.ENOMEM else "copy it to another disk"
         raise OSError(f"{file.name} cannot be mapped ({os.strerror(code)}): {remedy}")
     held = (ctypes.c_ubyte * size).from_address(address)
-    # Not at exit, when threads may still read: the system unmaps then.
+    # Not at exit, because threads may still read then. The operating system unmaps the memory.
     weakref.finalize(held, _libc.munmap, address, size).atexit = False
     array: np.ndarray = np.ctypeslib.as_array(held)
     array.flags.writeable = False
@@ -43,10 +43,11 @@ def mapped(file: IO[bytes]) -> np.ndarray:
 
 
 def keep_apart(first: np.ndarray, last: np.ndarray) -> None:
-    """From `first` to `last`, parts of one mapped file, what is used comes into memory by itself.
+    """Disables readahead for the range from `first` to `last`, two parts of one mapped file.
 
-    Without that, the pages around a page that is read are mapped with it, up to a whole file.
+    By default the kernel also maps the pages around a page that is read, up to a whole file.
     """
     start = first.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    # Any advice makes a mapping of its own, and what is read ahead stays in it. It may be refused.
+    # Any advice makes the range a separate mapping, which readahead does not cross.
+    # madvise may fail; that is harmless.
     _libc.madvise(start, last.ctypes.data + last.nbytes - start, mmap.MADV_RANDOM)

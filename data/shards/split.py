@@ -1,6 +1,6 @@
-"""One split of a folder of shards as a random-access list of samples, read by `pread`.
+"""A split of a folder of shards as a random-access list of samples, read with `pread`.
 
-It knows nothing of ranks or pixels, and of an order only which shards it mixes.
+This module does not depend on ranks or pixels. Of an order it uses only which shards it mixes.
 """
 
 import os
@@ -25,11 +25,12 @@ from data.tars.headers import BLOCK
 
 
 class Split:
-    """Samples 0..len-1 in shard order. Open one with `open_split`; `close` it, or use `with`.
+    """Samples 0 to len - 1 in shard order.
 
-    Safe after fork (`pread` moves no file position) and cheap to send to a spawned process, where
-    it knows how many classes there are and not their names. Every read is retried after a
-    transient error (`data/retry.py`) and raises RetriesExhaustedError if all attempts fail.
+    Open a split with `open_split`; `close` it, or use `with`. A split is safe to use after fork,
+    because `pread` does not move a file position. It is cheap to pickle: a spawned process gets the
+    number of classes but not their names. Every read is retried after a transient error
+    (`data/retry.py`) and raises RetriesExhaustedError if all attempts fail.
     """
 
     def __init__(self, folder: ShardFolder, manifest: Manifest, name: str) -> None:
@@ -49,7 +50,7 @@ class Split:
         self._starts = np.cumsum([0, *(shard.samples for shard in self._shards)])
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the class list, which may be long and is not needed to read.
+        # The class list may be long, and reading does not need it.
         return {
             "folder": self.folder,
             "manifest": self.manifest.model_copy(update={"classes": ()}),
@@ -66,17 +67,20 @@ class Split:
 
     @property
     def classes(self) -> tuple[ClassInfo, ...]:
-        """The class list; a label is a position in it."""
+        """The class list. A label is a position in it."""
         assert len(self.manifest.classes) == self.num_classes, "it stayed in the other process"
         return self.manifest.classes
 
     @property
     def labels(self) -> np.ndarray:
-        """Labels of all samples, int64 [len]; a fresh array."""
+        """Labels of all samples, int64 [len], as a new array."""
         return np.concatenate([index.labels for index in self._indices]).astype(np.int64)
 
     def class_counts(self) -> np.ndarray:
-        """Samples of each class, int64 [K], less those whose label has no class."""
+        """Returns the number of samples of each class, int64 [K].
+
+        Out-of-range labels are not counted.
+        """
         counts = np.zeros(self.num_classes, np.int64)
         for index in self._indices:
             labels = index.labels[_has_class(index, self.num_classes)]
@@ -84,11 +88,11 @@ class Split:
         return counts
 
     def digest(self) -> str:
-        """16 hexadecimal digits that tell its samples and their order from any others."""
+        """Returns 16 hexadecimal digits that identify the samples and their order."""
         return self.manifest.digest(self.name)
 
     def sizes(self, samples: np.ndarray) -> np.ndarray:
-        """Bytes of `samples` (int64 [n], in any order), int64 [n]."""
+        """Returns the size in bytes, int64 [n], of each of `samples` (int64 [n], in any order)."""
         found = np.empty(len(samples), np.int64)
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         for shard in np.unique(shards).tolist():
@@ -97,7 +101,7 @@ class Split:
         return found
 
     def first_of(self, classes: Sequence[int], each: int) -> dict[int, list[int]]:
-        """The first `each` samples of each of `classes`, in the order of the split."""
+        """Returns the first `each` samples of each of `classes`, in the order of the split."""
         found: dict[int, list[int]] = {label: [] for label in classes}
         for start, index in zip(self._starts.tolist(), self._indices, strict=False):
             if all(len(samples) >= each for samples in found.values()):
@@ -109,14 +113,14 @@ class Split:
         return found
 
     def key(self, i: int) -> str:
-        """The webdataset key of sample `i`."""
+        """Returns the webdataset key of sample `i`."""
         shard, row = self._locate(i)
         return self._files.read(shard, read_key, self._indices[shard], row)
 
     def read(self, i: int) -> tuple[bytes, str, int]:
-        """(bytes, extension, label) of sample `i`.
+        """Returns (bytes, extension, label) of sample `i`.
 
-        Raises BadSampleError where the checksum does not hold or the label has no class.
+        Raises BadSampleError if its checksum does not match or its label is out of range.
         """
         shard, row = self._locate(i)
         index = self._indices[shard]
@@ -130,9 +134,10 @@ class Split:
         return data, index.extensions[int(index.extension[row, 0])], label
 
     def read_many(self, samples: np.ndarray) -> Iterator[tuple[bytes, int] | None]:
-        """(bytes, label) of each of `samples` (int64 [n]); None for one that `read` refuses.
+        """Yields (bytes, label) for each of `samples` (int64 [n]), or None for a bad sample.
 
-        Their places are looked up together, which is most of the work where samples are small.
+        The index entries are looked up in one batch, because the look-up dominates for small
+        samples.
         """
         for shard, block, size, crc32, label in zip(*self._entries(samples), strict=True):
             data = self._files.read(shard, os.pread, size, block * BLOCK)
@@ -140,7 +145,7 @@ class Split:
             yield (data, label) if sound else None
 
     def _entries(self, samples: np.ndarray) -> list[list[int]]:
-        """Shard, block, size, crc32 and label of each of `samples`."""
+        """Returns the shard, block, size, crc32 and label of each of `samples`."""
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         table = np.empty((5, len(samples)), np.int64)
         table[0] = shards
@@ -154,7 +159,10 @@ class Split:
         return entries
 
     def text(self, i: int) -> tuple[str, int]:
-        """(text, label) of sample `i`; BadSampleError as `read`, and for what is not UTF-8."""
+        """Returns (text, label) of sample `i`.
+
+        Raises BadSampleError as `read`, and for invalid UTF-8.
+        """
         data, _, label = self.read(i)
         try:
             return decode_text(data), label
@@ -162,29 +170,30 @@ class Split:
             raise self.bad(i, str(error)) from error
 
     def bad(self, i: int, reason: str) -> BadSampleError:
-        """An error that names the shard and key of sample `i`."""
+        """Returns an error that names the shard and key of sample `i`."""
         address = self.folder.address(self._shards[self._locate(i)[0]])
         return BadSampleError(f"{address}: {printable(self._name(i))}: {reason}")
 
     def _name(self, i: int) -> str:
-        """The key, or the position where the damage reaches the header that holds the key."""
+        """Returns the key, or the position if the tar header that contains the key is damaged."""
         try:
             return self.key(i)
         except ValueError:
             return f"sample {i} of split {self.name}"
 
     def check_labels(self, max_bad: int) -> None:
-        """Raise ValueError where more than `max_bad` labels have no class."""
+        """Raises ValueError if more than `max_bad` labels are out of range."""
         has_class = (_has_class(index, self.num_classes) for index in self._indices)
         if len(self) - sum(np.count_nonzero(sound) for sound in has_class) > max_bad:
             for shard, index in zip(self._shards, self._indices, strict=True):
                 check_labels(index.labels, self.num_classes, self.folder.address(shard))
 
     def check_shards(self) -> None:
-        """Raise ValueError for a shard that is another file than the one of the index.
+        """Raises ValueError for a shard file that does not belong to its index.
 
-        Its size is right, so its first and last sample are read: neither is there. One bad sample
-        is no bad shard. Where shards come from a URL, their SHA-256 is checked as they come.
+        The size has already been checked. If both the first and the last sample have wrong
+        checksums, the file is another one; a single bad sample is not enough. Shards from a URL are
+        skipped, because their SHA-256 is checked when they are fetched.
         """
         if self.folder.verified:
             return
@@ -200,22 +209,23 @@ class Split:
     def order(
         self, seed: int, shuffle_shards: int | None = None, *, groups_at_once: int = 1
     ) -> Order:
-        """The order of training, of which so many groups of shards are read for a time.
+        """Returns the training order, of which `groups_at_once` groups are read at a time.
 
-        ValueError where the cache of a URL holds less.
+        Raises ValueError if the cache of a URL is too small for them.
         """
         order = Order(seed, [shard.samples for shard in self._shards], shuffle_shards)
         self.folder.check_order(order, self._shards, groups_at_once)
         return order
 
     def in_order(self) -> InOrder:
-        """The order of evaluation: as the samples stand."""
+        """Returns the evaluation order, which is the stored order."""
         return InOrder([shard.samples for shard in self._shards])
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Say where in `order` the reading is: of a URL, the shards that follow are fetched.
+        """Reports the position in `order`, so that the next shards are prefetched from a URL.
 
-        In threads of this process; cheap enough for each batch. Of a local folder it does nothing.
+        Fetching runs in threads of this process. The call is cheap enough for every batch, and does
+        nothing for a local folder.
         """
         self._ahead.will_read(order, position)
 
@@ -226,7 +236,7 @@ class Split:
         return shard, i - int(self._starts[shard])
 
     def close(self) -> None:
-        """Close the shards and fetch no more of them; a later read opens them again."""
+        """Closes the shards and stops prefetching. A later read opens them again."""
         self._ahead.stop()
         self._files.close()
 
@@ -242,13 +252,16 @@ class Split:
 
 
 def _has_class(index: ShardIndex, num_classes: int) -> np.ndarray:
-    # As unsigned numbers, the negative ones are large.
+    # Negative labels become large numbers when viewed as unsigned.
     sound: np.ndarray = index.labels.view(np.uint32) < num_classes
     return sound
 
 
 def _open_folder(shards: Path | str, cache: CacheConfig) -> ShardFolder:
-    """The folder at a local path, or at a URL by way of `cache`; ValueError for an unknown URL."""
+    """Returns the folder at a local path, or at a URL through `cache`.
+
+    Raises ValueError for an unknown URL scheme.
+    """
     if is_url(shards):
         return RemoteFolder(str(shards), cache)
     return LocalFolder(Path(shards))
@@ -262,12 +275,13 @@ def open_split(
     cache: CacheConfig = DEFAULT_CACHE,
     manifest: Manifest | None = None,
 ) -> Split:
-    """Open one split of a folder that `kway shard` made, at a path or, by way of `cache`, at a URL.
+    """Opens one split of a folder that `kway shard` wrote, at a path or, through `cache`, at a URL.
 
-    manifest: that of the folder, where it is loaded already; it may be long.
+    manifest: the manifest of the folder, if it is already loaded; loading may be slow.
+
     Raises FileNotFoundError, ValueError or OSError as `Manifest.load` does, and ValueError for an
-    unknown split, an index that does not fit its shard, a shard that another file replaced, or more
-    than `max_bad_labels` labels without a class.
+    unknown split, an index that does not match its shard, a replaced shard, or more than
+    `max_bad_labels` labels out of range.
     """
     folder = _open_folder(shards, cache)
     if manifest is None:
@@ -284,7 +298,7 @@ def open_split(
 
 
 def decode_text(data: bytes) -> str:
-    """Raises ValueError with the place where `data` is not UTF-8."""
+    """Decodes UTF-8. Raises ValueError with the byte position if `data` is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
-"""Source -> folder of webdataset shards with index and manifest, in a way that may be killed.
+"""Writes a source to a folder of webdataset shards with index and manifest; safe to interrupt.
 
-A shard appears whole or not at all, `manifest.json` comes last, and a second run of the same thing
-goes on where the first one stopped. The bytes depend on the source alone, not on the workers.
+Each shard is written atomically and `manifest.json` comes last. A second identical run resumes
+where the first one stopped. The bytes depend only on the source, not on the number of workers.
 """
 
 import hashlib
@@ -33,9 +33,12 @@ _CHOSEN_AT_ONCE = 1 << 14
 
 @dataclass(frozen=True)
 class Written:
-    """What a run did. `resumed` shards stood already; `left_out` samples the source skipped, and
-    `duplicates` were dropped from training, both counted over all shards. skipped: the file that
-    names these and the files that the source ignored; None if there are none."""
+    """The result of a run.
+
+    resumed: shards that already existed. left_out: samples that the source skipped. duplicates:
+    samples dropped from training. Both count over all shards. skipped: the file that lists the
+    skipped samples and the files that the source ignored; None if there are none.
+    """
 
     manifest: Manifest
     complete_before: bool = False
@@ -47,7 +50,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A shard: positions [start, stop) of the mixed order of a split."""
+    """A shard: positions [start, stop) of the shuffled order of a split."""
 
     file: str
     split: str
@@ -59,7 +62,11 @@ class _Plan:
         return self.stop - self.start
 
     def tasks(self) -> Iterator[Any]:
-        """Mixed, so that a reader who streams sees all classes; chosen when they are asked for."""
+        """Yields the samples in shuffled order, so that a streaming reader sees all classes.
+
+        Positions are permuted in chunks as they are requested, so no list of the whole split is
+        built.
+        """
         total = len(self.of_split)
         for start in range(self.start, self.stop, _CHOSEN_AT_ONCE):
             positions = np.arange(start, min(start + _CHOSEN_AT_ONCE, self.stop))
@@ -77,15 +84,17 @@ def write_shards(
     ignored: Sequence[Skipped] = (),
     report: Report = silent,
 ) -> Written:
-    """Write `source` into `folder`, or go on with it; `report(done, total)` counts samples.
+    """Writes `source` to `folder`, or resumes an earlier run.
 
     ignored: files that the source does not read; `skipped.jsonl` lists them with the bad samples.
-    workers: processes; None takes one a core where there is enough to do. drop_duplicates: keep out
-    of training what another split holds, byte for byte; the other splits are written first. What is
-    lost or cut off in a folder that was finished before is written again. Raises ValueError, and
-    changes nothing, where the folder holds anything else; ValueError too for a bad sample, and then
-    the unfinished shards are removed. A full disk is an OSError, and the same call goes on when
-    there is space.
+    workers: number of processes; None uses one per core if there is enough to do. drop_duplicates:
+    removes samples from training that are byte-identical to a sample of another split; the other
+    splits are written first. report: called as `report(done, total)` with sample counts.
+
+    Missing or truncated files of a finished folder are written again. Raises ValueError, and
+    changes nothing, if the folder contains anything else. A bad sample raises ValueError too, and
+    the unfinished shards are removed. A full disk raises OSError; the same call resumes when there
+    is space.
     """
     if samples_per_shard < 1:
         raise ValueError(f"samples per shard is {samples_per_shard}: it must be at least 1")
@@ -98,7 +107,7 @@ def write_shards(
         (folder / UNFINISHED).unlink(missing_ok=True)
         return Written(standing, complete_before=True, skipped=_skipped(folder))
     with claimed(folder, about):
-        # Not whole, so not finished; the note says so from now on.
+        # The folder is incomplete. Without a manifest, the note marks it as unfinished.
         (folder / MANIFEST).unlink(missing_ok=True)
         plans = list(_plans(source, samples_per_shard))
         shards, resumed, duplicates = _write_plans(
@@ -131,7 +140,7 @@ def _skipped(folder: Path) -> Path | None:
 
 
 def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
-    """SHA-256 of the file; None, and no file, where the source has none."""
+    """Returns the SHA-256 of the file. Returns None and writes nothing if `vectors` is None."""
     if vectors is None:
         return None
     content = save({"vectors": np.ascontiguousarray(vectors)})
@@ -140,7 +149,7 @@ def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
 
 
 def _whole(folder: Path, about: SourceInfo) -> Manifest | None:
-    """The manifest of a folder where every file that it names is there, at its full size."""
+    """Returns the manifest if every file that it lists exists with its full size, else None."""
     if not (folder / MANIFEST).is_file():
         return None
     manifest = Manifest.read(folder)
@@ -156,7 +165,10 @@ def _whole(folder: Path, about: SourceInfo) -> Manifest | None:
 
 
 def _plans(source: Source, samples_per_shard: int) -> Iterator[_Plan]:
-    """Which samples go into which shard: some 100 bytes a shard, and nothing for each sample."""
+    """Yields which samples go into which shard.
+
+    Memory: about 100 bytes per shard, none per sample.
+    """
     for split, tasks in source.splits().items():
         for number, start in enumerate(range(0, len(tasks), samples_per_shard)):
             stop = min(start + samples_per_shard, len(tasks))
@@ -172,7 +184,7 @@ def _write_plans(
     drop_duplicates: bool,
     ignored: Sequence[Skipped],
 ) -> tuple[list[ShardInfo], int, int]:
-    """Shards in the order of `plans`, how many stood already, and duplicates dropped in all."""
+    """Returns the shards in the order of `plans`, how many existed, and all duplicates."""
     total = sum(len(plan) for plan in plans)
     finished = {plan.file: info for plan in plans if (info := _finished(folder / plan.file))}
     missing = [plan for plan in plans if plan.file not in finished]
@@ -183,6 +195,8 @@ def _write_plans(
     held_out: HeldOut | None = None
     if drop_duplicates:
         duplicates = sum(open_index(folder / file).duplicates for file in finished)
+        # False sorts first: evaluation splits are written before training, which is compared with
+        # them.
         missing.sort(key=lambda plan: plan.split == TRAIN)
     tasks = (task for plan in missing for task in plan.tasks())
     with rendered(source, tasks, num_workers(workers, total - done)) as samples:
@@ -206,11 +220,14 @@ def _write_plans(
 
 
 def _finished(shard: Path) -> ShardInfo | None:
-    """What stands of a shard; its index is renamed last, so with it the shard is whole."""
+    """Returns the info of a finished shard, else None.
+
+    The index is renamed last, so it implies a whole shard.
+    """
     try:
         info = open_index(shard).info
     except (ValueError, FileNotFoundError):
-        return None  # lost or damaged: written again
+        return None  # missing or damaged: written again
     return info if shard.is_file() and shard.stat().st_size == info.bytes else None
 
 
@@ -222,7 +239,7 @@ def _write_shard(
     held_out: HeldOut | None,
     skipped: SkippedFile,
 ) -> ShardInfo | None:
-    """One tar and its index; None, and no file, if every sample was skipped."""
+    """Writes one tar and its index. Returns None and writes nothing if every sample was skipped."""
     index = IndexBuilder()
     samples = islice(samples, len(plan))
     dropped_before = held_out.dropped if held_out else 0
@@ -240,6 +257,8 @@ def _write_shard(
             sha256=sha256_of(temporary),
             index_crc32=index.crc32(),
         )
+        # The tar is renamed before its index is committed, because the index marks the shard as
+        # finished.
         temporary.replace(path)
     duplicates = held_out.dropped - dropped_before if held_out else 0
     commit(index_path(path), index.to_bytes(info, duplicates=duplicates))
@@ -252,14 +271,14 @@ def _write_tar(
     samples: Iterator[Sample | Skipped],
     count: Callable[[int], None],
 ) -> list[Skipped]:
-    """Write the samples and return what is skipped."""
+    """Writes the samples and returns the skipped ones."""
     skipped = []
     with path.open("wb") as file:
         with TarWriter(
             file, user="kway", group="kway", mode=0o644, mtime=0, encoder=False
         ) as writer:
-            # webdataset means USTAR and yet opens the tar with Python's default, whose extra
-            # headers for names that are not ASCII would stand between a header and its bytes.
+            # webdataset documents USTAR but opens the tar with Python's default format, whose extra
+            # headers for non-ASCII names would come between a header and its bytes.
             writer.tarstream.format = tarfile.USTAR_FORMAT
             for row, sample in enumerate(samples, start=1):
                 if isinstance(sample, Skipped):

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100 in their published binary version, as archive or unpacked.
+"""CIFAR-10 and CIFAR-100 in their published binary version, as an archive or unpacked.
 
-A record is one label byte (CIFAR-100: coarse, then fine) and 3,072 bytes of pixels, red, green and
-blue one after the other (Krizhevsky 2009). The Python and MATLAB versions are not read.
+A record is one label byte (CIFAR-100: coarse, then fine) and 3,072 bytes of pixels: the red, green
+and blue planes (Krizhevsky 2009). The Python and MATLAB versions are not supported.
 """
 
 import hashlib
@@ -33,7 +33,10 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class _Cifar(CommandSource):
-    """`path`: the tar.gz, or a folder with its files (or with the folder that it unpacks to)."""
+    """The shared part of both data sets.
+
+    path: the tar.gz, or a folder that contains its files or the unpacked folder.
+    """
 
     path: Annotated[
         Path,
@@ -46,9 +49,9 @@ class _Cifar(CommandSource):
     compares_splits = True
     archive: ClassVar[str]
     unpacked: ClassVar[str]
-    files: ClassVar[dict[str, tuple[str, ...]]]  # of each split
+    files: ClassVar[dict[str, tuple[str, ...]]]  # files of each split
     published: ClassVar[int]  # records in all files
-    labels: ClassVar[tuple[str, ...]]  # file of names of each label byte; the last is the class
+    labels: ClassVar[tuple[str, ...]]  # name file of each label byte; the last is the class
 
     def __post_init__(self) -> None:
         if not self.path.exists():
@@ -83,14 +86,14 @@ class _Cifar(CommandSource):
         return self.path
 
     def notes(self) -> list[str]:
-        """Where there are not as many pictures as were published."""
+        """Returns a line if the number of images differs from the published one."""
         found = sum(1 for split in self.files for _ in self._records(split))
         if found == self.published:
             return []
         return [f"{found:,} pictures, and {self.kind} was published with {self.published:,}"]
 
     def _records(self, split: str) -> Iterator[bytes]:
-        """Records of a split, their labels checked."""
+        """Yields the records of a split after checking their labels."""
         size = len(self.labels) + _PIXELS
         limits = [len(self._names(file)) for file in self.labels]
         for file in self.files[split]:
@@ -123,7 +126,7 @@ class _Cifar(CommandSource):
 
     @cached_property
     def _contents(self) -> dict[str, bytes]:
-        """File name -> content of every file that is read."""
+        """Maps the name of every file that is read to its content."""
         if self.path.is_dir():
             inner = self.path / self.unpacked
             found = loose_files(inner if inner.is_dir() else self.path, self._file_names)

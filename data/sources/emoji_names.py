@@ -1,7 +1,7 @@
-"""Names of emoji in the languages of the `emoji` library: thousands of texts and no download.
+"""Names of emoji in the languages of the `emoji` library: thousands of texts without a download.
 
-A text is the name in a language, its class the emoji without skin tone. Some languages are held
-out for the test split.
+A text is the name in one language. Its class is the emoji without skin tone. Some languages are
+held out for the test split.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from data.sources.source import STRICT, CommandSource, Sample
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import fold, fully_qualified, load_languages, name_in
 
-# Each has near relatives in training: Spanish, Portuguese and French; Arabic script; German.
+# Each has close relatives in training: Spanish, Portuguese and French; Arabic script; German.
 TEST_LANGUAGES = ("it", "fa")
 
 
@@ -70,7 +70,7 @@ class EmojiNames(CommandSource):
             "languages": ",".join(self._all_languages),
             "test_languages": ",".join(self.test_languages),
             "tones": self.tones,
-            # It brings the names.
+            # The package provides the names.
             "emoji": emoji.__version__,
         }
         return SourceInfo(kind=self.kind, parameters=parameters)
@@ -87,7 +87,7 @@ class EmojiNames(CommandSource):
         return {split: tasks for split, tasks in splits.items() if tasks}
 
     def render(self, task: _Task) -> Sample:
-        # A spawned worker starts without the names of other languages.
+        # A spawned worker starts without the names in other languages.
         load_languages((task.language,))
         codes = "-".join(f"{ord(char):x}" for char in task.emoji)
         name = name_in(task.emoji, task.language)

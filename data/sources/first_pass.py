@@ -1,7 +1,7 @@
-"""What the sources share that read their files twice: a first pass that chooses, one that writes.
+"""The base class of sources that read their files twice: one pass selects, the other writes.
 
-The result of the first pass stays on disk until the shards are written. What is kept, and how
-classes are chosen from it, is each source's own.
+The result of the first pass stays on disk until the shards are written. Each source defines which
+records are kept and how classes are selected.
 """
 
 import json
@@ -29,16 +29,16 @@ class FirstPassSource(CommandSource):
 
     @property
     def pass_workers(self) -> int | None:
-        """Processes of the first pass; None: one a core."""
+        """Number of processes of the first pass; None for one per core."""
         return None
 
     @abstractmethod
     def pass_files(self) -> Sequence[Path]:
-        """The files in the order in which references count them."""
+        """Returns the files, in the order that references number them."""
 
     @abstractmethod
     def pass_rules(self) -> SelectionRules:
-        """How classes and duplicates are chosen."""
+        """Returns the rules for selecting classes and handling duplicates."""
 
     @abstractmethod
     def spans(self) -> list[Span]: ...
@@ -52,16 +52,19 @@ class FirstPassSource(CommandSource):
         return {in_shards[split]: folder.tasks(split) for split in self._selection.splits}
 
     def notes(self) -> list[str]:
-        """What was skipped, found or renamed, one line each; call it after the first pass."""
+        """Returns what was skipped, found or renamed, one line each.
+
+        Call it after the first pass.
+        """
         return pass_notes(self._selection) + renamed_splits(self._selection.splits)
 
     def clean_up(self) -> None:
-        """Remove what the first pass left."""
+        """Deletes the results of the first pass."""
         SelectionFolder(self.work).remove()
 
     @cached_property
     def _selection(self) -> Selection:
-        # What it was made of, and where: its references count files by their order.
+        # Absolute paths in order, because references identify files by their number.
         files = [str(path.resolve()) for path in self.pass_files()]
         about = json.dumps([self.describe().model_dump(), files])
         return SelectionFolder(self.work).select(
@@ -69,6 +72,7 @@ class FirstPassSource(CommandSource):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers read; they need neither the result of the first pass nor whom to report to.
+        # Workers only read. They need neither the result of the first pass nor the progress
+        # callback.
         state = {k: v for k, v in self.__dict__.items() if k not in ("report", "_selection")}
         return {**state, "report": silent}

@@ -1,7 +1,8 @@
-"""Characters drawn from the fonts that matplotlib ships: thousands of classes, no download.
+"""Characters drawn from the fonts that matplotlib ships: thousands of classes without a download.
 
-One class a character (or a group of characters that look the same), faces and mild distortions as
-samples, whole styles held out for the test split. Drawing itself is `data/images/fonts.py`.
+There is one class per character or group of identical-looking characters. Samples are font faces
+and mild distortions. Whole styles are held out for the test split. `data/images/fonts.py` draws the
+characters.
 """
 
 import unicodedata
@@ -27,7 +28,7 @@ from data.sources.source import STRICT, CommandSource, Sample
 from data.text.name_vectors import name_vectors, split_words
 
 MIN_FACES = 8
-# One style of each family is never trained on. Every class stands in at least one of these faces.
+# One style of each family is held out from training. Every class has at least one of these faces.
 TEST_FACES = (
     "DejaVuSans-BoldOblique",
     "DejaVuSerif-Italic",
@@ -35,10 +36,10 @@ TEST_FACES = (
     "STIXGeneralBol",
     "cmtt10",
 )
-_LOOK = 32  # pixels at which characters are compared, whatever `size` is
+_LOOK = 32  # image size for comparing characters, independent of `size`
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
 
-# By the first letter of the Unicode category, or by both.
+# By the full Unicode category, or its first letter.
 _KINDS = {
     "Lu": "capital letters",
     "Ll": "small letters",
@@ -49,19 +50,19 @@ _KINDS = {
     "S": "symbols",
 }
 
-Drawings = dict[int, dict[str, bytes]]  # code point -> face -> its picture
+Drawings = dict[int, dict[str, bytes]]  # code point -> face -> its image
 
 
 class _Task(NamedTuple):
     label: int
     code: int
     face: str
-    variant: int  # -1: undistorted
+    variant: int  # -1 for no distortion
 
 
 class _GlyphClass(NamedTuple):
     codes: tuple[int, ...]
-    faces: dict[str, int]  # face -> the first of `codes` that stands in it
+    faces: dict[str, int]  # face -> the first of `codes` that it contains
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -102,7 +103,7 @@ class Glyphs(CommandSource):
             "size": self.size,
             "seed": self.seed,
             "confusables": self.confusables,
-            # It brings the fonts.
+            # The package provides the fonts.
             "matplotlib": matplotlib.__version__,
         }
         return SourceInfo(kind=self.kind, parameters=parameters)
@@ -157,7 +158,7 @@ class Glyphs(CommandSource):
         return Sample(key, png.tobytes(), "png", task.label)
 
     def _rng(self, task: _Task) -> np.random.Generator:
-        """Keyed by the character itself: a picture is the same among 10 or 3,000 classes."""
+        """Returns a generator keyed by the character, whatever the number of classes."""
         counter = np.array([0, task.code, crc32(task.face.encode()), task.variant], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
 
@@ -188,9 +189,9 @@ class Glyphs(CommandSource):
 
 
 def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
-    """Every character of at least `MIN_FACES` faces in each face that has ink for it.
+    """Draws every character of at least `MIN_FACES` faces, in each face that has ink for it.
 
-    Left out: control, format, private-use and unassigned code points, and spaces.
+    Excludes spaces and control, format, private-use and unassigned code points.
     """
     count = Counter(code for codes in faces.values() for code in codes)
     wanted = [
@@ -212,10 +213,10 @@ def _draw_characters(faces: dict[str, frozenset[int]]) -> Drawings:
 
 
 def look_alikes(drawings: Drawings) -> list[list[int]]:
-    """Groups of characters that cannot be told apart, each sorted; most groups have one member.
+    """Groups characters that look identical. Groups are sorted, and most have one member.
 
-    Two characters join when their pictures are equal in more than half of the faces where both
-    stand: a few faces draw the Cyrillic A a hair wider than the Latin one.
+    Two characters are merged if their images are equal in more than half of the faces that contain
+    both. Not all faces: a few draw the Cyrillic A slightly wider than the Latin one.
     """
     twins: Counter[tuple[int, int]] = Counter()
     same: defaultdict[tuple[str, bytes], list[int]] = defaultdict(list)
@@ -242,7 +243,7 @@ def look_alikes(drawings: Drawings) -> list[list[int]]:
 
 
 def _path(character: str) -> str:
-    """Block, and kind of character in it: `Cyrillic > Cyrillic, small letters`."""
+    """Returns the block and the kind of character in it: `Cyrillic > Cyrillic, small letters`."""
     category = unicodedata.category(character)
     kind = _KINDS.get(category, _KINDS[category[0]])
     return join_path((block(character), f"{block(character)}, {kind}"))

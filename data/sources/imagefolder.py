@@ -1,6 +1,6 @@
-"""A folder of class folders of pictures, or a folder of pictures and a label file.
+"""A folder of class folders of images, or a folder of images and a label file.
 
-Pictures larger than needed are packed smaller, as JPEG; the others keep their bytes.
+Images that are larger than needed are shrunk and stored as JPEG. Others keep their bytes.
 """
 
 import hashlib
@@ -109,7 +109,10 @@ class ImageFolder(PackedImages, CommandSource):
         )
 
     def _folders_above(self) -> list[tuple[str, ...]]:
-        """The folders above each class; its own is included if it also contains other classes."""
+        """Returns the folders above each class.
+
+        The own folder of a class is included if it also contains other classes.
+        """
         paths = [self._listing.folders.get(name, (name,)) for name in self._class_names]
         inner = {path[:length] for path in paths for length in range(1, len(path))}
         return [path if path in inner else path[:-1] for path in paths]
@@ -139,11 +142,11 @@ class ImageFolder(PackedImages, CommandSource):
         return self.folder
 
     def skipped(self) -> list[Skipped]:
-        """Files and folders that are not read."""
+        """Returns the files and folders that are not read."""
         return self._listing.skipped
 
     def notes(self) -> list[str]:
-        """What is skipped without an error, and what was chosen, one line each."""
+        """Returns what is skipped without an error, and which choices were made, one line each."""
         notes = by_reason(self.skipped())
         if (placed := self._placed) is not None:
             notes += placed.notes()
@@ -191,7 +194,10 @@ def _path(above: tuple[str, ...]) -> dict[str, str]:
 
 
 def _split_by_hash(files: Sequence[File], test_fraction: float) -> list[str]:
-    """A split for each file; a class keeps the picture whose hash is largest for training."""
+    """Assigns each file to a split.
+
+    The image with the largest hash of each class stays in training.
+    """
     hashes = [
         int.from_bytes(hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).digest()[:8])
         for file in files

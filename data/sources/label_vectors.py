@@ -1,6 +1,6 @@
-"""A source with label vectors from a file, found by the names of its classes.
+"""Adds label vectors from a file to a source, matched by class name.
 
-Which kinds of files there are, and how a name is found in one, the caller knows.
+The caller supplies the file formats and the look-up of names.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from data.sources.source import Modality, Sample, Source
 from data.text.emoji_classes import emoji_spellings
 from data.text.records import digest
 
-# (file, names) -> vectors float32 [names, D], and those of the names that have none.
+# (file, names) -> (vectors of the names found, float32 [N, D]; names without a vector).
 Find = Callable[[Path, Sequence[str]], tuple[np.ndarray, list[str]]]
 
 _SHOWN = 10
@@ -25,9 +25,9 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class WithLabelVectors:
-    """`source` with label vectors from `file`; a class without one there gets the mean of all.
+    """`source` with label vectors from `file`. Classes without a vector get the mean of all others.
 
-    A class is looked for by its emoji or its `words`, and then by its name.
+    A class is looked up by its emoji or its `words`, then by its name.
     """
 
     source: Source
@@ -60,7 +60,7 @@ class WithLabelVectors:
         return self.source.render(task)
 
     def notes(self) -> list[str]:
-        """One line that names classes without a vector of their own, none where all have one."""
+        """Returns a line that names the classes without a vector, if there are any."""
         missing = self._found[1]
         if not missing:
             return []
@@ -69,7 +69,7 @@ class WithLabelVectors:
 
     @cached_property
     def _found(self) -> tuple[np.ndarray, list[str]]:
-        """Vectors [K, D], and the classes that got the mean."""
+        """Returns vectors [K, D], and the classes that got the mean."""
         names = [_names(info) for info in self.classes()]
         flat = list(dict.fromkeys(name for those in names for name in those))
         vectors, without = self.find(self.file, flat)
@@ -82,12 +82,12 @@ class WithLabelVectors:
         return np.stack([mean if i is None else vectors[i] for i in rows]), missing
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers render.
+        # Workers only render samples.
         return {"source": self.source}
 
 
 def _names(info: ClassInfo) -> list[str]:
-    """How a file may list a class, best first."""
+    """Returns the names under which a file may list a class, best first."""
     if one := info.attributes.get("emoji"):
         return [*emoji_spellings(one), info.name]
     words = info.attributes.get("words")

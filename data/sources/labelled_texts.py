@@ -1,6 +1,6 @@
-"""Text files with a label file beside each: a text a line, its label on the same line.
+"""Text files with one text per line, and a label file with the label on the same line.
 
-The layout of tweeteval: train_text.txt, train_labels.txt, val_…, test_…, mapping.txt.
+This is the layout of tweeteval: train_text.txt, train_labels.txt, val_…, test_…, mapping.txt.
 """
 
 from collections import Counter
@@ -104,7 +104,8 @@ class LabelledTexts(FirstPassSource):
         return Sample(f"{task.file:x}-{task.offset:x}", text.encode(), "txt", task.label)
 
     def spans(self) -> list[Span]:
-        # A label has the number of its text's line: files are read from their beginning.
+        # One span per file: labels are matched by line number, so each file is read from its
+        # beginning.
         return [Span(number, 0, one.size) for number, one in enumerate(self._records)]
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
@@ -146,7 +147,10 @@ class LabelledTexts(FirstPassSource):
         return Cleaning().clean(text) if self.texts == "clean" else text
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """In the order of the mapping; without one by number, or else by name."""
+        """Returns the labels in the order of the mapping.
+
+        Without a mapping they are sorted by number if all are numbers, else by name.
+        """
         if self._named:
             if unknown := sorted(set(samples) - set(self._named)):
                 raise ValueError(f"{self._mapping_file} has no line for label {unknown[0]!r}")
@@ -156,13 +160,13 @@ class LabelledTexts(FirstPassSource):
 
     @property
     def _emoji(self) -> list[str] | None:
-        """Folded emoji of the classes, where the mapping gives one for each."""
+        """Folded emoji of the classes, or None unless the mapping gives an emoji for each."""
         found = [self._named.get(label, ("", ""))[0] for label in self._selection.labels]
         return [fold(one) for one in found] if set(found) <= emoji.EMOJI_DATA.keys() else None
 
     @cached_property
     def _named(self) -> dict[str, tuple[str, str]]:
-        """Label -> (second column, name in words) of the mapping."""
+        """Maps each label to the (second column, readable name) of the mapping."""
         if not self._mapping_file.is_file():
             return {}
         named = {}
@@ -175,7 +179,7 @@ class LabelledTexts(FirstPassSource):
 
     @property
     def _splits(self) -> list[str]:
-        """Beginnings of the file names that there are, training first; none without training."""
+        """Prefixes of the existing files, training first; empty if training is missing."""
         found = [name for name in _FILES if self._text_file(name).is_file()]
         return found if "train" in found else []
 

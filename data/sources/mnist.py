@@ -1,6 +1,6 @@
-"""MNIST in its published idx files, and whatever has the same layout, such as Fashion-MNIST.
+"""MNIST in its published idx files, and data sets with the same layout, such as Fashion-MNIST.
 
-An idx file is a magic number, the sizes of its axes (big-endian) and bytes (LeCun et al.).
+An idx file contains a magic number, the sizes of its axes (big-endian) and bytes (LeCun et al.).
 """
 
 import gzip
@@ -23,7 +23,7 @@ from data.sources.source import STRICT, CommandSource, Sample
 from data.tars.labels import read_class_names
 
 _STEMS = {"train": "train", "test": "t10k"}
-_BYTES = 0x08  # of an element, in the third byte of the magic number
+_BYTES = 0x08  # element type uint8, the third byte of the magic number
 _DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
@@ -98,7 +98,7 @@ class Mnist(CommandSource):
 
     @cached_property
     def _arrays(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Split -> pictures uint8 [N, H, W], labels uint8 [N]."""
+        """Maps each split to images uint8 [N, H, W] and labels uint8 [N]."""
         arrays = {}
         for split, stem in _STEMS.items():
             images = _read_idx(self.folder, f"{stem}-images", 3)
@@ -115,7 +115,7 @@ class Mnist(CommandSource):
 
 
 def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
-    """Array uint8 of `stem-idxN-ubyte`; unpacking tools also write `stem.idxN-ubyte`."""
+    """Reads `stem-idxN-ubyte` as a uint8 array. Some unpacking tools write `stem.idxN-ubyte`."""
     for mark in "-.":
         for ending in (".gz", ""):
             path = folder / f"{stem}{mark}idx{num_axes}-ubyte{ending}"

@@ -1,7 +1,6 @@
-"""An image as it is stored in a shard: its key, and its bytes: shrunk, unchanged, or lossless from
-pixels.
+"""Packs images for a shard: creates keys, and shrinks, copies or losslessly encodes the images.
 
-The sources of images share it. Decoding and its limits are `data/images/decode.py`.
+All image sources use it. `data/images/decode.py` decodes images and enforces the limits.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from data.images.decode import MAX_PIXELS, decode, inspect, resize_short_side
 from data.sources.source import STRICT
 
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
-# A tar header holds a name of 100 bytes; the extension needs a few.
+# A tar header stores names of up to 100 bytes; the extension needs a few of them.
 _MAX_KEY_BYTES = 90
 
 
@@ -42,15 +41,15 @@ class PackedImages:
         return None if self.original else self.short_side
 
     def packed(self, data: bytes) -> tuple[bytes, str]:
-        """(bytes, extension) of an image file."""
+        """Returns (bytes, extension) of a packed image file."""
         return packed(data, short_side=self.target_side, quality=self.quality)
 
 
 def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes, str]:
-    """(bytes, extension): JPEG of `short_side` pixels where that is smaller, else `data` itself.
+    """Returns (bytes, extension): a JPEG of `short_side` if that is smaller, else `data`.
 
-    The extension is the format of the bytes, whatever the file was called. Raises ValueError for
-    what `data.images` does not decode.
+    The extension follows the format of the bytes, not the file name. Raises ValueError for data
+    that `data.images` cannot decode.
     """
     extension = inspect(data, MAX_PIXELS)
     image = decode(data, 3, MAX_PIXELS)
@@ -63,7 +62,7 @@ def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes,
 
 
 def lossless(image: np.ndarray) -> bytes:
-    """PNG of pixels uint8, RGB [H, W, 3] or grey [H, W]."""
+    """Encodes uint8 pixels, RGB [H, W, 3] or gray [H, W], as PNG."""
     if image.ndim == 3:
         image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
     written, png = cv2.imencode(".png", image, _PNG)
@@ -72,7 +71,7 @@ def lossless(image: np.ndarray) -> bytes:
 
 
 def webdataset_keys(paths: Iterable[str]) -> Iterator[str]:
-    """A key a path: the path without ending; made unique, and short enough for tar."""
+    """Yields a key per path: the path without extension, made unique and short enough for tar."""
     seen: set[str] = set()
     for path in paths:
         folder, _, name = path.rpartition("/")

@@ -1,7 +1,6 @@
-"""What the shard writer needs of a source, what `kway shard` needs of one that it offers, and how
-its samples are rendered by several processes.
+"""The interfaces of sources to the shard writer and to `kway shard`, and parallel rendering.
 
-A source is sent to worker processes once, so it keeps its own state small and opens files late.
+A source is pickled once per worker process, so it keeps its state small and opens files late.
 """
 
 import os
@@ -20,17 +19,17 @@ from data.processes import end_with_parent, in_order, spawned
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
-# A source is a pydantic dataclass: a wrong or unknown option is an error wherever it is made.
-# Arbitrary types are for `Taxonomy`, of which pydantic then checks the attributes.
+# A source is a pydantic dataclass, so wrong and unknown options raise errors wherever it is
+# created. Arbitrary types are allowed for `Taxonomy`, whose attributes pydantic then checks.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 Modality = Literal["image", "text"]
 _TASKS_AT_ONCE = 64
-_TASKS_A_WORKER = 2_000  # fewer do not repay the start of a process
+_TASKS_A_WORKER = 2_000  # fewer are not worth starting a process
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample as it stands in a shard: `<key>.<extension>` and `<key>.cls`."""
+    """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`."""
 
     key: str
     data: bytes
@@ -39,26 +38,32 @@ class Sample:
 
 
 class Source(Protocol):
-    """Where samples come from. Equal descriptions give equal samples, byte for byte."""
+    """A source of samples. Equal descriptions give byte-identical samples."""
 
     @property
     def modality(self) -> Modality:
-        """What its samples are."""
+        """The modality of its samples."""
 
     def describe(self) -> SourceInfo:
-        """Kind and parameters. An unfinished folder is resumed only if they are the same."""
+        """Returns the kind and parameters.
+
+        An unfinished folder is resumed only if they are the same.
+        """
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        """The class list; a label is a position in it."""
+        """Returns the class list. A label is a position in it."""
 
     def label_vectors(self) -> np.ndarray | None:
-        """One vector a class, float32 [K, D], where the source knows any."""
+        """Returns one vector per class, float32 [K, D], or None if the source has none."""
 
     def splits(self) -> dict[str, Sequence[Any]]:
-        """Small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
+        """Returns small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
 
     def render(self, task: Any) -> Sample | Skipped:
-        """Make the sample or return why it is skipped. ValueError names the problem and the fix."""
+        """Makes the sample, or returns why it is skipped.
+
+        ValueErrors name the problem and the fix.
+        """
 
 
 class CommandSource(ABC):
@@ -85,7 +90,7 @@ class CommandSource(ABC):
 
     @property
     def origin(self) -> Path | None:
-        """The file or folder that notes are about."""
+        """The file or folder that notes refer to."""
         return None
 
     @abstractmethod
@@ -104,24 +109,24 @@ class CommandSource(ABC):
     def render(self, task: Any) -> Sample | Skipped: ...
 
     def notes(self) -> list[str]:
-        """What is missing, left out or chosen without being an error, one line each."""
+        """Returns what is missing, skipped or chosen without being an error, one line each."""
         return []
 
     def skipped(self) -> list[Skipped]:
-        """Files and folders that are not read."""
+        """Returns the files and folders that are not read."""
         return []
 
     def clean_up(self) -> None:
-        """Remove temporary files, once shards are written or the input turned out to be bad."""
+        """Deletes temporary files, once the shards are written or the input turns out to be bad."""
         return
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers render: they need neither cached listings and class lists nor open files.
+        # Workers only render. They need neither cached listings and class lists nor open files.
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
 
 def num_workers(asked: int | None, num_tasks: int) -> int:
-    """`asked`, or one a core where there is enough to do."""
+    """Returns `asked`, or one per core if there is enough to do."""
     if asked is not None:
         return asked
     return min(len(os.sched_getaffinity(0)), 1 + num_tasks // _TASKS_A_WORKER)
@@ -131,7 +136,7 @@ def num_workers(asked: int | None, num_tasks: int) -> int:
 def rendered(
     source: Source, tasks: Iterable[Any], workers: int
 ) -> Iterator[Iterator[Sample | Skipped]]:
-    """Samples of `tasks`, in their order, made by `workers` processes (0, 1: in this one)."""
+    """Yields the samples of `tasks` in order, made by `workers` processes (0 or 1: in this one)."""
     if workers < 2:
         yield map(source.render, tasks)
         return

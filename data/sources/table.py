@@ -1,4 +1,4 @@
-"""Tables with a column for the text, or for the path of a picture, and one for the label."""
+"""Tables with one column for the text, or the path of an image, and one for the label."""
 
 import importlib
 import json
@@ -165,7 +165,7 @@ class Table(PackedImages, FirstPassSource):
         return split_name(name)
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Sorted by number where all labels are numbers, by name otherwise."""
+        """Returns the labels, sorted by number if all labels are numbers, else by name."""
         names = [name for name in samples if samples[name] >= self.min_count]
         if untrained := sorted(name for name in names if not trained[name]):
             if self.split is not None:
@@ -239,14 +239,17 @@ def _is_parquet(path: Path) -> bool:
 
 
 def parquet_columns(path: Path) -> tuple[str, ...]:
-    """Names of the columns; FileNotFoundError, or ValueError where it is no Parquet."""
+    """Returns the names of the columns.
+
+    Raises FileNotFoundError, or ValueError if the file is not Parquet.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file: name a table")
     return tuple(_open_parquet(path).schema_arrow.names)
 
 
 def parquet_as_jsonl(path: Path, columns: Sequence[str], out: Path) -> None:
-    """Write the named columns of each row as a line of JSON; nothing where `out` stands already."""
+    """Writes the named columns of each row as a line of JSON, unless `out` already exists."""
     if out.is_file():
         return
     with temporary_path(out) as temporary:
@@ -263,7 +266,7 @@ def parquet_as_jsonl(path: Path, columns: Sequence[str], out: Path) -> None:
 
 def _open_parquet(path: Path) -> Any:
     try:
-        # Not imported by its name above: without it every other table is read all the same.
+        # Imported here so that other tables can be read without pyarrow.
         parquet = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Raw tweets: the label is an emoji that was found in the text, and all emoji are taken out.
+"""Raw tweets: the label is an emoji found in the text, and all emoji are removed from the text.
 
-Two passes over the files: one that chooses (its result stays on disk beside the shards until they
-are written), one that writes. Texts that come with labels of their own are `labelled_texts.py`.
+The files are read twice: the first pass selects (its result is kept on disk next to the shards
+until they are written), the second writes. `labelled_texts.py` reads texts that have labels.
 """
 
 import re
@@ -30,7 +30,7 @@ from data.text.records import RecordFile, digest, open_records, text_field
 from data.text.references import DAMAGED, FIRST_DAMAGED, SPAN_BYTES, LabeledText, Span, record_spans
 from data.text.selection import SelectionRules, Task
 
-# In JSON from the platform itself a long tweet's `text` is cut off.
+# In the platform's own JSON, the `text` of a long tweet is truncated.
 _TEXT_NAMES = ("extended_tweet.full_text", "full_text", "text", "tweet")
 _LANGUAGE_NAMES = ("lang", "language")
 _ID_NAMES = ("id_str", "id", "tweet_id")
@@ -123,7 +123,7 @@ class Tweets(FirstPassSource):
             "min_count": self.min_count,
             "top": self.top,
             "test_fraction": self.test_fraction,
-            # It says what is an emoji.
+            # The package defines what is an emoji.
             "emoji": emoji.__version__,
         }
         return SourceInfo(kind=self.kind, parameters=parameters)
@@ -161,7 +161,10 @@ class Tweets(FirstPassSource):
     def _judge(
         self, text: str | None, fields: dict[str, Any], counts: Counter[str]
     ) -> tuple[list[str], str]:
-        """Labels and the cleaned text; no labels, and a count, where the record is left out."""
+        """Returns the labels and the cleaned text.
+
+        Returns no labels, and adds a count, for skipped records.
+        """
         reason, labels, cleaned = None, [], ""
         if text is None:
             reason = "records without text"
@@ -191,7 +194,7 @@ class Tweets(FirstPassSource):
         return _plain(fields, self.language, _LANGUAGE_NAMES, _LANGUAGE) or _UNKNOWN_LANGUAGE
 
     def _key(self, fields: dict[str, Any], task: Task) -> str:
-        """Unique by the record's place, and by the label where a record gives several."""
+        """Returns a key that is unique by location, and by label if a record gives several."""
         identity = _plain(fields, self.identity, _ID_NAMES, _ID)
         suffix = f"{task.file:x}-{task.offset:x}"
         if self.policy == "each":
@@ -213,7 +216,7 @@ class Tweets(FirstPassSource):
             )
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """The most frequent class first; equally frequent ones by code points."""
+        """Returns the classes, most frequent first; ties are sorted by code points."""
         names = [name for name in trained if trained[name] and samples[name] >= self.min_count]
         names.sort(key=lambda name: (-samples[name], name))
         if len(names) < 2:
@@ -254,7 +257,7 @@ def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> st
 def _plain(
     fields: dict[str, Any], name: str | None, usual: Sequence[str], pattern: re.Pattern[str]
 ) -> str | None:
-    """A field that goes into a key; None where it does not look as it should."""
+    """Returns a field for use in a key, or None if it does not match `pattern`."""
     try:
         found = _first(fields, name, usual) or ""
     except ValueError:
@@ -265,13 +268,13 @@ def _plain(
 _POLICIES: dict[str, Callable[[Sequence[str]], list[str]]] = {
     "first": lambda found: list(found[:1]),
     "each": lambda found: list(dict.fromkeys(found)),
-    # One kind of emoji, however often it is repeated.
+    # A single kind of emoji, possibly repeated.
     "only-if-single": lambda found: list(found[:1]) if len(set(found)) == 1 else [],
-    # Of equally frequent ones the first that stands in the text: a Counter keeps their order.
+    # Ties are resolved by the first one in the text, because a Counter keeps insertion order.
     "most-frequent": lambda found: [one for one, _ in Counter(found).most_common(1)],
 }
 
 
 def labels_by_policy(policy: str, found: Sequence[str]) -> list[str]:
-    """Labels of a text whose emoji are `found`, in order; empty where the policy takes none."""
+    """Returns the labels of a text whose emoji are `found`, in order; may be empty."""
     return _POLICIES[policy](found)

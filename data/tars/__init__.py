@@ -1,1 +1,1 @@
-"""Tar files by their headers: those that kway wrote, and those of others, indexed or streamed."""
+"""Reads tar files by their headers: kway's own and other tars, indexed or streamed."""

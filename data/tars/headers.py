@@ -1,7 +1,7 @@
-"""Headers of a plain tar: every member's name and place, and what is no header where one should be.
+"""Reads the headers of a plain tar: the name and location of each member, and any damage.
 
-Python's own reader ends quietly at the first bad header; this one names it, looks for the next
-sound one, and goes on. USTAR, GNU and pax headers are read; payloads are not.
+Python's tarfile stops silently at the first bad header. This reader reports it and continues at the
+next valid header. It supports USTAR, GNU and pax headers and does not read payloads.
 """
 
 import os
@@ -15,7 +15,7 @@ _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _WITHOUT_BYTES = (tarfile.DIRTYPE, tarfile.XGLTYPE)
-# A name longer than this is damage, not a name; it bounds what is read for it.
+# A longer name is damage. This bounds how much is read for a name.
 _MAX_EXTENSION = 1 << 20
 _ZEROS = bytes(BLOCK)
 _CLOSING = 2 * BLOCK
@@ -24,7 +24,7 @@ _SCAN = 1 << 20
 
 
 class Member(NamedTuple):
-    """A file in a tar: its name and where its bytes stand."""
+    """A file in a tar: its name, and the byte range of its content."""
 
     name: str
     offset: int
@@ -43,13 +43,13 @@ class Fault(NamedTuple):
 
 
 class TarBytes(Protocol):
-    """The bytes of a tar, asked for at places that never go back by more than was just read."""
+    """The bytes of a tar. Offsets never go back by more than the size of the last read."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset` on; fewer only where the tar ends."""
+        """Returns `size` bytes from `offset`, or fewer at the end of the tar."""
 
     def reaches(self, offset: int) -> bool:
-        """Whether the tar has all the bytes before `offset`."""
+        """Whether the tar contains all bytes before `offset`."""
 
 
 class _File:
@@ -65,20 +65,20 @@ class _File:
 
 
 def walk(descriptor: int, start: int = 0) -> Iterator[Member | Fault]:
-    """Every member of the tar in file order, and a fault for each that cannot be used.
+    """Yields every member of the tar in file order, and a fault for each unusable one.
 
-    After a bad header, or zeros where other readers stop, it continues at the next valid header. A
-    tar that does not end with two zero blocks is a fault too: it may have been cut between two
-    members. start: the byte offset of the first header to read.
+    After a bad header, or zero blocks at which other readers stop, reading continues at the next
+    valid header. A tar that does not end with two zero blocks is a fault too, because it may have
+    been truncated between two members. start: byte offset of the first header to read.
     """
     return walk_bytes(_File(descriptor), start)
 
 
 def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
-    """`walk` over bytes from any source; read a member before asking for the next one."""
+    """Like `walk`, for bytes from any source. Read a member before advancing to the next one."""
     offset, zeros, extra = start, 0, dict[str, str]()
     while block := tar.read(offset, BLOCK):
-        if block == _ZEROS[: len(block)]:  # the last one may be shorter
+        if block == _ZEROS[: len(block)]:  # the last block may be shorter
             offset, zeros = offset + len(block), zeros + len(block)
             continue
         header = _parse(block)
@@ -119,9 +119,10 @@ def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
 
 
 def member_name(descriptor: int, block: int) -> str:
-    """The name of the member whose bytes start at `block` (of 512 bytes).
+    """Returns the name of the member whose content starts at `block` (of 512 bytes).
 
-    A long name stands in an extra header before its own. ValueError where the header is damaged.
+    A long name is stored in an extra header before the member's own. Raises ValueError if the
+    header is damaged.
     """
     header = _parse(os.pread(descriptor, BLOCK, (block - 1) * BLOCK))
     if header is None:
@@ -139,7 +140,7 @@ def member_name(descriptor: int, block: int) -> str:
 
 
 def header_size(descriptor: int, block: int) -> int | None:
-    """Bytes that the header before `block` promises; None where it is no header."""
+    """Returns the size in the header before `block`, or None if the header is invalid."""
     header = _parse(os.pread(descriptor, BLOCK, (block - 1) * BLOCK))
     return None if header is None else header.size
 
@@ -153,7 +154,7 @@ def _parse(block: bytes) -> tarfile.TarInfo | None:
 
 
 def _extension(header: tarfile.TarInfo, data: bytes) -> dict[str, str]:
-    """`path` and `size` out of a GNU long name or a pax header (POSIX.1-2008, pax)."""
+    """Returns `path` and `size` from a GNU long name or a pax header (POSIX.1-2008, pax)."""
     if header.type == tarfile.GNUTYPE_LONGNAME:
         return {"path": data.partition(b"\0")[0].decode("utf-8", "surrogateescape")}
     found = {}
@@ -169,7 +170,7 @@ def _extension(header: tarfile.TarInfo, data: bytes) -> dict[str, str]:
 
 
 def _next_sound(tar: TarBytes, offset: int) -> int:
-    """Where the next block that is surely a header stands; the end where there is none."""
+    """Returns the offset of the next block that is certainly a header, or the end of the tar."""
     while chunk := tar.read(offset, _SCAN):
         for index in range(0, len(chunk), BLOCK):
             block = chunk[index : index + BLOCK]

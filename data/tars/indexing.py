@@ -1,7 +1,7 @@
-"""Offset index and manifest for webdataset tars that somebody else wrote; the tars stay.
+"""Builds the offset index and manifest for existing webdataset tars, which are not changed.
 
-Which tars, which split, which class list, and what is written. What stands in a tar is
-`data/tars/samples.py`.
+This module selects the tars, their splits and the class list, and writes the results.
+`data/tars/samples.py` reads the tars.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,9 +29,9 @@ TEXT_EXTENSIONS = ("txt",)
 
 @dataclass(frozen=True)
 class Indexed:
-    """The result of indexing: `problems` with their number and names, `notes` for a person.
+    """The result of indexing. problems: their count and names. notes: lines to print.
 
-    skipped: the file that names everything that was not indexed; None if there is nothing.
+    skipped: the file that lists everything that was not indexed; None if there is nothing.
     """
 
     manifest: Manifest
@@ -53,17 +53,18 @@ def index_shards(
     workers: int | None = None,
     report: Report = silent,
 ) -> Indexed:
-    """Index the tars in `folder`, beside them or in `out` with links to them.
+    """Indexes the tars in `folder`, next to them or in `out` with links to them.
 
-    classes: a file of one name a line, else the labels found; splits: (name, glob of paths), else
-    by words like train and val in the paths; sample: the extension that is the sample where there
-    are several; label_field: of `<key>.json`, where there is no `<key>.cls`; expected: how many
-    samples the tars should contain. `report(done, total)` counts bytes.
+    classes: file with one class name per line; by default the labels found. splits: (name, glob of
+    paths); by default words like train and val in the paths decide. sample: extension of the
+    sample, if there are several. label_field: field of `<key>.json`, used if there is no
+    `<key>.cls`. expected: number of samples that the tars should contain. report: called as
+    `report(done, total)` with bytes.
 
-    Raises ValueError, and writes nothing, for compressed tars and, unless `skip_bad`, for tars that
-    are damaged, cut off or have another number of samples than expected, and for samples without
-    an image or text, or without a label. With `skip_bad` the manifest records what is missing, and
-    `skipped.jsonl` names every problem.
+    Raises ValueError, and writes nothing, for compressed tars. Unless `skip_bad` is set, raises it
+    also for tars that are damaged, truncated or have an unexpected number of samples, and for
+    samples without an image or text, or without a label. With `skip_bad` the manifest records what
+    is missing, and `skipped.jsonl` lists every problem.
     """
     if out is None or out.resolve() == folder.resolve():
         out = folder
@@ -72,7 +73,7 @@ def index_shards(
     split_of = split_of_tars(folder, tars, splits)
     names = names_in_manifest(folder, split_of)
     if expected is not None:
-        expected.in_all(folder, split_of)  # before the tars are read
+        expected.in_all(folder, split_of)  # fails before the tars are read
     class_list = None if classes is None else ClassList.read(classes)
     endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
     named = None if skip_bad else NAMED
@@ -110,7 +111,7 @@ def index_shards(
 
 
 def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
-    """Raise ValueError where writing to `out` would destroy, or could not be read afterwards."""
+    """Raises ValueError if writing to `out` would overwrite data or give an unreadable folder."""
     if out == folder and any(tar.parent != folder for tar in tars):
         nested = next(tar for tar in tars if tar.parent != folder)
         raise ValueError(
@@ -121,7 +122,7 @@ def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
         raise ValueError(f"{out} is inside {folder}, whose tars are indexed: choose another folder")
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: name a folder")
-    # Next to an index, it is what an interrupted run left.
+    # Next to an index, `skipped.jsonl` comes from an interrupted run and may be replaced.
     unknown = not (out / MANIFEST).is_file() and not any(out.glob(index_path(Path("*")).name))
     if unknown and (out / SKIPPED).exists():
         raise ValueError(f"{out / SKIPPED} would be replaced: move it, or choose another folder")
@@ -133,7 +134,7 @@ def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
 
 
 def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
-    """The extensions that are the samples: pictures where there are any, otherwise texts."""
+    """Returns the extensions of the samples: images if there are any, otherwise texts."""
     there: set[str] = set()
     for tar in tars:
         there |= extensions_of(tar).keys()
@@ -164,7 +165,7 @@ def _scan(
 
 
 def _labels(tar: Path, scan: TarScan, class_list: ClassList) -> np.ndarray:
-    """The label of each sample, int32 [n]; -1 where it has no class, which is a problem."""
+    """Returns the label of each sample, int32 [n]; -1, recorded as a problem, if unknown."""
     label_of_text = np.full(len(scan.texts), -1, np.int32)
     for position, text in enumerate(scan.texts):
         try:
@@ -186,7 +187,7 @@ def _key(tar: Path, scan: TarScan, row: int) -> str:
 def _problems(
     folder: Path, scans: dict[Path, TarScan], expected: ExpectedSamples | None, limit: int | None
 ) -> tuple[Problems, dict[Path, str]]:
-    """All problems, and for each tar that lacks samples the reason."""
+    """Returns all problems, and for each tar that may lack samples the reason."""
     problems = Problems(limit)
     for scan in scans.values():
         problems.join(scan.problems)
@@ -212,12 +213,15 @@ def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing
 
 
 def _prepare(out: Path, links: dict[str, Path]) -> None:
-    """Make `out` with links to the tars; an older index there is no longer one."""
+    """Creates `out` with links to the tars.
+
+    Deletes an older manifest, so the folder is unfinished.
+    """
     out.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, SKIPPED):
         (out / name).unlink(missing_ok=True)
     for name, tar in links.items():
-        if (out / name).is_symlink():  # a tar itself is never removed
+        if (out / name).is_symlink():  # real tars are never deleted
             (out / name).unlink()
         (out / name).symlink_to(tar.resolve())
 
@@ -264,7 +268,10 @@ def _notes(
 
 
 def _changed(before: Manifest | None, now: Manifest) -> list[str]:
-    """A new index takes bytes as they are: what the old one knew otherwise is said."""
+    """Returns a note of tars that changed since the previous index.
+
+    A new index accepts any bytes, so it would not report the change.
+    """
     old = {} if before is None else {shard.file: shard.sha256 for shard in before.shards}
     changed = [s.file for s in now.shards if old.get(s.file, s.sha256) != s.sha256]
     return [f"changed since the last index: {', '.join(changed)}"] if changed else []

@@ -1,6 +1,6 @@
-"""Class names and labels: files of names, what the label of a sample says, and which class that is.
+"""Class names and labels: reads files of class names, and maps the label of a sample to its class.
 
-A label is the text of `<key>.cls`, or a field of `<key>.json`: a name of the class list, or a
+A label is the text of `<key>.cls` or a field of `<key>.json`. It is a name in the class list or a
 position in it.
 """
 
@@ -13,9 +13,9 @@ LABEL_EXTENSIONS = ("cls", "json")
 
 
 def read_class_names(path: Path) -> list[str]:
-    """The names of a file, less the space around each and empty lines at its end.
+    """Returns the names in a file, without surrounding whitespace and trailing empty lines.
 
-    Raises FileNotFoundError, and ValueError with the line for one that is empty or stands twice.
+    Raises FileNotFoundError, and ValueError with the line number for an empty or repeated name.
     """
     if not path.is_file():
         raise FileNotFoundError(f"class names {path} do not exist: give a file of one name a line")
@@ -40,9 +40,11 @@ def read_class_names(path: Path) -> list[str]:
 
 
 def label_text(extension: str, data: bytes | memoryview, json_field: str) -> str:
-    """The label as it is written, less space around it; ValueError where there is none.
+    """Returns the label as written, without surrounding whitespace.
 
-    json_field: where it stands in a `.json`; with dots, in an object of the object.
+    Raises ValueError if there is none.
+
+    json_field: the field of a `.json` label; dots select fields of nested objects.
     """
     try:
         text = str(data, "utf-8")
@@ -71,7 +73,10 @@ def _field(text: str, json_field: str) -> str:
 
 @dataclass(frozen=True)
 class ClassList:
-    """Class names; `positions`: a label that is a whole number is a position, not a name."""
+    """Class names.
+
+    positions: whether an integer label is a position in the list instead of a name.
+    """
 
     names: tuple[str, ...]
     positions: bool
@@ -82,7 +87,7 @@ class ClassList:
 
     @classmethod
     def found(cls, texts: Iterable[str]) -> "ClassList":
-        """The distinct labels, in the order of the numbers where all are numbers."""
+        """Returns the distinct labels, in numerical order if all of them are numbers."""
         distinct = set(texts)
         if all(_is_number(text) for text in distinct):
             return cls(tuple(sorted(distinct, key=lambda text: (int(text), text))), positions=False)
@@ -90,11 +95,11 @@ class ClassList:
 
     @classmethod
     def read(cls, path: Path) -> "ClassList":
-        """A file of one class name a line; raises as `read_class_names` does."""
+        """Reads a file with one class name per line. Raises as `read_class_names` does."""
         return cls(tuple(read_class_names(path)), positions=True)
 
     def label(self, text: str) -> int:
-        """The class that `text` names; ValueError where it is none of the list."""
+        """Returns the class that `text` names. Raises ValueError if it is not in the list."""
         if self.positions and _is_number(text):
             if not 0 <= int(text) < len(self.names):
                 raise ValueError(

@@ -1,5 +1,8 @@
-"""Which tars of a folder are indexed: plain ones only, the split of each and its new name; and how
-many samples each should contain, because nothing else detects a valid tar that lacks samples."""
+"""Selects the tars of a folder to index, with the split and new name of each.
+
+Only plain tars are accepted. `ExpectedSamples` checks the number of samples, because nothing else
+detects a valid tar that lacks samples.
+"""
 
 import json
 import re
@@ -26,10 +29,10 @@ _MAX_COUNTS_BYTES = 1 << 28
 
 
 def list_tars(folder: Path) -> list[Path]:
-    """Plain tars under `folder`, in order of path.
+    """Returns the plain tars under `folder`, sorted by path.
 
-    Raises ValueError for compressed ones and for none, FileNotFoundError for a broken link, and
-    OSError for a folder that cannot be read.
+    Raises ValueError for compressed tars or if there are none, FileNotFoundError for a broken link,
+    and OSError for a folder that cannot be read.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder: name a folder of webdataset tars")
@@ -56,7 +59,7 @@ def list_tars(folder: Path) -> list[Path]:
 
 
 def check_plain(tar: Path | str, start: bytes) -> None:
-    """Raise ValueError where the first 8 bytes of a file say that it is compressed."""
+    """Raises ValueError if the first 8 bytes of a file show that it is compressed."""
     for magic, unpack in _COMPRESSED.items():
         if start.startswith(magic):
             raise ValueError(
@@ -68,7 +71,7 @@ def check_plain(tar: Path | str, start: bytes) -> None:
 def split_of_tars(
     folder: Path, tars: Sequence[Path], asked: Sequence[tuple[str, str]]
 ) -> dict[Path, str]:
-    """The split of each tar that has one: in the order asked for, or training first."""
+    """Maps each tar that has a split to it, in the order of `asked` or training first."""
     paths = {tar: tar.relative_to(folder).as_posix() for tar in tars}
     found: dict[Path, str] = {}
     if asked:
@@ -87,7 +90,7 @@ def split_of_tars(
 
 
 def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
-    """What a manifest calls each tar: its path with hyphens, for a name has no folders."""
+    """Maps each tar to its name in a manifest: its path, with hyphens for slashes."""
     names: dict[Path, str] = {}
     for tar in tars:
         name = tar.relative_to(folder).as_posix().replace("/", "-")
@@ -101,14 +104,18 @@ def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
 
 @dataclass(frozen=True)
 class ExpectedSamples:
-    """Either `total`, over all tars, or `of_tar`: path of a tar in the folder -> samples."""
+    """The expected number of samples.
+
+    Either `total`, over all tars, or `of_tar`, which maps the path of a tar in the folder to its
+    count.
+    """
 
     total: int | None = None
     of_tar: Mapping[str, int] | None = None
 
     @classmethod
     def parse(cls, text: str) -> "ExpectedSamples":
-        """A whole number, or the path of a JSON file such as {"train-000.tar": 1000}.
+        """Parses a whole number, or the path of a JSON file such as {"train-000.tar": 1000}.
 
         Raises ValueError for anything else, FileNotFoundError for a missing file.
         """
@@ -130,8 +137,10 @@ class ExpectedSamples:
         return cls(of_tar=_checked(path, counts))
 
     def in_all(self, folder: Path, tars: Collection[Path]) -> int:
-        """Samples expected in `tars`; ValueError names a tar without a count, or a count whose tar
-        is not in `folder`."""
+        """Returns the number of samples expected in `tars`.
+
+        Raises ValueError that names a tar without a count, or a count whose tar is not in `folder`.
+        """
         if self.of_tar is None:
             assert self.total is not None
             return self.total
@@ -146,7 +155,7 @@ class ExpectedSamples:
         return sum(self.of_tar[name] for name in names)
 
     def mismatches(self, folder: Path, tars: Mapping[Path, int]) -> dict[Path, Skipped]:
-        """The tars whose number of samples differs; for a total, `folder` instead of a tar.
+        """Returns the tars whose number of samples differs; for a total, `folder` instead of a tar.
 
         tars: the number of samples found in each.
         """

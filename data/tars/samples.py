@@ -1,6 +1,7 @@
-"""The samples of one tar as webdataset groups them, with the place, crc32 and label of each.
+"""The samples of one tar as webdataset groups them, with the location, crc32 and label of each.
 
-The tar is walked by its headers, then read once. What is no whole sample is named and counted.
+A first pass reads the headers; a second pass reads the content once. Incomplete samples are named
+and counted.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ _CHUNK = 4 << 20
 
 @dataclass
 class Problems:
-    """The number of problems, and the names of the first `limit` (None: of all)."""
+    """The number of problems, and the names of the first `limit` (None: all of them)."""
 
     limit: int | None = NAMED
     count: int = 0
@@ -54,12 +55,13 @@ class Problems:
 
 @dataclass(frozen=True)
 class TarScan:
-    """The n whole samples of a tar, compact, for there may be very many.
+    """The n complete samples of a tar. Arrays keep this compact, because n may be large.
 
-    places: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3];
-    extension: positions in `extensions`, uint8 [n, 2]; text: what the label says, a position in
-    `texts`, int32 [n]; groups: samples as webdataset counts them, whole or not; other_files: names
-    of members that belong to no sample; unfinished: why samples may be missing at the end, or "".
+    places: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3].
+    extension: positions in `extensions`, uint8 [n, 2]. text: the label as a position in `texts`,
+    int32 [n]. groups: number of samples as webdataset counts them, complete or not. other_files:
+    names of members that belong to no sample. unfinished: why samples may be missing at the end, or
+    "".
     """
 
     bytes: int
@@ -75,7 +77,7 @@ class TarScan:
     unfinished: str
 
     def entries(self, row: int) -> tuple[Entry, Entry]:
-        """The sample itself and its label member."""
+        """Returns the sample itself and its label member."""
         sample, label = (
             Entry(self.extensions[extension], *numbers)
             for extension, numbers in zip(
@@ -86,7 +88,7 @@ class TarScan:
 
 
 class Group(NamedTuple):
-    """Members with one key: extension in lower case -> (as it is written, member)."""
+    """Members with one key. Maps the extension in lower case to (extension as written, member)."""
 
     key: str
     members: dict[str, tuple[str, Member]]
@@ -95,9 +97,9 @@ class Group(NamedTuple):
 def scan_tar(
     path: Path, endings: Sequence[str], json_field: str, named: int | None = NAMED
 ) -> TarScan:
-    """Read one tar.
+    """Reads one tar.
 
-    endings: extensions that can be the sample, the best one first; named: as `Problems.limit`.
+    endings: extensions that can be the sample, in order of preference. named: see `Problems.limit`.
     """
     members, picked, problems = _list_members(path), [], Problems(named)
     for fault in members.faults:
@@ -113,7 +115,7 @@ def scan_tar(
 
 
 class _Members(NamedTuple):
-    """The content of a tar by its headers."""
+    """The members of a tar, from its headers."""
 
     groups: list[Group]
     faults: list[Fault]
@@ -132,7 +134,7 @@ def _list_members(path: Path) -> _Members:
 
 
 def extensions_of(path: Path) -> Counter[str]:
-    """Extensions, in lower case, of the first members of a tar."""
+    """Counts the extensions, in lower case, of the first members of a tar."""
     groups: list[Group] = []
     with path.open("rb", buffering=0) as file:
         for found in islice(walk(file.fileno()), _PEEKED):
@@ -142,7 +144,10 @@ def extensions_of(path: Path) -> Counter[str]:
 
 
 def add_member(groups: list[Group], member: Member) -> bool:
-    """Put a member to its sample: members of a sample stand side by side."""
+    """Adds a member to its sample.
+
+    Members of one sample must be adjacent. Returns False for other files.
+    """
     match = _KEY.fullmatch(member.name)
     if match is None or (member.name.startswith("__") and member.name.endswith("__")):
         return False
@@ -154,7 +159,10 @@ def add_member(groups: list[Group], member: Member) -> bool:
 
 
 def pick(group: Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tuple[str, Member]]:
-    """The sample itself and the member with its label; ValueError where one is missing."""
+    """Returns the sample itself and the member with its label.
+
+    Raises ValueError if one is missing.
+    """
     there = ", ".join(f".{extension}" for extension, _ in group.members.values())
     sample = next((group.members[e] for e in endings if e in group.members), None)
     if sample is None:
@@ -174,7 +182,7 @@ def _read(
     problems: Problems,
     members: _Members,
 ) -> TarScan:
-    """Read the tar once, and keep the samples whose label can be read."""
+    """Reads the tar once and keeps the samples whose label can be read."""
     places, extension, text = array("I"), array("B"), array("i")
     extensions, texts = dict[str, int](), dict[str, int]()
     with ShardPass(path) as shard:
@@ -212,7 +220,7 @@ def _read(
 
 
 class ShardPass:
-    """Gives members in the order of their offsets while the whole file is hashed."""
+    """Reads members in the order of their offsets, and hashes the file in the same pass."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=0)
@@ -221,9 +229,10 @@ class ShardPass:
         self._start = 0
 
     def take(self, offset: int, size: int) -> memoryview:
-        """Bytes [offset, offset + size), fewer where the file ends before; valid until the next.
+        """Returns bytes [offset, offset + size), or fewer at the end of the file.
 
-        Raises ValueError for an offset before the last one.
+        The view is valid until the next call. Raises ValueError for an offset before the previous
+        one.
         """
         if offset < self._start:
             raise ValueError(f"byte {offset:,} was asked for after byte {self._start:,}")
@@ -233,7 +242,7 @@ class ShardPass:
         return self._chunk[first : first + size]
 
     def sha256(self) -> str:
-        """Hash what is left; hexadecimal digits of the whole file."""
+        """Hashes the rest of the file and returns the hexadecimal digest of all of it."""
         while self._read(_CHUNK):
             pass
         return self._sha256.hexdigest()

@@ -1,4 +1,4 @@
-"""The samples of one webdataset tar that is read once, from front to back: no index, no checksums.
+"""Reads the samples of one webdataset tar once, from front to back, without index or checksums.
 
 After a broken connection or a transient disk error, reading resumes at the byte where it stopped.
 Incomplete samples are reported by name. `data/loading/stream_reader.py` decides which tars are
@@ -21,12 +21,12 @@ from data.tars.listing import check_plain
 from data.tars.samples import Group, add_member, pick
 
 _PIECE = 1 << 20
-# A longer member is no picture or text to train on; this bounds what a wrong header can ask for.
+# Images and texts for training are smaller. This bounds what a damaged header can request.
 _MAX_MEMBER = 1 << 28
 
 
 class StreamSample(NamedTuple):
-    """A sample as it stands in the tar; `number` tells it from others, `name` is shard and key."""
+    """A sample of a tar. `number` identifies it; `name` is its shard and key."""
 
     number: int
     name: str
@@ -36,8 +36,11 @@ class StreamSample(NamedTuple):
 
 @dataclass(frozen=True)
 class TarReader:
-    """How tars are read: `endings`, the extensions that can be the sample, the best one first;
-    where the label is and what it means; `attempts` to read on without receiving new data."""
+    """Settings for reading tars.
+
+    endings: extensions that can be the sample, in order of preference. label_field and classes:
+    where the label is and what it means. attempts: number of attempts that receive no new data.
+    """
 
     endings: tuple[str, ...]
     label_field: str
@@ -45,10 +48,10 @@ class TarReader:
     attempts: int
 
     def samples(self, address: str) -> Iterator[StreamSample | Substitute]:
-        """Every whole sample of the tar at a path or URL, and by name what is left out.
+        """Yields every complete sample of a tar, and a `Substitute` for each skipped one.
 
-        Raises FileNotFoundError, PermissionError and OSError where it cannot be read to its end,
-        ValueError for a compressed one.
+        address: path or URL. Raises FileNotFoundError, PermissionError or OSError if the tar cannot
+        be read to its end, and ValueError for a compressed one.
         """
         tar = ForwardBytes(_pieces(address, self.attempts))
         check_plain(address, tar.read(0, 8))
@@ -92,10 +95,10 @@ class TarReader:
 
 
 class ForwardBytes:
-    """Bytes that come once, as something to read at places that go forward.
+    """Forward-only random access to a stream of bytes.
 
-    Held are those from the last place on; a stretch of more than `_MAX_MEMBER` is passed over, and
-    reads as nothing.
+    Bytes are kept from the last offset that was read. A stretch of more than `_MAX_MEMBER` bytes is
+    discarded, and reads of it return nothing.
     """
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
@@ -104,7 +107,7 @@ class ForwardBytes:
         self._start = 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset` on; fewer only where they end, or were passed over."""
+        """Returns `size` bytes from `offset`; fewer at the end or if they were discarded."""
         if offset < self._start:
             return b""
         self._drop(offset)
@@ -113,14 +116,14 @@ class ForwardBytes:
             return bytes(wanted)
 
     def reaches(self, offset: int) -> bool:
-        """Whether there are all the bytes before `offset`."""
+        """Whether the stream contains all bytes before `offset`."""
         if offset - self._start > _MAX_MEMBER:
             self._drop(offset)
         self._fill(offset)
         return offset <= self._start + len(self._held)
 
     def _drop(self, offset: int) -> None:
-        """Hold only what comes from `offset` on."""
+        """Discards everything before `offset`."""
         while self._start + len(self._held) < offset and (piece := next(self._pieces, None)):
             self._start += len(self._held)
             self._held = bytearray(piece)
@@ -134,9 +137,9 @@ class ForwardBytes:
 
 
 def _pieces(address: str, attempts: int) -> Iterator[bytes]:
-    """The content of a file; after a transient error, reading resumes where it stopped.
+    """Yields the content of a file. After a transient error, reading resumes where it stopped.
 
-    The count of `attempts` starts again after each piece that was received.
+    The count of `attempts` restarts after each piece that was received.
     """
     opened = pieces if is_url(address) else _local_pieces
     received, attempt = 0, 1
@@ -170,6 +173,6 @@ def _left_out(address: str, location: str, reason: str) -> Substitute:
 
 
 def _number(name: str) -> int:
-    """63 bits that tell a sample from others, on every rank and in every run."""
+    """Returns a 63-bit hash that identifies a sample on every rank and in every run."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -1,1 +1,1 @@
-"""Texts: emoji found and removed, names and addresses hidden, records read, tokens made."""
+"""Text processing: finds and removes emoji, masks user names and URLs, reads records, tokenizes."""

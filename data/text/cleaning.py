@@ -1,7 +1,7 @@
-"""What becomes of a tweet's text: no emoji, user names and addresses hidden, the rest untouched.
+"""Cleans the text of a tweet: removes emoji, masks user names and URLs, changes nothing else.
 
-No lower-casing, no normalization of Unicode, no splitting into words. Every part of an emoji is
-removed: what stays of one gives the label away.
+There is no lower-casing, Unicode normalization or word splitting. Every part of an emoji is
+removed, because any part that is left gives the label away.
 """
 
 import re
@@ -17,26 +17,26 @@ from data.text.emoji_table import (
     without_stray_joiners,
 )
 
-# All parts look alike to the pattern below: a class of 5,000 characters would be walked for each.
+# All parts are mapped to one character first: matching a class of 5,000 characters is slow.
 _ALIKE = {ord(part): EMOJI_STYLE for part in PARTS - {KEYCAP}}
-# A run of emoji with the space around it becomes one space: its length says nothing any more.
+# A run of emoji and the space around it becomes one space, so that its length reveals nothing.
 _RUN = re.compile(rf"\s*(?:(?:[0-9#*]{EMOJI_STYLE}?{KEYCAP}|[{EMOJI_STYLE}{KEYCAP}])[\s{ZWJ}]*)+")
 Replacement = Literal["replace", "remove", "keep"]
-# Not within an address of mail; letters of other scripts may stand right before.
+# Not inside an email address. Letters of other scripts may come right before.
 _USER = re.compile(r"(?<![A-Za-z0-9_.+-])[@＠][A-Za-z0-9_]+")
 _URL = re.compile(r"(?i)https?://t\.co/[a-z0-9]+|(?<![a-z0-9])(?:https?://|www\.)\S+")
-# Before RT or the name, doubled as in a CSV cell or not: what Unicode lists as Quotation_Mark,
-# accents used instead of them, and the ornaments U+275B to U+275E, U+276E and U+276F.
+# Before RT or the name, possibly doubled as in a CSV cell: Unicode's Quotation_Mark characters,
+# accents used in their place, and the ornaments U+275B to U+275E, U+276E and U+276F.
 _QUOTES = "\"'`´«»‘’‚‛“”„‟‹›❛❜❝❞❮❯⹂「」『』〝〞〟﹁﹂﹃﹄＂＇｢｣"
 _RETWEET = re.compile(rf"[\s{_QUOTES}]*RT(?=[\s{_QUOTES}])[\s{_QUOTES}]*[@＠][A-Za-z0-9_]+")
 _PLACEHOLDER = re.compile(r"@user|https?\b")
 
 
 def remove_emoji(text: str) -> str:
-    """`text` without emoji and parts of emoji; a run of them becomes a space, or a line break.
+    """Returns `text` without emoji and their parts. A run of them becomes a space or a line break.
 
-    A keycap goes with its digit. A joiner beside a letter of a joining script stays; everything
-    else stays code point by code point.
+    A keycap is removed with its digit. A joiner next to a letter of a joining script is kept. All
+    other code points are unchanged.
     """
     if ZWJ not in text and PARTS.isdisjoint(text):
         return text
@@ -45,20 +45,24 @@ def remove_emoji(text: str) -> str:
 
 
 def leftovers(text: str) -> list[str]:
-    """Parts of emoji in a text, letters' joiners apart; empty after `remove_emoji`."""
+    """Returns parts of emoji in a text, except joiners of letters. Empty after `remove_emoji`."""
     return [char for char in without_letters_joiners(text) if char in PARTS or char == ZWJ]
 
 
 @dataclass(frozen=True)
 class Cleaning:
-    """users, urls: "replace" writes `@user` and `http`, "remove" nothing, "keep" leaves them."""
+    """Cleaning options.
+
+    For users and urls, "replace" writes `@user` and `http`, "remove" deletes them and "keep" leaves
+    them unchanged.
+    """
 
     users: Replacement = "replace"
     urls: Replacement = "replace"
 
     def clean(self, text: str) -> str:
-        """The text as it goes into the shards; "" where nothing but names and addresses is left."""
-        # Emoji first: one that is glued to an address is no part of it.
+        """Returns the text for the shards, or "" if it contains only user names and URLs."""
+        # Emoji first: an emoji directly after a URL is not part of it.
         text = remove_emoji(text)
         text = _hide(_URL, text, self.urls, "http")
         text = _hide(_USER, text, self.users, "@user").strip()
@@ -77,7 +81,7 @@ def _hide(pattern: re.Pattern[str], text: str, what: Replacement, instead: str) 
         case "replace":
             return pattern.sub(instead, text)
         case "remove":
-            # With the space before it, so that none is doubled.
+            # Also removes the space before it, so that no double space is left.
             return re.sub(
                 rf"[^\S\n]?(?:{pattern.pattern.removeprefix('(?i)')})",
                 "",

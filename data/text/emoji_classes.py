@@ -1,7 +1,6 @@
-"""Emoji as classes: names, what travels with the class list, and one vector each.
+"""Emoji as classes: their names, attributes and vectors.
 
-What says who is kin: the groups of Unicode, the base of a sequence, and the words of the English
-names.
+Similarity comes from Unicode's groups, the base of a sequence, and the words of the English names.
 """
 
 from collections import Counter
@@ -19,10 +18,10 @@ _TAG_END = "\U000e007f"
 
 
 def emoji_classes(labels: Sequence[str]) -> tuple[ClassInfo, ...]:
-    """A class an emoji, called as in English; code points are added where that is no name alone.
+    """Returns one class per emoji, with its English name. Code points are added to ambiguous names.
 
-    Attributes: emoji, emoji_version, path (Unicode's group and subgroup), and base where it is a
-    sequence: the emoji that it begins with (👩 of 👩‍🚀), "flag" or "keycap".
+    Attributes: emoji, emoji_version, path (Unicode's group and subgroup), and for sequences base:
+    the first emoji (👩 of 👩‍🚀), "flag" or "keycap".
     """
     repeated = Counter(map(english_name, labels))
     infos = []
@@ -35,12 +34,15 @@ def emoji_classes(labels: Sequence[str]) -> tuple[ClassInfo, ...]:
 
 
 def emoji_vectors(labels: Sequence[str]) -> np.ndarray:
-    """float32 [K, D], from the words of English names, groups, subgroups and bases."""
+    """Returns vectors, float32 [K, D], from words of names, groups, subgroups and bases."""
     return name_vectors([_words(one) for one in labels])
 
 
 def emoji_spellings(one: str) -> list[str]:
-    """How a file of vectors may list an emoji, best first: itself, folded, what it begins with."""
+    """Returns the keys under which a vector file may list an emoji, best first.
+
+    These are the emoji itself, its folded form, and the first emoji of a sequence.
+    """
     folded = fold(one)
     return list(dict.fromkeys((one, folded, folded.split(ZWJ)[0])))
 

@@ -1,8 +1,8 @@
-"""Emoji as the `emoji` library and Unicode know them: which are in a text, their folded form, names
-and groups, and where the joiner U+200D belongs to a letter instead of an emoji.
+"""Emoji data from the `emoji` library and Unicode.
 
-The groups and subgroups, which the library lacks, are in `emoji_groups.tsv`, which `emoji_test.py`
-makes.
+This module finds the emoji in a text, folds them, gives their names and groups, and decides whether
+a joiner U+200D belongs to a letter or an emoji. The library lacks groups and subgroups; they are in
+`emoji_groups.tsv`, which `emoji_test.py` generates.
 """
 
 import re
@@ -30,18 +30,20 @@ _BLOCKS = (
 TEXT_STYLE = "\ufe0e"
 EMOJI_STYLE = "\ufe0f"
 KEYCAP = "\u20e3"
-# Private use: where Google's telephones had their emoji before Unicode had them.
+# A private-use range in which Google's phones stored emoji before Unicode encoded them.
 _GOOGLE = (0xFE000, 0xFEEFF)
 _REGIONAL = ("\U0001f1e6", "\U0001f1ff")
 _TONE = re.compile("[\U0001f3fb-\U0001f3ff]")
 # In names: thumbs_up_medium_skin_tone, handshake_light_skin_tone_dark_skin_tone, …
 _TONE_IN_NAME = re.compile(r"_(?:no|light|medium-light|medium|medium-dark|dark)_skin_tone")
-# The plain form of a couple of two unlike tones has no name of its own but this one's beginning.
+# The toneless form of a couple with two different tones has no name of its own, only this
+# beginning.
 _PERSON_PERSON = "_person_person"
 _FULLY_QUALIFIED = emoji.STATUS["fully_qualified"]
 _COMPONENT = emoji.STATUS["component"]
 _DATA: dict[str, dict[str, Any]] = emoji.EMOJI_DATA
-# Every code point that only stands in emoji; digits, # and * are letters of texts, ZWJ may be one.
+# Code points that occur only in emoji. Digits, # and * also occur in text; ZWJ may belong to
+# either.
 PARTS = frozenset(
     {char for one in _DATA for char in one if not char.isascii() and char != ZWJ}
     | {TEXT_STYLE, EMOJI_STYLE, KEYCAP}
@@ -53,7 +55,7 @@ OTHER = ("Other", "other")
 
 
 def _letters() -> str:
-    """Ranges for a character class: letters and marks of `_BLOCKS`."""
+    """Returns character-class ranges of the letters and marks in `_BLOCKS`."""
     codes = [
         code
         for first, last in _BLOCKS
@@ -67,31 +69,32 @@ def _letters() -> str:
 
 _LETTER = _letters()
 _AFTER_LETTER = re.compile(f"[{_LETTER}]{ZWJ}*$")
-# After a joining letter, or before one, a joiner is the letter's. Elsewhere it is an emoji's.
+# A joiner next to a joining letter belongs to the letter, otherwise to an emoji.
 _STRAY = re.compile(f"(?<![{_LETTER}]){ZWJ}+(?![{_LETTER}{ZWJ}])")
 _OF_LETTERS = re.compile(f"(?<=[{_LETTER}]){ZWJ}+|{ZWJ}+(?=[{_LETTER}])")
 
 
 def follows_a_letter(text: str, position: int) -> bool:
-    """Whether what stands before `position` is a joining letter, joiners apart."""
+    """Whether a joining letter, possibly followed by joiners, comes before `position`."""
     return _AFTER_LETTER.search(text[max(0, position - 8) : position]) is not None
 
 
 def without_stray_joiners(text: str) -> str:
-    """Without the joiners that no joining letter stands beside."""
+    """Removes joiners that are not next to a joining letter."""
     return _STRAY.sub("", text) if ZWJ in text else text
 
 
 def without_letters_joiners(text: str) -> str:
-    """Without the others."""
+    """Removes joiners that are next to a joining letter."""
     return _OF_LETTERS.sub("", text)
 
 
 def find_emoji(text: str) -> list[str]:
-    """The emoji of a text in their order, as they stand there.
+    """Returns the emoji of a text in order, as written.
 
-    Not counted: a lone skin tone or hair, what is asked to look like text (U+FE0E after it), and
-    the rest of a sequence whose beginning is gone (a joiner before it, no emoji before that).
+    Excluded are a lone skin tone or hair component, emoji in text style (followed by U+FE0E), and
+    the rest of a sequence whose beginning is missing (preceded by a joiner without an emoji before
+    it).
     """
     if PARTS.isdisjoint(text):
         return []
@@ -112,7 +115,7 @@ def find_emoji(text: str) -> list[str]:
 
 
 def fold(one: str) -> str:
-    """The fully qualified emoji without skin tone; gender is kept, and so is hair.
+    """Returns the fully qualified emoji without skin tone. Gender and hair are kept.
 
     >>> fold("👍🏽"), fold("❤"), fold("👩🏽‍🚀")
     ('👍', '❤️', '👩‍🚀')
@@ -121,36 +124,39 @@ def fold(one: str) -> str:
 
 
 def english_name(one: str) -> str:
-    """`thumbs up` of 👍; words are lower or upper case as in the library."""
+    """Returns the English name, such as `thumbs up` for 👍, with the library's capitalization."""
     return name_in(one, "en")
 
 
 def name_in(one: str, language: str) -> str:
-    """The name in one of `emoji.LANGUAGES`; load it with `load_languages` first."""
+    """Returns the name in one of `emoji.LANGUAGES`. Call `load_languages` first."""
     return str(_DATA[one][language]).strip(":").replace("_", " ")
 
 
 def load_languages(languages: tuple[str, ...]) -> None:
-    """Make names of these languages known; ValueError for one that the library has not."""
+    """Loads the names in these languages.
+
+    Raises ValueError for a language that the library lacks.
+    """
     for language in languages:
         if language not in emoji.LANGUAGES:
             raise ValueError(
                 f"the emoji library has no names in {language!r}: "
                 f"choose from {', '.join(emoji.LANGUAGES)}"
             )
-    # Its signature names a list and a literal type; it takes one name.
+    # The library's type annotations require a list or literal, but it accepts one name.
     for language in languages:
         emoji.config.load_language(language)
 
 
 def fully_qualified() -> list[str]:
-    """All emoji for keyboards, skin tones included, sorted by code points."""
+    """Returns all fully qualified emoji, including skin tones, sorted by code points."""
     return sorted(one for one, about in _DATA.items() if about["status"] == _FULLY_QUALIFIED)
 
 
 @cache
 def _folded() -> dict[str, str]:
-    """Emoji -> its folded form, through the English name, which says the tones in words."""
+    """Maps each emoji to its folded form through its English name, which spells out the tones."""
     plain = {
         about["en"].strip(":"): one
         for one, about in _DATA.items()
@@ -169,9 +175,9 @@ TABLE = Path(__file__).with_name("emoji_groups.tsv")
 
 
 def emoji_group(one: str) -> tuple[str, str]:
-    """Group and subgroup of a folded emoji: `Smileys & Emotion` and `heart` of ❤️.
+    """Returns the group and subgroup of a folded emoji: `Smileys & Emotion`, `heart` for ❤️.
 
-    OTHER for an emoji that is newer than the table.
+    Returns OTHER for an emoji that is newer than the table.
     """
     return _groups().get(one, OTHER)
 

@@ -1,8 +1,8 @@
-"""Makes `emoji_groups.tsv` of Unicode's emoji-test.txt, which Debian's `unicode-data` has, too.
+"""Generates `emoji_groups.tsv` from Unicode's emoji-test.txt (in Debian's `unicode-data`).
 
     python -m data.text.emoji_test /usr/share/unicode/emoji/emoji-test.txt
 
-Run it when a new version of the `emoji` library knows emoji that the table lacks.
+Run it when a new version of the `emoji` library adds emoji that the table lacks.
 """
 
 import re
@@ -24,9 +24,9 @@ _EMOJI = re.compile(r"([0-9A-F ]+?) *; fully-qualified ")
 
 
 def group_table(emoji_test: str) -> str:
-    """The content of the table: a line a subgroup, of group, subgroup and its folded emoji.
+    """Returns the table: one line per subgroup with group, subgroup and folded emoji.
 
-    ValueError for a text that is no emoji-test.txt.
+    Raises ValueError if the text is not an emoji-test.txt.
     """
     current = {"Version": "", "group": "", "subgroup": ""}
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)

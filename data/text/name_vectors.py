@@ -1,4 +1,4 @@
-"""Vectors of classes from the words of their names, so that similar names lie close."""
+"""Class vectors from the words of class names, so that similar names have similar vectors."""
 
 import re
 from collections import Counter
@@ -11,15 +11,16 @@ _REST_DIM = 16
 
 
 def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
-    """Words of each of K classes -> float32 [K, D] with rows of length 1, D <= 64.
+    """Maps the words of K classes to unit vectors, float32 [K, D], D <= 64.
 
-    Counts weighted by inverse document frequency. The strongest directions of the words that
-    classes share (latent semantic analysis, Deerwester et al. 1990) make most of the dimensions; a
-    random projection of what they leave out makes the rest, so that names that differ in rare words
-    only stay apart. Equal words give equal vectors.
+    Words are weighted by count and inverse document frequency. Most dimensions are the strongest
+    directions of the words that classes share (latent semantic analysis, Deerwester et al. 1990).
+    The rest is a random projection of the residual, so that names that differ only in rare words
+    remain distinct. Equal words give equal vectors.
     """
     frequency = Counter(word for row in words for word in set(row))
-    # Shared words first: only they need the eigenvectors, and most words are not among them.
+    # Shared words first: most words are not shared, and only shared ones need the
+    # eigendecomposition.
     vocabulary = sorted(frequency, key=lambda word: (frequency[word] == 1, word))
     num_shared = sum(count > 1 for count in frequency.values())
     column = {word: i for i, word in enumerate(vocabulary)}
@@ -38,7 +39,10 @@ def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
 
 
 def _strongest_directions(table: np.ndarray) -> np.ndarray:
-    """Eigenvectors [V, D] of the D largest eigenvalues; the largest entry of each is positive."""
+    """Returns the eigenvectors [V, D] of the D largest eigenvalues, with a fixed sign.
+
+    The largest entry of each is positive.
+    """
     _, directions = np.linalg.eigh(table.T @ table)
     basis = directions[:, ::-1][:, :_SHARED_DIM]
     if not basis.size:
@@ -48,5 +52,5 @@ def _strongest_directions(table: np.ndarray) -> np.ndarray:
 
 
 def split_words(name: str) -> list[str]:
-    """LATIN SMALL LETTER E-BAR -> latin, small, letter, e, bar."""
+    """Splits a name into words: LATIN SMALL LETTER E-BAR -> latin, small, letter, e, bar."""
     return re.findall(r"[a-z0-9]+", name.lower())

@@ -1,7 +1,7 @@
-"""Records of text files by place: JSONL, CSV, TSV, or a text a line. A file is never held whole.
+"""Random access to the records of JSONL, CSV, TSV and line-based text files, without loading them.
 
-A record is (offset, bytes), so that it can be read again later, alone. TSV has no quoting (its
-media type defines none): a line is a record. CSV quotes as RFC 4180 does, over several lines too.
+A record is (offset, bytes), so that it can be read again on its own. TSV has no quoting (its media
+type defines none), so each line is a record. CSV is quoted as in RFC 4180, also over several lines.
 """
 
 import csv
@@ -32,7 +32,7 @@ _DIGEST_BLOCK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A file of records; `columns` are those of a table's first line, None for JSONL."""
+    """A file of records. columns: names from a table's first line; None for JSONL."""
 
     path: Path
     kind: Kind
@@ -41,22 +41,25 @@ class RecordFile:
     size: int
 
     def spans(self, span_bytes: int) -> list[tuple[int, int]]:
-        """Byte ranges that together hold every record once; one range for CSV."""
-        # Whether a line break of a CSV lies in quotes shows only from the file's beginning.
+        """Returns byte ranges that together contain every record once; a single range for CSV."""
+        # Whether a line break of a CSV is inside quotes can only be determined from the beginning.
         step = self.size if self.kind == "csv" else span_bytes
         return [
             (first, min(first + step, self.size)) for first in range(self.start, self.size, step)
         ]
 
     def records(self, first: int, last: int, *, empty: bool = False) -> Iterator[tuple[int, bytes]]:
-        """(offset, bytes) of the records that begin in [first, last); with empty lines if asked."""
+        """Yields (offset, bytes) of the records that begin in [first, last).
+
+        empty: include empty lines.
+        """
         with self.path.open("rb") as file:
             lines = _lines(file, self.path, self.start, first, last)
             found = _quoted(lines, self.path) if self.kind == "csv" else lines
             yield from ((offset, data) for offset, data in found if empty or data.strip(b"\r\n"))
 
     def parse(self, data: bytes) -> dict[str, Any]:
-        """The fields of a record; ValueError says what is wrong with it."""
+        """Returns the fields of a record. The ValueError says what is wrong with it."""
         text = data.decode("utf-8").rstrip("\r\n")
         match self.kind:
             case "lines":
@@ -76,14 +79,17 @@ class RecordFile:
         return dict(zip(self.columns, cells, strict=True))
 
     def read(self, offset: int, length: int) -> dict[str, Any]:
-        """The fields of the record that `records` found at `offset`."""
+        """Returns the fields of the record that `records` found at `offset`."""
         with self.path.open("rb") as file:
             file.seek(offset)
             return self.parse(file.read(length))
 
 
 def open_records(path: Path) -> RecordFile:
-    """Look at a file's ending and first line; FileNotFoundError or ValueError with the remedy."""
+    """Opens a file based on its extension and first line.
+
+    Raises FileNotFoundError or ValueError with a remedy.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file: name files of records ({_endings()})")
     kind = KINDS.get(path.suffix.lower())
@@ -99,7 +105,7 @@ def open_records(path: Path) -> RecordFile:
 
 
 def text_field(fields: dict[str, Any], name: str) -> str | None:
-    """The field as text; dots in a name lead into nested objects. None where it is not there."""
+    """Returns a field as text, or None if it is missing. Dots in a name select nested fields."""
     value: Any = fields.get(name)
     if value is None and "." in name:
         value = fields
@@ -116,10 +122,10 @@ def text_field(fields: dict[str, Any], name: str) -> str | None:
 
 
 def digest(paths: Sequence[Path]) -> str:
-    """16 hexadecimal digits of names, sizes and content.
+    """Returns 16 hexadecimal digits of a hash of names, sizes and content.
 
-    Of a file over 1 MiB, 16 blocks of 64 KiB are read, evenly spaced: years of tweets are not read
-    a third time to be told apart.
+    For files over 1 MiB, only 16 evenly spaced blocks of 64 KiB are read, to avoid another pass
+    over large inputs.
     """
     whole = hashlib.sha256()
     for path in paths:
@@ -151,10 +157,10 @@ def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
 def _lines(
     file: IO[bytes], path: Path, start: int, first: int, last: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Lines that begin in [first, last), and for CSV those that go on from there."""
+    """Yields the lines that begin in [first, last). A line that crosses `first` is not included."""
     offset = first
     if first > start:
-        # The line that runs over `first` belongs to the range before.
+        # The line that crosses `first` belongs to the previous range.
         file.seek(first - 1)
         offset += len(_line(file, path, first)) - 1
     else:
@@ -178,7 +184,7 @@ def _line(file: IO[bytes], path: Path, offset: int) -> bytes:
 
 
 def _quoted(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines of CSV joined to records: a quoted cell may hold line breaks."""
+    """Joins lines of CSV into records, because quoted cells may contain line breaks."""
     taken: list[tuple[int, bytes]] = []
 
     def texts() -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""First pass over the inputs: what of which record is kept, as fixed-size references on disk.
+"""First pass over the inputs: records to keep, as fixed-size references on disk.
 
-Byte ranges are read by several processes; each leaves one file, so that a killed pass goes on.
-`selection.py` chooses between equal texts, and the classes.
+Several processes read byte ranges. Each range gives one file, so an interrupted pass can resume.
+`selection.py` removes duplicates and selects the classes.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from data.processes import over_jobs
 from data.text.records import RecordFile
 
 SPAN_BYTES = 32 << 20
-# Counts of damage, and the place of the first of a span, which is counted once.
+# Counts of damaged records, and the location of the first one in each span, which is counted once.
 DAMAGED = "records damaged"
 FIRST_DAMAGED = "first damaged: "
-# high, low: 128-bit hash of the text; label, split: position in the lists of names beside it.
+# high, low: 128-bit hash of the text. label, split: positions in the lists of names stored with it.
 REFERENCE = np.dtype(
     [
         ("high", "<u8"),
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 def record_spans(records: Sequence[RecordFile], span_bytes: int) -> list[Span]:
-    """Byte ranges that together hold every record of the inputs once."""
+    """Returns byte ranges that together contain every record of the inputs once."""
     return [
         Span(number, first, last)
         for number, one in enumerate(records)
@@ -54,7 +54,7 @@ def record_spans(records: Sequence[RecordFile], span_bytes: int) -> list[Span]:
 
 
 class LabeledText(NamedTuple):
-    """A record with a label: `text` as it will stand in the shard; `split` None is by hash."""
+    """A record with a label. text: as written to the shard. split: None to choose it by hash."""
 
     offset: int
     length: int
@@ -64,18 +64,21 @@ class LabeledText(NamedTuple):
 
 
 class RecordReader(Protocol):
-    """What the first pass needs of a source; it is sent to worker processes."""
+    """The interface that the first pass needs from a source. It is pickled for worker processes."""
 
     def spans(self) -> list[Span]: ...
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        """Records of a span that are kept; what is not is counted, by a line for people."""
+        """Yields the records of a span to keep.
+
+        Adds the others to `counts` under a readable reason.
+        """
 
 
 def read_spans(
     reader: RecordReader, folder: Path, workers: int | None, report: Report
 ) -> list[Path]:
-    """Read every span into `folder`; those that stand there are not read again. Bytes reported."""
+    """Reads every span into `folder`, except those already there. `report` counts bytes."""
     spans = reader.spans()
     paths = [folder / f"span-{number:08d}.json" for number in range(len(spans))]
     jobs = [
@@ -91,7 +94,10 @@ def read_spans(
 
 
 def _read_span(job: tuple[RecordReader, Span, Path]) -> int:
-    """References as `path` with the ending .bin; names and counts as `path`, written last."""
+    """Writes references to `path` with suffix .bin, then names and counts to `path`.
+
+    `path` is written last and marks the span as complete.
+    """
     reader, span, path = job
     labels: dict[str, int] = {}
     splits: dict[str | None, int] = {}
@@ -109,6 +115,6 @@ def _read_span(job: tuple[RecordReader, Span, Path]) -> int:
 
 
 def text_hash(text: str) -> tuple[int, int]:
-    """The two halves of a 128-bit hash (BLAKE2b)."""
+    """Returns the two halves of a 128-bit hash (BLAKE2b)."""
     whole = hashlib.blake2b(text.encode(), digest_size=16).digest()
     return int.from_bytes(whole[:8]), int.from_bytes(whole[8:])

@@ -1,8 +1,8 @@
-"""Second half of the first pass: equal texts found exactly, classes chosen, tasks laid on disk.
+"""Second half of the first pass: removes exact duplicates, selects classes, writes tasks to disk.
 
-References are dealt by hash into parts that fit into memory, so memory does not grow with their
-number. Equal means equal 128-bit hashes of the text: among 5e9 texts two different ones collide
-with a probability of 4e-20.
+References are partitioned by hash into parts that fit in memory, so memory use does not grow with
+their number. Texts are equal if their 128-bit hashes are: among 5e9 different texts, the
+probability of a collision is 4e-20.
 """
 
 import json
@@ -28,7 +28,7 @@ TASK = np.dtype([("offset", "<u8"), ("file", "<u4"), ("length", "<u4"), ("label"
 
 
 class Task(NamedTuple):
-    """A sample to write: a record's place, and its label."""
+    """A sample to write: the location of its record, and its label."""
 
     file: int
     offset: int
@@ -37,7 +37,7 @@ class Task(NamedTuple):
 
 
 class TaskFile(Sequence[Task]):
-    """Tasks of a split, mapped from disk: 20 bytes each."""
+    """Tasks of a split, memory-mapped; 20 bytes each."""
 
     def __init__(self, path: Path) -> None:
         self._rows = np.memmap(path, TASK, "r") if path.stat().st_size else np.empty(0, TASK)
@@ -58,11 +58,11 @@ class TaskFile(Sequence[Task]):
 
 @dataclass(frozen=True)
 class SelectionRules:
-    """How references become tasks.
+    """Rules that turn references into tasks.
 
-    choose: (samples, training samples) of each label -> the labels that become classes, in order.
-    test_fraction: of texts without a split of their own, by hash: equal texts share a split.
-    drop_across: leave out of "train" the texts that stand in another split too.
+    choose: maps (samples, training samples) of each label to the labels that become classes, in
+    order. test_fraction: fraction of the texts without a given split, by hash, so that equal texts
+    share a split. drop_across: removes texts from "train" that also occur in another split.
     """
 
     choose: Callable[[Counter[str], Counter[str]], list[str]]
@@ -73,7 +73,7 @@ class SelectionRules:
 
 @dataclass
 class Selection:
-    """What the first pass came to; `counts` are lines for people with numbers."""
+    """The result of the first pass. `counts` maps readable descriptions to numbers."""
 
     labels: list[str]
     samples: dict[str, int]
@@ -82,7 +82,7 @@ class Selection:
 
 
 def pass_notes(selection: Selection) -> list[str]:
-    """A line a count that is not zero, and the place of the first damage."""
+    """Returns a line for each nonzero count, and the location of the first damaged record."""
     notes = []
     for what, count in selection.counts.items():
         if count and not what.startswith(FIRST_DAMAGED):
@@ -92,7 +92,10 @@ def pass_notes(selection: Selection) -> list[str]:
 
 
 class SelectionFolder:
-    """A folder beside the shards that holds what the first pass leaves, until they are written."""
+    """A folder next to the shards with the results of the first pass.
+
+    It exists until the shards are written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -106,7 +109,10 @@ class SelectionFolder:
         workers: int | None,
         report: Report,
     ) -> Selection:
-        """Make, or find, the first pass of `about`. ValueError where nothing is left."""
+        """Runs the first pass for `about`, or loads its result.
+
+        Raises ValueError if nothing is left.
+        """
         self._claim(about)
         done = self.folder / _SETTLED
         if not done.is_file():
@@ -120,11 +126,14 @@ class SelectionFolder:
         return TaskFile(self.folder / f"{split}.tasks")
 
     def remove(self) -> None:
-        """The shards are written: nothing of this is needed."""
+        """Deletes the folder once the shards are written."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _claim(self, about: str) -> None:
-        """Empty a folder of other inputs or parameters; refuse one that is not ours."""
+        """Empties a folder of other inputs or parameters.
+
+        Raises ValueError for an unrelated folder.
+        """
         note = self.folder / _ABOUT
         if self.folder.exists() and not note.is_file() and any(self.folder.iterdir()):
             raise ValueError(
@@ -158,7 +167,7 @@ def _select(folder: Path, paths: Sequence[Path], rules: SelectionRules) -> Selec
 
 
 def _names(paths: Sequence[Path]) -> tuple[list[str], list[str | None], Counter[str]]:
-    """All labels, sorted, all splits, and all counts together."""
+    """Returns all labels, sorted, all splits, and the total counts."""
     labels: set[str] = set()
     splits: dict[str | None, None] = {}
     counts: Counter[str] = Counter()
@@ -177,7 +186,7 @@ def _partition(
     splits: Sequence[str],
     rules: SelectionRules,
 ) -> list[Path]:
-    """References into parts by their hash; equal texts meet in one part."""
+    """Partitions references by hash. Equal texts are in the same part."""
     total = sum(path.with_suffix(".bin").stat().st_size for path in paths) // REFERENCE.itemsize
     num_parts = max(1, -(-total // PART_ROWS))
     parts = [folder / f"part-{number:06d}" for number in range(num_parts)]
@@ -186,6 +195,8 @@ def _partition(
     label_at = {name: i for i, name in enumerate(labels)}
     split_at = {name: i for i, name in enumerate(splits)}
     for rows in _batches(paths, label_at, split_at, rules.test_fraction):
+        # The top 24 bits of the hash, scaled to [0, num_parts). Fewer bits keep the product within
+        # 64 bits.
         part_of_row = ((rows["high"] >> np.uint64(40)) * np.uint64(num_parts)) >> np.uint64(24)
         order = np.argsort(part_of_row, kind="stable")
         bounds = np.searchsorted(part_of_row[order], np.arange(num_parts + 1))
@@ -202,7 +213,7 @@ def _batches(
     split_at: dict[str, int],
     test_fraction: float,
 ) -> Iterator[np.ndarray]:
-    """References of many spans at once, with labels and splits of the whole."""
+    """Yields references of many spans at a time, with global label and split positions."""
     gathered: list[np.ndarray] = []
     for path in paths:
         about = json.loads(path.read_bytes())
@@ -224,7 +235,7 @@ def _batches(
 def _without_duplicates(
     rows: np.ndarray, rules: SelectionRules, counts: Counter[str]
 ) -> np.ndarray:
-    """The first of equal (text, label, split); what is dropped, or only found, is counted."""
+    """Keeps the first of equal (text, label, split), and counts what is dropped or only found."""
     keys = ("offset", "file", "split", "label", "low", "high")
     rows = rows[np.lexsort([rows[key] for key in keys])]
     if not len(rows):

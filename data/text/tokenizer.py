@@ -1,6 +1,6 @@
-"""Texts to token ids, by a tokenizer of a folder or the hub: fast ones only, no code from there.
+"""Maps texts to token IDs with a fast tokenizer from a folder or the hub. Runs no remote code.
 
-It knows nothing of batches and padding. Making a vocabulary is `data/text/wordpiece.py`.
+Batching and padding are in `data/loading/inputs.py`; `data/text/wordpiece.py` trains vocabularies.
 """
 
 import hashlib
@@ -19,23 +19,22 @@ from data.messages import one_line
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 _MAX_BYTES = 200 * 2**20
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-# Of these classes transformers takes tokenizer.json as it is; others rebuild parts of it.
+# For these classes transformers uses tokenizer.json unchanged. For others it rebuilds parts of it.
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _HUB = "hub:"
 _REMEDY = f"give another folder or {_HUB}NAME, or make one by kway tokenizer SHARDS -o DIR"
-# A private-use character, which normalizers may delete, and a sign of cuneiform.
+# A private-use character, which normalizers may delete, and a cuneiform sign.
 _UNKNOWN = "\ue000 \U00012000"
 
 
 @dataclass
 class Tokenizer:
-    """An opened tokenizer; get one from `open_tokenizer` or `Tokenizer.of`.
+    """An opened tokenizer. Create one with `open_tokenizer` or `Tokenizer.of`.
 
-    Cheap to send to worker processes, and safe after fork: each process opens its own. Calls from
-    several threads of a process are fine.
+    Cheap to pickle and safe after fork: each process opens its own backend. Thread-safe.
 
-    pad_id: of the token that fills a batch. vocab_size: the largest id + 1, so that an embedding of
-    that many rows suffices. max_length: tokens a text keeps, special tokens among them.
+    pad_id: ID of the padding token. vocab_size: largest ID + 1, the number of embedding rows
+    needed. max_length: maximum number of tokens per text, including special tokens.
     """
 
     max_length: int
@@ -49,11 +48,11 @@ class Tokenizer:
     def of(
         cls, backend: tokenizers.Tokenizer, roles: Mapping[str, str], *, max_length: int, name: str
     ) -> "Tokenizer":
-        """Of a tokenizer of the tokenizers library; `roles` name its special tokens, such as
-        {"pad_token": "[PAD]"}.
+        """Wraps a tokenizer of the tokenizers library.
 
-        Raises ValueError, with `name`, for one without a pad token, for one that fails at a
-        character it does not know, and for a `max_length` that the special tokens fill.
+        roles: its special tokens, such as {"pad_token": "[PAD]"}. Raises ValueError, with `name`,
+        if there is no pad token, if encoding an unknown character fails, or if special tokens fill
+        `max_length`.
         """
         pad_id = backend.token_to_id(roles.get("pad_token", ""))
         if pad_id is None:
@@ -85,11 +84,11 @@ class Tokenizer:
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, with special tokens, cut at `max_length`; never an empty list.
+        """Returns the token IDs of each text, with special tokens, truncated to `max_length`.
 
-        A text without any token, of a tokenizer without special ones, becomes one pad token.
-        Raises ValueError for a text that is no Unicode, as half of a surrogate pair stands in it,
-        and for one that the tokenizer fails at.
+        A list is never empty: a text without tokens becomes one pad token if the tokenizer adds no
+        special ones. Raises ValueError for text with an unpaired surrogate, and if the tokenizer
+        fails.
         """
         try:
             encodings = self._backend().encode_batch_fast(list(texts))
@@ -102,8 +101,10 @@ class Tokenizer:
         return [encoding.ids or [self.pad_id] for encoding in encodings]
 
     def save(self, folder: Path) -> None:
-        """Write files to `folder`, made where missing, that `open_tokenizer` and AutoTokenizer
-        open."""
+        """Writes files that `open_tokenizer` and AutoTokenizer can load to `folder`.
+
+        Creates the folder if it is missing.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         config = {
             "tokenizer_class": _PLAIN_CLASSES[0],
@@ -115,15 +116,15 @@ class Tokenizer:
             commit(folder / name, content.encode())
 
     def digest(self) -> str:
-        """SHA-256 of what decides a text's ids, but for `max_length`: equal only for the same."""
+        """Returns a SHA-256 over everything that determines a text's IDs, except `max_length`."""
         return hashlib.sha256(f"{self.pad_id}\n{self._content}".encode()).hexdigest()
 
     def _backend(self) -> tokenizers.Tokenizer:
-        """The tokenizer of this process."""
+        """Returns the backend of this process, opening it if necessary."""
         process = os.getpid()
         if self._opened is None or self._opened[0] != process:
-            # The library's own threads do not survive a fork, and a child that asks them waits for
-            # ever. Loader processes and requests are our parallelism, so none are ever started.
+            # The library's threads do not survive fork, and a child that uses them hangs. Loader
+            # processes and requests provide parallelism, so threads are disabled.
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
             backend = tokenizers.Tokenizer.from_str(self._content)
             backend.enable_truncation(self.max_length)
@@ -135,16 +136,16 @@ class Tokenizer:
 
 
 def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
-    """Open the tokenizer of the folder `name`, or `hub:NAME`; texts are cut at `max_length` tokens.
+    """Opens the tokenizer in folder `name`, or `hub:NAME`.
 
-    Without `hub:` nothing is asked of a hub. Raises FileNotFoundError where there is no such
-    folder, and ValueError for a damaged or too large one, one that is not fast, and what
-    `Tokenizer.of` raises.
+    Texts are truncated to `max_length` tokens. Without `hub:`, no hub is contacted. Raises
+    FileNotFoundError if the folder does not exist, and ValueError if it is damaged, too large or
+    not a fast tokenizer, or as `Tokenizer.of` does.
     """
     folder = Path(name)
     if name.startswith(_HUB):
         source = name.removeprefix(_HUB)
-        if Path(source).exists():  # transformers would take that
+        if Path(source).exists():  # transformers would open the local path
             raise ValueError(
                 f"tokenizer {name}: {source} is a file or folder here, leave out {_HUB}"
             )
@@ -169,9 +170,10 @@ _Opened = tuple[tokenizers.Tokenizer, dict[str, str]]
 
 
 def _of_files(folder: Path) -> _Opened | None:
-    """Without transformers, which takes seconds to load; None where only that knows how.
+    """Loads a tokenizer without transformers, whose import takes seconds.
 
-    A model's config.json may name another class of tokenizer, so a folder with one is left to it.
+    Returns None if it is needed. A model's config.json may name another tokenizer class, so
+    transformers loads folders that have one.
     """
     try:
         config = json.loads((folder / CONFIG_FILE).read_bytes())
@@ -193,17 +195,17 @@ def _of_files(folder: Path) -> _Opened | None:
 
 
 def _token(value: Any) -> str:
-    """A token's text, which may stand with its options."""
+    """Returns a token's text. In the file it may be an object with options."""
     return str(value.get("content") if isinstance(value, dict) else value)
 
 
 def _of_transformers(source: str, *, name: str) -> _Opened:
-    """Of a folder or a hub; `name` is that of errors."""
+    """Loads a tokenizer from a folder or hub with transformers. `name` is used in errors."""
     from transformers import AutoTokenizer
 
     try:
         found = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
-    except Exception as error:  # of damaged files, transformers raises whatever it meets
+    except Exception as error:  # for damaged files, transformers raises arbitrary errors
         raise ValueError(
             f"tokenizer {name} does not open ({one_line(error)}): {_REMEDY}"
         ) from error

@@ -1,6 +1,6 @@
-"""`kway tokenizer`: a vocabulary learned from one split of text shards, and what it is worth.
+"""Implements `kway tokenizer`: trains a vocabulary on one split of text shards and evaluates it.
 
-How the vocabulary is learned is `data/text/wordpiece.py`.
+`data/text/wordpiece.py` trains the vocabulary.
 """
 
 import os
@@ -27,7 +27,7 @@ from data.tars.samples import Problems
 from data.text.tokenizer import Tokenizer
 from data.text.wordpiece import ROLES, UNKNOWN, train_wordpiece
 
-# Default of transformers' own BERT; a recipe and a bundle state their own.
+# The default of BERT in transformers. Recipes and bundles set their own.
 _MAX_LENGTH = 512
 _HELD_OUT_SHARE, _MAX_HELD_OUT = 20, 10_000
 _EXAMPLES, _EXAMPLE_CHARS = 8, 60
@@ -35,7 +35,7 @@ _EXAMPLES, _EXAMPLE_CHARS = 8, 60
 
 @dataclass(frozen=True)
 class Example:
-    """A text in a script, such as LATIN, and its tokens."""
+    """A text, its script such as LATIN, and its tokens."""
 
     script: str
     text: str
@@ -44,10 +44,11 @@ class Example:
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """A tokenizer that was trained on `texts` texts, and how it does on others.
+    """The result of training a tokenizer on `texts` texts.
 
-    unknown: share of unknown tokens, and tokens_a_text: without the special ones, both over
-    `held_out` texts of the split that it was not trained on. problems: samples that were left out.
+    unknown: fraction of unknown tokens. tokens_a_text: mean tokens per text, without special
+    tokens. Both are measured on `held_out` texts that were not used for training. problems: skipped
+    samples.
     """
 
     vocab_size: int
@@ -71,14 +72,14 @@ def train_tokenizer(
     threads: int | None = None,
     report: Report = silent,
 ) -> TrainedTokenizer:
-    """Train a WordPiece tokenizer on text shards, at a path or a URL, and write its folder `out`,
-    whole or not at all.
+    """Trains a WordPiece tokenizer on text shards and writes it atomically to `out`.
 
-    One text in 20, at most 10,000, is held out to measure on. max_texts: at most as many of the
-    others, by a fixed permutation. The same shards and options give the same bytes. Samples that
-    cannot be read are left out. Raises ValueError for shards of pictures, for too few texts and
-    where `out` exists, OSError where it cannot be written, before anything is read, and what
-    `train_wordpiece` raises.
+    shards: path or URL. One text in 20, at most 10,000, is held out for evaluation. max_texts:
+    maximum number of training texts, chosen by a fixed permutation. The same shards and options
+    give identical bytes. Unreadable samples are skipped.
+
+    Before reading samples, raises ValueError for image shards, for too few texts or if `out`
+    exists, and OSError if `out` cannot be written. Raises also as `train_wordpiece` does.
     """
     if os.path.lexists(out):
         raise ValueError(f"{out} exists already: name another folder, or delete it")
@@ -108,7 +109,7 @@ def train_tokenizer(
 
 
 class _Texts:
-    """The texts of a split to train on, and those held out; counts what cannot be read."""
+    """The training and held-out texts of a split. Counts unreadable ones."""
 
     def __init__(self, split: Split, limit: int, report: Report) -> None:
         num = len(split)
@@ -116,7 +117,7 @@ class _Texts:
             raise ValueError(f"split {split.name!r} has {num} text, and 2 or more are needed")
         num_held = max(1, min(num // _HELD_OUT_SHARE, _MAX_HELD_OUT))
         indices = permuted_index(0, 0, np.arange(min(num, num_held + limit)), num)
-        # In the order of the shards, which a disk reads faster.
+        # In shard order, which a disk reads faster.
         self.held_out_indices = np.sort(indices[:num_held])
         self.training_indices = np.sort(indices[num_held:])
         self.problems = Problems()
@@ -126,7 +127,7 @@ class _Texts:
         self._done = 0
 
     def training(self) -> Iterator[str]:
-        """Read twice: first for the alphabet, then for the words."""
+        """Yields the training texts. Called twice: first for the alphabet, then for the words."""
         first = self._done == 0
         for index in self.training_indices.tolist():
             self._done += 1
@@ -138,7 +139,7 @@ class _Texts:
             yield from self._text(index, count=True)
 
     def _text(self, index: int, *, count: bool) -> Iterator[str]:
-        """One text, or none where it is damaged."""
+        """Yields one text, or nothing if it is damaged."""
         try:
             text, _ = self._split.text(index)
         except BadSampleError as error:
@@ -151,7 +152,7 @@ class _Texts:
 
 @contextmanager
 def _written(out: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `out` if the block succeeds, and is removed if it fails."""
+    """Yields a temporary folder that becomes `out`, or is deleted if the block fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}{TEMPORARY}-", dir=out.parent))
@@ -194,7 +195,7 @@ def _measured(
 
 
 def _script(text: str) -> str:
-    """What most letters of a text are, by the first word of their names in Unicode."""
+    """Returns the script of most letters of a text: the first word of their Unicode names."""
     names = Counter(
         unicodedata.name(char, "OTHER").split()[0].split("-")[0] for char in text if char.isalpha()
     )

@@ -1,6 +1,6 @@
-"""A WordPiece vocabulary from texts, by the trainer of the tokenizers library; no pretrained one.
+"""Trains a WordPiece vocabulary from scratch with the tokenizers library.
 
-The same texts give the same one. `data/text/tokenizer_training.py` chooses the texts and saves it.
+Training is deterministic. `data/text/tokenizer_training.py` selects the texts and saves the result.
 """
 
 import os
@@ -19,8 +19,8 @@ ROLES = dict(
 )
 _PREFIX = "##"
 _MIN_FREQUENCY = 2
-_ALPHABET_SHARE = 4  # by default an alphabet is cut to this part of the vocabulary
-# Longer words are unknown as a whole; in languages without spaces a sentence is one.
+_ALPHABET_SHARE = 4  # the default alphabet is at most this fraction of the vocabulary
+# Longer words become unknown tokens. In languages without spaces, a sentence is one word.
 _MAX_WORD_CHARS = 300
 _LONG_RUN = re.compile(rf"(?:^|[ \t\n\r])[^ \t\n\r]{{{_MAX_WORD_CHARS + 1}}}")
 _COUNTED_CHARS = 2**20
@@ -35,12 +35,11 @@ def train_wordpiece(
     lowercase: bool = False,
     threads: int | None = None,
 ) -> tokenizers.Tokenizer:
-    """A tokenizer with BERT's rules for words, accents kept, and a vocabulary learned from `texts`.
+    """Trains a tokenizer with BERT's word rules, keeping accents, on `texts`.
 
-    texts: gives the same texts each time it is called, which is twice. alphabet: most frequent
-    characters kept, by default as many as a quarter of the vocabulary; a word with another one is
-    unknown. Raises ValueError where there is no text, or a character of the alphabet has no place
-    in the vocabulary.
+    texts: returns the same texts on each of two calls. alphabet: number of most frequent characters
+    to keep, by default a quarter of the vocabulary; a word with another character is unknown.
+    Raises ValueError if there is no text or the alphabet does not fit in the vocabulary.
     """
 
     def kept() -> Iterator[str]:
@@ -51,8 +50,9 @@ def train_wordpiece(
         pieces = _learn(_counted(kept(), counts), vocab_size=1, lowercase=lowercase).get_vocab()
         limit = alphabet or max(1, vocab_size // _ALPHABET_SHARE)
         chars = _most_frequent(counts, _normalizer(lowercase), limit)
-        # The trainer numbers pieces of one character in the order of a hash table, another one each
-        # time, and takes the lower of two pairs as frequent: named beforehand, all keep theirs.
+        # The trainer numbers single-character pieces in the order of a hash table, which varies
+        # between runs, and breaks ties between equally frequent pairs by the lower number. Listing
+        # these pieces as special tokens fixes their numbers.
         chars = sorted(char for char in chars if char in pieces)
         single = chars + [_PREFIX + char for char in chars if _PREFIX + char in pieces]
         if not single:
@@ -88,7 +88,7 @@ def _learn(texts: Iterable[str], *, lowercase: bool, **options: Any) -> tokenize
 
 
 def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
-    """Of a vocabulary alone: without the pieces that were named beforehand as special tokens."""
+    """Builds a tokenizer without the special tokens that were added for training."""
     tokenizer = tokenizers.Tokenizer(
         models.WordPiece(
             vocabulary,
@@ -109,13 +109,18 @@ def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokeniz
 
 
 def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
-    """Control characters go and each Chinese character is a word; accents and marks stay."""
+    """Removes control characters and makes each Chinese character a word.
+
+    Keeps accents and marks.
+    """
     return normalizers.BertNormalizer(strip_accents=False, lowercase=lowercase)
 
 
 def _without_long_words(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
-    """No tokenizer looks into those, and the library's trainer takes time and memory by the square
-    of a word's length."""
+    """Removes words that are too long to tokenize.
+
+    The trainer's time and memory are quadratic in the length of a word.
+    """
     normalizer, cutter = _normalizer(lowercase), pre_tokenizers.BertPreTokenizer()
     for text in texts:
         if _LONG_RUN.search(text):
@@ -126,7 +131,7 @@ def _without_long_words(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
 
 
 def _counted(texts: Iterable[str], counts: np.ndarray) -> Iterator[str]:
-    """The texts; adds up how often each character stands in them, int64 [0x110000]."""
+    """Yields the texts and counts their characters in `counts`, int64 [0x110000]."""
     held: list[str] = []
     num_held = 0
 
@@ -148,7 +153,7 @@ def _counted(texts: Iterable[str], counts: np.ndarray) -> Iterator[str]:
 def _most_frequent(
     counts: np.ndarray, normalizer: normalizers.BertNormalizer, limit: int
 ) -> list[str]:
-    """Up to `limit` characters as the normalizer leaves them, the most frequent first."""
+    """Returns up to `limit` characters after normalization, most frequent first."""
     total: dict[str, int] = {}
     for point in np.flatnonzero(counts).tolist():
         for char in normalizer.normalize_str(chr(point)):
@@ -159,8 +164,11 @@ def _most_frequent(
 
 @contextmanager
 def _library_threads(threads: int | None) -> Iterator[None]:
-    """Let the library use `threads` of its own, by default one a core, and no longer than here:
-    a process that is forked while it may would wait for ever."""
+    """Lets the library use `threads` threads inside the block, by default one per core.
+
+    They are disabled again afterwards, because a process that is forked while they may run would
+    hang.
+    """
     before = {name: value for name, value in os.environ.items() if name in _THREADS}
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
     if threads is not None:

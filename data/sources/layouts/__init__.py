@@ -1,1 +1,1 @@
-"""How published and common data sets are laid out on disk: archives, class folders, taxonomies."""
+"""The on-disk layouts of published and common data sets: archives, class folders, taxonomies."""

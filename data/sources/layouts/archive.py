@@ -1,4 +1,4 @@
-"""A few files of a published archive, by name, wherever they stand in it; nothing is unpacked."""
+"""Reads a few files of a published archive by name, in any folder, without unpacking it."""
 
 import tarfile
 import zlib
@@ -6,16 +6,16 @@ from collections.abc import Collection
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
-# How gzip, bzip2 and xz begin; a tar has its mark in the first header.
+# The first bytes of gzip, bzip2 and xz files. A tar has its magic in the first header.
 _PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _TAR_MAGIC_AT, _TAR_MAGIC = 257, b"ustar"
 _DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError)
 
 
 def archived_files(archive: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Name -> content of those of `names` that the archive holds; it may be compressed.
+    """Returns the content of those of `names` that the archive, possibly compressed, contains.
 
-    Raises ValueError, in one line, where it is damaged, cut off or no archive.
+    Raises a one-line ValueError if the file is damaged, truncated or not an archive.
     """
     found = {}
     try:
@@ -32,7 +32,7 @@ def archived_files(archive: Path, names: Collection[str]) -> dict[str, bytes]:
 
 
 def _refuse_another_kind(archive: Path) -> None:
-    """ValueError for a file that was never a tar; an empty one may have been cut off."""
+    """Raises ValueError for a file that was never a tar. An empty file may be a truncated one."""
     with archive.open("rb") as file:
         start = file.read(_TAR_MAGIC_AT + len(_TAR_MAGIC))
     if start and not start.startswith(_PACKED) and start[_TAR_MAGIC_AT:] != _TAR_MAGIC:
@@ -43,5 +43,5 @@ def _refuse_another_kind(archive: Path) -> None:
 
 
 def loose_files(folder: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Name -> content of those of `names` that stand in `folder` itself."""
+    """Returns the content of those of `names` that are directly in `folder`."""
     return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}

@@ -1,6 +1,6 @@
-"""Which files are pictures of which class: by class folders, or by a label file.
+"""Lists the image files of each class, from class folders or a label file.
 
-Nothing is opened but the label file: whether a file is a picture shows later.
+Only the label file is opened. Whether a file is a valid image is checked later.
 """
 
 import csv
@@ -24,7 +24,7 @@ _SHOWN = 60
 
 
 class File(NamedTuple):
-    """`path` is inside the folder; `split` None: by hash."""
+    """An image file. path: relative to the folder. split: None to choose it by hash."""
 
     path: str
     class_name: str
@@ -33,9 +33,10 @@ class File(NamedTuple):
 
 @dataclass
 class Listing:
-    """`files` in order of path; `skipped`: files and folders that are ignored without an error.
+    """Image files sorted by path.
 
-    folders: class -> the folders down to its own, where class folders are nested.
+    folders: for nested class folders, maps each class to the folders down to its own. skipped:
+    files and folders that are ignored without an error.
     """
 
     files: list[File] = field(default_factory=list)
@@ -43,22 +44,22 @@ class Listing:
     skipped: list[Skipped] = field(default_factory=list)
 
     def skip(self, paths: Iterable[Path], root: Path, reason: str) -> None:
-        """Note `paths` below `root` as skipped."""
+        """Records `paths` below `root` as skipped."""
         self.skipped += [Skipped(str(path.relative_to(root)), reason) for path in paths]
 
     def skip_outside(self, folder: Path, root: Path) -> None:
-        """Note what is next to the class folders, or split folders, in `folder`."""
+        """Records what is next to the class folders, or split folders, in `folder`."""
         for path, reason in entries_outside_class_folders(folder):
             self.skip([path], root, reason)
 
 
 def why_not_file(path: Path) -> str:
-    """The reason to skip a directory entry that is neither a file nor a folder."""
+    """Returns the reason to skip a directory entry that is neither a file nor a folder."""
     return "broken symbolic link" if path.is_symlink() else "not a regular file"
 
 
 def entries_outside_class_folders(folder: Path) -> Iterator[tuple[Path, str]]:
-    """What is in `folder` and is not a class folder, with the reason why it is not read.
+    """Yields entries of `folder` that are not class folders, with the reason why they are not read.
 
     A broken link among them may be a whole class.
     """
@@ -78,7 +79,7 @@ class _Directory(NamedTuple):
 
 
 def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
-    """Images in class folders, which are in `folder` itself or in its split folders.
+    """Lists images in class folders, which are in `folder` itself or in its split folders.
 
     nested: the class of an image is the folder that contains it, however deep (True), or the
     topmost one (False). If several folders have the same name, their paths are used instead.
@@ -122,7 +123,7 @@ def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
 def _class_names(
     folders: Collection[tuple[str, ...]], *, nested: bool
 ) -> dict[tuple[str, ...], str]:
-    """The class of the images in each of `folders`."""
+    """Maps each of `folders` to the class of its images."""
     if not nested:
         return {path: path[0] for path in folders}
     repeated = {name for name, n in Counter(path[-1] for path in folders).items() if n > 1}
@@ -130,7 +131,7 @@ def _class_names(
 
 
 def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
-    """Raise ValueError, with the folders and images of each level, if the classes are ambiguous."""
+    """Raises ValueError if the classes are ambiguous, with the folders and images per level."""
     images = Counter[tuple[str, ...]]()
     for directory in directories:
         images[directory.folders] += len(directory.images)
@@ -153,7 +154,7 @@ def _refuse_two_levels(folder: Path, directories: Iterable[_Directory]) -> None:
 
 
 def _split_folders(folder: Path) -> dict[str, str]:
-    """Subfolder -> split; empty unless `folder` contains `train/` and a held-out split."""
+    """Maps subfolders to splits. Empty unless `folder` contains `train/` and a held-out split."""
     found: dict[str, list[str]] = {}
     for path in _folders(folder):
         if (split := split_name(path.name)) in _SPLITS:
@@ -170,7 +171,10 @@ def _split_folders(folder: Path) -> dict[str, str]:
 
 
 def _refuse_split_names(folder: Path) -> None:
-    """A class may be called train; a folder of that name with folders in it is a split."""
+    """Raises ValueError for a folder that looks like a split.
+
+    A class may be named train, but if such a folder contains folders, it is a split.
+    """
     folders = _folders(folder)
     alike = [f for f in folders if split_name(f.name) in _SPLITS]
     for found in alike:
@@ -186,7 +190,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _directories(listing: Listing, root: Path, part: Path, split: str | None) -> list[_Directory]:
-    """The directories with images in the class folders of `part`."""
+    """Returns the directories with images in the class folders of `part`."""
     found: list[_Directory] = []
     for class_folder in _folders(part):
         before = len(found)
@@ -202,7 +206,7 @@ def _directories(listing: Listing, root: Path, part: Path, split: str | None) ->
 
 
 def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]) -> None:
-    """Remove links and hidden folders from `folders`, so that `os.walk` does not enter them."""
+    """Removes links and hidden folders from `folders`, so that `os.walk` does not enter them."""
     paths = [parent / name for name in folders]
     links = [path for path in paths if path.is_symlink()]
     hidden = [path for path in paths if is_hidden(path.name) and path not in links]
@@ -213,7 +217,7 @@ def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]
 
 
 def _images(listing: Listing, root: Path, paths: Iterable[Path]) -> list[Path]:
-    """Those of `paths` that are images; the others are added to the skipped ones."""
+    """Returns those of `paths` that are images, and records the others as skipped."""
     images = []
     for path in paths:
         if path.suffix.lower() not in ENDINGS:
@@ -235,9 +239,9 @@ def _check_name(folder: Path, class_name: str) -> None:
 
 
 def list_label_file(folder: Path, labels: Path) -> Listing:
-    """Lines `file,class` of a label file; a first line that says just that is skipped.
+    """Lists the lines `file,class` of a label file. A heading `file,class` is skipped.
 
-    Raises ValueError or FileNotFoundError with the line.
+    Raises ValueError or FileNotFoundError with the line number.
     """
     seen: dict[str, int] = {}
     listing = Listing()
@@ -246,7 +250,7 @@ def list_label_file(folder: Path, labels: Path) -> Listing:
         where = f"{labels}, line {line}"
         if len(row) != 2 or not all(cell.strip() for cell in row):
             raise ValueError(f"{where}: {_cut(','.join(row))} is not file,class: correct it")
-        # By its name alone: a picture may be a link to one elsewhere.
+        # Links are not resolved: an image may be a link to one outside the folder.
         name = os.path.relpath(os.path.join(root, row[0].strip()), root)
         if name.split(os.sep)[0] == os.pardir:
             raise ValueError(f"{where}: {_cut(row[0])} is outside {folder}: name files inside it")
@@ -265,7 +269,7 @@ def list_label_file(folder: Path, labels: Path) -> Listing:
 
 
 def _rows(labels: Path) -> Iterator[tuple[int, list[str]]]:
-    """(number of its first line, cells) of each row, less empty ones and the heading."""
+    """Yields (number of its first line, cells) of each row, except empty rows and the heading."""
     with labels.open("rb") as file:
         reader = csv.reader(_lines(file, labels))
         while True:

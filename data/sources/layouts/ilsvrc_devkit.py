@@ -1,6 +1,6 @@
-"""The development kit of ILSVRC 2012: synsets, what is above them, and the validation's classes.
+"""The development kit of ILSVRC 2012: synsets, their parents, and the validation labels.
 
-The published `ILSVRC2012_devkit_t12.tar.gz`, or the folder that it unpacks to.
+It is read from the published `ILSVRC2012_devkit_t12.tar.gz` or its unpacked folder.
 """
 
 import io
@@ -22,7 +22,7 @@ _META = "meta.mat"
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _FIELDS = ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children")
 _NUM_IMAGES = "num_train_images"
-# What scipy raises for a file that is damaged or of another version.
+# Exceptions that scipy raises for a damaged file or another version.
 _DAMAGE = (
     MatReadError,
     ValueError,
@@ -39,7 +39,7 @@ _DAMAGE = (
 
 @dataclass(frozen=True)
 class Synset:
-    """`parents` are the synsets directly above, in order; `num_images` is 0 if unknown."""
+    """A synset. parents: the synsets directly above, in order. num_images: 0 if unknown."""
 
     wnid: str
     words: str
@@ -50,7 +50,7 @@ class Synset:
 
 @dataclass(frozen=True)
 class Devkit:
-    """A taxonomy of synsets, by WordNet id; `truth[i]` is that of validation picture i + 1."""
+    """A taxonomy of synsets by WordNet ID. `truth[i]` is the synset of validation image i + 1."""
 
     path: Path
     synsets: Mapping[str, Synset]
@@ -61,7 +61,7 @@ class Devkit:
         return str(self.path)
 
     def synset(self, class_name: str) -> str:
-        """Itself: the classes of ImageNet are called by their WordNet ids."""
+        """Returns `class_name`, because ImageNet classes are named by their WordNet IDs."""
         return class_name
 
     def words(self, synset: str) -> str:
@@ -72,9 +72,9 @@ class Devkit:
 
 
 def read_devkit(path: Path) -> Devkit:
-    """Read the archive, or a folder that holds `data/` or its two files.
+    """Reads the archive, or a folder that contains `data/` or its two files.
 
-    Raises FileNotFoundError where something is missing and ValueError where it is damaged.
+    Raises FileNotFoundError if a file is missing and ValueError if one is damaged.
     """
     found = _files(path)
     if missing := {_META, _TRUTH} - found.keys():
@@ -99,7 +99,7 @@ def _files(path: Path) -> dict[str, bytes]:
 
 
 def _synsets(content: bytes) -> dict[int, Synset]:
-    """Synsets by their ILSVRC2012_ID; `children` are such ids."""
+    """Returns the synsets by ILSVRC2012_ID, which `children` also contains."""
     table = np.atleast_1d(loadmat(io.BytesIO(content), squeeze_me=True)["synsets"])
     if missing := [name for name in _FIELDS if name not in (table.dtype.names or ())]:
         raise ValueError(f"its synsets have no {missing[0]}")
@@ -123,7 +123,7 @@ def _synsets(content: bytes) -> dict[int, Synset]:
 
 
 def _text(value: object) -> str:
-    """An empty string of MATLAB is an empty array."""
+    """Converts MATLAB text. An empty MATLAB string is an empty array."""
     return "" if isinstance(value, np.ndarray) and not value.size else str(value)
 
 

@@ -1,8 +1,8 @@
-"""The images of ILSVRC 2012: in the published tars, or in the folders that people extract.
+"""Lists the images of ILSVRC 2012 in the published tars or in the extracted folders.
 
-Nothing is opened but tar headers: whether a member is an image shows later. Strict where Python's
-tarfile just stops: a bad header, a cut and a missing end are errors, because each would lose images
-silently.
+Only tar headers are read; whether a member is a valid image is checked later. A bad header, a
+truncated tar and a missing end marker are errors, because Python's tarfile would stop there and
+lose images silently.
 """
 
 import os
@@ -31,13 +31,13 @@ TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"
 _SYNSET = re.compile(r"n\d{8}")
 _NUMBER = re.compile(r"_(\d{8})$")
-_THREADS = 8  # they wait for the disk
+_THREADS = 8  # they mostly wait for the disk
 _FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE)
 _PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE)
 
 
 class ImageEntry(NamedTuple):
-    """Bytes [offset, offset + size) of `file`, a path in the folder; `name` is unique."""
+    """Bytes [offset, offset + size) of `file`, a path in the folder. `name` is unique."""
 
     name: str
     file: str
@@ -48,16 +48,16 @@ class ImageEntry(NamedTuple):
 
 @dataclass
 class ImageList:
-    """Images in the order of their names, the same for tars and folders; `skipped`: other files."""
+    """Images sorted by name, identical for tars and folders. skipped: other files."""
 
     found: list[ImageEntry] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
 
 def list_training(folder: Path, report: Report = silent) -> ImageList:
-    """Of ILSVRC2012_img_train.tar or train/; ValueError for a class that is no synset id.
+    """Lists ILSVRC2012_img_train.tar or train/.
 
-    `report(done, total)` counts classes.
+    Raises ValueError for a class that is not a synset ID. `report(done, total)` counts classes.
     """
     tar = folder / TRAIN_TAR
     if tar.is_file():
@@ -74,9 +74,9 @@ def list_training(folder: Path, report: Report = silent) -> ImageList:
 
 
 def list_validation(folder: Path, devkit: Devkit | None) -> ImageList | None:
-    """Of ILSVRC2012_img_val.tar or val/, which may be flat; None where there is neither.
+    """Lists ILSVRC2012_img_val.tar or val/, which may be flat. Returns None if there is neither.
 
-    Flat pictures are named by numbers, whose classes only the devkit knows: ValueError without it.
+    Flat images have only numbers, whose classes are in the devkit. Raises ValueError without it.
     """
     tar, val = folder / VAL_TAR, folder / "val"
     if tar.is_file():
@@ -95,7 +95,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _files(folder: Path, synset: str) -> list[Member | Skipped]:
-    """Files of a class folder, by their path in the folder, and its other entries as skipped."""
+    """Returns the files of a class folder by relative path, and other entries as skipped."""
     with os.scandir(folder / synset) as entries:
         return [_file(folder, synset, entry) for entry in entries]
 
@@ -108,7 +108,7 @@ def _file(folder: Path, synset: str, entry: os.DirEntry[str]) -> Member | Skippe
 
 
 def _of_folders(folder: Path, report: Report = silent) -> ImageList:
-    """Images of the class folders in `folder`."""
+    """Returns the images of the class folders in `folder`."""
     listed = _of_classes(folder, _folders(folder), partial(_files, folder), None, report)
     listed.skipped += [
         Skipped(str(Path(folder.name, path.name)), reason)
@@ -124,7 +124,7 @@ def _of_classes(
     tar: str | None,
     report: Report = silent,
 ) -> ImageList:
-    """Pictures of class folders, or of the class tars in `tar`."""
+    """Returns the images of class folders, or of the class tars in `tar`."""
     synsets = sorted(classes)
     for synset in synsets:
         if not _SYNSET.fullmatch(synset):
@@ -172,7 +172,7 @@ def _flat(
 
 
 def _renamed(images: list[ImageEntry]) -> list[ImageEntry]:
-    """Names as if `val/` were flat, where that keeps them apart; in the order of names."""
+    """Renames images as if `val/` were flat, if the names stay unique. Sorts by name."""
     flat = [image.name.rpartition("/")[2] for image in images]
     names = flat if len(set(flat)) == len(flat) else [image.name for image in images]
     return sorted(p._replace(name=f"val/{name}") for p, name in zip(images, names, strict=True))
@@ -181,9 +181,9 @@ def _renamed(images: list[ImageEntry]) -> list[ImageEntry]:
 def _image_members(
     listed: ImageList, members: Iterable[Member | Skipped], prefix: str
 ) -> list[tuple[str, Member]]:
-    """(file name, member) of the images among `members`; the others are added to `listed.skipped`.
+    """Returns (file name, member) of the images among `members`, and records the others as skipped.
 
-    prefix: of the skipped names.
+    prefix: prepended to the skipped names.
     """
     images = []
     for member in sorted(members):
@@ -200,10 +200,10 @@ def _image_members(
 
 
 def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
-    """The files of the tar `path`, or of the tar that is its member `inside`, in their order.
+    """Returns the files of the tar `path`, or of the tar that is its member `inside`, in order.
 
-    One `pread` of 512 bytes a member. Raises ValueError, which names the tar, the place and the
-    remedy, for a damaged header, a cut, and members that are neither files nor folders.
+    Reads 512 bytes per member. Raises ValueError that names the tar, the position and a remedy for
+    a damaged header, a truncated tar, or a member that is neither a file nor a folder.
     """
     with path.open("rb", buffering=0) as file:
         start, size = 0, os.fstat(file.fileno()).st_size
@@ -251,7 +251,10 @@ def _check_names(members: list[Member]) -> None:
 
 
 def _check_rest(descriptor: int, at: int, stop: int) -> None:
-    """What follows the mark of the end is padding; members there would be lost."""
+    """Raises ValueError unless only zero padding follows the end marker.
+
+    Members there would be lost.
+    """
     while at < stop:
         chunk = os.pread(descriptor, min(1 << 20, stop - at), at)
         if not chunk or chunk.count(0) != len(chunk):
@@ -260,6 +263,6 @@ def _check_rest(descriptor: int, at: int, stop: int) -> None:
 
 
 def _check_pax(records: bytes, name: str) -> None:
-    """Extended headers may tell times and owners; names and sizes are read from plain headers."""
+    """Raises ValueError for a pax header with a name or size. Other pax fields are ignored."""
     if b" path=" in records or b" size=" in records:
         raise ValueError(f"{name} is an extended header with a name or size, which is not read")

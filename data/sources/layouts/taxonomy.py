@@ -1,6 +1,6 @@
-"""What a taxonomy such as WordNet, or ImageNet's development kit, says of classes.
+"""Classes in a taxonomy such as WordNet or ImageNet's development kit.
 
-A synset may have several parents; in the path of a class the first that is listed counts.
+A synset may have several parents. The path of a class uses the first one listed.
 """
 
 from collections import Counter
@@ -18,20 +18,20 @@ from data.shards.hierarchy import PATH, join_path
 
 @runtime_checkable
 class Taxonomy(Protocol):
-    """Synsets by id. `synset` and `parents` raise ValueError for what they do not know."""
+    """Synsets by ID. `synset` and `parents` raise ValueError for unknown names."""
 
     @property
     def origin(self) -> str:
-        """What to call it in a message."""
+        """The name of the taxonomy in messages."""
 
     def synset(self, class_name: str) -> str:
-        """The synset that a class of this name is."""
+        """Returns the synset of the class with this name."""
 
     def words(self, synset: str) -> str:
-        """Its names, a comma and a space between them, the first one best."""
+        """Returns its names, separated by a comma and a space, best first."""
 
     def parents(self, synset: str) -> tuple[str, ...]:
-        """The synsets directly above; none for a root."""
+        """Returns the synsets directly above; empty for a root."""
 
 
 TaxonomyOption = Annotated[
@@ -43,19 +43,19 @@ TaxonomyOption = Annotated[
 
 @dataclass(frozen=True)
 class ClassTaxonomy:
-    """Classes of these names in a taxonomy.
+    """The classes of these names in a taxonomy.
 
-    Raises ValueError, when it is first asked, for a class that is not there, and for a cycle.
+    On first use, raises ValueError for a class that is missing from the taxonomy, and for a cycle.
     """
 
     taxonomy: Taxonomy
     class_names: Sequence[str]
 
     def attributes(self) -> list[dict[str, str]]:
-        """`words`, `parents` (synsets with spaces between) and `path` of each class.
+        """Returns `words`, `parents` (synsets separated by spaces) and `path` of each class.
 
-        A node of a path is called by the first of its words; by its synset too where a sibling or a
-        node above has the same one.
+        A node of a path is named by the first of its words. Its synset is added if a sibling or a
+        node above has the same name.
         """
         chains = _above(self._chains)
         names = _node_names(self.taxonomy, chains)
@@ -70,7 +70,7 @@ class ClassTaxonomy:
         return attributes
 
     def notes(self) -> list[str]:
-        """One line where a choice was made among parents, none where there was none to make."""
+        """Returns one line if any synset has several parents."""
         nodes = {node for chain in self._chains for node in chain}
         several = [node for node in nodes if len(self.taxonomy.parents(node)) > 1]
         if not several:
@@ -82,12 +82,12 @@ class ClassTaxonomy:
 
     @cached_property
     def _chains(self) -> list[tuple[str, ...]]:
-        """Synsets from the root down to that of each class, which ends its chain."""
+        """For each class, the synsets from the root down to its own."""
         return _chains(self.taxonomy, [self.taxonomy.synset(name) for name in self.class_names])
 
 
 def _chains(taxonomy: Taxonomy, synsets: Sequence[str]) -> list[tuple[str, ...]]:
-    """Synsets from the root down to each of these."""
+    """Returns the synsets from the root down to each of `synsets`."""
     known: dict[str, tuple[str, ...]] = {}
     for synset in synsets:
         way = list(_way_up(taxonomy, synset, known))
@@ -98,7 +98,7 @@ def _chains(taxonomy: Taxonomy, synsets: Sequence[str]) -> list[tuple[str, ...]]
 
 
 def _way_up(taxonomy: Taxonomy, synset: str, known: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    """The synset and those above it that are not known yet."""
+    """Yields the synset and those above it that are not in `known`."""
     met = set()
     at: str | None = synset
     while at is not None and at not in known:
@@ -112,14 +112,14 @@ def _way_up(taxonomy: Taxonomy, synset: str, known: dict[str, tuple[str, ...]]) 
 
 
 def _above(chains: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Chains without the class's own synset, unless another class stands below it or at it."""
+    """Removes the class's own synset from each chain, unless another class is below it or at it."""
     inner = {node for chain in chains for node in chain[:-1]}
     inner |= {node for node, count in Counter(c[-1] for c in chains).items() if count > 1}
     return [chain if chain[-1] in inner else chain[:-1] for chain in chains]
 
 
 def _node_names(taxonomy: Taxonomy, chains: Sequence[tuple[str, ...]]) -> dict[str, str]:
-    """Names of nodes: no two siblings share one, and no node has that of one above it."""
+    """Names the nodes. Siblings have distinct names, and no node has the name of one above it."""
     above = {node: chain[:i] for chain in set(chains) for i, node in enumerate(chain)}
     first = {node: taxonomy.words(node).split(", ")[0] or node for node in above}
     alike = Counter((up[-1:], first[node]) for node, up in above.items())
