@@ -184,7 +184,7 @@ class TelemetryConfig(FrozenConfig):
 
 
 class Recipe(FrozenConfig):
-    """The settings of one run. `run` is the folder for its logs, checkpoints and resolved recipe."""
+    """The settings of one run. `run` is the folder of its logs, checkpoints and resolved recipe."""
 
     run: Path
     seed: int = Field(0, ge=0, lt=2**63)

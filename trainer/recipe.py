@@ -160,7 +160,7 @@ def make_component(options: dict[str, Any], *, key: str, origin: str) -> Any:
 
 
 def _explained(error: ValidationError, origin: str, root: type, key: str = "") -> ValueError:
-    """Convert the errors that `root` reports for the mapping at `key` into a one-line ValueError."""
+    """A one-line ValueError for the errors that `root` reports for the mapping at `key`."""
     messages = [_describe(item, root, key) for item in error.errors(include_url=False)]
     more = len(messages) - _MAX_ERRORS_SHOWN
     shown = "; ".join(messages[:_MAX_ERRORS_SHOWN]) + (f"; and {more} more" if more > 0 else "")

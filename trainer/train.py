@@ -276,9 +276,7 @@ def _update(
         norm = task.clip_gradients(task.recipe.train.clip_norm)
         reason = f"the loss is {loss} and the gradient norm {norm}"
     except FloatingPointError as error:
-        reason = str(error).rpartition(": ")[
-            0
-        ]  # drop the head's advice: ours names the recipe keys
+        reason = str(error).rpartition(": ")[0]  # drop the head's advice: ours names keys
     if math.isfinite(loss) and math.isfinite(norm):
         task.step(factor, step=step)
         task.loss_scale.fitted()
