@@ -18,7 +18,7 @@ class Stragglers:
     """Busy seconds of `size` ranks over the last `window` steps, and which ranks are slow.
 
     A rank is slow if its median is more than `factor` times the median of the other ranks' medians
-    and at least 10 ms longer. `notice` reports at most once every `minutes_between` minutes.
+    and more than 10 ms longer. `notice` reports at most once every `minutes_between` minutes.
     """
 
     def __init__(
