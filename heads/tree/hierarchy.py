@@ -25,7 +25,7 @@ class Hierarchy:
     titles: Mapping[str, str] = field(default_factory=dict)
 
     def leaves(self) -> list[str]:
-        """The names under which no other stands, in the order of their first appearance."""
+        """The names without children, in order of first appearance."""
         inner = {parent for parents in self.parents.values() for parent in parents}
         return [name for name in self.parents if name not in inner]
 

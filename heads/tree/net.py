@@ -189,7 +189,7 @@ class Net:
         return (radius + math.sqrt(widest_gap)) * (1 + 1e-6)
 
     def _preorder_of_members(self) -> IntArray:
-        """The place [K] of each member in a depth-first walk of the tree so far."""
+        """The position [K] of each member in a depth-first walk of the current tree."""
         members = np.flatnonzero(self.gaps == -np.inf)
         above = self.parent[members]
         local = np.where(above < 0, -1, np.searchsorted(members, above))
