@@ -156,9 +156,10 @@ class Net:
         return squares
 
     def _cut_tiles(self) -> None:
-        """Sort the classes outside by the tree of their nearest members, and cut that into tiles.
+        """Sort the remaining classes by the tree of their nearest members, and split them into
+        tiles.
 
-        Classes at distance 0 from a member are done with and stand in no tile.
+        Classes at distance 0 from a member are done and are not in any tile.
         """
         open_classes = np.flatnonzero(self.gaps > 0)
         rank = self._preorder_of_members()
