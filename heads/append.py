@@ -23,10 +23,10 @@ _ROWS_AT_ONCE = 1 << 18
 
 
 def append_to_tree(tree: LabelTree, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:
-    """The tree with one new leaf a new class, and where each old node went [N].
+    """The tree with one new leaf per new class, and the new index of each old node [N].
 
     `parents` are nodes of `tree`, -1 for a root; the new classes are K, K + 1, ... in order.
-    ValueError for a parent that is no node.
+    Raises ValueError if a parent is not a node.
     """
     wanted = np.asarray(parents)
     if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
@@ -57,11 +57,11 @@ def append_classes(
     seed: int = 0,
     init_std: float = 0.01,
 ) -> None:
-    """Grow `head` in place by one class a parent (collective).
+    """Grow `head` in place by one class per parent (collective).
 
-    What every old class scores stays as it is; new rows start as `ClassHead` starts a leaf. The
-    moments of `head.weight` and `head.bias` in `optimizer` move along, those of new rows are zero.
-    ValueError where the head or its loss keeps something of every class, as nce does its noise.
+    The scores of old classes do not change. New rows are initialized like leaves of `ClassHead`.
+    The moments of `head.weight` and `head.bias` in `optimizer` are kept; those of new rows are
+    zero. Raises ValueError if the head or its loss stores data per class, such as the noise of nce.
     """
     tree, moved = _agreed(head, parents)
     first = head.tree.num_classes

@@ -20,10 +20,10 @@ _listener: ContextVar[Callable[[str], AbstractContextManager[None]] | None] = Co
 
 @contextmanager
 def listening(around: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """Inside, each collective of this thread runs within `around(its name)`.
+    """Inside the context, each collective of this thread runs within `around(name)`.
 
-    On CUDA autograd runs backward in threads of its own, which are not heard, unless
-    `torch.autograd.set_multithreading_enabled(False)` keeps it in this one.
+    On CUDA, autograd runs backward in separate threads, whose collectives are not covered unless
+    `torch.autograd.set_multithreading_enabled(False)` is set.
     """
     token = _listener.set(around)
     try:
@@ -33,7 +33,7 @@ def listening(around: Callable[[str], AbstractContextManager[None]]) -> Iterator
 
 
 def announced(name: str) -> AbstractContextManager[None]:
-    """What a collective that is called elsewhere stands in, so that a listener hears it too."""
+    """Surround a collective that is called outside this module, so that the hook runs for it."""
     around = _listener.get()
     return nullcontext() if around is None else around(name)
 

@@ -200,8 +200,8 @@ class FactoredHead(ClassHead):
     def consolidate(self) -> None:
         """Make the weight plain rows: V <- V U + 1 omega', U = I, omega = 0, on this rank alone.
 
-        The next forward computes Q and s anew, as a run that begins with these rows does. Raises
-        ValueError where somebody changed the weight that steps stood beside.
+        The next forward computes Q and s from scratch, like a run that starts with these rows.
+        Raises ValueError if other code changed the weight while there were pending factors.
         """
         if self._factors is not None:
             self._check_unchanged()
@@ -255,7 +255,8 @@ class FactoredHead(ClassHead):
     # ---- Q and s ----
 
     def _current_moments(self) -> Moments:
-        """Q and s; of all rows anew, on every rank, where one of them lost them (collective)."""
+        """Q and s. If any rank has lost them, all ranks recompute them from all rows
+        (collective)."""
         changed = self._seen != self._weight_version()
         broken = changed and (self._factors is not None or bool(self._recorded))
         state = torch.tensor(

@@ -181,7 +181,7 @@ class ClassHead(nn.Module):
             grad *= factor
 
     def tree_digest(self) -> str:
-        """Tells the label tree from any other, whose rows would mean other classes."""
+        """A digest of the label tree. With another tree, the rows would belong to other classes."""
         return self.tree.digest()
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:

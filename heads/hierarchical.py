@@ -118,9 +118,9 @@ class HierarchicalSoftmaxHead(ClassHead):
         return all_gather_rows(held.detach(), [b - a for a, b in ranges], group)
 
     def _leaves(self, labels: Tensor) -> Tensor:
-        """The leaves of labels; what is no class becomes a node that the engine refuses."""
+        """The leaves of labels. An out-of-range label becomes a node that the engine rejects."""
         if not is_integral(labels) or labels.device != self.leaf_of_class.device:
-            return labels  # refused there too, where all ranks hear of it
+            return labels  # rejected there too, on all ranks
         labels = class_ids(labels)
         known = (labels >= 0) & (labels < self.num_classes)
         leaves = self.leaf_of_class[torch.where(known, labels, 0)]

@@ -17,7 +17,7 @@ from heads.collectives import all_gather_equal, all_reduce_sum, group_rank
 
 # Shape legend: N samples, C classes of a block, P most positives of a class, R recalls.
 
-_CHUNK = 1 << 22  # numbers worked on together; bounds what is held beside the block
+_CHUNK = 1 << 22  # numbers processed together; bounds the memory in addition to the block
 _PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "threshold", "reached")
 
 

@@ -34,7 +34,7 @@ from heads.collectives import all_reduce_sum
 from heads.losses.base import Choice, HeldClasses
 from heads.tree import LabelTree
 
-# Parents whose children are summed together: bounds what is held beside the gradient.
+# Parents whose children are summed together: bounds the memory in addition to the gradient.
 _PARENTS_AT_ONCE = 8192
 # Every class keeps its path: far deeper than any label tree, far below what memory holds.
 _DEEPEST = 1000

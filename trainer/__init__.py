@@ -1,1 +1,1 @@
-"""Recipe -> world -> backbone + head -> steps -> checkpoints -> evaluation -> bundle."""
+"""Training: recipe -> world -> backbone + head -> steps -> checkpoints -> evaluation -> bundle."""

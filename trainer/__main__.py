@@ -12,7 +12,7 @@ from data.processes import die_with_parent
 from trainer.process.standard_output import hide_native_warnings, tolerate_closed_output
 
 if __name__ == "__main__":
-    # Before all that is slow to import: a launcher killed meanwhile would leave this rank training.
+    # Before slow imports: if the launcher is killed during these, this rank must end too.
     die_with_parent()
     hide_native_warnings()
 
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _check_world_size(options.world_size)
         recipe = load_recipe(options.recipe, options.overrides, allow_imports=options.allow_import)
-        # Slow to import: a bad recipe is reported before that.
+        # A slow import, after the recipe so that an invalid recipe is reported at once.
         from trainer.train import train
 
         with open_world(
@@ -81,15 +81,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODULE:CLASS",
         help="import this for a RECIPE that a run stored; may be repeated",
     )
-    # From `kway train`: the process id of what started this rank.
+    # Set by `kway train`: the process id of the launcher.
     parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)
     return parser
 
 
 def _check_world_size(wanted: str | None) -> None:
-    """Refuse to train with fewer or more ranks than were asked for.
+    """Raise ValueError if the number of ranks is not the requested one.
 
-    A rendezvous that lost a machine, or whose clocks differ, starts whoever came and says nothing.
+    If a machine is lost or clocks differ, a rendezvous may silently start with fewer ranks.
     """
     if wanted is None:
         return

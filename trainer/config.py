@@ -1,6 +1,6 @@
-"""The recipe: everything that defines a run, checked before anything starts.
+"""The recipe: all settings of a run, validated before the run starts.
 
-Loading YAML and overrides is `trainer/recipe.py`.
+`trainer/recipe.py` loads YAML files and applies overrides.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from trainer.strategies import DDP, StrategyConfig
 
 
 class BackboneOptions(FrozenConfig, ABC):
-    """Options of every backbone."""
+    """Options that all backbones have."""
 
     pooling: Literal["auto", "cls", "mean"] = Field(
         "auto", description="auto: the first token, or the mean of a feature map"
@@ -28,16 +28,19 @@ class BackboneOptions(FrozenConfig, ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """For tables and model cards."""
+        """The name in tables and model cards."""
 
     @abstractmethod
     def without_weights(self) -> Self:
-        """The same for a caller that needs shapes only, and so no pretrained weights."""
+        """A copy without pretrained weights, for callers that only need shapes."""
 
 
 class ImportedBackbone(BackboneOptions):
-    """A backbone made by a class or function of the user's: `kind` is its import path, the other
-    keys are its arguments. `trainer/imports.py` makes these, and has imported and checked them."""
+    """A backbone made by the user's own class or function.
+
+    `kind` is its import path, the other keys are its arguments. `trainer/imports.py` creates these
+    configs after it has imported the object and checked the arguments.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -49,7 +52,7 @@ class ImportedBackbone(BackboneOptions):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the class or function is called with."""
+        """The keyword arguments of the class or function."""
         return dict(self.model_extra or {})
 
     def without_weights(self) -> Self:
@@ -87,7 +90,7 @@ class BackboneConfig(BackboneOptions):
 
 
 class EmaConfig(FrozenConfig):
-    """A moving average of all weights: what is evaluated and exported."""
+    """An exponential moving average of all weights, which is evaluated and exported."""
 
     decay: float = Field(0.9999, gt=0, lt=1)
     warmup: bool = Field(True, description="average less while (1 + step) / (10 + step) < decay")
@@ -137,7 +140,7 @@ class EvalConfig(FrozenConfig):
 
     @property
     def measures(self) -> list[str]:
-        """The names of what is measured; `sa` where the shards have label vectors."""
+        """The names of the measures. `sa` is computed only if the shards have label vectors."""
         return [
             *(f"top{k}" for k in self.topk),
             *(f"marginal_top{k}" for k in self.marginal_topk),
@@ -148,8 +151,10 @@ class EvalConfig(FrozenConfig):
 
 
 class BestConfig(FrozenConfig):
-    """Keep the checkpoint of the best evaluation too: there is one after each, which needs
-    evaluation.every."""
+    """Also keep the checkpoint with the best evaluation result.
+
+    A checkpoint is then saved after each evaluation; set `evaluation.every`.
+    """
 
     measure: str = "top1"
     mode: Literal["max", "min"] = "max"
@@ -179,7 +184,7 @@ class TelemetryConfig(FrozenConfig):
 
 
 class Recipe(FrozenConfig):
-    """One run. `run` is the folder that logs, checkpoints and the resolved recipe go to."""
+    """The settings of one run. `run` is the folder of its logs, checkpoints and resolved recipe."""
 
     run: Path
     seed: int = Field(0, ge=0, lt=2**63)

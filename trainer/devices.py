@@ -1,9 +1,9 @@
-"""What the GPUs that kway is trained on can do at most: for the MFU of a run, and for `kway plan`.
+"""Peak rates and memory of GPUs, for the MFU of a run and for `kway plan`.
 
-Rates are those of dense matrices, from NVIDIA's data sheets, whose larger numbers count zeros of
-structured sparsity: V100, T4, A10, A100, L4, L40S, H100, H200 (nvidia.com/data-center/<name>) and
-HGX B200. Memory is what the driver shows, which is less than the name of the card says.
-Free of torch.
+Rates are for dense matrices, from NVIDIA's data sheets of V100, T4, A10, A100, L4, L40S, H100, H200
+(nvidia.com/data-center/<name>) and HGX B200. The larger numbers in these data sheets are with
+structured sparsity. Memory is what the driver reports, which is less than the nominal size.
+This module does not import torch.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,11 @@ _GIGA = 1e9
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of GPU; `names` are torch's for it.
+    """One kind of GPU. `names` are those that torch reports.
 
-    Memory in bytes, bandwidths in bytes a second, the link's to another GPU of the same machine
-    in one direction (NVLink where there is one, PCIe else); peaks in operations a second.
+    Memory is in bytes, bandwidths are in bytes per second, peaks in operations per second. The
+    link is the one to another GPU of the same machine, in one direction: NVLink, or PCIe if there
+    is no NVLink.
     """
 
     names: tuple[str, ...]
@@ -33,9 +34,10 @@ class Device:
     peaks: dict[Arithmetic, float]
 
     def peak_flops(self, precision: Precision) -> float | None:
-        """Multiplications and additions a second; None: the device has no such arithmetic.
+        """Multiplications and additions per second; None if the device does not support
+        `precision`.
 
-        For fp32 it is the TF32 rate if the device has TF32, which cuDNN uses for convolutions.
+        For fp32 this is the TF32 rate if the device has TF32, which cuDNN uses for convolutions.
         """
         if precision == "fp32":
             return self.peaks.get("tf32", self.peaks["fp32"])
@@ -51,14 +53,14 @@ def _device(
     single: float,
     tf32: float | None = None,
 ) -> Device:
-    """Bandwidths in GB/s, rates in TFLOPS; GPUs with TF32 have bf16, too."""
+    """Bandwidths are in GB/s and rates in TFLOPS. GPUs with TF32 also have bf16."""
     peaks: dict[Arithmetic, float] = {"fp32": single * _TERA, "fp16": half * _TERA}
     if tf32 is not None:
         peaks |= {"tf32": tf32 * _TERA, "bf16": half * _TERA}
     return Device(tuple(names), memory_mib * _MIB, memory * _GIGA, link * _GIGA, peaks)
 
 
-# By the name that a user gives. Parts of a GPU (MIG) have other names and are not known.
+# By the name that a user gives. MIG instances have other names and are not in the table.
 DEVICES: dict[str, Device] = {
     # torch's names, MiB, GB/s of the memory and of the link, TFLOPS of fp16, fp32 and TF32
     "v100": _device(["Tesla V100-SXM2-16GB"], 16_144, 900, 150, 125, 15.7),
@@ -82,5 +84,5 @@ DEVICES: dict[str, Device] = {
 
 
 def device_named(name: str) -> Device | None:
-    """The device that torch calls `name` ("NVIDIA H100 80GB HBM3"); None: not in the table."""
+    """The device with torch's `name` ("NVIDIA H100 80GB HBM3"); None if not in the table."""
     return next((device for device in DEVICES.values() if name in device.names), None)

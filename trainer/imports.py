@@ -1,7 +1,7 @@
-"""Components of users, which a recipe names by import path: `kind: my_package.losses:MyLoss`.
+"""The user's own components, which a recipe names by import path: `kind: my_package.losses:MyLoss`.
 
-Importing a module runs its code, so a path is imported only if the user gave it: on the command
-line, in the recipe file that the command names, or by `--allow-import`.
+Importing a module executes its code. A path is therefore imported only if the user gave it: on the
+command line, in the recipe file named there, or with `--allow-import`.
 """
 
 import difflib
@@ -26,8 +26,8 @@ from trainer.config import ImportedBackbone, Recipe
 from trainer.optimizers import OptimizerKind
 from trainer.schedules import ScheduleKind
 
-# Where a recipe accepts import paths, and the base class of the components there. None: a class or
-# function that returns an nn.Module. `*` stands for the indices of a list.
+# The keys at which a recipe accepts import paths, and the base class of the component. None: a
+# class or function that returns an nn.Module. `*` matches the indices of a list.
 COMPONENTS: dict[str, type | None] = {
     "backbone": None,
     "head.loss": Loss,
@@ -37,24 +37,24 @@ COMPONENTS: dict[str, type | None] = {
 }
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-# Defaults that a recipe can store. Others stay out of it: the source's digest covers them.
+# Types of defaults that a recipe can store. Other defaults are covered by the digest of the source.
 _PLAIN = (type(None), bool, int, float, str)
 
 
 def is_import_path(kind: object) -> TypeGuard[str]:
-    """Whether a `kind` names a class of the user's; names of built-in kinds have no colon."""
+    """Whether a `kind` is an import path. Names of built-in kinds do not contain a colon."""
     return isinstance(kind, str) and ":" in kind
 
 
 def import_paths(tree: Recipe | Mapping[str, Any]) -> dict[str, str]:
-    """The import paths in a recipe, or in its mappings, by the key of their component; imports
-    nothing."""
+    """The import paths in a recipe, or in its mappings, by the key of their component. Nothing is
+    imported."""
     kinds = {key: at_key(tree, f"{key}.kind") for key in _component_keys(tree)}
     return {key: kind for key, kind in kinds.items() if is_import_path(kind)}
 
 
 def at_key(tree: Any, key: str) -> Any:
-    """What a recipe, or its mappings, contain at a dotted key; None for nothing."""
+    """The value in a recipe, or in its mappings, at a dotted key; None if there is none."""
     for part in key.split("."):
         match tree:
             case dict():
@@ -67,7 +67,7 @@ def at_key(tree: Any, key: str) -> Any:
 
 
 def with_component(tree: Any, key: str, component: Any) -> Any:
-    """A recipe's mappings with `component` in place of what they contain at `key`."""
+    """A recipe's mappings with the value at `key` replaced by `component`."""
     if isinstance(tree, list):
         return [component if str(index) == key else each for index, each in enumerate(tree)]
     first, _, rest = key.partition(".")
@@ -80,7 +80,7 @@ def setting_of(key: str) -> str:
 
 
 def check_allowed(paths: Mapping[str, str], allowed: Collection[str], origin: str) -> None:
-    """Raise ValueError with the options to add where `paths` contains one that is not allowed."""
+    """Raise ValueError, which names the options to add, if a path in `paths` is not allowed."""
     missing = {key: path for key, path in paths.items() if path not in allowed}
     if missing:
         keys = ", ".join(f"{key}.kind" for key in missing)
@@ -91,8 +91,8 @@ def check_allowed(paths: Mapping[str, str], allowed: Collection[str], origin: st
 def import_component(path: str, *, key: str) -> Any:
     """The class or function at an import path `module:Class`.
 
-    Raises ValueError, which starts with `key` and the path, where there is none or where it does
-    not implement what its place in the recipe needs.
+    Raises ValueError, which starts with `key` and the path, if it does not exist or does not
+    implement the base class that `key` requires.
     """
     if not _PATH.fullmatch(path):
         raise ValueError(
@@ -123,8 +123,8 @@ def import_component(path: str, *, key: str) -> Any:
 def options_of(component: Any, *, key: str) -> type:
     """The pydantic model or dataclass that validates a component's options.
 
-    For the class or function of a backbone it is made of its signature: annotations are the types,
-    `Annotated[int, Field(gt=0)]` adds bounds, and **kwargs accept any option.
+    For a backbone it is derived from the signature of the class or function: annotations are the
+    types, `Annotated[int, Field(gt=0)]` adds bounds, and **kwargs accept any option.
     """
     if _base(key) is not None:
         assert isinstance(component, type)
@@ -152,7 +152,8 @@ def options_of(component: Any, *, key: str) -> type:
 
 
 def imported_backbone(options: Any, given: Collection[str]) -> ImportedBackbone:
-    """The backbone of validated options: those `given`, and defaults that a recipe can store."""
+    """The backbone config from validated options: those `given` and defaults that a recipe can
+    store."""
     return ImportedBackbone(
         **{
             name: value
@@ -163,8 +164,8 @@ def imported_backbone(options: Any, given: Collection[str]) -> ImportedBackbone:
 
 
 def source_version(path: str) -> str:
-    """The digest of the file that defines an imported component, after the version of its package
-    where that is installed. Other files that the component uses are not covered."""
+    """The digest of the file that defines an imported component, preceded by the version of its
+    package if that is installed. Other files that the component uses are not covered."""
     module = importlib.import_module(path.partition(":")[0])
     defined_in = sys.modules[_attribute(module, path, "kind").__module__].__file__
     assert defined_in is not None, "only built-in modules have no file"

@@ -1,7 +1,8 @@
-"""Loads a recipe: YAML over its `base`, overrides `a.b.c=value`, then the models of `config.py`.
+"""Loads a recipe: merges YAML over its `base`, applies overrides `a.b.c=value`, then validates it
+with the models of `config.py`.
 
-Mappings merge, but one whose `kind` changes is replaced. Nothing is read from the
-environment.
+Mappings are merged, but a mapping whose `kind` changes is replaced. Environment variables are not
+read.
 """
 
 import difflib
@@ -35,7 +36,7 @@ STORED_NAME = "recipe.yaml"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-8 is a number and a key given twice is an error."""
+    """A YAML loader that reads 1e-8 as a number and rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         self.flatten_mapping(node)  # merge keys: <<
@@ -57,12 +58,14 @@ _Loader.add_implicit_resolver(
 def load_recipe(
     path: Path, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
 ) -> Recipe:
-    """The recipe in a YAML file with `key=value` overrides applied in order.
+    """Load a recipe from a YAML file and apply `key=value` overrides in order.
 
-    Its key `base` names another file, relative to it, over which it is laid. Components that the
-    file and the overrides name by import path are imported; for a recipe that a run stored, those
-    of `allow_imports`. Raises FileNotFoundError for a missing file and ValueError, with the path of
-    the key and the nearest known name, for anything that the recipe's models reject.
+    The file is merged over the file that its key `base` names, a path relative to it. Import paths
+    in the file and in the overrides are imported. In a recipe that a run stored, only those in
+    `allow_imports` and in the overrides are.
+
+    Raises FileNotFoundError if the file is missing, and ValueError, with the path of the key and
+    the closest known name, if the recipe is not valid.
     """
     tree = read_recipe(path)
     given = {} if _is_of_run(path) else import_paths(tree)
@@ -72,8 +75,8 @@ def load_recipe(
 def load_stored_recipe(
     path: Path, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
 ) -> Recipe:
-    """`load_recipe` of a file that the user did not name: it imports only what `allow_imports` and
-    the overrides name."""
+    """Like `load_recipe`, for a file that the user did not name: import only the paths in
+    `allow_imports` and in the overrides."""
     return _built(read_recipe(path), path, overrides, allow_imports)
 
 
@@ -89,14 +92,14 @@ def _built(
 
 
 def _is_of_run(path: Path) -> bool:
-    """Whether a file is the recipe that a run stored, which may have come from elsewhere."""
+    """Whether a file is a recipe that a run stored. It may come from an untrusted machine."""
     return path.name == STORED_NAME and (path.parent / "checkpoints").is_dir()
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mappings of a YAML file merged over those of its base, neither checked nor imported.
+    """The mappings of a YAML file merged over those of its base, without validation or imports.
 
-    `above`: the files that are merged over this one.
+    `above` lists the files that are merged over this one.
     """
     of = f" (base of {above[-1]})" if above else ""
     if not path.is_file():
@@ -124,13 +127,13 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 def build_recipe(
     tree: dict[str, Any], *, origin: str, allow_imports: Collection[str] = ()
 ) -> Recipe:
-    """A recipe from plain mappings; `origin` opens the message of an error. Only components of
+    """Build a recipe from plain mappings. Error messages start with `origin`. Only import paths in
     `allow_imports` are imported."""
     paths = import_paths(tree)
     check_allowed(paths, allow_imports, origin)
     for key in paths:
         options = at_key(tree, key)
-        if isinstance(options, dict):  # others have been imported already
+        if isinstance(options, dict):  # otherwise already imported
             tree = with_component(tree, key, make_component(options, key=key, origin=origin))
     try:
         return Recipe.model_validate(_with_default_kinds(tree, Recipe))
@@ -139,9 +142,10 @@ def build_recipe(
 
 
 def make_component(options: dict[str, Any], *, key: str, origin: str) -> Any:
-    """Import what `options["kind"]` names and validate the other options for it.
+    """Import the component that `options["kind"]` names and validate the other options.
 
-    The caller has made sure that the path may be imported. `key` is the component's in a recipe.
+    The caller must have checked that the path may be imported. `key` is the component's key in the
+    recipe.
     """
     try:
         component = import_component(options["kind"], key=key)
@@ -156,7 +160,7 @@ def make_component(options: dict[str, Any], *, key: str, origin: str) -> Any:
 
 
 def _explained(error: ValidationError, origin: str, root: type, key: str = "") -> ValueError:
-    """One line for the mistakes in mappings at `key` that `root` does not accept."""
+    """A one-line ValueError for the errors that `root` reports for the mapping at `key`."""
     messages = [_describe(item, root, key) for item in error.errors(include_url=False)]
     more = len(messages) - _MAX_ERRORS_SHOWN
     shown = "; ".join(messages[:_MAX_ERRORS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
@@ -164,7 +168,7 @@ def _explained(error: ValidationError, origin: str, root: type, key: str = "") -
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML that `load_recipe` reads back to the same recipe."""
+    """The resolved recipe as YAML. `load_recipe` loads an equal recipe from it."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 
@@ -191,7 +195,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             tree[key] = {}
         tree = tree[key]
     last = keys[-1]
-    # Without a kind, a mapping is of the default one, which no import path is.
+    # A mapping without a kind has the default kind. An import path is never the default kind.
     default = None if is_import_path(value) else value
     another_kind = last in ("kind", "model_type") and tree.get(last, default) != value
     another_unit = last in Duration.model_fields and tree.keys() <= Duration.model_fields.keys()
@@ -203,7 +207,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 def _merged(old: Any, new: Any) -> Any:
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
-    # Another kind takes none of the old one's settings along; `{model_type: …}` is a whole model.
+    # A new kind drops the old kind's settings. `{model_type: …}` always describes a whole model.
     if ("kind" in new and new["kind"] != old.get("kind")) or "model_type" in new:
         return new
     units = Duration.model_fields.keys()
@@ -213,7 +217,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def _with_default_kinds(tree: Any, model: type[BaseModel]) -> Any:
-    """A mapping without `kind` is of its field's default kind: `optimizer: {lr: 1}` is sgd."""
+    """Add the field's default `kind` to mappings without one: `optimizer: {lr: 1}` is sgd."""
     if not isinstance(tree, dict):
         return tree
     filled = dict(tree)
@@ -250,7 +254,7 @@ def _describe(error: Any, root: type, key: str) -> str:
             return f"{path} needs a kind"
     message = error["msg"].removeprefix("Value error, ")
     given = error["input"]
-    where = f"{path}: " if path else ""  # a mistake of several keys names them itself
+    where = f"{path}: " if path else ""  # an error about several keys names them itself
     return f"{where}{message}" + (
         f", got {given!r}" if isinstance(given, str | int | float) else ""
     )
@@ -262,7 +266,7 @@ def _known_names(location: Sequence[str | int], root: type) -> list[str]:
 
 
 def _without_tags(location: Sequence[str | int], root: type) -> list[str | int]:
-    """The path as a user writes it: pydantic puts the chosen `kind` between a union's keys."""
+    """The path as a user writes it, without the `kind` that pydantic inserts for a union."""
     return [part for i, part in enumerate(location) if not _is_tag(location[:i], part, root)]
 
 
@@ -272,7 +276,7 @@ def _is_tag(before: Sequence[str | int], part: str | int, root: type) -> bool:
 
 
 def _models_at(location: Sequence[str | int], root: type) -> list[type]:
-    """The pydantic models and dataclasses that a path of pydantic may lead to from `root`."""
+    """The pydantic models and dataclasses that a pydantic location may refer to, from `root`."""
     models = [root]
     for part in location:
         chosen = [model for model in models if len(models) > 1 and _kind(model) == part]

@@ -1,6 +1,6 @@
-"""Learning-rate schedules: the rate is a pure function of the step.
+"""Learning-rate schedules. The rate is a pure function of the step.
 
-To add one, write a subclass of `ScheduleKind` here and add its name to `Schedule`.
+To add a schedule, write a subclass of `ScheduleKind` here and add it to `Schedule`.
 """
 
 import math
@@ -32,7 +32,7 @@ class ScheduleKind(FrozenConfig, ABC):
     warmup: Duration = Duration(steps=0)
 
     def rate_factor(self, step: int, length: RunLength) -> float:
-        """The factor of the peak rates at each step 0..num_steps - 1."""
+        """The factor of the peak rates at a step from 0 to num_steps - 1."""
         warmup = length.in_steps(self.warmup)
         if step < warmup:
             return (step + 1) / warmup
@@ -41,7 +41,8 @@ class ScheduleKind(FrozenConfig, ABC):
 
     @abstractmethod
     def after_warmup(self, step: int, progress: float, length: RunLength) -> float:
-        """The factor at `step`, which is at `progress` (0 to 1) from the warm-up to the end."""
+        """The factor at `step`. `progress` goes from 0 at the end of the warm-up to 1 at the end of
+        the run."""
 
 
 class Cosine(ScheduleKind):

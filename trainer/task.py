@@ -1,4 +1,4 @@
-"""A task = backbone + head: it owns their strategy, the gradients of a step and the update."""
+"""A task is a backbone plus a head, with the strategy, the gradients of a step and the update."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,9 +36,10 @@ _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Task(nn.Module):
-    """Features from the backbone, loss from the head, gradients of the global-mean loss in both.
+    """Computes features in the backbone, the loss in the head, and in both the gradients of the
+    mean loss over the global batch.
 
-    It evaluates as it is made; `start_training` gives it its strategy and optimizers.
+    A new task can only evaluate. Call `start_training` to create the strategy and the optimizers.
     """
 
     head_optimizer: Optimizer | None = None
@@ -57,7 +58,8 @@ class Task(nn.Module):
         self.phases = phases or Phases(world.device)
         train = recipe.train
         self.global_batch = train.global_batch
-        # No more parts than the largest share has samples: an empty part would have no loss.
+        # At most as many parts as the largest share has samples: a part that is empty on every
+        # rank would have no loss.
         self.micro_batches = min(train.micro_batches, -(-self.global_batch // world.size))
         mode = recipe.backbone.batch_norm
         apply_batch_norm_mode(backbone, mode, world.group, world.device)
@@ -70,12 +72,13 @@ class Task(nn.Module):
         self.strategy = Strategy(self.backbone)
 
     def start_training(self) -> None:
-        """Spread the backbone over the ranks as the recipe says, and make the optimizers
-        (collective)."""
+        """Distribute the backbone over the ranks with the recipe's strategy and create the
+        optimizers (collective)."""
         recipe, encoder = self.recipe, self.backbone.encoder
         train = recipe.train
         if train.channels_last and train.strategy.keeps_memory_format:
-            # A sharded weight is gathered as it lies flat, and turned where it is used.
+            # Not for sharded weights: they are gathered in contiguous layout and converted where
+            # they are used.
             encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if train.compile:
             compile_blocks(encoder)
@@ -89,8 +92,9 @@ class Task(nn.Module):
             self.average = MovingAverage(train.ema, self.live())
 
     def features(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Features [b, dim] in float32 on the device, for evaluation. Collective under a strategy
-        that shards: every rank calls it as often as the others, if need be without rows."""
+        """Features [b, dim] in float32 on the device, for evaluation. Collective if the strategy
+        shards weights: every rank must call it the same number of times, if necessary with zero
+        rows."""
         inputs = {name: tensor.to(self.world.device) for name, tensor in inputs.items()}
         with torch.no_grad():
             return self.strategy.forward(inputs).float()
@@ -98,12 +102,12 @@ class Task(nn.Module):
     # ---- the gradients of a step ----
 
     def backward(self, batch: Batch, *, step: int) -> Tensor:
-        """Fill every gradient with `loss_scale` times that of the global-mean loss; returns the
-        loss (collective).
+        """Compute the gradients of the mean loss over the global batch, times `loss_scale`;
+        returns the unscaled loss (collective).
 
-        Raises FloatingPointError on every rank, without gradients, where the loss is NaN.
+        Raises FloatingPointError on every rank, and leaves no gradients, if the loss is NaN.
         """
-        self.head.draw = step * self.micro_batches  # a resumed run draws what this one would have
+        self.head.draw = step * self.micro_batches  # a resumed run repeats the same draws
         parts = list(split_batch(batch.to(self.world.device), self.micro_batches))
         if len(parts) > 1 and self.head.loss.couples_rows:
             loss = self._backward_with_cached_gradients(parts)
@@ -114,14 +118,15 @@ class Task(nn.Module):
         return loss
 
     def _backward_part_by_part(self, parts: list[Batch]) -> Tensor:
-        """For a loss that is a mean over rows: each part weighs what its rows do of all."""
+        """For a loss that is a mean over rows: weight each part by its share of the row weights."""
         shares = self._shares(parts)
         self.head.accumulates = len(parts) > 1
         total, broken = torch.zeros((), device=self.world.device), None
         for index, part in enumerate(parts):
             features = self._forward(part, last=index == len(parts) - 1)
             gradient = torch.zeros_like(features)
-            # Where its rows weigh nothing, or the loss is NaN, all ranks take part all the same.
+            # The backward pass is collective. A part without weight, or after a NaN loss, runs it
+            # with zero gradients so that every rank issues the same collectives.
             if broken is None and shares[index]:
                 try:
                     loss, gradient = self._loss(features, [part], shares[index])
@@ -138,7 +143,7 @@ class Task(nn.Module):
         return total
 
     def _shares(self, parts: list[Batch]) -> list[float]:
-        """What each part's rows weigh of all rows of the global batch (collective)."""
+        """The fraction of the global batch's row weights in each part (collective)."""
         if len(parts) == 1:
             return [1.0]
         weights = torch.stack([self.head.row_weights(*targets([part])).sum() for part in parts])
@@ -149,11 +154,12 @@ class Task(nn.Module):
         return shares
 
     def _backward_with_cached_gradients(self, parts: list[Batch]) -> Tensor:
-        """For a loss that couples rows: the head sees the whole global batch at once.
+        """For a loss that couples rows: the head must see the whole global batch at once.
 
-        Features of all parts first, without graph; the head once; then the backbone again, part by
-        part, with the features' gradients (gradient caching, Gao et al. 2021). The second pass
-        draws the same random numbers, and batch-norm buffers keep what the first one left.
+        Gradient caching (Gao et al. 2021): compute the features of all parts without a graph, run
+        the head once, then run forward and backward of the backbone part by part with the
+        gradients of the features. The second forward pass draws the same random numbers as the
+        first, and its updates of the batch norm buffers are undone.
         """
         device = self.world.device
         states, outputs = [], []
@@ -180,8 +186,8 @@ class Task(nn.Module):
     def _loss(
         self, features: Tensor, parts: Sequence[Batch], share: float
     ) -> tuple[Tensor, Tensor]:
-        """The head's loss of the features [b, dim] of `parts` times `share`, and its gradient
-        [b, dim] times the loss scale; mixed rows count for two classes (collective)."""
+        """The head's loss for the features [b, dim] of `parts`, times `share`, and its gradient
+        [b, dim] times the loss scale (collective). Mixed rows count for two classes."""
         labels, weights = targets(parts)
         leaf = features.detach().requires_grad_()
         with self.phases("head"):
@@ -193,7 +199,8 @@ class Task(nn.Module):
         return loss.detach(), leaf.grad
 
     def _backward(self, features: Tensor, gradient: Tensor) -> None:
-        # Checkpointed blocks run once more: what their first forward left in the buffers stays.
+        # Activation checkpointing runs the blocks' forward again, which would update the batch
+        # norm buffers twice: restore them to their state after the first forward.
         kept = copy_buffers(self.backbone) if self.recipe.train.activation_checkpointing else None
         with self.phases("backward"):
             self.strategy.backward(features, gradient)
@@ -208,10 +215,10 @@ class Task(nn.Module):
     # ---- the update ----
 
     def clip_gradients(self, max_norm: float | None) -> float:
-        """Take the loss scale out of all gradients and bound their global norm; the norm before
-        (collective).
+        """Divide all gradients by the loss scale and clip their global norm to `max_norm`; returns
+        the norm before clipping (collective).
 
-        The norm is over the whole model: each weight of the backbone and of the head once.
+        The norm is over the whole model: each weight of the backbone and of the head counts once.
         """
         with self.phases("optimizer"):
             squared = self.strategy.squared_gradient_norm() + self.head.squared_gradient_norm()
@@ -225,8 +232,8 @@ class Task(nn.Module):
         return norm
 
     def step(self, rate_factor: float, *, step: int) -> None:
-        """Update every weight with the gradients that there are, at so much of the peak rates, and
-        forget the gradients (collective)."""
+        """Update the weights at `rate_factor` times the peak learning rates, then clear the
+        gradients (collective)."""
         optimizer = self.recipe.optimizer
         with self.phases("optimizer"):
             set_rate(self.strategy.optimizer, optimizer.lr * rate_factor)
@@ -242,32 +249,34 @@ class Task(nn.Module):
             self.zero_gradients()
 
     def zero_gradients(self) -> None:
-        """Forget all gradients (collective)."""
+        """Clear all gradients (collective)."""
         self.strategy.zero_gradients()
         self.head.zero_grad(set_to_none=True)
 
     def close(self) -> None:
-        """Let go of what holds process groups: they could not be destroyed in peace."""
+        """Release the objects that hold process groups, so that the groups can be destroyed."""
         self.strategy.close()
         self.head_optimizer = self.average = None
 
     # ---- averaged weights ----
 
     def live(self) -> dict[str, Tensor]:
-        """This rank's pieces of all that is averaged: weights, and buffers such as batch norm's."""
+        """This rank's pieces of the averaged tensors: weights, and floating-point buffers such as
+        those of batch norm."""
         pieces = self.strategy.live() | self._averaged_buffers
         live = {f"backbone.{name}": piece for name, piece in pieces.items()}
         return live | {f"head.{name}": p.detach() for name, p in self.head.named_parameters()}
 
     @cached_property
     def _averaged_buffers(self) -> dict[str, Tensor]:
-        # Once: every step asks for them.
+        # Cached because every step reads them.
         buffers = persistent_buffers(self.backbone)
         return {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the weights are their moving averages, if the run keeps those."""
+        """Replace the weights with their moving averages inside the context, if the run keeps
+        averages."""
         if self.average is None:
             yield
             return
@@ -285,7 +294,7 @@ def build_task(
     class_paths: Sequence[Sequence[str]] | None = None,
     phases: Phases | None = None,
 ) -> Task:
-    """The task of a recipe with its initial weights, the same on every rank and world size."""
+    """Build a recipe's task. The initial weights do not depend on the rank or the world size."""
     torch.manual_seed(recipe.seed)
     backbone = build_backbone(recipe.backbone, image=recipe.data.image)
     head = build_head(

@@ -1,6 +1,7 @@
-"""Training, top to bottom: the guided tour of the trainer.
+"""The training run, from top to bottom. Start here to read the trainer.
 
-`train` is the whole story of a run. Everything it calls lives in the module of its name.
+`train` sets up a run and `take_steps` is the training loop. The imports above them show which
+module implements each part.
 """
 
 import math
@@ -37,12 +38,14 @@ from trainer.world import World
 
 
 def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
-    """Train a recipe to its end, from its newest checkpoint if there is one (collective).
+    """Train a recipe to completion, resuming from its newest checkpoint if there is one
+    (collective).
 
-    A dry run ends before the first step and writes nothing; a signal ends it immediately. Raises
-    ValueError and OSError for what a user can fix; FloatingPointError on every rank, before the
-    update, if losses or gradients are not finite; Preempted on every rank, after saving, if any of
-    them received a signal to stop.
+    A dry run stops before the first step and writes nothing; a signal ends it immediately.
+
+    Raises ValueError or OSError for problems that the user can fix; FloatingPointError on every
+    rank, before the update, if the loss or the gradients are not finite; and Preempted on every
+    rank, after saving, if any rank received a signal to stop.
     """
     folder = RunFolder(recipe.run)
     with ExitStack() as opened:
@@ -70,7 +73,7 @@ def _train(
     data = recipe.data
     manifest = Manifest.load(data.shards, data.cache)
     training = open_training(data, manifest)
-    manifest.of_split(data.eval_split, key="data.eval_split")  # fail now, not after the last step
+    manifest.of_split(data.eval_split, key="data.eval_split")  # fail early if the split is missing
     label_vectors = label_vectors_of(recipe, manifest)
     global_batch = recipe.train.global_batch
 
@@ -123,7 +126,7 @@ def _train(
         folder.write(recipe)
     world.barrier()
 
-    # ---------------------------------------------------------------- what goes along
+    # ---------------------------------------------------------------- logs, checkpoints, loader
     telemetry = opened.enter_context(
         Telemetry(
             folder.path,
@@ -193,19 +196,19 @@ def _train(
 def _check_first_batch(
     recipe: Recipe, training: Split | Stream, world: World, state: TrainState
 ) -> None:
-    """Read this rank's share of the first global batch that the run would train on (collective)."""
+    """Read this rank's share of the run's first global batch (collective)."""
     with open_loader(training, recipe, world, state.cursor) as loader:
         next(loader)
     world.barrier()
 
 
 def take_steps(run: ActiveRun, num_steps: int) -> None:
-    """Go on to `num_steps`, with the evaluations and checkpoints that are due, and measure the
-    model at the end (collective)."""
+    """Train until step `num_steps`, with the evaluations and checkpoints that are due, and
+    evaluate the model at the end (collective)."""
     recipe, world, task, telemetry = run.recipe, run.world, run.task, run.telemetry
     if run.is_evaluation_due(num_steps):
-        run.evaluate()  # the run was stopped in the middle of it
-        run.saved_step = None  # a checkpoint tells what was measured
+        run.evaluate()  # the previous process was stopped during this evaluation
+        run.saved_step = None  # save again: a checkpoint records its evaluation result
         run.save()
     run.busy_timer.take()  # Exclude start-up time from the first step.
     length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
@@ -242,7 +245,8 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
                 bad_samples=len(run.state.cursor.bad),
                 skipped_steps=run.nonfinite.skipped,
             )
-        # Before the checkpoint: what comes after one is not done again on resuming from it.
+        # Evaluate before saving. A run that resumes from this checkpoint does not repeat the work
+        # that follows it.
         if run.is_evaluation_due(num_steps):
             run.evaluate()
         if step == num_steps or run.best is not None or run.is_due(recipe.checkpoint.every):
@@ -259,10 +263,11 @@ def _update(
     *,
     step: int,
 ) -> tuple[float, float]:
-    """One step at `factor` of the peak rates: its loss and gradient norm (collective).
+    """Run one step at `factor` times the peak learning rates; returns the loss and the gradient
+    norm (collective).
 
-    Where they are not finite no weight changes: a step too large for fp16 lowers its scale, any
-    other is left out with all that it did to batch norm's statistics.
+    If either is not finite, no weight changes. An fp16 overflow lowers the loss scale. Any other
+    non-finite step is skipped, and the batch norm statistics are restored.
     """
     buffers = copy_buffers(task.backbone) if nonfinite.cap else []
     loss = norm = math.nan
@@ -271,7 +276,7 @@ def _update(
         norm = task.clip_gradients(task.recipe.train.clip_norm)
         reason = f"the loss is {loss} and the gradient norm {norm}"
     except FloatingPointError as error:
-        reason = str(error).rpartition(": ")[0]  # without the head's remedy: ours knows the keys
+        reason = str(error).rpartition(": ")[0]  # drop the head's advice: ours names keys
     if math.isfinite(loss) and math.isfinite(norm):
         task.step(factor, step=step)
         task.loss_scale.fitted()

@@ -1,5 +1,8 @@
-"""The world of a run: this process's rank, device and mesh, made once and passed explicitly; and
-whether an error means that another rank is gone: gloo and torch's stores say so in words."""
+"""The world of a run: this process's rank, device and mesh, created once and passed explicitly.
+
+`is_lost_rank` detects errors that mean that another rank is gone. gloo and torch's stores report
+these only in the error message.
+"""
 
 import gc
 import os
@@ -17,9 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from heads.collectives import announced
 
-# Collectives that torch's flight recorder keeps: what the watchdog names a hung one by.
+# Size of torch's flight recorder, from which the watchdog gets the name of a hung collective.
 _RECORDED_COLLECTIVES = 256
-# The watchdog speaks at the timeout; the process groups, which name no rank, a little later.
+# The process groups time out a little after the watchdog: their errors do not name a rank, so the
+# watchdog must report first.
 _GROUP_GRACE_SECONDS = 5
 
 ClassGroup = Literal["world", "node"] | int
@@ -38,7 +42,10 @@ _LOST_RANK_MESSAGES = (
 
 @dataclass(frozen=True)
 class World:
-    """`mesh` has the axes `data` x `class`; it is None in one process, which needs no group."""
+    """This process's rank, the world size, the device and the mesh.
+
+    `mesh` has the axes `data` x `class`. It is None in a world of one process.
+    """
 
     rank: int
     size: int
@@ -69,11 +76,12 @@ def open_world(
     class_group: ClassGroup = "world",
     timeout_seconds: float = 600,
 ) -> Iterator[World]:
-    """The world that torchrun (or `kway train`) describes in the environment, closed at the end.
+    """The world that torchrun or `kway train` describes in the environment variables.
 
-    `class_group` ranks in a row share the classes. After an error in a world of several, end the
-    process by `leave`. Raises ValueError where a CUDA device is asked for and there is none for
-    this rank, and where the class group does not divide the ranks.
+    `class_group` consecutive ranks share the classes. The process groups are destroyed when the
+    context ends without an error. After an error with more than one rank, end the process with
+    `leave`. Raises ValueError if CUDA is requested and this rank has no device, or if the class
+    group does not divide the number of ranks.
     """
     rank, size, local_rank, local_size = (
         int(os.environ.get(name, default))
@@ -86,29 +94,31 @@ def open_world(
     )
     shape = mesh_shape(class_group, size=size, local_size=local_size)
     chosen = _device(device, local_rank)
-    # Sums depend on it: a run that goes on with another number ends with other last bits.
+    # The number of threads affects how sums are rounded. Resuming with a different number gives
+    # results that are not bitwise identical.
     threads = int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)) // local_size))
     torch.set_num_threads(max(1, threads))
     if size == 1:
         yield World(rank, size, local_rank, local_size, chosen, None)
         return
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED_COLLECTIVES))
-    # Both, whatever the device: what the ranks agree on travels as CPU tensors.
+    # gloo is needed with CUDA too: the per-step agreement between ranks uses CPU tensors.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds + _GROUP_GRACE_SECONDS)
     dist.init_process_group(backend, timeout=timeout)
     mesh = init_device_mesh(chosen.type, shape, mesh_dim_names=("data", "class"))
-    for axis in ("data", "class"):  # which keep torch's default otherwise
+    for axis in ("data", "class"):  # otherwise they keep torch's default
         dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(axis))
     yield World(rank, size, local_rank, local_size, chosen, mesh)
-    # Objects that still hold the group make its destruction abort the process now and then. After
-    # an error its traceback holds them: then the group is left to the end of the process.
+    # Destroying a group while objects still hold it sometimes aborts the process. After an error
+    # the traceback holds such objects, so the group is not destroyed (no `finally` here).
     gc.collect()
     dist.destroy_process_group()
 
 
 def mesh_shape(class_group: ClassGroup, *, size: int, local_size: int) -> tuple[int, int]:
-    """Ranks along `data` and along `class`; ValueError where the second does not divide."""
+    """The number of ranks along `data` and along `class`. Raises ValueError if the class group
+    does not divide the number of ranks."""
     match class_group:
         case "world":
             ranks = size
@@ -125,7 +135,7 @@ def mesh_shape(class_group: ClassGroup, *, size: int, local_size: int) -> tuple[
 
 
 def leave(code: int) -> NoReturn:
-    """End a rank with this exit code, whatever its process group's threads are doing."""
+    """End this process with an exit code without waiting for threads of the process groups."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -146,7 +156,7 @@ def _device(wanted: str, local_rank: int) -> torch.device:
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Whether `error`, or what it was raised from or during, is about another rank's end."""
+    """Whether `error`, or an error in its cause or context chain, means that another rank ended."""
     seen: list[BaseException] = []
     found: BaseException | None = error
     while found is not None and found not in seen:
@@ -160,7 +170,7 @@ def is_lost_rank(error: BaseException) -> bool:
 def _is_of_a_connection(error: BaseException) -> bool:
     if isinstance(error, DistNetworkError | DistStoreError | DistBackendError):
         return True
-    # A data source's own connection errors are OSError, and no rank's.
+    # Connection errors of a data source are OSErrors and are not about another rank.
     return isinstance(error, RuntimeError) and any(
         word in str(error) for word in _LOST_RANK_MESSAGES
     )

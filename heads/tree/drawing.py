@@ -1,7 +1,7 @@
-"""Draws a label tree, or as much of its top as a person can read, as a figure with names.
+"""Draws a label tree, or the top of it that is readable, as a figure with names.
 
-Branches are opened from the root down, the one with the most classes first, while their children
-fit; what stays closed says how many classes it holds.
+Branches are expanded from the root down, those with the most classes first, while their children
+fit. A collapsed branch shows its number of classes.
 """
 
 import heapq

@@ -1,7 +1,7 @@
-"""Label trees from a given hierarchy: who lies under whom, as paths, a table or WordNet say.
+"""Label trees from an existing hierarchy, given as paths, a table or WordNet.
 
-The classes become leaves and the names above them pseudoclasses; names above no class are left out.
-Where a name has several parents, the first that is listed counts.
+Classes become leaves and the names above them pseudoclasses. Names that are not above any class are
+left out. If a name has several parents, the first one counts.
 """
 
 import csv
@@ -18,14 +18,14 @@ from heads.tree.named_tree import NamedTree
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """`parents` of every name, the first counts, none for a root; `titles` are for show."""
+    """`parents` of every name: the first counts, and a root has none. `titles` are for display."""
 
     origin: str
     parents: Mapping[str, tuple[str, ...]]
     titles: Mapping[str, str] = field(default_factory=dict)
 
     def leaves(self) -> list[str]:
-        """The names under which no other stands, in the order of their first appearance."""
+        """The names without children, in order of first appearance."""
         inner = {parent for parents in self.parents.values() for parent in parents}
         return [name for name in self.parents if name not in inner]
 
@@ -39,10 +39,10 @@ class Hierarchy:
         names: Sequence[str] | None = None,
         collapse: bool = True,
     ) -> NamedTree:
-        """The label tree of classes that stand at `names` of the hierarchy (default: their own).
+        """The label tree of classes at `names` of the hierarchy (default: the class names).
 
-        A class with others below it, or beside it at one name, hangs as a leaf under a pseudoclass
-        of that name; `tree_of_paths` says what `collapse` does. ValueError for a name that is not
+        A class becomes a leaf under a pseudoclass of its name if other classes are below it or at
+        the same name. See `tree_of_paths` for `collapse`. Raises ValueError for a name that is not
         in the hierarchy, and for a cycle.
         """
         names = class_names if names is None else names
@@ -88,11 +88,12 @@ def tree_of_paths(
     titles: Mapping[str, str] | None = None,
     collapse: bool = True,
 ) -> NamedTree:
-    """The label tree whose leaves are the classes, each under the nodes that its path names.
+    """The label tree whose leaves are the classes, each under the nodes of its path.
 
-    `paths` [K] go from a root down; a node is its name and those above it, so that one name may
-    stand in several places. A class without a path is a root. `titles` are names for show.
-    `collapse` takes out the nodes with a single child, which say nothing of who is kin.
+    `paths` [K] go down from a root. A node is identified by its name and those above it, so the
+    same name may occur in several branches. A class with an empty path is a root. `titles` are
+    names for display. `collapse` removes pseudoclasses with a single child, which do not group
+    anything.
     """
     number: dict[tuple[int, str], int] = {}  # of a node, by the number above it and its name
     above: list[int] = []
@@ -117,11 +118,12 @@ def tree_of_paths(
 
 
 def read_parent_table(path: str | Path) -> Hierarchy:
-    """The hierarchy in a table of `child,parent` rows: CSV, or tab-separated where it ends in .tsv.
+    """Read a hierarchy from a table of `child,parent` rows: CSV, or tab-separated for .tsv.
 
-    A first row that says `child` and `parent` may put the columns in another order. A row without
-    a parent names a root; so does a parent that is nobody's child. Of several rows of one child
-    the first gives its parent. FileNotFoundError, and ValueError with the number of the line.
+    An optional header with `child` and `parent` sets the order of the columns. A row without a
+    parent names a root; a parent that is not the child of any row is a root too. If a child has
+    several rows, the first one gives its parent. Raises FileNotFoundError, and ValueError with the
+    line number.
     """
     path = Path(path)
     if not path.is_file():

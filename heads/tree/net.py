@@ -156,9 +156,10 @@ class Net:
         return squares
 
     def _cut_tiles(self) -> None:
-        """Sort the classes outside by the tree of their nearest members, and cut that into tiles.
+        """Sort the remaining classes by the tree of their nearest members, and split them into
+        tiles.
 
-        Classes at distance 0 from a member are done with and stand in no tile.
+        Classes at distance 0 from a member are done and are not in any tile.
         """
         open_classes = np.flatnonzero(self.gaps > 0)
         rank = self._preorder_of_members()
@@ -189,7 +190,7 @@ class Net:
         return (radius + math.sqrt(widest_gap)) * (1 + 1e-6)
 
     def _preorder_of_members(self) -> IntArray:
-        """The place [K] of each member in a depth-first walk of the tree so far."""
+        """The position [K] of each member in a depth-first walk of the current tree."""
         members = np.flatnonzero(self.gaps == -np.inf)
         above = self.parent[members]
         local = np.where(above < 0, -1, np.searchsorted(members, above))

@@ -41,7 +41,7 @@ class TreeStatistics:
 
     @property
     def near_trivial(self) -> bool:
-        """Whether most nodes hang side by side, so that the tree says next to nothing."""
+        """Whether most nodes are siblings, so that the tree contains little information."""
         judged = self.num_classes >= _SMALLEST_JUDGED
         return judged and self.largest_family_share > _TRIVIAL_SHARE
 

@@ -22,7 +22,7 @@ _LONGEST_WORD_BYTES = 4096
 
 
 def word_file_suffix(path: Path) -> str:
-    """What the name of the file says about its format, with .gz taken off."""
+    """The suffix of the file name that determines the format, without .gz."""
     return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 

@@ -1,1 +1,1 @@
-"""The backbone: a model that turns a batch's inputs into features."""
+"""The backbone: a model that computes features from the inputs of a batch."""

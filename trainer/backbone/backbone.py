@@ -1,4 +1,4 @@
-"""The part below the head: an encoder that turns a batch's inputs into features."""
+"""The model below the head: an encoder that computes features from the inputs of a batch."""
 
 import difflib
 import inspect
@@ -24,7 +24,8 @@ from trainer.backbone.networks import FixedSizeConfig, register_networks
 from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
 
-# What transformers raises for fields that do not fit a model, or each other.
+# Errors that transformers raises for fields that are not valid for a model or contradict each
+# other.
 _CONFIGURATION_ERRORS = (
     ValueError,
     TypeError,
@@ -37,17 +38,17 @@ _CONFIGURATION_ERRORS = (
 
 
 class Backbone(nn.Module):
-    """Inputs of a batch -> features [B, dim].
+    """Computes features [B, dim] from the inputs of a batch.
 
     `forward` takes `{"pixel_values": uint8 [B, C, H, W]}` or `{"input_ids", "attention_mask":
-    int64 [B, T]}`. Pictures are normalised here, on the device, so that loaders hand over bytes. Of
-    several crops, uint8 [B, crops, C, H, W], the features are averaged: logits are linear in them,
-    so it is the mean of the crops' logits.
+    int64 [B, T]}`. Images are normalised here, on the device, so that loaders can pass uint8
+    pixels. With several crops, uint8 [B, crops, C, H, W], the features of the crops are averaged.
+    Logits are linear in the features, so this equals averaging the logits.
     """
 
     mean: Tensor
     std: Tensor
-    # How a run computes: settings of training, no part of the model.
+    # Settings of the training run that are not part of the model.
     precision: torch.dtype | None = None
     channels_last: bool = False
 
@@ -57,7 +58,8 @@ class Backbone(nn.Module):
         self.pooling = pooling
         self.modality = "text" if image is None else "image"
         self.dim = _num_features(encoder)
-        # Batch norm must not see a row that is none; its networks, convolutions, take no rows.
+        # Networks with batch norm, which are convolutional, accept an empty batch. They must not
+        # get a dummy row, as it would change the statistics.
         self._takes_no_rows = any(isinstance(part, _BatchNorm) for part in encoder.modules())
         if image is not None:
             constants = torch.tensor([image.mean, image.std], dtype=torch.float32)
@@ -66,8 +68,8 @@ class Backbone(nn.Module):
 
     @property
     def settings(self) -> Any:
-        """What has the encoder's `vocab_size` and the like as attributes: its transformers
-        configuration, or an imported module itself."""
+        """The object with the encoder's settings, such as `vocab_size`, as attributes: its
+        transformers configuration, or an imported module itself."""
         return self.encoder.config if self._is_transformers else self.encoder
 
     @property
@@ -82,14 +84,14 @@ class Backbone(nn.Module):
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         if self.precision is None:
             return self._forward(inputs)
-        # In here, so that whatever wraps the backbone finds it so: DeepSpeed would switch it off.
+        # Enter autocast inside the module: DeepSpeed disables an autocast context around it.
         with torch.autocast(next(iter(inputs.values())).device.type, self.precision):
             return self._forward(inputs)
 
     def _forward(self, inputs: dict[str, Tensor]) -> Tensor:
         if not self._takes_no_rows and not len(next(iter(inputs.values()))):
-            # Attention cannot tell the heads' size from nothing. A row is computed and cut off, so
-            # that every parameter has a gradient, as on the other ranks: it is zero.
+            # Attention cannot infer shapes from an empty batch. Compute one row and drop it. All
+            # parameters then have a gradient, as on other ranks, and it is zero.
             row = {name: tensor.new_ones(1, *tensor.shape[1:]) for name, tensor in inputs.items()}
             return self._features(row)[:0]
         return self._features(inputs)
@@ -118,7 +120,7 @@ class Backbone(nn.Module):
                     f"backbone {self.architecture} returns features of shape "
                     f"{tuple(output.shape)}: return [batch, {self.dim}], which its dim states"
                 )
-            return output.clone()  # no view, as below
+            return output.clone()  # not a view, as below
         hidden: Tensor = output.last_hidden_state
         if hidden.ndim == 4:  # a feature map [B, dim, h, w]
             if self.pooling == "cls":
@@ -127,7 +129,8 @@ class Backbone(nn.Module):
                     "use auto or mean"
                 )
             pooled = output.get("pooler_output")
-            # No view: FSDP hooks on to what a module returns, and a change in place loses that.
+            # Not a view: FSDP registers hooks on a module's output, and an in-place change of a
+            # view loses them.
             return hidden.mean((2, 3)) if pooled is None else pooled.flatten(1).clone()
         if self.pooling != "mean":
             return hidden[:, 0].clone()
@@ -138,10 +141,10 @@ class Backbone(nn.Module):
 
 
 def build_backbone(config: BackboneOptions, *, image: ImageConfig | None) -> Backbone:
-    """Make the encoder that `config` names.
+    """Build the backbone that `config` describes.
 
-    Random weights follow torch's global generator: seed it first. Raises ValueError naming what the
-    encoder's configuration does not take.
+    Random weights are drawn from torch's global generator: seed it first. Raises ValueError, which
+    names the setting, if the encoder's configuration is not valid.
     """
     if isinstance(config, ImportedBackbone):
         return _imported(config, image)
@@ -166,8 +169,8 @@ def _wrapped(encoder: nn.Module, config: BackboneOptions, image: ImageConfig | N
 
 
 def _num_features(encoder: nn.Module) -> int:
-    """The columns of an encoder's features, as transformers, timm or a module of a user states
-    them."""
+    """The number of features that an encoder states: as in transformers, timm or a module of the
+    user's own."""
     if isinstance(encoder, PreTrainedModel):
         config = encoder.config
         dim = config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
@@ -182,8 +185,8 @@ def _num_features(encoder: nn.Module) -> int:
 
 
 def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backbone:
-    """An encoder without a pooler that nothing would train. Weights come from a local folder or the
-    hub as safetensors only; code from the hub is never run."""
+    """A transformers encoder without its pooler. Weights are loaded from a local folder or the hub,
+    only as safetensors. Code from the hub is never executed."""
     register_networks()
     settings = _settings(config)
     if settings.is_encoder_decoder:
@@ -197,8 +200,8 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
     if isinstance(settings, FixedSizeConfig) and image is not None:
         settings.check_image_size(image.size, image.size)
     try:
-        # A pooler that stands after the token that we read would get no gradient, and DDP waits for
-        # those.
+        # The pooler's output is not used, so its weights would get no gradient, and DDP would wait
+        # for these.
         model: Any = MODEL_MAPPING[type(settings)]
         takes = inspect.signature(model).parameters
         options = {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}

@@ -1,5 +1,8 @@
-"""Batch normalization over all ranks' rows, for the devices that torch's SyncBatchNorm rejects, and
-the buffers of a module, such as the statistics of batch norm."""
+"""Batch norm modes: statistics over the rows of all ranks, local or frozen.
+
+Contains a synchronized batch norm for CPUs, which torch's SyncBatchNorm does not support, and
+functions for the buffers of a module, such as batch norm statistics.
+"""
 
 from typing import Any, Literal
 
@@ -12,14 +15,14 @@ from heads.collectives import all_gather_equal, all_reduce_sum, broadcast
 
 
 class GroupBatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d` whose statistics in training are those of every rank's rows.
+    """`nn.BatchNorm2d` that computes its training statistics over the rows of all ranks.
 
-    Equal to one process on the whole batch up to rounding; ranks may bring no rows.
+    Equals a single process with the whole batch up to rounding. A rank may have zero rows.
     """
 
     group: ProcessGroup | None = None
 
-    @torch.compiler.disable  # its collectives and counts are the host's affair
+    @torch.compiler.disable  # collectives and a count that is read on the host
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
@@ -53,7 +56,7 @@ class _GroupNormalise(torch.autograd.Function):
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.group, ctx.count = group, float(count)
         ctx.mark_non_differentiable(mean, variance, count)
-        # Evaluation mode of torch's own kernel is the fastest scale-and-shift there is.
+        # torch's kernel in evaluation mode is the fastest way to scale and shift.
         normalised = F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
         return normalised, mean, variance, count
 
@@ -68,12 +71,17 @@ class _GroupNormalise(torch.autograd.Function):
         mean_grad, mean_product = sums.chunk(2)
         by_input = grad - _per_channel(mean_grad) - centred * _per_channel(mean_product)
         by_input *= _per_channel(weight.to(inverse.dtype) * inverse)
-        # The parameters' gradients stay this rank's own: the strategy sums them like all others.
+        # The gradients of weight and bias stay local: the strategy sums them over ranks like all
+        # others.
         return by_input.to(x.dtype), by_weight, by_bias, None, None
 
 
 def _moments(x: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance [C] over all ranks, merged as Chan, Golub and LeVeque (1979) do."""
+    """Mean [C], biased variance [C] and row count over all ranks (collective).
+
+    Merges the moments of the ranks like Chan, Golub and LeVeque (1979). Summing squares instead
+    would cancel when the mean is large.
+    """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     count = x.numel() // x.shape[1]
     if count:
@@ -94,18 +102,18 @@ def _per_channel(vector: Tensor) -> Tensor:
 
 
 class FrozenBatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d` that always uses its stored statistics; scale and shift still learn."""
+    """`nn.BatchNorm2d` that always uses its stored statistics; scale and shift are trained."""
 
     def train(self, mode: bool = True) -> "FrozenBatchNorm2d":
-        del mode  # `train()` is called on whole models
+        del mode  # ignored: `train()` is called on whole models
         super().train(False)
         return self
 
 
 @torch.no_grad()
 def follow_first_rank(module: nn.Module, group: ProcessGroup | None) -> None:
-    """Make the statistics of local batch norms those of the first rank, in one message: a
-    checkpoint is a model that some rank had (collective)."""
+    """Copy the statistics of local batch norms from the first rank to all ranks, in one message
+    (collective). All ranks, and so the checkpoint, then have the same model."""
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
     if group is None or not buffers:
         return
@@ -122,7 +130,8 @@ def apply_batch_norm_mode(
     group: ProcessGroup | None,
     device: torch.device,
 ) -> None:
-    """Make a module's batch norms sync over `group`, stay local, or keep their statistics."""
+    """Make a module's batch norms synchronize over `group`, stay local, or freeze their
+    statistics."""
     layers = [child for child in module.modules() if type(child) is nn.BatchNorm2d]
     match mode:
         case "sync" if group is not None and device.type == "cuda":
@@ -138,7 +147,7 @@ def apply_batch_norm_mode(
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that belong to a module's state, by name."""
+    """The buffers in a module's state dict, by name."""
     weights = {name for name, _ in module.named_parameters()}
     state = module.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in state.items() if name not in weights}
@@ -151,6 +160,6 @@ def copy_buffers(module: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def restore_buffers(module: nn.Module, kept: list[Tensor]) -> None:
-    """Make the buffers again what they were."""
+    """Copy the values of `copy_buffers` back to the buffers."""
     for buffer, before in zip(module.buffers(), kept, strict=True):
         buffer.copy_(before)

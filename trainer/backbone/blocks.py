@@ -1,4 +1,4 @@
-"""The repeated blocks of an encoder: what is compiled, checkpointed and sharded one at a time."""
+"""The repeated blocks of an encoder, which are compiled, checkpointed and sharded one by one."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,14 +8,16 @@ from torch import _dynamo as dynamo
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-# A smaller table costs less than a collective of its own.
+# Elements. For a smaller table, a separate collective costs more than it saves.
 _LARGE_TABLE = 1_000_000
-# Sizes of pictures or texts, times training and evaluation; torch's own limit is for all blocks.
+# Compiled variants per block: sizes of images or texts, in training and in evaluation. torch's
+# limit is for all blocks together.
 _SHAPES_A_BLOCK = 16
 
 
 def repeated_blocks(encoder: nn.Module) -> Iterator[nn.Module]:
-    """The members of the outermost lists of modules: a transformer's layers, a ResNet's stages."""
+    """The members of the outermost module lists: the layers of a transformer, the stages of a
+    ResNet."""
     for child in encoder.children():
         if isinstance(child, nn.ModuleList):
             yield from child
@@ -24,30 +26,34 @@ def repeated_blocks(encoder: nn.Module) -> Iterator[nn.Module]:
 
 
 def large_tables(encoder: nn.Module) -> Iterator[nn.Module]:
-    """Embeddings worth sharding and gathering by themselves: word pieces of many languages."""
+    """Embeddings that are large enough to shard and gather separately, such as those of
+    multilingual vocabularies."""
     for module in encoder.modules():
         if isinstance(module, nn.Embedding) and module.weight.numel() >= _LARGE_TABLE:
             yield module
 
 
 def compile_blocks(encoder: nn.Module) -> None:
-    """Compile each block's `forward` in place, or that of an encoder without blocks.
+    """Compile the `forward` of each block in place, or that of the encoder if it has no blocks.
 
-    What wraps the blocks hooks on to their calls and stays outside; names of parameters stay too.
+    Compiling `forward` instead of the module keeps the parameter names, and the hooks of wrappers
+    such as FSDP stay outside the compiled code.
     """
     blocks = list(repeated_blocks(encoder)) or [encoder]
     for block in blocks:
         block.forward = torch.compile(block.forward)
-    # Blocks share their code, and each may be compiled anew for some shapes and modes.
+    # The recompile limit counts per code object, which blocks share. Each block may be compiled
+    # for several shapes and modes.
     limit = _SHAPES_A_BLOCK * len(blocks)
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, limit)
 
 
 def checkpoint_blocks(encoder: nn.Module) -> None:
-    """Make each block forget its activations and compute them again in backward, in place.
+    """Enable activation checkpointing in each block, in place: activations are recomputed in
+    backward.
 
-    Buffers that a forward updates, such as those of batch norm, are updated twice: the caller keeps
-    what they were after the first.
+    Buffers that forward updates, such as those of batch norm, are updated twice. The caller must
+    restore their values after the first forward.
     """
     for block in repeated_blocks(encoder):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

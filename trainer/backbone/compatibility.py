@@ -1,6 +1,6 @@
-"""Whether shards, tokenizer and model fit together, checked before anything is trained or exported.
+"""Checks that shards, tokenizer and backbone are compatible, before training or export.
 
-Whether a backbone reads texts as kway needs it is measured in one small forward pass.
+One small forward pass tests whether a backbone processes texts as kway requires.
 """
 
 from itertools import cycle, islice
@@ -16,15 +16,17 @@ from trainer.checkpoints import Checkpoint
 from trainer.config import Recipe
 
 _NUM_TEST_TOKENS = 8
-# Of the features' norm, above rounding. A random BERT has 2e-3 and more at its first token.
+# Relative to the features' norm, above rounding. A random BERT has 2e-3 or more at its first token.
 _EQUAL_TOLERANCE = 1e-5
-# Of what two texts differ by. Backbones that obey the mask have 0, those that do not 3e-4 and more.
+# Relative to the difference of two texts. It is 0 for backbones that respect the mask, and 3e-4 or
+# more for those that do not.
 _MASK_TOLERANCE = 1e-4
 
 
 def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> None:
-    """Raise ValueError where a model of pictures gets texts or the reverse, where tokens have
-    no embedding or no position or another padding, and where `check_reading` does."""
+    """Raise ValueError if the shards contain texts and the backbone reads images, or the reverse;
+    if tokens have no embedding or no position, or the padding token differs; or if `check_reading`
+    fails."""
     if manifest.modality != backbone.modality:
         held, read = (
             "texts" if modality == "text" else "pictures"
@@ -49,15 +51,15 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
 
 
 def _positions(backbone: Backbone) -> tuple[int | None, int | None]:
-    """Which padding token id positions are counted past, and how many tokens a text may have; None
-    where there is no such thing."""
+    """The padding token id after which positions are counted, and the maximum number of tokens.
+    Each is None if the backbone has no such property."""
     for name, part in backbone.encoder.named_modules():
-        # RoBERTa and its kin count positions from behind the padding token's id.
+        # RoBERTa and related models number positions from the padding token's id + 1.
         row = getattr(part, "padding_idx", None)
         if name.rpartition(".")[2] == "position_embeddings" and row is not None:
             return row, len(part.weight) - row - 1
     num_positions = getattr(backbone.settings, "max_position_embeddings", None)
-    # XLNet has -1.
+    # XLNet states -1 for unlimited.
     return None, num_positions if num_positions is not None and num_positions > 0 else None
 
 
@@ -80,7 +82,7 @@ def _check_tokens(
             f"backbone.config.pad_token_id={pad_id}, or choose the tokenizer that belongs to the "
             "backbone"
         )
-    if padding_row is not None and padding_row != pad_id:  # MPNet's stands in its code
+    if padding_row is not None and padding_row != pad_id:  # hard-coded in MPNet
         raise ValueError(
             f"tokenizer {name} pads with token {pad_id} and the backbone {backbone.architecture} "
             f"with {padding_row}, whatever its configuration: choose another of the two"
@@ -88,7 +90,7 @@ def _check_tokens(
 
 
 def tokenizer_digest(recipe: Recipe) -> str | None:
-    """Tells the recipe's tokenizer from any other; None where it has none."""
+    """The digest of the recipe's tokenizer; None if the recipe has none."""
     text = recipe.data.text
     if text is None:
         return None
@@ -96,7 +98,7 @@ def tokenizer_digest(recipe: Recipe) -> str | None:
 
 
 def check_tokenizer(checkpoint: Checkpoint, digest: str | None) -> None:
-    """Raise ValueError where the run's tokenizer has become another since the checkpoint."""
+    """Raise ValueError if the run's tokenizer has changed since the checkpoint."""
     if checkpoint.state["tokenizer"] != digest:
         raise ValueError(
             f"checkpoint {checkpoint.folder} was trained with another tokenizer than "
@@ -105,11 +107,11 @@ def check_tokenizer(checkpoint: Checkpoint, digest: str | None) -> None:
 
 
 def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None) -> None:
-    """Raise ValueError where the features of texts that differ behind the first token are the same,
-    or depend on what stands under the padding.
+    """Raise ValueError if texts that differ only after the first token have the same features, or
+    if features depend on the tokens in the padding.
 
-    num_positions: how many positions the backbone has, if they are limited. Modes and torch's
-    random state stay as they are.
+    `num_positions` is the number of positions of the backbone, if limited. Training modes and
+    torch's random state are not changed.
     """
     width = min(_NUM_TEST_TOKENS, num_positions or _NUM_TEST_TOKENS)
     if width < 4:  # no room for two tokens and two of padding
@@ -141,20 +143,22 @@ def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None)
 
 @torch.no_grad()
 def _features_of_test_texts(backbone: Backbone, pad_id: int, width: int) -> Tensor:
-    """Of a text, of the same with other tokens under its padding, and of another text: [3, dim].
+    """Features [3, dim] of a text, the same text with other tokens in its padding, and another
+    text.
 
-    All in one batch of one shape, so that what is equal is so to the last bit, on a GPU, too.
+    All three are in one batch with one shape, so that equal features are bitwise equal, even on a
+    GPU.
     """
     device = next(backbone.parameters()).device
     num_padding = width // 2
     num_tokens = width - num_padding
-    # From the end of the vocabulary: special tokens, at its beginning, may have special effects.
+    # From the end of the vocabulary: the special tokens at its beginning may have special effects.
     usable = [i for i in reversed(range(backbone.settings.vocab_size)) if i != pad_id][: 3 * width]
     ids = list(islice(cycle(usable), 3 * width))
     text, other = ids[:num_tokens], [ids[0], *ids[width : width + num_tokens - 1]]
     padding = [pad_id] * num_padding
-    # The first of the padding stays: MobileBERT's last token sees the next one, which is zero there
-    # as it is where a text ends.
+    # Keep the first padding token: in MobileBERT the embedding of a token includes that of the
+    # next one, so the last token of a text legitimately depends on it.
     unlike = [pad_id, *ids[1 - num_padding :]]
     rows = [text + padding, text + unlike, other + padding]
     mask = [[1] * num_tokens + [0] * num_padding] * 3

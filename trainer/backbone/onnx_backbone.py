@@ -1,4 +1,4 @@
-"""The backbone as ONNX: written and compared with the torch one at export, run by onnxruntime.
+"""The backbone as ONNX: written and compared with torch at export, run by onnxruntime when serving.
 
 On CPUs onnxruntime takes about half the time of eager torch for ResNet-50. The packages are the
 optional extra `onnx`; running needs only onnxruntime.
@@ -19,24 +19,24 @@ from data.images.config import ImageConfig
 from data.messages import one_line
 from trainer.backbone.backbone import Backbone
 
-# How far features may differ from torch's, of the largest of them.
+# Maximum difference from torch's features, relative to the largest feature.
 TOLERANCE = 1e-4
 _EXPORT_NEEDS = ("onnx", "onnxscript", "onnxruntime")
 _PICTURES, _TEXTS = ("pixel_values",), ("input_ids", "attention_mask")
-# Batches, and lengths of texts, other than those that the graph was traced with.
+# Batch sizes and text lengths for the comparison, different from those of the traced inputs.
 _TRIED = ((1, 5), (3, 2))
 
 
 def is_installed() -> bool:
-    """Whether `OnnxBackbone` can run here."""
+    """Whether onnxruntime, which `OnnxBackbone` needs, is installed."""
     return importlib.util.find_spec("onnxruntime") is not None
 
 
 class OnnxBackbone:
-    """Inputs of a batch -> features [B, dim], as `Backbone` gives them, on the CPU."""
+    """Computes the same features [B, dim] as `Backbone` with onnxruntime, on the CPU."""
 
     def __init__(self, file: Path, *, threads: int) -> None:
-        """Raises ValueError for a file that onnxruntime does not load."""
+        """Raises ValueError if onnxruntime cannot load the file."""
         import onnxruntime
         from onnxruntime.capi import onnxruntime_pybind11_state as state
 
@@ -72,7 +72,7 @@ class OnnxBackbone:
 
 
 class _Positional(nn.Module):
-    """A backbone whose inputs are arguments, which become the inputs of the graph."""
+    """A backbone with positional inputs, which become the inputs of the ONNX graph."""
 
     def __init__(self, backbone: Backbone, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -84,10 +84,10 @@ class _Positional(nn.Module):
 
 
 def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> None:
-    """Write `backbone` to `file`, with batches and texts of any length; `image` of a model of them.
+    """Write `backbone` to `file` for any batch size and text length. Image models need `image`.
 
-    Raises ValueError where the packages are missing, torch cannot export the network, or what
-    onnxruntime computes from random inputs differs by more than `TOLERANCE`.
+    Raises ValueError if the packages are missing, torch cannot export the network, or
+    onnxruntime's features of random inputs differ from torch's by more than `TOLERANCE`.
     """
     missing = [name for name in _EXPORT_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
@@ -117,7 +117,7 @@ def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> Non
 
 
 def _plain(backbone: Backbone) -> Backbone:
-    """A copy as bundles are served: float32 on the CPU, without the settings of a training."""
+    """A copy in the form that is served: float32, on the CPU, without the settings of training."""
     plain = copy.deepcopy(backbone).to("cpu", torch.float32).eval().requires_grad_(False)
     plain.precision, plain.channels_last = None, False
     return plain
@@ -126,7 +126,7 @@ def _plain(backbone: Backbone) -> Backbone:
 def _random_inputs(
     backbone: Backbone, image: ImageConfig | None, batch: int, length: int
 ) -> dict[str, Tensor]:
-    """Inputs of any pictures, or of any tokens with one text shorter than the others."""
+    """Random images, or random tokens with one text that is shorter than the others."""
     generator = torch.Generator().manual_seed(batch)
     if backbone.modality == "image":
         assert image is not None
@@ -146,7 +146,7 @@ def _compare(backbone: Backbone, image: ImageConfig | None, file: Path) -> None:
         inputs = _random_inputs(backbone, image, batch, length)
         wanted, found = backbone(inputs), session(inputs)
         error = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
-        if not error <= TOLERANCE:  # NaN, too
+        if not error <= TOLERANCE:  # also true for NaN
             raise ValueError(
                 f"onnxruntime's features differ from torch's by {error:.1e} of the largest, more "
                 f"than {TOLERANCE:.0e}: export without --onnx"
@@ -155,7 +155,7 @@ def _compare(backbone: Backbone, image: ImageConfig | None, file: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what the exporter says of itself, for its developers, off the terminal."""
+    """Silence log messages and warnings of the exporter that are meant for its developers."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,1 +1,1 @@
-"""The bundle: the exported model, a folder with all that serving needs."""
+"""The bundle: an exported model, a folder with everything that serving needs."""

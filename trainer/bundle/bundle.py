@@ -1,13 +1,14 @@
-"""The exported model: a folder with all that serving needs, and nothing in it is a pickle.
+"""The exported model: a folder with everything that serving needs. It contains no pickles.
 
-bundle.json                 what it is: preprocessing, loss, recalls, checksums (`spec.py`)
-classes.jsonl               a class a line; classes.safetensors beside it: what they are found by
-thresholds.safetensors      of each class, with the positives behind them, where it was evaluated
-encoder/config.json         the encoder's transformers configuration
-backbone.safetensors        its weights
-backbone.onnx               the same for onnxruntime, where the export was asked for it
-class_weights.safetensors   float32 [classes, dim (+ 1: the bias)], one class read at a time
-tokenizer/                  where the model reads texts: files that AutoTokenizer opens
+bundle.json                 the specification: preprocessing, loss, recalls, checksums (`spec.py`)
+classes.jsonl               one class per line
+classes.safetensors         the search index of the class names
+thresholds.safetensors      thresholds and positives of each class, if the model was evaluated
+encoder/config.json         the encoder's transformers configuration; not for imported backbones
+backbone.safetensors        the weights of the backbone
+backbone.onnx               the backbone for onnxruntime, if requested at export
+class_weights.safetensors   float32 [classes, dim (+ 1: the bias)], read one class at a time
+tokenizer/                  files for AutoTokenizer, if the model reads texts
 MODEL_CARD.md
 """
 
@@ -53,10 +54,11 @@ _HOT_ROWS_BYTES = 64 * 2**20
 
 
 class Bundle:
-    """An opened bundle. What grows with the classes stays on disk; ask for what you need.
+    """An open bundle. Data that grows with the number of classes stays on disk and is read on
+    demand.
 
-    `classes[id]` is a class with its attributes, `names` what classes are found by; `thresholds`
-    is None for a model that was not evaluated.
+    `classes[id]` is a class with its attributes. `names` finds classes by name. `thresholds` is
+    None for a model that was not evaluated.
     """
 
     def __init__(self, path: Path, manifest: BundleManifest, *, cache_bytes: int) -> None:
@@ -81,11 +83,12 @@ class Bundle:
 
     @classmethod
     def open(cls, path: Path, *, cache_bytes: int = _HOT_ROWS_BYTES) -> "Bundle":
-        """Open the bundle folder `path`, after a check of its description, files and sizes.
+        """Open the bundle folder `path` after checking its specification and the sizes of its
+        files.
 
-        Class weights that were asked for stay in memory, up to `cache_bytes` of them. Raises
-        FileNotFoundError when it, or a file of it, is missing, and ValueError when it is damaged or
-        of another format. Checksums are `verify`'s: they read everything.
+        Up to `cache_bytes` of recently used class weights stay in memory. Raises FileNotFoundError
+        if the bundle or one of its files is missing, and ValueError if it is damaged or has an
+        unsupported format. Use `verify` to compare checksums, which reads all files.
         """
         manifest = read_manifest(path)
         for name, expected in manifest.files.items():
@@ -111,10 +114,11 @@ class Bundle:
         self.close()
 
     def verify(self, *, class_weights: bool = True) -> None:
-        """Read every file and compare its checksum; ValueError names the first that differs.
+        """Read every file and compare its checksum. Raises ValueError, which names the first file
+        that differs.
 
-        Without `class_weights` their file, by far the largest where classes are many, is not read:
-        `open` has compared its size and header.
+        Set `class_weights` to false to skip the file of class weights, by far the largest with
+        many classes. `open` has checked its size and header.
         """
         for name, expected in self._files.items():
             if name == WEIGHTS and not class_weights:
@@ -125,31 +129,31 @@ class Bundle:
                 )
 
     def class_id(self, name_or_id: str | int) -> int:
-        """The id of a class by its exact name, by its id, or by "#" and its id.
+        """The id of a class, given its exact name, its id, or "#" followed by its id.
 
         Raises ValueError for an unknown class, with the nearest names.
         """
         return self.names.id_of(name_or_id)
 
     def rows(self, class_ids: Sequence[int]) -> ClassRows:
-        """Class ids -> their rows, float32 [n, dim], and biases, read from disk."""
+        """The rows, float32 [n, dim], and biases of classes, read from disk."""
         stored = self._rows.read(class_ids)
         bias = stored[:, self.spec.dim] if self.spec.bias else None
         return ClassRows(torch.tensor(class_ids), stored[:, : self.spec.dim], bias)
 
     def scores(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
-        """Features [B, dim] -> scores [B, n] of the classes, which thresholds are compared with."""
+        """The scores [B, n] of classes for features [B, dim]. Compare these with thresholds."""
         loss = self.spec.loss
         return score(loss.score, self.logits(features, class_ids), eps=loss.eps)
 
     def logits(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
-        """Features [B, dim] -> logits [B, n] of the classes."""
+        """The logits [B, n] of classes for features [B, dim]."""
         return self.spec.logits(features, self.rows(class_ids).to(features.device))
 
     def threshold(self, class_id: int, recall: float) -> Threshold:
         """The threshold of a class at `recall`: its own or the pooled one.
 
-        Raises ValueError for a recall that the bundle holds no thresholds for.
+        Raises ValueError if the bundle has no thresholds for this recall.
         """
         if self.thresholds is None:
             raise ValueError(
@@ -158,34 +162,34 @@ class Bundle:
         return self.thresholds.of(class_id, recall)
 
     def positives(self, class_id: int) -> int | None:
-        """Validation samples of a class; None for a model that was not evaluated."""
+        """The number of validation samples of a class; None if the model was not evaluated."""
         return None if self.thresholds is None else int(self.thresholds.positives[class_id])
 
     @property
     def has_onnx(self) -> bool:
-        """Whether the backbone is there for onnxruntime, too."""
+        """Whether the bundle also contains the backbone for onnxruntime."""
         return ONNX in self._files
 
     def load_onnx_backbone(self, *, threads: int) -> OnnxBackbone:
-        """The backbone run by onnxruntime, which must be installed (`onnx_is_installed`)."""
+        """Load the backbone with onnxruntime, which must be installed (`onnx_is_installed`)."""
         assert self.has_onnx, "the bundle has no ONNX backbone"
         return OnnxBackbone(self.path / ONNX, threads=threads)
 
     def check_imports(self, allow_imports: Collection[str]) -> None:
-        """Raise ValueError where `load_backbone` would import what is not in `allow_imports`."""
+        """Raise ValueError if `load_backbone` needs an import that is not in `allow_imports`."""
         if self.spec.backbone is not None:
             paths = {"backbone": self.spec.backbone.kind}
             check_allowed(paths, allow_imports, f"bundle {self.path}")
 
     def load_backbone(self, *, allow_imports: Collection[str] = ()) -> Backbone:
-        """The backbone with its trained weights, in evaluation mode, on the CPU.
+        """Load the backbone with its trained weights, in evaluation mode, on the CPU.
 
-        A bundle contains no code: a backbone of the user's is imported, and must be in
-        `allow_imports`.
+        A bundle contains no code. A backbone of the user's own is imported, and its path must be
+        in `allow_imports`.
         """
         self.check_imports(allow_imports)
         config = self._backbone_config()
-        with torch.random.fork_rng(devices=[]):  # the random weights are replaced at once
+        with torch.random.fork_rng(devices=[]):  # random initial weights are overwritten below
             backbone = build_backbone(config, image=self.spec.image)
         file = self.path / BACKBONE
         try:
@@ -216,7 +220,8 @@ class Bundle:
         return config
 
     def load_tokenizer(self) -> Tokenizer:
-        """The tokenizer of a model of texts, which cuts them where training did."""
+        """Load the tokenizer of a text model. It truncates texts to the same length as in
+        training."""
         assert self.spec.text is not None, "a model of pictures has no tokenizer"
         folder = self.path / TOKENIZER
         return open_tokenizer(str(folder), max_length=self.spec.text.max_length)

@@ -1,7 +1,7 @@
-"""The class list of a bundle on disk: it opens at once and stays there, however many classes.
+"""The class list of a bundle. It stays on disk and opens immediately for any number of classes.
 
-classes.jsonl        {"name": …, "attributes": {…}}: a class a line, in the order of their ids
-classes.safetensors  where each line ends, and what names are found by (`NameIndex`)
+classes.jsonl        {"name": …, "attributes": {…}}: one class per line, in order of id
+classes.safetensors  the end of each line, and the index of the names (`NameIndex`)
 """
 
 import os
@@ -23,9 +23,9 @@ from trainer.bundle.spec import INDEX, LINES, ClassEntry
 
 @paused_gc()
 def write_classes(folder: Path, entries: Iterable[ClassEntry]) -> int:
-    """Write the files of the class list into `folder`; how many classes there are.
+    """Write the files of the class list into `folder`; returns the number of classes.
 
-    Raises ValueError for a name that stands twice, or an empty list.
+    Raises ValueError for a duplicate name or an empty list.
     """
     names, lengths = [], []
     with (folder / LINES).open("wb") as file:
@@ -49,10 +49,10 @@ def write_classes(folder: Path, entries: Iterable[ClassEntry]) -> int:
 
 
 class ClassList:
-    """The classes of a bundle folder, each read when it is asked for."""
+    """The classes of a bundle folder, read on demand."""
 
     def __init__(self, folder: Path, num_classes: int) -> None:
-        """Raises ValueError where the files do not hold that many."""
+        """Raises ValueError if the files do not contain `num_classes` classes."""
         self.path = folder / LINES
         arrays = mapped_arrays(folder / INDEX, _shapes(num_classes))
         self._ends = arrays["line_ends"]
@@ -74,12 +74,12 @@ class ClassList:
         return len(self._ends)
 
     def __getitem__(self, class_id: int) -> ClassEntry:
-        """The class of an id; IndexError outside 0 … K - 1."""
+        """The class with this id. Raises IndexError outside 0 … K - 1."""
         if not 0 <= class_id < len(self):
             raise IndexError(f"class id {class_id} is not within 0 … {len(self) - 1}")
         assert self._close.alive, "the file is closed"
         start, end = int(self._ends[class_id - 1]) if class_id else 0, int(self._ends[class_id])
-        # A damaged place must not make us read gigabytes, nor fail in words of the system.
+        # A damaged index must not cause a read of gigabytes or an OSError.
         is_inside = 0 <= start < end <= self._size
         line = os.pread(self._descriptor, end - start, start) if is_inside else b""
         try:
@@ -90,12 +90,12 @@ class ClassList:
             ) from error
 
     def close(self) -> None:
-        """Close the file of lines; reading afterwards is an error."""
+        """Close the file. Do not read afterwards."""
         self._close()
 
 
 class _Names(Sequence[str]):
-    """Only the names of a class list."""
+    """The names of a class list as a sequence."""
 
     def __init__(self, classes: ClassList) -> None:
         self._classes = classes

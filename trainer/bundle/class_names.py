@@ -1,7 +1,7 @@
-"""Class names: exact look-up, search as one types, and the nearest names to a misspelt one.
+"""Class names: exact lookup, search as you type, and the nearest names to a misspelled one.
 
-Made for millions of names that lie on disk: every look works on arrays, a bounded part of them at a
-time, and reads only the names that it gives back.
+Designed for millions of names on disk. Every operation works on arrays, in chunks of bounded size,
+and reads only the names that it returns or compares.
 """
 
 import difflib
@@ -13,18 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CANDIDATES = 200
-# Bytes of names looked through together.
+# Bytes of names searched at a time.
 _CHUNK = 1 << 22
-# Longer strings cost difflib quadratic time and are nobody's misspelling of a class.
+# difflib takes quadratic time, and a longer string is not a misspelled class name.
 _MAX_QUERY_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class NameIndex:
-    """What K names are found by; made once, when they are written.
+    """The search index of K names, created once when the names are written.
 
-    `folded` are the case-folded names in UTF-8, one after the other, and `ends` [K] where each
-    ends in it. `hashes` [K] are ascending, `by_hash` [K] the ids of the names they are of.
+    `folded` contains the concatenated case-folded names in UTF-8, and `ends` [K] the end of each.
+    `hashes` [K] is in ascending order, and `by_hash` [K] has the class id of each hash.
     """
 
     folded: NDArray[np.uint8]
@@ -34,7 +34,7 @@ class NameIndex:
 
 
 def index_names(names: Sequence[str]) -> NameIndex:
-    """The index of `names`. Raises ValueError for a name that stands twice."""
+    """The index of `names`. Raises ValueError for a duplicate name."""
     folded = [name.casefold().encode() for name in names]
     ends = np.cumsum(np.fromiter(map(len, folded), np.int64, len(folded)), dtype=np.int64)
     hashes = np.fromiter(map(_hash, names), np.int64, len(names))
@@ -45,7 +45,7 @@ def index_names(names: Sequence[str]) -> NameIndex:
 
 
 class ClassNames:
-    """The class list of a model; a class's id is its place in it."""
+    """The class list of a model. The id of a class is its index in the list."""
 
     def __init__(self, names: Sequence[str], index: NameIndex | None = None) -> None:
         self.names = names
@@ -55,10 +55,10 @@ class ClassNames:
         return len(self.names)
 
     def id_of(self, wanted: str | int) -> int:
-        """The id of a class by its exact name, or by the id itself: 3 or "#3".
+        """The id of a class, given its exact name or the id itself: 3 or "#3".
 
-        Raises ValueError for an unknown one, with the nearest names, and for a "#3" that is the
-        name of another class than 3: what was meant cannot be told.
+        Raises ValueError, with the nearest names, for an unknown class. Also raises it for an
+        ambiguous "#3": one that is the name of a class other than class 3.
         """
         if isinstance(wanted, str):
             named, number = self._exactly(wanted), _number_in(wanted)
@@ -77,17 +77,17 @@ class ClassNames:
         return wanted
 
     def id_of_name(self, name: str) -> int:
-        """The id of the class with exactly this name. Raises ValueError for an unknown one."""
+        """The id of the class with exactly this name. Raises ValueError for an unknown name."""
         found = self._exactly(name)
         if found is None:
             raise ValueError(self._unknown(name))
         return found
 
     def nearest(self, name: str, count: int = 3) -> list[str]:
-        """The names most like `name`, best first; empty when nothing is like it.
+        """The names most similar to `name`, best first. Empty if no name is similar.
 
-        Names that share most letter pairs with it are found at once, and only these are compared
-        in full.
+        A fast first pass selects the names that share the most byte pairs with it; only these are
+        compared in full.
         """
         folded = name[:_MAX_QUERY_CHARACTERS].casefold()
         ratio = difflib.SequenceMatcher(b=folded, autojunk=False)
@@ -99,9 +99,9 @@ class ClassNames:
         return [close for score, _, close in sorted(scored)[:count] if score < -0.4]
 
     def search(self, text: str, *, limit: int, offset: int = 0) -> tuple[list[int], int]:
-        """Ids of the names that contain `text`, whatever the case, and how many there are.
+        """The ids of names that contain `text`, ignoring case, and the total number of matches.
 
-        Names that begin with it come first; within each group the order is the class list's.
+        Names that start with `text` come first; otherwise the order is that of the class list.
         """
         if not text:
             return list(range(len(self))[offset : offset + limit]), len(self)
@@ -134,7 +134,7 @@ class ClassNames:
         return int(self._index.ends[class_id - 1]) if class_id else 0
 
     def _bytes_of(self, block: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The folded names of a block, and where in them each ends."""
+        """The folded names of a block and the end of each within it."""
         start = self._start(block[0])
         ends = self._index.ends[block[0] : block[1]] - start
         return self._index.folded[start : start + int(ends[-1])], ends
@@ -142,7 +142,8 @@ class ClassNames:
     def _containing(
         self, text: bytes, block: tuple[int, int]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Ids of a block's names that contain `text`, ascending, and whether each begins so."""
+        """The ids, ascending, of a block's names that contain `text`, and whether each starts with
+        it."""
         names, ends = self._bytes_of(block)
         found = np.flatnonzero(names[: max(0, len(names) - len(text) + 1)] == text[0])
         for position, byte in enumerate(text[1:], start=1):
@@ -156,7 +157,7 @@ class ClassNames:
         return ids + block[0], found == starts[ids]
 
     def _share_most_pairs(self, text: bytes) -> list[int]:
-        """Ids of the names with the largest share of byte pairs in common with `text`."""
+        """The ids of the names with the largest share of byte pairs in common with `text`."""
         if not text:
             return []
         is_wanted = np.zeros(1 << 16, np.bool_)
@@ -178,7 +179,7 @@ class ClassNames:
         starts = np.concatenate([[0], ends[:-1]])
         common = np.zeros(len(names), np.uint8)
         common[:-1] = is_wanted[_pairs(names)]
-        # No pair begins at a name's last byte; both ends count as if they were pairs, too.
+        # No pair starts at a name's last byte. Equal first or last bytes count like a common pair.
         common[ends - 1] = names[ends - 1] == text[-1]
         common[starts] += names[starts] == text[0]
         shared = np.add.reduceat(common, starts, dtype=np.int32)
@@ -192,13 +193,13 @@ class ClassNames:
 
 
 def _hash(name: str) -> int:
-    """64 bits, equal in every process."""
+    """A 64-bit hash that is the same in every process."""
     digest = hashlib.blake2b(_encoded(name), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def _encoded(text: str) -> bytes:
-    """UTF-8; what a client sends may hold halves of characters, which no name does."""
+    """The text in UTF-8. A client may send lone surrogates, which occur in no name."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -211,7 +212,7 @@ def _check_distinct(
     names: Sequence[str], hashes: NDArray[np.int64], by_hash: NDArray[np.int32]
 ) -> None:
     same = hashes[1:] == hashes[:-1]
-    if same.any():  # names of equal hashes, very rarely different ones
+    if same.any():  # almost always equal names, very rarely a collision
         seen: set[str] = set()
         for position in by_hash[np.flatnonzero(np.append(same, False) | np.append(False, same))]:
             if names[position] in seen:
@@ -220,8 +221,8 @@ def _check_distinct(
 
 
 def _number_in(wanted: str) -> int | None:
-    """3 of "#3"."""
+    """The number in a text like "#3"; None for other texts."""
     if not (wanted.startswith("#") and wanted[1:].isascii() and wanted[1:].isdigit()):
         return None
-    # int() refuses, and takes quadratic time for, thousands of digits.
+    # int() takes quadratic time for long strings of digits and rejects thousands of them.
     return int(wanted[1:]) if len(wanted) < 20 else 10**20

@@ -1,4 +1,4 @@
-"""From a run to a bundle: the model, its class rows, its thresholds and a model card."""
+"""Exports a run as a bundle: the model, its class rows, its thresholds and a model card."""
 
 import json
 import shlex
@@ -40,14 +40,15 @@ def export_run(
     force: bool = False,
     allow_imports: Collection[str] = (),
 ) -> None:
-    """Write the newest model of a run as the bundle `out`; one process.
+    """Write the newest model of a run as the bundle `out`, in a single process.
 
-    The bundle holds thresholds for the recipe's `evaluation.recalls` and for `recalls`. A class
-    with fewer than `min_positives` samples in validation takes the pooled one; by default that
-    depends on the recall (`least_positives`). With `onnx` the backbone is written for onnxruntime,
-    too. Raises what `open_trained` and `write_onnx` raise, FileNotFoundError with the command to
-    run where the model was not evaluated so yet, and ValueError where `out` exists and `force` is
-    off.
+    The bundle contains thresholds for the recipe's `evaluation.recalls` and for `recalls`. A class
+    with fewer than `min_positives` validation samples uses the pooled threshold; the default
+    depends on the recall (`least_positives`). `onnx` also writes the backbone for onnxruntime.
+
+    Raises the errors of `open_trained` and `write_onnx`, FileNotFoundError with the command to run
+    if the model was not evaluated at these recalls, and ValueError if `out` exists and `force` is
+    false.
     """
     assert world.size == 1, "a bundle is written by one process"
     trained = open_trained(run, world, allow_imports=allow_imports)
@@ -74,7 +75,7 @@ def export_run(
 def _evaluation(
     run: Path, trained: TrainedRun, recalls: Sequence[float], allow_imports: Collection[str]
 ) -> Evaluation:
-    """The saved one that has all recalls. It may have taken many ranks, so it is not made here."""
+    """The saved evaluation with all recalls. It is not computed here, as it may need many ranks."""
     own = trained.recipe.evaluation.recalls
     wanted = sorted({*own, *recalls})
     if set(wanted) == set(own):
@@ -130,8 +131,8 @@ def _tokenizer(text: TextConfig | None) -> Tokenizer | None:
 
 def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThresholds:
     classes, pooled = evaluation.classes, evaluation.pooled
-    # A threshold is the score of a sample: another batch, engine or device rounds that sample's
-    # score otherwise, and the recall would be missed by the last bits.
+    # A threshold equals the score of some sample. Another batch, engine or device may round that
+    # score down and miss the recall by the last bits, so lower thresholds by a small margin.
     largest = torch.cat([classes.threshold.flatten(), pooled]).nan_to_num().abs().max()
     room = _ROUNDING * largest
     precisions = _pooled_precisions(evaluation).tolist()
@@ -155,8 +156,9 @@ def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThres
 
 
 def _pooled_precisions(evaluation: Evaluation) -> Tensor:
-    """The share of the samples at or above the pooled threshold that are of the class, averaged
-    over the classes with samples [R]; a class that no sample reaches counts as 0."""
+    """The precision of the pooled thresholds [R]: the fraction of samples at or above the threshold
+    that belong to the class, averaged over classes with samples. Counts as 0 for a class if no
+    sample reaches the threshold."""
     of_class, of_any = evaluation.reached_pooled.double().unbind(2)
     return (of_class / of_any.clamp(min=1))[evaluation.classes.positives > 0].mean(0)
 
@@ -166,7 +168,7 @@ def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
     if head.tree.num_nodes == head.num_classes and not head.tree.has_children.any():
         yield from (_with_bias(block) for block in blocks)
         return
-    # A tree's blocks come in the order of its nodes.
+    # The blocks of a tree are in node order, which differs from class order.
     rows = torch.empty(head.num_classes, head.dim + (head.bias is not None))
     for block in blocks:
         rows[block.class_ids] = _with_bias(block).cpu()
@@ -174,7 +176,7 @@ def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
 
 
 def _with_bias(block: ClassRows) -> Tensor:
-    """Rows as a bundle stores them: the bias of a class follows its row."""
+    """Rows as stored in a bundle: the bias of a class is appended to its row."""
     if block.bias is None:
         return block.rows
     return torch.cat([block.rows, block.bias.unsqueeze(1)], dim=1)

@@ -1,7 +1,8 @@
-"""Arrays of a safetensors file as read-only memory maps: opened at once, paged in where looked at.
+"""Arrays of a safetensors file as read-only memory maps, which open immediately and load pages on
+access.
 
-For tables that are looked up at few places. Replicas on one machine share the pages. Rows of class
-weights are read otherwise (`trainer/bundle/row_file.py`).
+Use this for tables with few accesses. Replicas on one machine share the pages. Class weights are
+read differently (`trainer/bundle/row_file.py`).
 """
 
 from collections.abc import Mapping
@@ -11,19 +12,19 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-# By name: type, and shape with None where any length will do.
+# By name: dtype and shape, where None allows any length.
 Shapes = Mapping[str, tuple[type[np.generic], tuple[int | None, ...]]]
 
 
 def mapped_arrays(
     path: Path, expected: Shapes, *, optional: Shapes | None = None
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of the file `path`: all `expected` ones, and no others except `optional` ones.
+    """The arrays of the file `path`: all that are `expected` and any that are `optional`.
 
-    Raises ValueError if they differ or the file is damaged.
+    Raises ValueError if the file has other arrays or is damaged.
     """
     try:
-        # torch's loader maps the file and copies nothing, which numpy's does.
+        # The torch loader maps the file without a copy; the numpy loader copies it.
         with safe_open(path, framework="pt") as file:
             arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:

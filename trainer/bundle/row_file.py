@@ -1,6 +1,7 @@
-"""A safetensors file that holds one float32 matrix, written in blocks and read by the row.
+"""A safetensors file with one float32 matrix, written in blocks and read by row.
 
-Any safetensors reader opens it. It is not a general writer: one tensor, row-major, float32.
+Any safetensors reader can open the file. This is not a general writer: it supports a single
+row-major float32 tensor.
 """
 
 import json
@@ -17,23 +18,23 @@ import torch
 from torch import Tensor
 
 _ITEM_BYTES = 4
-# Rows and bytes that the kernel takes in one call, with room.
+# Limits on rows and bytes of one preadv call, below those of the kernel.
 _MAX_RUN, _MAX_RUN_BYTES = 1024, 1 << 30
-# The format's own limit on the header; a damaged length must not make us read gigabytes.
+# The format's limit on the header size: a damaged length must not cause a read of gigabytes.
 _MAX_HEADER_BYTES = 100_000_000
-# What Python holds beside a row's numbers, roughly.
+# Approximate overhead of a cached row in Python.
 _EXTRA_BYTES = 250
-# A question for more than this share of what fits would drive all others out.
+# A request for more than 1 / this share of the cache bypasses it: it would evict everything else.
 _LARGE_SHARE = 8
 
 
 def write_rows(
     path: Path, blocks: Iterable[Tensor], *, name: str, num_rows: int, width: int
 ) -> None:
-    """Write `blocks` [rows, width], one after the other, as the tensor `name` [num_rows, width].
+    """Write `blocks` [rows, width] in order as the tensor `name` [num_rows, width].
 
-    Only one block is held at a time. Raises ValueError when the blocks do not add up to the
-    shape, or hold a number that is not finite.
+    Only one block is in memory at a time. Raises ValueError if the blocks do not add up to the
+    shape or contain a non-finite number.
     """
     written = 0
     with path.open("wb") as file:
@@ -59,19 +60,19 @@ def write_rows(
 
 
 def header_of(name: str, num_rows: int, width: int) -> bytes:
-    """What stands in the file before its rows."""
+    """The file's header, which precedes the rows."""
     size = num_rows * width * _ITEM_BYTES
     entry = {"dtype": "F32", "shape": [num_rows, width], "data_offsets": [0, size]}
     header = json.dumps({name: entry}, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)  # the data starts aligned, as the format asks
+    header += b" " * (-len(header) % 8)  # the format requires aligned data
     return len(header).to_bytes(8, "little") + header
 
 
 class RowFile:
-    """Rows of one float32 matrix on disk, each read where it lies; the hot ones stay in memory.
+    """Reads single rows of a float32 matrix on disk and caches recently used ones. Thread-safe.
 
-    `pread` and not a memory map: the kernel reads megabytes ahead of a mapped access, and a cold
-    row then costs milliseconds instead of 0.06. Threads may read at the same time.
+    Uses `pread` instead of a memory map: for mapped access the kernel reads megabytes ahead, and a
+    cold row then takes milliseconds instead of 0.06 ms.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class RowFile:
             raise
 
     def close(self) -> None:
-        """Close the file; reading afterwards is an error."""
+        """Close the file. Do not read afterwards."""
         self._close()
 
     def read(self, rows: Sequence[int]) -> Tensor:
-        """Rows -> [len(rows), width]. Raises ValueError for a row outside the matrix."""
+        """The rows as a tensor [len(rows), width]. Raises ValueError if a row is out of range."""
         assert self._close.alive, "the file is closed"
         outside = [row for row in rows if not 0 <= row < self.num_rows]
         if outside:
@@ -105,7 +106,7 @@ class RowFile:
         return torch.from_numpy(out)
 
     def _runs(self, rows: Sequence[int], positions: list[int]) -> Iterator[list[int]]:
-        """The places in runs whose rows lie one behind the other in the file."""
+        """Group positions into runs whose rows are consecutive in the file."""
         longest = max(1, min(_MAX_RUN, _MAX_RUN_BYTES // (self.width * _ITEM_BYTES)))
         run: list[int] = []
         for position in sorted(positions, key=rows.__getitem__):
@@ -157,7 +158,7 @@ def _parse_header(data: bytes) -> dict[str, Any]:
 
 
 class RowCache:
-    """Rows by number, those not asked for longest leaving first. Threads may use it together."""
+    """A thread-safe LRU cache of rows by number."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -165,7 +166,7 @@ class RowCache:
         self._lock = threading.Lock()
 
     def take(self, rows: Sequence[int], out: np.ndarray) -> list[int]:
-        """Fill `out` [n, width] where a row is held; the places of those that are not."""
+        """Copy cached rows to `out` [n, width]; returns the positions of rows not in the cache."""
         if self._is_large(rows, out):
             return list(range(len(rows)))
         missing = []
@@ -180,7 +181,7 @@ class RowCache:
         return missing
 
     def keep(self, rows: Sequence[int], positions: Sequence[int], out: np.ndarray) -> None:
-        """Hold the rows of `out` [n, width] at `positions`."""
+        """Cache the rows of `out` [n, width] at `positions`."""
         if self._is_large(rows, out):
             return
         most = self._max_bytes // _bytes_of(out)

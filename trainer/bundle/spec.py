@@ -1,7 +1,7 @@
-"""`bundle.json`: the specification of a bundle, and the names and checksums of its files.
+"""`bundle.json`: the specification of a bundle and the names and checksums of its files.
 
-What grows with the classes is in files of its own: `trainer/bundle/class_list.py`,
-`trainer/bundle/thresholds.py`.
+Data that grows with the number of classes is in separate files (`trainer/bundle/class_list.py`,
+`trainer/bundle/thresholds.py`).
 """
 
 import json
@@ -17,35 +17,35 @@ from heads.losses import ScoreKind
 
 Reads = Literal["pictures", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-# Format 2 lacks the validation counts of thresholds, which are then unknown. Formats 2 and 3 lack
-# the logit map, which is then `dot`.
+# Format 2 does not contain the validation counts of thresholds, which are then unknown. Formats 2
+# and 3 do not contain the logit map, which is then `dot`.
 FORMAT_VERSION, _OLDEST_VERSION = 4, 2
 SPEC, CARD = "bundle.json", "MODEL_CARD.md"
 BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
 TOKENIZER, ONNX = "tokenizer", "backbone.onnx"
 LINES, INDEX = "classes.jsonl", "classes.safetensors"
 THRESHOLDS = "thresholds.safetensors"
-TENSOR = "weight"  # the name of the one in WEIGHTS
+TENSOR = "weight"  # the name of the tensor in WEIGHTS
 _REQUIRED = (BACKBONE, WEIGHTS, CARD, LINES, INDEX)
 _ENCODER_CONFIG = f"{ENCODER}/config.json"
 _OF_TEXTS = (f"{TOKENIZER}/{TOKENIZER_FILE}", f"{TOKENIZER}/{CONFIG_FILE}")
 
 
 class Spec(BaseModel):
-    """Strict: what is not known here is an error."""
+    """The base class of specifications. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ClassEntry(Spec):
-    """A class; its place in the list is its id and its row."""
+    """A class. Its index in the list is its id and its row."""
 
     name: str = Field(min_length=1)
     attributes: dict[str, str] = {}
 
 
 class LossSpec(Spec):
-    """What the rows were trained with; `aligned`: with the Principle of Logit Separation."""
+    """The loss of the training. `aligned`: it satisfies the Principle of Logit Separation."""
 
     kind: str
     aligned: bool
@@ -54,7 +54,8 @@ class LossSpec(Spec):
 
 
 class RecallSpec(Spec):
-    """A recall that there are thresholds for: scores at or above which validation showed it."""
+    """A recall with thresholds: accepting scores at or above them had this recall in
+    validation."""
 
     recall: float = Field(gt=0, le=1)
     pooled: Finite | None = Field(None, description="over the positives of all classes")
@@ -74,14 +75,14 @@ class RecallSpec(Spec):
 
 
 class TextSpec(Spec):
-    """How a text becomes tokens; the tokenizer itself lies beside."""
+    """How texts are tokenized. The tokenizer itself is in a separate folder of the bundle."""
 
     max_length: int = Field(gt=0, description="tokens a text keeps, the special ones among them")
 
 
 class BackboneSpec(Spec):
-    """A backbone whose code is not in the bundle: its import path, its options and the version of
-    its source at the export."""
+    """A backbone whose code is not in the bundle: its import path, its options, and the version of
+    its source at the time of the export."""
 
     kind: str
     options: dict[str, Any]
@@ -89,7 +90,7 @@ class BackboneSpec(Spec):
 
 
 class BundleSpec(Spec):
-    """All of it but the checksums; a model reads pictures or texts."""
+    """The specification without the checksums. A model reads either images or texts."""
 
     pooling: Literal["auto", "cls", "mean"] = "auto"
     backbone: BackboneSpec | None = Field(
@@ -118,7 +119,8 @@ class BundleSpec(Spec):
 
     @property
     def width(self) -> int:
-        """Numbers that the file of class weights holds per class: its row, then its bias."""
+        """Numbers per class in the file of class weights: the row, then the bias if there is
+        one."""
         return self.dim + self.bias
 
 
@@ -137,7 +139,7 @@ class FileEntry(Spec):
 
 
 class BundleManifest(Spec):
-    """`bundle.json` as it lies on disk."""
+    """The contents of `bundle.json`."""
 
     format_version: Literal[2, 3, 4] = 4
     model: BundleSpec
@@ -156,10 +158,10 @@ class BundleManifest(Spec):
 
 
 def read_manifest(path: Path) -> BundleManifest:
-    """`bundle.json` of the folder `path`.
+    """Read `bundle.json` of the folder `path`.
 
-    Raises FileNotFoundError where there is none, ValueError where it is damaged or of another
-    format.
+    Raises FileNotFoundError if it does not exist, and ValueError if it is damaged or has an
+    unsupported format version.
     """
     file = path / SPEC
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""The thresholds of a bundle's classes, and which of them a question is answered by.
+"""The thresholds of a bundle's classes, and which threshold a query uses.
 
 thresholds.safetensors   `positives` int32 [K]: validation samples of each class;
                          `thresholds` float32 [K, recalls]: NaN where a class has no positives;
@@ -24,10 +24,11 @@ ThresholdSource = Literal["class", "pooled"]
 
 
 def least_positives(recall: float) -> int:
-    """Positives below which a class's own threshold cannot be trusted to reach `recall`.
+    """The minimum number of positives for which a class's own threshold can reach `recall`.
 
-    Even the lowest of n scores is reached, on average, by only n / (n + 1) of new ones: 9 are
-    needed for a recall of 0.9, 99 for 0.99. For 1 no number is enough: it counts as 0.999.
+    On average, only n / (n + 1) of new positives score at or above the lowest of n scores. A
+    recall of 0.9 therefore needs 9 positives, and 0.99 needs 99. For a recall of 1 no number
+    suffices; it is treated as 0.999.
     """
     recall = min(recall, 0.999)
     return math.ceil(recall / (1 - recall) * (1 - 1e-12))  # 0.9 / 0.1 comes out above 9
@@ -35,12 +36,13 @@ def least_positives(recall: float) -> int:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The threshold of a class at a recall, with its counts in validation; None: not known.
+    """The threshold of a class at a recall, with its validation counts. None means unknown.
 
-    It was computed from `samples` validation samples: those of the class or, if it is pooled, those
-    of all classes. The class has `class_samples`, of which `class_reached` reach the threshold;
-    `all_reached` samples of any class do. `expected_precision` is the share of these that are of
-    the class or, if the threshold is pooled, the mean of that share over all classes.
+    It was computed from `samples` validation samples: those of the class or, for a pooled
+    threshold, those of all classes. `class_reached` of the class's `class_samples` reach the
+    threshold, and so do `all_reached` samples of any class. `expected_precision` is the fraction
+    of these that belong to the class or, for a pooled threshold, the mean of that fraction over
+    the classes with samples.
     """
 
     score: float | None
@@ -55,7 +57,7 @@ class Threshold:
 @dataclass(frozen=True)
 class ClassThresholds:
     """`positives` int32 [K], `thresholds` float32 [K, R] in the order of the R `recalls`, and
-    `reached` int32 [K, R, 2], which bundles of format 2 lack."""
+    `reached` int32 [K, R, 2], which is None for bundles of format 2."""
 
     recalls: Sequence[RecallSpec]
     positives: NDArray[np.int32]
@@ -66,7 +68,7 @@ class ClassThresholds:
     def open(
         cls, folder: Path, recalls: Sequence[RecallSpec], num_classes: int
     ) -> "ClassThresholds":
-        """Open what `write` wrote; ValueError where it does not fit."""
+        """Open the file that `write` wrote. Raises ValueError if its arrays do not match."""
         arrays: dict[str, Any] = mapped_arrays(
             folder / THRESHOLDS,
             {
@@ -78,7 +80,7 @@ class ClassThresholds:
         return cls(recalls, **arrays)
 
     def write(self, folder: Path, num_classes: int) -> None:
-        """Write them into `folder`; ValueError where there are not that many."""
+        """Write the file into `folder`. Raises ValueError if shapes do not match `num_classes`."""
         shape = (num_classes, len(self.recalls))
         if self.positives.shape != shape[:1] or self.thresholds.shape != shape:
             raise ValueError(
@@ -97,8 +99,8 @@ class ClassThresholds:
     def of(self, class_id: int, recall: float) -> Threshold:
         """The threshold of a class at `recall`.
 
-        A class with too few positives uses the pooled threshold; if there is none, score and source
-        are None. Raises ValueError for a recall without thresholds.
+        A class with too few positives uses the pooled threshold. Without a pooled threshold, score
+        and source are None. Raises ValueError for a recall without thresholds.
         """
         column = self._column(recall)
         entry, positives = self.recalls[column], int(self.positives[class_id])
@@ -131,5 +133,5 @@ class ClassThresholds:
 
 
 def takes_own(positives: ArrayLike, thresholds: ArrayLike, min_positives: ArrayLike) -> Any:
-    """Whether a class uses its own threshold instead of the pooled one; also for arrays."""
+    """Whether a class uses its own threshold instead of the pooled one. Accepts arrays."""
     return np.greater_equal(positives, min_positives) & np.isfinite(thresholds)

@@ -1,4 +1,4 @@
-"""Writes a bundle: whole or not at all, on the disk when it is done, for every user to read."""
+"""Writes a bundle atomically, synced to disk and readable by all users."""
 
 import os
 import shutil
@@ -44,11 +44,12 @@ def write_bundle(
     write_onnx: Callable[[Path], None] | None = None,
     force: bool = False,
 ) -> None:
-    """Write the bundle folder `path`, whole or not at all.
+    """Write the bundle folder `path` atomically: completely or not at all.
 
-    `weight_blocks` are rows [n, dim (+ 1)] in class-list order; only one is held at a time.
-    `tokenizer` belongs to a model of texts. `write_onnx` writes the backbone to the file that it
-    is given. Raises ValueError when `path` exists and `force` is off, or when shapes do not fit.
+    `weight_blocks` are rows [n, dim (+ 1)] in class-list order; only one block is in memory at a
+    time. Text models need a `tokenizer`. `write_onnx` writes the backbone to the file that it is
+    called with. Raises ValueError if `path` exists and `force` is false, or if shapes do not
+    match.
     """
     assert (tokenizer is None) == (spec.text is None), "a model of texts, and no other, has one"
     assert spec.recalls == (() if thresholds is None else tuple(thresholds.recalls))
@@ -100,7 +101,7 @@ def _write_classes(
 
 
 def _json_of(manifest: BundleManifest) -> str:
-    """Without `backbone` where there is none: versions before it would refuse the key."""
+    """Leave out `backbone` if it is None: older versions reject the key."""
     unused = {"model": {"backbone"}} if manifest.model.backbone is None else None
     return manifest.model_dump_json(indent=1, exclude=unused)
 
@@ -116,7 +117,7 @@ def _describe_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def _make_durable(folder: Path) -> None:
-    """Bring every file to the disk and let other users read it: safetensors writes 0600."""
+    """Sync every file to disk and make it readable by all users; safetensors writes mode 0600."""
     for entry in [*folder.rglob("*"), folder]:
         entry.chmod(0o755 if entry.is_dir() else 0o644)
         sync(entry)

@@ -1,8 +1,10 @@
-"""Checkpoints: one folder a step, tensors as DCP's safetensors form, all else as JSON; no pickles.
+"""Checkpoints: one folder per step, with tensors in DCP's safetensors format and the rest as JSON.
+Nothing is pickled.
 
-A manifest of sizes and SHA-256 is written last and the folder is renamed into place, so a folder
-`step-…` without a sound manifest does not exist. `state.json` holds what the trainer gives (an
-object with the key `step`) and `world_size`, `random_states` (one a rank) and `best`.
+A manifest with the size and SHA-256 of every file is written last, then the folder is renamed to
+`step-…`. A folder with that name therefore always has a complete manifest. `state.json` contains
+the trainer's state (an object with the key `step`), `world_size`, `random_states` (one per rank)
+and `best`.
 """
 
 from trainer.checkpoints.find import Checkpoint, find_checkpoint, open_checkpoint

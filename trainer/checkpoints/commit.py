@@ -1,5 +1,19 @@
-"""One save from its pieces to a committed folder: the ranks write, rank 0 commits, and deletes the
-checkpoints that are not kept."""
+"""One save, from the pieces in memory to a committed folder.
+
+All ranks write their pieces. Rank 0 commits the checkpoint and deletes those that the retention
+policy does not keep.
+
+A save goes through these stages. Each ends with an exchange between the ranks, so a stage starts
+only after all ranks have completed the one before:
+
+1. make:    rank 0 creates `step-….partial`
+2. write:   every rank writes its tensors into it and syncs them to disk
+3. seal:    rank 0 adds `state.json` and then the manifest with the digests of all files
+4. publish: rank 0 renames the folder to `step-…`
+
+If the run is killed at any point, the folder either has its final name and a complete manifest, or
+still ends in `.partial` and is deleted at the next start.
+"""
 
 import json
 import math
@@ -31,13 +45,13 @@ from trainer.checkpoints.pieces import Piece
 from trainer.checkpoints.shard_file import write_file, write_shard
 from trainer.world import World
 
-# What state.json holds beside the trainer's own keys.
+# Keys that the writer adds to state.json.
 WRITERS_KEYS = frozenset({"world_size", "random_states", "best"})
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A committed checkpoint's step and, where there was an evaluation, its measure."""
+    """The step of a committed checkpoint and, if there was an evaluation, its result."""
 
     step: int
     best: float | None = None
@@ -45,7 +59,8 @@ class Stored:
 
 @dataclass(frozen=True)
 class Retention:
-    """The newest `last`; multiples of `every_steps`; the best by `mode` (max or min)."""
+    """Which checkpoints to keep: the newest `last`, those at multiples of `every_steps`, and the
+    best by `mode` (max or min)."""
 
     last: int
     every_steps: int | None = None
@@ -53,7 +68,7 @@ class Retention:
 
 
 def superseded(stored: Sequence[Stored], retention: Retention) -> set[int]:
-    """Steps that may be deleted; never the newest. Of equal measures the first one is the best."""
+    """Steps that may be deleted; never the newest. Among equal results the earliest is the best."""
     kept = set(sorted(one.step for one in stored)[-retention.last :])
     if retention.every_steps is not None:
         kept |= {one.step for one in stored if one.step % retention.every_steps == 0}
@@ -73,7 +88,7 @@ def _best(stored: Sequence[Stored], *, sign: int) -> set[int]:
 
 @dataclass
 class Save:
-    """What one rank has of a save; `state` is the trainer's JSON."""
+    """One rank's part of a save. `state` is the trainer's state as JSON."""
 
     step: int
     state: str
@@ -84,10 +99,11 @@ class Save:
 
 @dataclass(frozen=True)
 class Commit:
-    """Commits saves under `root`; steps in `refused` are not counted or deleted.
+    """Commits saves under `root`. Steps in `refused` are neither counted nor deleted.
 
-    Every stage ends with an exchange of errors, so that either all ranks raise or none. After a
-    transient error a rank retries its stage, so a stage must work again after a partial failure.
+    Every stage ends with an exchange of errors, so either all ranks raise or none does. A rank
+    retries its stage after a transient error, so every stage must work again after a partial
+    failure.
     """
 
     root: Path
@@ -98,13 +114,14 @@ class Commit:
     refused: set[int] = field(default_factory=set)
 
     def start(self, step: int) -> None:
-        """Clear away what a killed run left, and note folders after `step`, which the run does not
-        go on from (collective). Raises OSError on all ranks."""
+        """Delete unfinished folders of a killed run and record committed folders after `step` as
+        refused, because the run does not resume from them (collective). Raises OSError on all
+        ranks."""
         what = f"what a run left in {self.root} could not be cleared away"
         self.refused.update(self._together(what, lambda: self._start(step))[0])
 
     def write(self, save: Save) -> Path:
-        """Write and commit a save; the folder (collective). Raises OSError on all ranks."""
+        """Write and commit a save; returns its folder (collective). Raises OSError on all ranks."""
         folder = step_folder(self.root, save.step)
         temporary = folder.with_name(folder.name + PARTIAL)
         what = f"checkpoint {folder} could not be written"
@@ -121,7 +138,8 @@ class Commit:
         return folder
 
     def retire(self, step: int) -> None:
-        """Delete what the checkpoint of `step`, just committed, makes superfluous (collective)."""
+        """Delete the checkpoints that are not kept now that the one of `step` is committed
+        (collective)."""
         what = f"older checkpoints in {self.root} could not be deleted"
         self._on_main(what, lambda: self._retire(step))
 
@@ -129,7 +147,8 @@ class Commit:
         self._together(what, lambda: stage() if self.world.is_main else None)
 
     def _together(self, what: str, stage: Callable[[], Any]) -> list[Any]:
-        """Every rank's answer; OSError on all ranks where one of them had one."""
+        """Run `stage` on every rank and return all results in rank order. Raises OSError on all
+        ranks if the stage failed on any rank."""
         answer, trouble = None, None
         try:
             answer = retried(what, stage)
@@ -164,7 +183,8 @@ class Commit:
         return mine
 
     def _seal(self, temporary: Path, save: Save, written: list[dict[str, Any]]) -> None:
-        """Add the state and the manifest, which make a checkpoint of the files of the ranks."""
+        """Add the state and the manifest to the files of the ranks. The manifest is written last,
+        because it makes the folder a complete checkpoint."""
         ours = {
             "world_size": self.world.size,
             "random_states": [rank["random_state"] for rank in written],
@@ -180,7 +200,7 @@ class Commit:
         write_file(temporary / MANIFEST_FILE, [memoryview(manifest.render())])
 
     def _clear(self) -> None:
-        """After a failed save. What does not go now goes at the next save, or the next start."""
+        """Clean up after a failed save. If this fails too, the next save or start cleans up."""
         try:
             remove_leftovers(self.root)
         except OSError:
@@ -202,27 +222,27 @@ class Commit:
                 discard(path)
 
     def _stored(self, path: Path, step: int) -> Stored | None:
-        """A folder that counts; none that is refused or altered, as far as shows without reading
-        it whole."""
+        """The step and result of a checkpoint. None if it is refused or altered; file contents are
+        not read."""
         if (step_of(path) or 0) > step or step_of(path) in self.refused:
             return None
         try:
             manifest = inspect_checkpoint(path)
         except ValueError:
             return None
-        # Another measure cannot be held against this one.
+        # Results of another measure are not comparable.
         same = manifest.best is not None and manifest.best.measure == self.measure
         return Stored(manifest.step, manifest.best.value if manifest.best and same else None)
 
 
 def _check_all_there(temporary: Path, files: dict[str, FileDigest]) -> None:
-    """What every rank says it wrote is what this rank, which commits it, sees."""
+    """Check that this rank, which commits, sees all files that the ranks reported, in full size."""
     present = {path.name for path in temporary.iterdir()} - {MANIFEST_FILE}
     if present != files.keys():
         odd = ", ".join(sorted(present ^ files.keys()))
         raise OSError(f"rank 0 does not see the same files as the ranks that wrote them: {odd}")
     for name, digest in files.items():
-        with (temporary / name).open("rb") as file:  # opened: a network disk then asks the server
+        with (temporary / name).open("rb") as file:  # opening makes NFS revalidate the size
             size = os.fstat(file.fileno()).st_size
         if size != digest.bytes:
             raise OSError(f"{name} has {size} bytes and {digest.bytes} were written")

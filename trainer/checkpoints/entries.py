@@ -1,4 +1,4 @@
-"""What of a task goes into a checkpoint, by name, the same under every strategy and world size.
+"""The tensors of a task in a checkpoint, by name. Names do not depend on strategy or world size.
 
 backbone.…  head.…                    weights and buffers
 optimizer.backbone.….exp_avg          an optimizer's moment of a weight
@@ -23,7 +23,7 @@ _EMA = "ema."
 
 
 def model_entries(task: Task) -> dict[str, Tensor]:
-    """Weights and buffers: the tensors themselves, whole or as `Shard(0)` DTensors (collective)."""
+    """Weights and buffers, not copied: whole tensors or `Shard(0)` DTensors (collective)."""
     backbone = task.strategy.weights() | persistent_buffers(task.backbone)
     entries = {f"backbone.{name}": tensor.detach() for name, tensor in backbone.items()}
     for name, tensor in task.head.state_dict().items():
@@ -32,8 +32,8 @@ def model_entries(task: Task) -> dict[str, Tensor]:
 
 
 def averaged_entries(task: Task) -> dict[str, Tensor]:
-    """The model's entries under the names that hold their moving averages: what a run with
-    `train.ema` is evaluated by."""
+    """The model's entries under the names of their moving averages. A run with `train.ema` is
+    evaluated with these."""
     averaged = task.live()
     return {
         f"{_EMA}{name}" if name in averaged else name: tensor
@@ -42,7 +42,7 @@ def averaged_entries(task: Task) -> dict[str, Tensor]:
 
 
 def training_entries(task: Task) -> dict[str, Tensor]:
-    """All that a run goes on from: the model, the optimizers' moments, the averages
+    """All tensors that a run resumes from: weights, buffers, optimizer moments and moving averages
     (collective)."""
     entries = model_entries(task)
     for name, moments in task.strategy.moments().items():
@@ -60,7 +60,7 @@ def training_entries(task: Task) -> dict[str, Tensor]:
 
 
 def restore_training(task: Task, entries: Mapping[str, Tensor]) -> None:
-    """Make `task` what was loaded into its `training_entries` (collective)."""
+    """Copy to `task` what was loaded into its `training_entries` (collective)."""
     weights: dict[str, Tensor] = {}
     moments: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for entry, tensor in entries.items():
@@ -96,8 +96,8 @@ def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
 def _bias_columns(
     entries: Mapping[str, Tensor], stored: Mapping[str, torch.Size]
 ) -> dict[str, str]:
-    """Entries of the head's weight to those of its bias, where `stored` has both in one tensor; the
-    step counter of an optimizer counts for both."""
+    """Maps entries of the head's weight to those of its bias if `stored` has both in one tensor.
+    An optimizer's step counter, a scalar, is shared by both."""
     pairs = {
         name.replace("head.bias", "head.weight"): name
         for name in entries
@@ -126,7 +126,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def create_moments(task: Task) -> None:
-    """Make all moments exist, so that `training_entries` has them."""
+    """Create all optimizer moments, so that `training_entries` contains them."""
     task.strategy.create_moments()
     if task.head_optimizer is not None:
         create_moments_of(task.head_optimizer)

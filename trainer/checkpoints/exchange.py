@@ -1,5 +1,5 @@
-"""What ranks tell each other about a checkpoint: small JSON messages, never pickled objects, and
-errors of the disk with the reason, the free space and the remedy."""
+"""Messages between ranks about a checkpoint, as JSON and never pickled, and messages for disk
+errors with the reason, the free space and the fix."""
 
 import errno
 import json
@@ -16,7 +16,8 @@ from heads.collectives import all_gather_equal, all_gather_rows
 
 
 def exchange(message: Any, group: ProcessGroup | None) -> list[Any]:
-    """Every rank's message, in rank order (collective; on CPU tensors, so a gloo group serves)."""
+    """Every rank's message, in rank order (collective). Uses CPU tensors, so `group` may be a gloo
+    group."""
     body = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
     sizes = [int(size) for size in all_gather_equal(torch.tensor([len(body)]), group)]
     joined = all_gather_rows(body, sizes, group)
@@ -24,7 +25,7 @@ def exchange(message: Any, group: ProcessGroup | None) -> list[Any]:
 
 
 def explain_disk_error(error: OSError | MemoryError, root: Path) -> str:
-    """One line for an error that came up while writing under `root`."""
+    """A one-line message for an error while writing under `root`."""
     if isinstance(error, MemoryError):
         return "out of memory: give the machine more, or lower data.workers"
     attempts = ""
@@ -45,7 +46,8 @@ def explain_disk_error(error: OSError | MemoryError, root: Path) -> str:
 
 
 def disk_failure(line: str, *, transient: bool) -> OSError:
-    """The error of any rank, of the type that makes all ranks end with the same exit code."""
+    """The exception that every rank raises for a disk error on any rank. Its type determines the
+    exit code, which is then the same on all ranks."""
     return RetriesExhaustedError(line) if transient else OSError(line)
 
 

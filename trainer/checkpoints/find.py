@@ -1,4 +1,4 @@
-"""Opens checkpoints: nothing in one is looked at before every file of it is as it was written."""
+"""Finds and opens checkpoints. Every file is verified before the contents are used."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ _HASHING_THREADS = 8
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: its folder, its step and what is no tensor in it."""
+    """A committed checkpoint: its folder and its state, which is everything except tensors."""
 
     folder: Path
     state: dict[str, Any]
@@ -38,11 +38,12 @@ class Checkpoint:
 
 
 def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint under `root` and what was refused, the same on every rank.
+    """The newest valid checkpoint under `root` and the reasons why newer ones were rejected, the
+    same on every rank (collective).
 
-    Rank 0 verifies every file against the manifest; the others rely on it (collective). Raises
-    OSError on every rank if `root` cannot be read, and RetriesExhaustedError if a transient error
-    persists: resuming from an older checkpoint would lose steps, and the newest may be sound.
+    Only rank 0 verifies the files against the manifest. Raises OSError on every rank if `root`
+    cannot be read, and RetriesExhaustedError if a transient error persists: the newest checkpoint
+    may be valid, and resuming from an older one would lose steps.
     """
     found, mine = _find(root) if world.is_main else (None, {})
     answer = exchange(mine, world.group)[0]
@@ -56,10 +57,11 @@ def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[s
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """A checkpoint whose every file is as it was written.
+    """Open a checkpoint and verify every file.
 
-    Raises FileNotFoundError, which lists the existing steps, if there is none; ValueError, which
-    names the folder and the file that is missing, added or altered; and RetriesExhaustedError.
+    Raises FileNotFoundError, which lists the existing steps, if there is no such folder;
+    ValueError, which names the folder and the file, if a file is missing, added or altered; and
+    RetriesExhaustedError if a transient error persists.
     """
     what = f"checkpoint {folder}"
     if retried(what, lambda: mode_of(folder)) is None:
@@ -91,9 +93,10 @@ def _not_there(folder: Path) -> str:
 
 
 def inspect_checkpoint(folder: Path) -> Manifest:
-    """The manifest of a checkpoint whose files have the right names and sizes; contents not read.
+    """The manifest of a checkpoint, after a check of the names and sizes of its files. Contents are
+    not read.
 
-    Raises ValueError where they have not.
+    Raises ValueError if a name or size differs.
     """
     if not stat.S_ISDIR(mode_of(folder) or 0):
         raise ValueError(f"checkpoint {folder} is no folder: move it away to go on without it")
@@ -134,7 +137,7 @@ def _find(root: Path) -> tuple[Checkpoint | None, dict[str, Any]]:
 
 
 def _check_kind_and_size(folder: Path, name: str, expected: FileDigest) -> None:
-    # A link could point outside, and a pipe would be waited on for ever.
+    # A link could point outside the folder, and opening a pipe would block forever.
     status = (folder / name).lstat()
     if not stat.S_ISREG(status.st_mode):
         raise _altered(folder, name, "no plain file")

@@ -1,7 +1,8 @@
-"""The names under a run's `checkpoints`, and how one name takes the place of another.
+"""The folder names under a run's `checkpoints`, and the renames between them.
 
-`step-00000010` is committed; `….partial` is being written; `….replaced` is an older copy of a step
-that is saved anew, which counts until the new one has its name; `….discarded` is being deleted.
+`step-00000010` is committed. `….partial` is being written. `….replaced` is an older copy of a step
+that is being saved again; it is valid until the new folder has its final name. `….discarded` is
+being deleted.
 """
 
 import re
@@ -19,7 +20,7 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int | None:
-    """The step of a committed folder or its replaced copy, by its name; None of all else."""
+    """The step in the name of a committed folder or of its replaced copy; None for other names."""
     match = re.fullmatch(r"step-(\d{8,})", path.name.removesuffix(REPLACED), re.ASCII)
     step = int(match[1]) if match else None
     if step is None or path.name.removesuffix(REPLACED) != step_folder(path.parent, step).name:
@@ -33,9 +34,10 @@ def committed_folders(root: Path) -> list[Path]:
 
 
 def candidate_folders(root: Path) -> list[Path]:
-    """Committed folders, oldest first, each after the copy that it is replacing.
+    """Committed folders and replaced copies, oldest first; a copy precedes the folder of its step.
 
-    Raises OSError where `root` is there and cannot be read: that is not a run without checkpoints.
+    Raises OSError if `root` exists but cannot be read, which must not be mistaken for a run
+    without checkpoints.
     """
     try:
         paths = retried(str(root), lambda: list(root.iterdir()))
@@ -46,22 +48,23 @@ def candidate_folders(root: Path) -> list[Path]:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Delete what a killed run was writing or deleting; committed folders are not touched."""
+    """Delete the folders that a killed run was writing or deleting, but no committed ones."""
     for path in root.iterdir():
         if re.fullmatch(r"step-\d+(\.partial|(\.replaced)?\.discarded)", path.name):
             _delete(path)
 
 
 def publish(temporary: Path, folder: Path) -> None:
-    """Rename a finished folder; at every instant that step or its old copy is on disk.
+    """Rename a finished folder to its final name. A complete copy of the step, new or old, is on
+    disk at every moment.
 
-    It may be called again after a partial failure, such as a file server that reports an error for
-    a rename that it carried out.
+    May be called again after a partial failure, for example if a file server reports an error for
+    a rename that succeeded.
     """
     older = folder.with_name(folder.name + REPLACED)
     if _is_there(temporary) or not _is_there(folder):
         sync(temporary)
-        if _is_there(older):  # a killed run left it, and it may be the only sound copy
+        if _is_there(older):  # left by a killed run; may be the only valid copy
             if _is_there(folder):
                 discard(folder)
         elif _is_there(folder):
@@ -73,7 +76,8 @@ def publish(temporary: Path, folder: Path) -> None:
 
 
 def settle_replaced(older: Path) -> None:
-    """End what a killed run had begun: the copy goes, or gets its name back where it is alone."""
+    """Finish the replacement that a killed run started: delete the old copy, or rename it back if
+    the new folder does not exist."""
     folder = older.with_name(older.name.removesuffix(REPLACED))
     if _is_there(folder):
         discard(older)
@@ -82,7 +86,7 @@ def settle_replaced(older: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Delete a folder, under another name: half deleted it must not look committed."""
+    """Rename a folder, then delete it: a partly deleted folder must not look committed."""
     doomed = path.with_name(path.name + DISCARDED)
     _delete(doomed)
     path.rename(doomed)
@@ -94,10 +98,10 @@ def _is_there(path: Path) -> bool:
 
 
 def mode_of(path: Path) -> int | None:
-    """The `st_mode` of a path, links not followed; None where there is none.
+    """The `st_mode` of a path without following links; None if the path does not exist.
 
-    Raises OSError where the disk fails: `os.path.lexists`, and `Path.is_dir` and `is_file` from
-    Python 3.14 on, call the path missing.
+    Raises OSError for disk errors. `os.path.lexists`, and `Path.is_dir` and `Path.is_file` since
+    Python 3.14, return False for them.
     """
     try:
         return path.lstat().st_mode

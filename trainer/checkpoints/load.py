@@ -1,8 +1,7 @@
-"""Reads the tensors of a verified checkpoint, and the random state of each rank, into a run of any
-world size.
+"""Loads the tensors of a verified checkpoint, and the random state of each rank, at any world size.
 
-The random state is torch's on the CPU and on the rank's device. Nothing else is drawn from: the
-loader's numbers are keyed by (seed, sample), not by a state.
+The random state is that of torch's generators on the CPU and on the rank's device. There is no
+other: the data loader derives its random numbers from (seed, sample).
 """
 
 import base64
@@ -28,7 +27,7 @@ from trainer.world import World
 
 
 def stored_shapes(checkpoint: Checkpoint) -> dict[str, torch.Size]:
-    """The tensors of a checkpoint by name."""
+    """The shapes of a checkpoint's tensors by name."""
     stored = _metadata(checkpoint).state_dict_metadata
     return {
         name: entry.size
@@ -40,8 +39,8 @@ def stored_shapes(checkpoint: Checkpoint) -> dict[str, torch.Size]:
 def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:
     """Fill `entries` in place from a checkpoint of any world size (collective).
 
-    Raises ValueError naming a tensor that the checkpoint does not have, or has in another shape or
-    type, OSError where a rank cannot read it.
+    Raises ValueError, which names the tensor, if the checkpoint does not contain it or has it in
+    another shape or dtype, and OSError if a rank cannot read the checkpoint.
     """
     stored = _metadata(checkpoint)
     for name, tensor in entries.items():
@@ -55,7 +54,7 @@ def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
                 no_dist=world.size == 1,
             )
         except CheckpointException as error:
-            # A BaseException with every rank's traceback; the first cause is what a person needs.
+            # DCP raises a BaseException with the traceback of every rank: report the first cause.
             rank, (cause, _) = next(iter(error.failures.items()))
             line = f"checkpoint {checkpoint.folder} could not be read on rank {rank}: {cause}"
             raise disk_failure(line, transient=is_transient(cause)) from None
@@ -63,7 +62,8 @@ def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
 
 def _metadata(checkpoint: Checkpoint) -> Metadata:
     for path in checkpoint.folder.glob("*.safetensors"):
-        # safetensors reports every file that it cannot open as missing, without an error number.
+        # Open each file first: safetensors reports any failure to open as a missing file, without
+        # an errno.
         retried(str(path), partial(_open, path))
     try:
         return HuggingFaceStorageReader(str(checkpoint.folder)).read_metadata()
@@ -83,7 +83,7 @@ def _check_fits(checkpoint: Checkpoint, name: str, tensor: Tensor, stored: objec
             f"checkpoint {checkpoint.folder}: {name} has shape {list(tensor.shape)} in this "
             f"run and {had} there: the recipe or the classes changed; start another run folder"
         )
-    if known.properties.dtype != tensor.dtype:  # a copy would round without a word
+    if known.properties.dtype != tensor.dtype:  # a copy would round silently
         raise ValueError(
             f"checkpoint {checkpoint.folder}: {name} is {tensor.dtype} in this run and "
             f"{known.properties.dtype} there: the recipe changed; start another run folder"
@@ -98,7 +98,7 @@ def _single_process_is_meant() -> Iterator[None]:
 
 
 def packed_random_state(world: World) -> str:
-    """This rank's random state as text."""
+    """This rank's random state, base64-encoded."""
     state = torch.get_rng_state()
     if world.device.type == "cuda":
         state = torch.cat([state, torch.cuda.get_rng_state(world.device)])
@@ -106,7 +106,7 @@ def packed_random_state(world: World) -> str:
 
 
 def restore_random_state(checkpoint: Checkpoint, world: World, *, seed: int) -> None:
-    """Restore the generators whose state was stored; seed the others from (seed, step, rank)."""
+    """Restore the generators that have a stored state; seed the others from (seed, step, rank)."""
     mixed = hashlib.sha256(f"{seed}/{checkpoint.step}/{world.rank}".encode()).digest()
     torch.manual_seed(int.from_bytes(mixed[:8], "big") >> 1)  # of the CPU and every CUDA device
     states = stored_states(checkpoint, world)
@@ -117,8 +117,8 @@ def restore_random_state(checkpoint: Checkpoint, world: World, *, seed: int) -> 
 
 
 def stored_states(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
-    """The states that this rank restores, by device type. Empty at another world size; without
-    CUDA if the checkpoint was written on CPUs."""
+    """The states that this rank can restore, by device type. Empty if the world size differs;
+    without CUDA if the checkpoint was written on CPUs."""
     if checkpoint.state["world_size"] != world.size:
         return {}
     packed = base64.b64decode(checkpoint.state["random_states"][world.rank])

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what files it has, and that it is itself as it was written."""
+"""The manifest of a checkpoint: the digests of its files and a digest of the manifest itself."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from trainer.checkpoints.folders import mode_of
 FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 STATE_FILE = "state.json"
-_MAX_BYTES = 64 * 2**20  # ranks x 150 bytes: room for 400,000 of them
+_MAX_BYTES = 64 * 2**20  # about 150 bytes per rank: enough for 400,000 ranks
 
 _FileName = Annotated[
     str, StringConstraints(pattern=r"^(state\.json|tensors-\d{5,}-of-\d{5,}\.safetensors)$")
@@ -26,21 +26,22 @@ class _Strict(BaseModel):
 
 
 class FileDigest(_Strict):
-    """What a file must be: its size and its SHA-256."""
+    """The expected size and SHA-256 of a file."""
 
     bytes: int = Field(ge=0)
     sha256: _Sha256
 
 
 class Best(_Strict):
-    """What the evaluation at a checkpoint's step measured."""
+    """The result of the evaluation at a checkpoint's step."""
 
     measure: str
     value: float
 
 
 class Manifest(_Strict):
-    """The step, the ranks that wrote it, what was measured then, and every other file by name."""
+    """The step, the number of ranks that wrote it, the evaluation result, and the digests of all
+    other files by name."""
 
     format_version: int = FORMAT_VERSION
     step: int = Field(ge=0)
@@ -49,7 +50,8 @@ class Manifest(_Strict):
     files: dict[_FileName, FileDigest]
 
     def render(self) -> bytes:
-        """The one form of this manifest as a file: its content, and the SHA-256 of that."""
+        """The manifest file: the content and its SHA-256, in canonical form (the same content
+        always gives the same bytes)."""
         content = self.model_dump()
         digest = hashlib.sha256(_compact(content)).hexdigest()
         return json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True).encode() + b"\n"
@@ -65,7 +67,7 @@ class _Versioned(BaseModel):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint. Raises ValueError where it is missing or altered."""
+    """Read a checkpoint's manifest. Raises ValueError if it is missing or altered."""
     name = f"checkpoint {folder}: {MANIFEST_FILE}"
     path = folder / MANIFEST_FILE
     if not stat.S_ISREG(mode_of(path) or 0):
@@ -80,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         raise ValueError(f"{name} is unreadable: {_first(error)}; delete the folder") from None
     manifest = Manifest(**{key: getattr(sealed, key) for key in Manifest.model_fields})
-    # Exactly these bytes, so no second reading of them: no keys given twice, no other digest.
+    # Compare the canonical bytes, which also rejects duplicate keys and a wrong digest.
     if manifest.render() != raw:
         raise ValueError(
             f"{name} is not what was written (SHA-256 differs); delete the folder to go on without"

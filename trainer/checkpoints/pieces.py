@@ -1,4 +1,4 @@
-"""The element types that a checkpoint holds, by their names in safetensors files."""
+"""The pieces of tensors that each rank holds, and which rank writes which piece."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ Description = list[str]  # key, name, elements of the whole, elements, bytes
 
 
 def stored_name(name: str, dtype: torch.dtype) -> str:
-    """The name of the type of tensor `name`. Raises ValueError for a type that has none."""
+    """The safetensors name of the dtype of tensor `name`. Raises ValueError for other dtypes."""
     if dtype not in _DTYPES:
         raise ValueError(
             f"tensor {name} is {dtype}, which a checkpoint does not hold: give it one of "
@@ -43,7 +43,7 @@ def stored_name(name: str, dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of the tensor `name`: `tensor` stands at `offsets` in the whole of `shape`."""
+    """A box of the tensor `name`: `tensor` is the part at `offsets` of a tensor of `shape`."""
 
     name: str
     offsets: tuple[int, ...]
@@ -60,7 +60,8 @@ class Piece:
 
 
 class Ownership:
-    """Remembers who writes what, so that ranks tell each other once and not at every save."""
+    """Assigns pieces to ranks and caches the result. Ranks exchange the descriptions of their
+    pieces again only when these change."""
 
     def __init__(self, group: ProcessGroup | None, rank: int) -> None:
         self._group = group
@@ -80,16 +81,17 @@ class Ownership:
 
 
 def pieces_of(entries: dict[str, Tensor]) -> list[Piece]:
-    """What this rank holds of each entry; nothing of a shard without rows.
+    """The pieces of the entries on this rank. A shard without rows has no piece.
 
-    Raises ValueError naming a tensor of a type that a checkpoint does not hold.
+    Raises ValueError, which names the tensor, for a dtype that checkpoints do not support.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(entries)
     pieces = []
     for item in planner.create_local_plan().items:
         assert item.tensor_data is not None, f"{item.index.fqn} is no tensor"
-        # Here, where all ranks see the same types: in the thread, some would wait for the others.
+        # Check dtypes here, where all ranks see the same ones and all of them raise. An error in
+        # the writer thread of some ranks would leave the others waiting.
         stored_name(item.index.fqn, item.tensor_data.properties.dtype)
         tensor = planner.resolve_data(item)
         assert isinstance(tensor, Tensor)
@@ -101,12 +103,13 @@ def pieces_of(entries: dict[str, Tensor]) -> list[Piece]:
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray:
-    """The bytes of a contiguous tensor on the CPU, not copied; numpy has no bfloat16."""
+    """The bytes of a contiguous CPU tensor, not copied. As bytes because numpy lacks bfloat16."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def assign_owners(held: Sequence[Sequence[Description]]) -> list[set[str]]:
-    """For what each rank holds, the keys that it writes: each key once, the bytes balanced."""
+    """The keys that each rank writes, from the pieces that each rank holds. Every key is written
+    once and the bytes are balanced."""
     sizes = {key: int(num_bytes) for rank in held for key, *_, num_bytes in rank}
     holders: dict[str, list[int]] = {}
     for rank, descriptions in enumerate(held):
@@ -115,7 +118,8 @@ def assign_owners(held: Sequence[Sequence[Description]]) -> list[set[str]]:
     _check_whole(held)
     owned: list[set[str]] = [set() for _ in held]
     load = [0] * len(held)
-    # Shards first, for they have no choice; then the largest, which are the hardest to place.
+    # Pieces with a single holder first, as they have no alternative; then the largest ones first,
+    # each to the rank with the least load so far.
     for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key], key)):
         owner = min(holders[key], key=lambda rank: (load[rank], rank))
         owned[owner].add(key)
@@ -124,7 +128,8 @@ def assign_owners(held: Sequence[Sequence[Description]]) -> list[set[str]]:
 
 
 def _check_whole(held: Sequence[Sequence[Description]]) -> None:
-    """A strategy that hands out too little must not make a checkpoint with holes."""
+    """Check that the pieces cover every tensor: a strategy's mistake must not create a checkpoint
+    with missing elements."""
     whole: dict[str, int] = {}
     found: dict[str, int] = {}
     for _, name, elements, here, _ in {row[0]: row for rank in held for row in rank}.values():

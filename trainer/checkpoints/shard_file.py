@@ -1,8 +1,10 @@
-"""Writes one rank's pieces as a safetensors file of DCP's layout, hashed on the way and on the disk
-when the call returns.
+"""Writes one rank's pieces as a safetensors file in DCP's layout.
 
-Not by `HuggingFaceStorageWriter`: that makes the file in memory first, a second copy of all, and
-what it wrote would have to be read again for its SHA-256. Its reader is what reads these files.
+The file is hashed while it is written and is synced to disk when the call returns.
+
+DCP's `HuggingFaceStorageWriter` is not used: it builds the whole file in memory, a second copy of
+all tensors, and its output would have to be read again to compute the SHA-256. DCP's
+`HuggingFaceStorageReader` reads these files.
 """
 
 import hashlib
@@ -19,8 +21,8 @@ _BLOCK_BYTES = 8 * 2**20
 
 
 def write_shard(path: Path, pieces: Sequence[Piece]) -> FileDigest:
-    """Write this rank's pieces; what the file must be from now on. Raises OSError."""
-    # Wide elements first: the reader views them in place, which takes aligned offsets.
+    """Write this rank's pieces and return the digest of the file. Raises OSError."""
+    # Widest elements first: the reader creates views into the file, which need aligned offsets.
     wide_first = sorted(pieces, key=lambda piece: (-piece.tensor.element_size(), piece.key))
     return write_file(path, _blocks(wide_first))
 
@@ -29,7 +31,7 @@ def _blocks(pieces: Sequence[Piece]) -> Iterator[memoryview]:
     header = _header(pieces)
     yield memoryview(struct.pack("<Q", len(header)) + header)
     for piece in pieces:
-        # One on a device is copied here, alone.
+        # Copies one piece at a time from the device to the host.
         content = bytes_of(piece.tensor.cpu().contiguous()).data
         for begin in range(0, len(content), _BLOCK_BYTES):
             yield content[begin : begin + _BLOCK_BYTES]
@@ -38,7 +40,7 @@ def _blocks(pieces: Sequence[Piece]) -> Iterator[memoryview]:
 def _header(pieces: Sequence[Piece]) -> bytes:
     offsets = {piece.name: {"saved_offsets": piece.offsets} for piece in pieces}
     assert len(offsets) == len(pieces), "a rank writes one box of a tensor"
-    # Where DCP's reader looks for the place of each box in its tensor.
+    # DCP's reader takes the offsets of each piece in its tensor from here.
     header: dict[str, object] = {"__metadata__": {"DCP_SHARDING_INFO": json.dumps(offsets)}}
     begin = 0
     for piece in pieces:
@@ -54,10 +56,10 @@ def _header(pieces: Sequence[Piece]) -> bytes:
 
 
 def write_file(path: Path, blocks: Iterable[memoryview]) -> FileDigest:
-    """Write a file from its start, sync it to the disk and return its digest.
+    """Write a new file, sync it to disk and return its digest.
 
-    Raises OSError if the disk does not take all of it. After an error the whole file has to be
-    written again, because a second fsync succeeds even if the first one lost pages.
+    Raises OSError if not everything could be written. After an error, write the whole file again:
+    a second fsync succeeds even if the first one lost pages.
     """
     digest, written = hashlib.sha256(), 0
     with path.open("wb") as file:

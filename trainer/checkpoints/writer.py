@@ -1,4 +1,8 @@
-"""A copy of this rank's pieces in host memory, so that training may change them meanwhile."""
+"""Saves checkpoints, by default in a background thread.
+
+The pieces that a rank writes are first copied to host memory, so training can change the weights
+while the thread writes the copies.
+"""
 
 import json
 import time
@@ -30,16 +34,17 @@ _REPORTED_WAIT_SECONDS = 0.01
 
 
 class Staging:
-    """One buffer as large as what this rank writes, used again by every save.
+    """A host buffer that holds all pieces that this rank writes, reused by every save.
 
-    Pinned where the pieces are on CUDA; torch rounds pinned memory up to a power of two.
+    It is pinned if the pieces are on CUDA. torch rounds pinned memory up to a power of two.
     """
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """The same pieces over the buffer, which must be free: what it held before is lost."""
+        """Copy the pieces into the buffer and return pieces that view it. Overwrites the copies of
+        the previous save, which must have been written."""
         begins = self.reserve(pieces)
         copies = []
         for piece, begin in zip(pieces, begins, strict=True):
@@ -51,15 +56,15 @@ class Staging:
         return copies
 
     def reserve(self, pieces: Sequence[Piece]) -> list[int]:
-        """Have a buffer for these pieces; where in it each begins, in bytes."""
+        """Allocate a buffer for these pieces and return the byte offset of each."""
         ends = [0]
         for piece in pieces:
             ends.append(ends[-1] + -(-piece.tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
         if len(self._buffer) != ends[-1]:
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # never two of them
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old one first
             pinned = _on_cuda(pieces)
             self._buffer = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=pinned)
-            self._buffer.fill_(0)  # the kernel hands out pages when they are first written
+            self._buffer.fill_(0)  # the kernel allocates pages on first write
         return ends[:-1]
 
     def _view(self, begin: int, like: Tensor) -> Tensor:
@@ -75,14 +80,15 @@ def _copy_tensor(source: Tensor, into: Tensor) -> None:
     if source.is_cuda or not source.is_contiguous():
         into.copy_(source, non_blocking=source.is_cuda)
     else:
-        # In one thread: torch would take all cores and wait for those that the loader's workers
-        # have, which was 20 times slower on a machine that was busy.
+        # numpy copies in one thread. torch would use all cores and wait for those that are busy
+        # with data loader workers, which was 20 times slower on a loaded machine.
         np.copyto(bytes_of(into), bytes_of(source))
 
 
 @dataclass(frozen=True)
 class SaveFailure:
-    """A save that could not be written, or older ones that could not be deleted after it."""
+    """An error of a save. `is_lost`: the checkpoint was not written; otherwise it was, but older
+    checkpoints could not be deleted after it."""
 
     step: int
     reason: str
@@ -90,14 +96,15 @@ class SaveFailure:
 
 
 class CheckpointWriter:
-    """Writes `root/step-…` from all ranks; made, used and closed by all of them together.
+    """Writes checkpoints `root/step-…`. Creating, using and closing a writer is collective.
 
-    Host memory: in the background one copy of what this rank writes (its shards, and its part of
-    what is replicated), kept between saves; in the foreground none, but of one tensor at a time
-    where they are on a device. At most one save is under way: the next one waits and says so.
+    In the background it needs host memory for one copy of what this rank writes (its shards and
+    its part of the replicated tensors), which is kept between saves. In the foreground it copies
+    one tensor at a time if they are on a device, and nothing otherwise. At most one save is in
+    progress; the next one waits and logs how long it waited.
 
-    A save that could not be written is an OSError of one line from `finish`, or from the next
-    `save` where that fails too, on all ranks alike; `failures` tells of it earlier.
+    If a save fails, `finish` raises OSError on all ranks. So does the next `save`, if it fails
+    too. `failures` reports the failure earlier, without a collective.
     """
 
     def __init__(
@@ -111,14 +118,15 @@ class CheckpointWriter:
         timeout_seconds: float = 600,
         print_line: Callable[[str], None] = print,
     ) -> None:
-        """`start_step` is the step that the run goes on from: folders of later ones are what the
-        resume refused, and are neither counted nor deleted."""
+        """`start_step` is the step that the run resumes from. Folders of later steps were rejected
+        on resume; they are neither counted nor deleted."""
         self._world = world
         self._print_line = print_line
         self._measure = config.keep_best.measure if config.keep_best else None
         mode = config.keep_best.mode if config.keep_best else None
         retention = Retention(config.keep_last, keep_every_steps, mode)
-        # The thread's collectives must not come between training's: a group of their own.
+        # The thread has its own process group: its collectives would otherwise interleave with
+        # those of training, in a different order on each rank.
         group = _own_group(world, timeout_seconds)
         self._commit = Commit(root, world, group, retention, self._measure)
         self._commit.start(start_step)
@@ -140,15 +148,15 @@ class CheckpointWriter:
             if error is None:
                 self.finish()
             elif self._pending is not None:
-                # Other ranks may be gone: their part of the save would be waited for in vain.
+                # Wait with a limit: other ranks may be gone, and the save then never completes.
                 wait([self._pending], _GRACE_SECONDS)
         finally:
             if self._thread is not None:
                 self._thread.shutdown(wait=False)
 
     def reserve(self, entries: dict[str, Tensor]) -> None:
-        """Take the memory for such entries now, so that the first save is no longer than the
-        others; not needed otherwise (collective)."""
+        """Allocate the staging memory for these entries now (collective). Optional: it makes the
+        first save as fast as the later ones."""
         if self._staging is not None:
             self.finish()
             self._staging.reserve(self._ownership.choose(entries))
@@ -156,21 +164,21 @@ class CheckpointWriter:
     def save(
         self, entries: dict[str, Tensor], state: dict[str, Any], *, best: float | None = None
     ) -> float:
-        """Save every entry and `state`, a JSON object with the key `step`; returns the seconds that
-        it waited for the save before (collective).
+        """Save all entries and `state`, a JSON object with the key `step`; returns the seconds
+        spent waiting for the previous save (collective).
 
-        `best` is what the evaluation at this step measured, if there was one; a value that is not
-        finite counts as none. Each rank's random state is saved as it is now. In the background,
-        entries may be changed as soon as this returns.
+        `best` is the result of the evaluation at this step, if there was one; a non-finite value
+        is ignored. The current random state of each rank is saved too. In the background, entries
+        may be changed as soon as this returns.
 
-        Where the one before could not be written, this one is written while training waits. Raises
-        OSError where that fails too, or this save in the foreground.
+        If the previous save failed, this one is written in the foreground. Raises OSError on all
+        ranks if a save in the foreground fails.
         """
         assert not WRITERS_KEYS & state.keys(), f"{sorted(WRITERS_KEYS)} are the writer's own keys"
         waited, failed = 0.0, False
         try:
             waited = self._wait_for_the_one_before(int(state["step"]))
-        except OSError:  # on all ranks alike, and told as a trouble
+        except OSError:  # raised on all ranks, and already in `failures`
             failed = True
         save = Save(
             step=int(state["step"]),
@@ -189,15 +197,15 @@ class CheckpointWriter:
         return waited
 
     def committed(self) -> list[Path]:
-        """The folders committed since this was asked last; asks no other rank."""
+        """The folders committed since the last call. Not collective."""
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
     def failures(self) -> list[SaveFailure]:
-        """What went wrong since this was asked last; asks no other rank."""
+        """The failures since the last call. Not collective."""
         return [self._failures.popleft() for _ in range(len(self._failures))]
 
     def finish(self) -> None:
-        """Wait until what was saved is committed. Raises OSError where it could not be."""
+        """Wait until the pending save is committed. Raises OSError if it failed."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -224,7 +232,7 @@ class CheckpointWriter:
         self._committed.append(folder)
         try:
             self._commit.retire(save.step)
-        except OSError as error:  # the checkpoint is there all the same, and the next one tries too
+        except OSError as error:  # not fatal: this checkpoint is committed; the next save retries
             self._failures.append(SaveFailure(save.step, str(error), is_lost=False))
         return folder
 
@@ -232,7 +240,7 @@ class CheckpointWriter:
 def save_checkpoint(
     root: Path, entries: dict[str, Tensor], state: dict[str, Any], world: World, *, keep: int
 ) -> Path:
-    """Write one checkpoint here and now, and drop all but the newest `keep` (collective)."""
+    """Write one checkpoint in the foreground and delete all but the newest `keep` (collective)."""
     config = CheckpointConfig(keep_last=keep, in_background=False)
     with CheckpointWriter(root, config, world, start_step=state["step"]) as writer:
         writer.save(entries, state)

@@ -1,4 +1,4 @@
-"""Exact evaluation over ranks: measures, thresholds, classes and confusions of a split."""
+"""Exact distributed evaluation of a split: measures, thresholds, per-class results, confusions."""
 
 from trainer.evaluation.marginals import MarginalTopK
 from trainer.evaluation.measure import Evaluation, evaluate, evaluate_split, measure

@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
 from data.processes import die_with_parent
 
 if __name__ == "__main__":
-    die_with_parent()  # before what is slow to import: a launcher may be killed meanwhile
+    die_with_parent()  # before slow imports, during which the launcher may be killed
 
 import argparse
 from pathlib import Path
@@ -18,7 +18,7 @@ from trainer.world import leave, open_world
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Evaluate what the command line names; returns the exit code."""
+    """Evaluate the run given on the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
     wanted = EvaluationRequest(
         options.run,
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--split")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--allow-import", action="append", default=[], metavar="MODULE:CLASS")
-    # From `kway eval`: the file that hears which step was evaluated.
+    # Set by `kway eval`: the file to which the evaluated step is written.
     parser.add_argument("--step-to", type=Path, help=argparse.SUPPRESS)
     return parser
 

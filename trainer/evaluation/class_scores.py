@@ -1,5 +1,8 @@
-"""Passes over all classes for a class group's rows: top-k, true scores and SLC measures in one, and
-then how many samples reach given thresholds."""
+"""Passes over all classes for the rows of a class group.
+
+The first pass computes top-k, true scores and single-logit (SLC) measures. A second pass counts the
+samples that reach given thresholds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -19,22 +22,23 @@ from trainer.world import World
 # Shape legend: N rows, n of them of this class group, C classes of a block, K of all, k best ones,
 # R thresholds.
 
-_NO_CLASS = torch.iinfo(torch.int64).max  # sorted behind any class of an equal score
-_COPIES = 3  # of a block's scores at one time
+_NO_CLASS = torch.iinfo(torch.int64).max  # sorts after any class with the same score
+_COPIES = 3  # of a block's scores in memory at the same time
 
 
 class Ranking:
-    """The k highest scores of each row over the blocks seen; ties go to the lowest class id."""
+    """The k highest scores of each row over all blocks so far. Ties go to the lowest class id."""
 
     def __init__(self, k: int, like_N: Tensor) -> None:
-        """`k` is at most the number of classes; `like_N` has the type and device of the scores."""
+        """`k` is at most the number of classes; `like_N` has the dtype and device of the scores."""
         self._k = k
         self._scores = like_N.new_full((len(like_N), k), -torch.inf)
         self._class_ids = torch.full_like(self._scores, _NO_CLASS, dtype=torch.int64)
 
     def add(self, scores_NC: Tensor, class_ids_C: Tensor, highest_N: Tensor) -> None:
-        """Take in a block of classes; `highest` is the maximum of each row."""
-        # Soon most blocks have nothing for most rows, and a maximum is found faster than k of them.
+        """Add a block of classes. `highest_N` is the maximum of each row."""
+        # After a few blocks, most rows have no new top-k score in a block. A row maximum, which
+        # detects these rows, is cheaper than a top-k.
         rows = (highest_N >= self._scores[:, -1]).nonzero().squeeze(1)
         if len(rows) == 0:
             return
@@ -55,8 +59,8 @@ class Ranking:
 
 @dataclass(frozen=True)
 class ClassScores:
-    """`predicted` [n, k] best first, `true_scores` [n], and the measures of all K classes over the
-    rows of all groups, on the CPU."""
+    """`predicted` [n, k] class ids, best first; `true_scores` [n], the score of each row's own
+    class; and the measures of all K classes over the rows of all groups, on the CPU."""
 
     predicted: Tensor
     true_scores: Tensor
@@ -73,9 +77,9 @@ def score_classes(
     world: World,
     should_stop: ShouldStop,
 ) -> ClassScores:
-    """Score all classes (collective); `positives` [K] counts the samples of all groups.
+    """Score all classes (collective). `positives` [K] counts the samples of all groups by class.
 
-    Raises ValueError on every rank where a score is NaN.
+    Raises ValueError on every rank if a score is NaN.
     """
     labels, features = rows.labels, rows.features.mean(1)
     class_group, data_group = head.engine.class_group, head.engine.data_group
@@ -89,13 +93,14 @@ def score_classes(
         stop_checks.check()
         scores, class_ids = block.scores, block.class_ids
         highest = scores.amax(1)
-        if highest.isnan().any():  # said at the end, by all ranks: others wait for this one
+        if highest.isnan().any():  # raised by all ranks after the loop, as others wait for this one
             broken = class_ids[scores.isnan().any(0)].max()
             scores = scores.nan_to_num()
         ranking.add(scores, class_ids, highest)
         at = places_of_labels(labels, class_ids)
         true_scores[at[0]] = scores[at]
-        # A class without a sample has no measures. All groups agree on which have one.
+        # Skip classes without a sample, which have no measures. `positives` covers all groups, so
+        # all of them skip the same classes and issue the same collectives.
         present = positives[class_ids] > 0
         if present.any():
             own = scores if present.all() else scores[:, present]
@@ -112,15 +117,15 @@ def score_classes(
 
 
 def classes_at_once(head: ClassHead, num_rows: int) -> int:
-    """Classes whose scores for a group's rows fit the head's memory budget; the same in every group
-    along `data`, for they measure a block together (collective)."""
+    """The number of classes per block: the scores of a group's rows fit the head's memory budget.
+    It is the same in all groups along `data`, which measure each block together (collective)."""
     device = head.weight.device
     most = int(all_reduce_max(torch.tensor(num_rows, device=device), head.engine.data_group))
     return max(1, head.engine.memory_bytes // (_COPIES * 4 * max(1, most)))
 
 
 def num_blocks(head: ClassHead, at_once: int) -> int:
-    """The number of blocks, of at most `at_once` nodes, that hold this rank's classes."""
+    """The number of blocks, of at most `at_once` nodes, with this rank's classes."""
     weights = head.engine.weights
     return -(-(weights.stop - weights.start) // at_once)
 
@@ -153,10 +158,11 @@ def count_samples_above(
     world: World,
     should_stop: ShouldStop,
 ) -> Tensor:
-    """For each class, its samples and the samples of any class whose score for it is at or above
-    each of the `thresholds` [R]: [K, R, 2], over all groups and on the CPU (collective).
+    """Count the samples whose score for a class is at or above each of the `thresholds` [R].
 
-    All classes are scored again, because pooled thresholds are known only after a first pass.
+    Returns counts [K, R, 2] over all groups, on the CPU: samples of the class, and samples of any
+    class (collective). All classes are scored again, because the pooled thresholds are known only
+    after the first pass.
     """
     features, labels = rows.features.mean(1), rows.labels
     bars = thresholds.tolist()
@@ -180,7 +186,8 @@ def count_samples_above(
 
 
 def _counts(scores: Tensor, labels: Tensor, class_ids: Tensor, bar: float) -> tuple[Tensor, Tensor]:
-    """For each class of a block, its samples and all samples at or above `bar`, [C] each."""
+    """For each class of a block, the number of its samples and of all samples at or above `bar`,
+    [C] each."""
     reaches_nC = scores >= bar
     rows, columns = places_of_labels(labels, class_ids)
     of_class = torch.bincount(columns[reaches_nC[rows, columns]], minlength=len(class_ids))

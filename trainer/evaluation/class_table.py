@@ -1,4 +1,4 @@
-"""What an evaluation says of each class, as rows in a wished order and as CSV."""
+"""The per-class results of an evaluation as sorted rows and as CSV."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ Order = Literal["index", "positives", "accuracy", "average_precision"]
 
 
 class ClassTable:
-    """The classes of an evaluation: columns [K], and places in a wished order."""
+    """The classes of an evaluation: columns [K], and class ids in a requested order."""
 
     def __init__(self, evaluation: Evaluation, names: Sequence[str]) -> None:
-        """`names` [K] in class-list order; ValueError where there are more or fewer of them."""
+        """`names` [K] are in class-list order. Raises ValueError if their number differs."""
         classes = evaluation.classes
         if len(names) != len(classes.positives):
             raise ValueError(
@@ -27,7 +27,7 @@ class ClassTable:
         self.names = names
         self.recalls = classes.recalls
         self.positives = classes.positives.numpy()
-        # 0 / 0 is NaN, as the other measures of a class without a sample are.
+        # 0 / 0 gives NaN, like the other measures of a class without a sample.
         with np.errstate(invalid="ignore"):
             self.accuracy = evaluation.correct.numpy() / self.positives
         self.average_precision = classes.average_precision.numpy()
@@ -35,7 +35,7 @@ class ClassTable:
         self.threshold = classes.threshold.numpy()
 
     def order(self, by: Order, *, descending: bool = False) -> np.ndarray:
-        """Class ids in the order of `by`; equal ones by their id, those without samples last."""
+        """Class ids sorted by `by`. Ties are in order of id; classes without samples come last."""
         if by == "index":
             ids = np.arange(len(self.names))
             return ids[::-1] if descending else ids
@@ -44,18 +44,18 @@ class ClassTable:
         return np.argsort(key, kind="stable")
 
     def measured(self, by: Order, *, descending: bool = False) -> np.ndarray:
-        """As `order`, of the classes that have samples."""
+        """Like `order`, but only classes with samples."""
         ids = self.order(by, descending=descending)
         return ids[self.positives[ids] > 0]
 
     def header(self) -> list[str]:
-        """The columns of `rows`."""
+        """The column names of `rows`."""
         at = [f"precision_at_recall_{recall:g}" for recall in self.recalls]
         thresholds = [f"threshold_at_recall_{recall:g}" for recall in self.recalls]
         return ["class", "name", "positives", "accuracy", "average_precision", *at, *thresholds]
 
     def rows(self, ids: np.ndarray) -> Iterator[list[object]]:
-        """One class after the other; empty cells where there is no sample to measure by."""
+        """One row per class. Measures of a class without samples are empty cells."""
         for j in ids.tolist():
             cells: list[object] = [j, self.names[j], int(self.positives[j])]
             if self.positives[j] == 0:
@@ -76,5 +76,5 @@ def write_csv(table: ClassTable, path: Path, ids: np.ndarray) -> None:
 
 
 def _number(value: np.floating) -> str:
-    """The shortest text that reads back as the same number of its type."""
+    """The shortest text that parses to the same number in its dtype."""
     return np.format_float_positional(value, trim="0") if np.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""Features of a split: each rank computes its share, the ranks of a class group gather theirs."""
+"""Features of a split. Each rank computes its share; the ranks of a class group gather theirs."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from trainer.world import World
 
 @dataclass(frozen=True)
 class SplitRows:
-    """The rows of a split that one class group evaluates, the same on each of its ranks.
+    """The rows of a split that one class group evaluates, the same on all of its ranks.
 
-    `features` [n, V, d], V being 1, or the views (crops) of a picture where they are kept apart;
-    `labels` [n].
+    `features` is [n, V, d]. V is the number of views (crops) of an image if they are kept
+    separate, otherwise 1. `labels` is [n].
     """
 
     features: Tensor
@@ -37,8 +37,8 @@ def gathered_rows(
 ) -> SplitRows:
     """Run the backbone over this rank's `batches` and gather its class group's rows (collective).
 
-    Every rank has the same number of batches, empty ones included: sharded backbones compute
-    together. `should_stop` is asked before each.
+    Every rank must have the same number of batches, including empty ones, because the forward pass
+    of a sharded backbone is collective. `should_stop` is called before each batch.
     """
     features, labels = [], []
     for batch in batches:
@@ -50,13 +50,13 @@ def gathered_rows(
             progress(len(batch.labels))
     nothing = torch.empty(0, dtype=torch.int64, device=world.device)
     mine = torch.cat([_no_features(task, features, world), *features])
-    features.clear()  # held twice otherwise while they travel
+    features.clear()  # otherwise in memory twice during the gather
     group = task.head.engine.class_group
     return SplitRows(all_rows(mine, group), all_rows(torch.cat([nothing, *labels]), group))
 
 
 def _views(task: Task, inputs: dict[str, Tensor], *, apart: bool) -> Tensor:
-    """Features [b, V, d] of a batch."""
+    """The features [b, V, d] of a batch."""
     pixels = inputs.get("pixel_values")
     if not apart or pixels is None or pixels.ndim < 5:
         return task.features(inputs).unsqueeze(1)
@@ -65,14 +65,15 @@ def _views(task: Task, inputs: dict[str, Tensor], *, apart: bool) -> Tensor:
 
 
 def _no_features(task: Task, features: list[Tensor], world: World) -> Tensor:
-    """[0, V, d], for ranks without a batch too (collective)."""
+    """An empty tensor [0, V, d], so that ranks without a batch have the right shape
+    (collective)."""
     num_views = torch.tensor(max([1, *(part.shape[1] for part in features)]), device=world.device)
     shape = 0, int(all_reduce_max(num_views, world.group)), task.head.dim
     return torch.empty(shape, device=world.device)
 
 
 def all_rows(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """[b, ...] on each rank -> the rows of all ranks of `group`, in their order (collective)."""
+    """Gather [b, ...] of all ranks in `group`, in rank order; b may differ (collective)."""
     count = torch.tensor([len(tensor)], device=tensor.device)
     sizes = torch.cat(all_gather_equal(count, group)).tolist()
     return all_gather_rows(tensor, sizes, group)

@@ -1,10 +1,10 @@
-"""Marginalised top-k prediction from several views (crops) of a picture (003, 5.2 and appendix C).
+"""Marginalised top-k prediction from several views (crops) of an image (003, 5.2 and appendix C).
 
-A view gives a k-tuple of classes a probability in proportion to exp(sum of its scores / t), and a
-class that of being in the tuple, p_i = e_i sigma_(k-1)(e without e_i) / sigma_k(e). These are
-averaged over the views; the k classes of the highest means are predicted. Of one view this is top-k
-itself: p_i - p_j = (e_i - e_j) sigma_(k-1)(e without e_i and e_j) / sigma_k(e), so that classes
-rank as their scores do.
+In each view, the probability of a k-tuple of classes is proportional to exp(sum of their scores /
+t). The marginal probability that class i is in the tuple is p_i = e_i sigma_(k-1)(e without e_i) /
+sigma_k(e), where e = exp(scores / t). The marginals are averaged over the views, and the k classes
+with the highest means are predicted. With one view this is plain top-k: p_i - p_j = (e_i - e_j)
+sigma_(k-1)(e without e_i and e_j) / sigma_k(e), so classes rank by their scores.
 """
 
 from collections.abc import Callable
@@ -24,34 +24,34 @@ from heads.losses.symmetric import (
 from trainer.evaluation.class_scores import Ranking
 from trainer.evaluation.features import SplitRows
 
-# Shape legend: n pictures, V views of one, r pictures worked on together, B = r x V, C classes.
+# Shape legend: n images, V views of each, r images in one batch, B = r x V, C classes.
 
-_VIEWS_AT_ONCE = 2048  # more read the classes' rows less often and leave fewer classes a block
-_COPIES = 8  # of a block's scores at one time, in backward
+_VIEWS_AT_ONCE = 2048  # larger: fewer reads of the class rows, but fewer classes per block
+_COPIES = 8  # of a block's scores in memory at the same time, in backward
 
 
 @dataclass(frozen=True)
 class MarginalTopK:
-    """Which k, each from 1 to 100, and the `temperature` t that divides scores: 1 in appendix C,
-    k tau in the loss `smooth_topk`."""
+    """The values of k, each from 1 to 100, and the `temperature` t that divides the scores: 1 in
+    appendix C, k tau in the loss `smooth_topk`."""
 
     ks: tuple[int, ...]
     temperature: float = 1.0
 
 
 def num_pieces(rows: SplitRows) -> int:
-    """Pieces that `marginal_top` works in."""
+    """The number of pieces in which `marginal_top` processes the rows."""
     return len(rows.features.split(_images_at_once(rows)))
 
 
 def marginal_top(
     head: ClassHead, rows: SplitRows, k: int, temperature: float, before_piece: Callable[[], None]
 ) -> Tensor:
-    """The k classes [n, k] of the highest mean marginals, best first (collective over the class
-    group, whose ranks have the same rows). k is below the number of classes.
+    """The k classes [n, k] with the highest mean marginals, best first. k must be less than the
+    number of classes. Collective over the class group, whose ranks have the same rows.
 
-    Scores are computed twice: for each view's polynomials over all classes, then for the marginals
-    in the light of those. Never n x K.
+    Scores are computed twice, first for the polynomials of each view over all classes, then for
+    the marginals, which depend on these polynomials. Scores of shape n x K are never in memory.
     """
     found = []
     for features in rows.features.split(_images_at_once(rows)):
@@ -101,7 +101,8 @@ def _of_other_ranks(mine: SymmetricPolynomials, head: ClassHead) -> list[Symmetr
 def _gradients(
     parts: list[SymmetricPolynomials], others: list[SymmetricPolynomials], scale: float
 ) -> tuple[Tensor, ...]:
-    """d log sigma_k of all classes / d log ratios of each part, [B, k + 1] each."""
+    """The gradient of log sigma_k over all classes with respect to the log ratios of each part,
+    [B, k + 1] each."""
     leaves = [part.log_ratios.detach().requires_grad_() for part in parts]
     mine = [
         SymmetricPolynomials(part.largest, leaf) for part, leaf in zip(parts, leaves, strict=True)

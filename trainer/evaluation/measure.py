@@ -1,7 +1,9 @@
-"""Exact evaluation over ranks: every sample once, never samples x classes in memory.
+"""Exact distributed evaluation: every sample counts once, and scores of all samples x all classes
+are never in memory.
 
-The ranks of a class group gather the features of their rows (n x d); the groups along `data` share
-the rows. Each rank walks its own classes in blocks; what the groups found is added up.
+The groups along `data` each evaluate a part of the rows. The ranks of a class group gather the
+features of these rows (n x d), and each rank scores its own classes in blocks. The counts of the
+groups are summed.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,13 +35,14 @@ MOST_CONFUSIONS = 1000  # pairs that an evaluation keeps
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`metrics` by name (means over samples or over classes), `classes` in class-list order (NaN
-    where a class has no sample) and one pooled threshold [R] a recall.
+    """The result of an evaluation.
 
-    `reached_pooled` [K, R, 2] counts, for each class, the samples whose score for it reaches the
-    pooled threshold: those of the class, and those of any class. `correct` [K] counts the samples
-    of each class that are predicted right (top 1), `confusions` [M, 3] those of the most frequent
-    wrong predictions: true class, predicted class, samples.
+    `metrics` are means over samples or classes, by name. `classes` has the measures of each class
+    in class-list order, NaN for a class without samples. `pooled` [R] has one threshold per recall
+    over all classes. `reached_pooled` [K, R, 2] counts, for each class, the samples whose score
+    for it reaches the pooled threshold: those of the class, and those of any class. `correct` [K]
+    counts the correct top-1 predictions of each class. `confusions` [M, 3] lists the most frequent
+    wrong predictions: true class, predicted class, number of samples.
     """
 
     metrics: dict[str, float]
@@ -62,12 +65,13 @@ def evaluate(
     progress: Callable[[int], None] = lambda samples: None,
     should_stop: ShouldStop = never_stop,
 ) -> Evaluation:
-    """Evaluate this rank's `batches` together with those of all ranks (collective).
+    """Evaluate the `batches` of all ranks (collective).
 
-    With `label_vectors` [K, D] the similarity accuracy SA is measured too, with `marginal` the
-    marginalised top-k accuracy over the views of each picture. `progress` hears of the samples done
-    on this rank. `should_stop` is asked equally often on every rank, where all have as many
-    batches, and says the same on all: then all raise EvaluationStopped.
+    Every rank must have the same number of batches. `label_vectors` [K, D] adds the similarity
+    accuracy SA, `marginal` the marginalised top-k accuracy over the views of each image.
+    `progress` is called with the number of samples of each batch of this rank. `should_stop` is
+    called the same number of times on every rank and must return the same value on all of them; if
+    it returns true, all raise EvaluationStopped.
     """
     was_training = task.training
     task.eval()
@@ -103,8 +107,8 @@ def evaluate_split(
     progress: Callable[[int], None] = lambda samples: None,
     should_stop: ShouldStop = never_stop,
 ) -> Evaluation:
-    """`evaluate` on the recipe's evaluation split (collective); `manifest` is that of its shards,
-    if it is already loaded."""
+    """Run `evaluate` on the recipe's evaluation split (collective). Pass the `manifest` of its
+    shards if it is already loaded."""
     data = recipe.data
     with open_split(data.shards, data.eval_split, cache=data.cache, manifest=manifest) as split:
         loader = EvalLoader(
@@ -141,11 +145,11 @@ def measure(
     marginal: MarginalTopK | None = None,
     should_stop: ShouldStop = never_stop,
 ) -> Evaluation:
-    """All measures of `rows`, which each class group has of its own (collective).
+    """Compute all measures. Each class group passes its own `rows` (collective).
 
-    Held at one time: the rows' features, n x d; the head's memory budget of scores; a few numbers a
-    class and a row. Raises ValueError on every rank where labels are outside the classes, there is
-    no sample or a score is NaN.
+    Memory: the features of the rows, n x d; scores up to the head's memory budget; and a few
+    numbers per class and row. Raises ValueError on every rank if a label is out of range, there is
+    no sample, or a score is NaN.
     """
     num_classes, data_group = head.num_classes, head.engine.data_group
     labels = rows.labels
@@ -189,8 +193,8 @@ def measure(
 
 
 def _class_counts(labels: Tensor, num_classes: int, group: ProcessGroup | None) -> Tensor:
-    """Samples of each class [K] on all ranks of `group`; ValueError on all of them for a label that
-    is no class (collective)."""
+    """The number of samples of each class [K] over all ranks of `group` (collective). Raises
+    ValueError on all of them if a label is out of range."""
     outside = (labels < 0) | (labels >= num_classes)
     num_outside = int(all_reduce_sum(outside.sum(), group))
     if num_outside:
@@ -202,7 +206,7 @@ def _class_counts(labels: Tensor, num_classes: int, group: ProcessGroup | None) 
 
 
 def _share(hits: Tensor, num_samples: int, group: ProcessGroup | None) -> float:
-    """Of all ranks' samples those that are hit (collective)."""
+    """The fraction of all ranks' samples that are hits (collective)."""
     return int(all_reduce_sum(hits.sum(), group)) / num_samples
 
 
@@ -214,8 +218,8 @@ def _marginal_best(
     predicted: Tensor,
     stop_checks: StopChecks,
 ) -> Tensor:
-    """The k classes [n, k] that the views' marginals predict."""
-    # Of one view they are those of the highest scores; and k may be all classes.
+    """The k classes [n, k] with the highest mean marginals over the views."""
+    # With one view these are the top k by score. The same holds trivially if k covers all classes.
     if rows.features.shape[1] == 1 or k >= head.num_classes or not len(predicted):
         return predicted[:, :k]
     return marginal_top(head, rows, k, by.temperature, stop_checks.check)
@@ -227,12 +231,12 @@ def most_confused(
     """The `MOST_CONFUSIONS` most frequent wrong predictions, int64 [M, 3]: true class, predicted
     class, samples.
 
-    `labels` [n] and `predicted` [n] are of this rank's rows; those of all ranks of `group` are
-    counted (collective). Of equally frequent pairs those of the lowest classes come first.
+    `labels` [n] and `predicted` [n] are those of this rank's rows; counts are over all ranks of
+    `group` (collective). Ties are in order of class id.
     """
     wrong = labels != predicted
     pairs, counts = (labels[wrong] * num_classes + predicted[wrong]).unique(return_counts=True)
-    # A pair is sent once a rank, and never more of them than there are samples.
+    # Each rank sends a pair once with its count, so never more pairs than samples.
     pairs, counts = all_rows(pairs, group), all_rows(counts, group)
     pairs, positions = pairs.unique(return_inverse=True)
     totals = torch.zeros_like(pairs).index_add_(0, positions, counts)

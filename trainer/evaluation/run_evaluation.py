@@ -1,4 +1,4 @@
-"""Evaluates a run's checkpoint: which one, on which split, with which settings; and saves it."""
+"""Evaluates a checkpoint of a run on a split, with optional settings, and saves the result."""
 
 import json
 from collections.abc import Callable
@@ -14,15 +14,18 @@ from trainer.run.trained_run import open_trained
 from trainer.world import World
 
 _SETTINGS = ("data.image.crops", "data.image.resize", "data.workers")
-# With another value of these what is measured is the same.
+# Settings that do not affect the result.
 _IRRELEVANT = ("evaluation.batch", "data.workers", "data.eval_split")
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What to evaluate: the newest checkpoint or that of a step, on the recipe's evaluation split
-    or another, with `settings` (key=value) over the recipe's. Only components of `allow_imports`
-    are imported."""
+    """What to evaluate.
+
+    `checkpoint` is a step, by default the newest. `split` is by default the recipe's evaluation
+    split. `settings` (key=value) override the recipe's. Only import paths in `allow_imports` are
+    imported.
+    """
 
     run: Path
     checkpoint: int | None = None
@@ -31,7 +34,8 @@ class EvaluationRequest:
     allow_imports: tuple[str, ...] = ()
 
     def recipe(self) -> Recipe:
-        """The run's recipe with the settings; ValueError for one that is not evaluation's."""
+        """The run's recipe with `settings` applied. Raises ValueError for a setting that does not
+        concern evaluation."""
         for setting in self.settings:
             key = setting.partition("=")[0]
             if not key.startswith("evaluation.") and key not in _SETTINGS:
@@ -45,8 +49,8 @@ class EvaluationRequest:
         )
 
     def folder(self) -> Path:
-        """Where the measures go. Those of another split or by other settings do not replace the
-        recipe's own, whose thresholds are exported."""
+        """The folder for the results. Another split or other settings have their own folder, so
+        that they do not replace the results that `kway export` uses."""
         run_folder, recipe = RunFolder(self.run), self.recipe()
         own = run_folder.load_recipe(allow_imports=self.allow_imports)
         others = _changed_settings(own, recipe)
@@ -56,7 +60,7 @@ class EvaluationRequest:
 
 
 def _changed_settings(own: Recipe, wanted: Recipe) -> list[str]:
-    """`key=value` of each setting that measures something else than the recipe's own."""
+    """`key=value` of each setting that differs from the recipe's own and affects the result."""
     before = settings_of(own)
     return [
         f"{key}={json.dumps(value, separators=(',', ':'))}"
@@ -66,7 +70,7 @@ def _changed_settings(own: Recipe, wanted: Recipe) -> list[str]:
 
 
 def open_evaluation_split(recipe: Recipe) -> Split:
-    """The split that a recipe evaluates."""
+    """The split on which a recipe is evaluated."""
     data = recipe.data
     return open_split(data.shards, data.eval_split, cache=data.cache)
 
@@ -77,7 +81,8 @@ def evaluate_run(
     *,
     progress: Callable[[int], None] = lambda samples: None,
 ) -> int:
-    """Evaluate and save to `wanted.folder()`; the checkpoint's step (collective)."""
+    """Evaluate, save the result to `wanted.folder()` and return the checkpoint's step
+    (collective)."""
     recipe = wanted.recipe()
     step = {} if wanted.checkpoint is None else {"step": wanted.checkpoint}
     trained = open_trained(wanted.run, world, allow_imports=wanted.allow_imports, **step)

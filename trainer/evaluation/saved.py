@@ -1,4 +1,4 @@
-"""Evaluations on disk: metrics as JSON, what there is of each class as safetensors."""
+"""Evaluations on disk: metrics as JSON, per-class results as safetensors."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,8 @@ def save_evaluation(folder: Path, evaluation: Evaluation, *, step: int) -> None:
 
 
 def load_evaluation(folder: Path, *, step: int) -> Evaluation:
-    """What `save_evaluation` wrote; FileNotFoundError names the remedy where there is none."""
+    """Load what `save_evaluation` wrote. Raises FileNotFoundError if it does not exist, and
+    ValueError if it is damaged or from an older version."""
     path = folder / f"step-{step:08d}.safetensors"
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: run `kway eval` on the run first")

@@ -1,6 +1,7 @@
 """Lets all ranks stop an evaluation together.
 
-Ranks have work in different numbers of pieces; the question is asked equally often on all of them.
+Ranks have different numbers of work pieces, but the check is collective. Every rank therefore makes
+the same number of checks.
 """
 
 from collections.abc import Callable
@@ -14,20 +15,21 @@ ShouldStop = Callable[[], bool]
 
 
 class EvaluationStopped(Exception):  # noqa: N818  nothing went wrong
-    """All ranks agreed to stop in the middle of an evaluation: it has no result."""
+    """All ranks agreed to stop during an evaluation, which has no result."""
 
 
 def never_stop() -> bool:
-    """For evaluations that nothing stops."""
+    """The `should_stop` of evaluations that cannot be stopped."""
     return False
 
 
 class StopChecks:
-    """Calls `should_stop` equally often on every rank: once per piece of the rank that has the most
-    pieces (collective).
+    """Calls `should_stop` the same number of times on every rank: once per piece of the rank with
+    the most pieces (collective).
 
-    `check` before each piece, `check_remaining` after the last one; both raise EvaluationStopped on
-    all ranks once `should_stop`, on which the ranks agree, is true.
+    Call `check` before each piece and `check_remaining` after the last one. Both raise
+    EvaluationStopped on all ranks once `should_stop` returns true, which it must do on all ranks
+    at the same check.
     """
 
     def __init__(self, num_pieces: int, should_stop: ShouldStop, world: World) -> None:
@@ -36,13 +38,13 @@ class StopChecks:
         self._should_stop = should_stop
 
     def check(self) -> None:
-        """The check before a piece of work."""
+        """Check before a piece of work."""
         assert self._num_left, "more pieces than were announced"
         self._num_left -= 1
         if self._should_stop():
             raise EvaluationStopped("the evaluation was stopped before its end")
 
     def check_remaining(self) -> None:
-        """The checks that other ranks still make."""
+        """Make the checks that ranks with more pieces still make."""
         while self._num_left:
             self.check()

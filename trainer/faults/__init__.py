@@ -1,4 +1,4 @@
-"""What goes wrong in a run and what to say about it: hangs, slow ranks, memory that ran out."""
+"""Detects and explains faults of a run: hangs, slow ranks and out-of-memory errors."""
 
 from trainer.faults.out_of_memory import advice, is_out_of_memory
 from trainer.faults.stragglers import Stragglers

@@ -1,7 +1,8 @@
-"""The collectives of this rank, as torch's flight recorder tells them.
+"""Reads this rank's collectives from torch's flight recorder.
 
-The recorder is a ring buffer that C++ fills for gloo and for NCCL, below DDP, FSDP and DeepSpeed
-too. It is off unless TORCH_FR_BUFFER_SIZE is set before the process group is made.
+The recorder is a ring buffer that torch's C++ code fills for gloo and for NCCL, so it also covers
+the collectives of DDP, FSDP and DeepSpeed. It is off unless TORCH_FR_BUFFER_SIZE is set before the
+process group is created.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-# gloo's and other CPU backends' recorder; NCCL has one of its own in builds for CUDA.
+# The recorder of gloo and other CPU backends, and that of NCCL, which exists in CUDA builds only.
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _POLLS_PER_READING = 10
 _WHOLE_WORLD = "default_pg"
@@ -33,9 +34,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class RecordedCollectives:
-    """`newest` is what this rank issued last; `pending` the oldest one that has not ended.
+    """`newest` is the last collective that this rank issued, `pending` the oldest that has not
+    completed.
 
-    `pending_seconds` is how long ago that was issued, by a clock that can be set.
+    `pending_seconds` is the time since `pending` was issued, by the wall clock, which can be set.
     """
 
     newest: Collective | None
@@ -44,10 +46,11 @@ class RecordedCollectives:
 
 
 class FlightRecorder:
-    """Reads the recorder, in full only where that can tell something new.
+    """Reads the recorder, in full only if there may be something new.
 
-    A full reading takes milliseconds in which no other Python code runs, and in a large world one
-    rank or the other would be at it in every step. While collectives come and go nothing hangs.
+    A full read takes milliseconds and holds the GIL. In a large world some rank would be reading
+    in every step and would slow down all ranks. While collectives complete, nothing hangs and a
+    full read is not needed.
     """
 
     def __init__(self) -> None:
@@ -57,13 +60,14 @@ class FlightRecorder:
         self._num_polls = 0
 
     def poll(self) -> RecordedCollectives:
-        """What this process has issued and waits for; while it gets on, that of an earlier look."""
+        """The newest and the pending collective of this process. While collectives complete, the
+        result may be that of an earlier full read."""
         counts = [dump(False)["pg_status"] for dump in _dumps()]
         stands = counts == self._counts
         self._has_read = self._has_read and stands
         self._counts = counts
         self._num_polls += 1
-        # Of several groups one may hang while others get on.
+        # With several groups, one may hang while others make progress: read in full now and then.
         is_due = self._recorded.pending is not None or self._num_polls % _POLLS_PER_READING == 0
         if is_due or (stands and not self._has_read):
             self._recorded = self.read()
@@ -71,7 +75,7 @@ class FlightRecorder:
         return self._recorded
 
     def read(self) -> RecordedCollectives:
-        """What this process has issued and waits for, over all groups and backends."""
+        """The newest and the pending collective of this process, over all groups and backends."""
         entries = sorted(_entries(), key=lambda entry: entry["time_created_ns"])
         newest = _collective(entries[-1]) if entries else None
         pending = next((entry for entry in entries if entry["pending"]), None)
@@ -82,7 +86,7 @@ class FlightRecorder:
 
 
 def _dumps() -> list[Callable[[bool], dict[str, Any]]]:
-    """Of each backend's recorder, what gives it as a dict, with its entries or without."""
+    """Functions that return each backend's recorder as a dict, with or without its entries."""
 
     def reading(name: str) -> Callable[[bool], dict[str, Any]]:
         return lambda entries: json.loads(getattr(c10d, name)(entries, False))
@@ -99,10 +103,10 @@ def _entries() -> Iterator[dict[str, Any]]:
 
 
 def is_pending(entry: dict[str, Any], status: dict[str, Any]) -> bool:
-    """Whether an entry of the recorder has not ended, given the `status` of all groups.
+    """Whether a collective in the recorder has not completed, given the `status` of all groups.
 
-    Its `state` says nothing on gloo, where it stays "scheduled", and `retired` too little on NCCL:
-    the parts of a coalesced collective, which share the number of the whole, are never retired.
+    The fields `state` and `retired` are not sufficient. On gloo `state` is always "scheduled". On
+    NCCL the parts of a coalesced collective, which share its sequence number, are never retired.
     """
     if entry["retired"] or entry["is_p2p"]:
         return False
@@ -112,6 +116,6 @@ def is_pending(entry: dict[str, Any], status: dict[str, Any]) -> bool:
 
 def _collective(entry: dict[str, Any]) -> Collective:
     name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
-    # A group's name is made of numbers; what describes it is meant for people.
+    # A group's name consists of numbers; its description is readable.
     title, description = entry["process_group"]
     return Collective(name, entry["collective_seq_id"], description or title)

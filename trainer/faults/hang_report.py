@@ -1,4 +1,4 @@
-"""The state of each rank, and the one line that names a hang, made of the states of all ranks."""
+"""The state of a rank, and the one-line description of a hang from the states of all ranks."""
 
 import json
 import sys
@@ -11,15 +11,16 @@ from typing import Any
 from trainer.faults.flight_recorder import Collective
 
 _LIBRARIES = ("torch", "deepspeed", "contextlib")
-# The line is for a person: of many groups of ranks only the first few are listed.
+# List only the first few groups of ranks, so that the line stays readable.
 _MAX_GROUPS = 4
 
 
 @dataclass(frozen=True)
 class RankState:
-    """`beat` grows while the rank lives; `waited_seconds` is the age of `pending` as seen so far.
+    """`beat` increases while the rank is alive. `waited_seconds` is how long the rank has been
+    waiting in `pending`.
 
-    `location` is the line of code that the main thread is at: `module:line`.
+    `location` is the line that the main thread is executing: `module:line`.
     """
 
     beat: int
@@ -46,7 +47,8 @@ def _collective(fields: dict[str, Any] | None) -> Collective | None:
 
 
 def main_thread_location() -> str:
-    """The innermost line of the main thread that is not torch's or ours, as `module:line`."""
+    """The innermost line of the main thread outside the libraries and this package, as
+    `module:line`."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_back is not None and _is_of_a_library(frame):
         frame = frame.f_back
@@ -61,9 +63,10 @@ def _is_of_a_library(frame: FrameType) -> bool:
 def describe_hang(
     before: Mapping[int, RankState], after: Mapping[int, RankState], *, size: int
 ) -> str:
-    """The line, from the states of the ranks of a world of `size` at two moments.
+    """The description of a hang, from the states of all ranks at two points in time.
 
-    A rank whose beat has not grown between the two, or that has no state, does not answer.
+    A rank does not answer if it has no state or if its beat did not increase in between. `size` is
+    the world size.
     """
     silent = [rank for rank in range(size) if not _is_alive(before.get(rank), after.get(rank))]
     answering = {rank: state for rank, state in after.items() if rank not in silent}
@@ -81,7 +84,7 @@ def describe_hang(
 
 
 def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
-    """The line of a rank that cannot ask the others."""
+    """The description by a rank that cannot read the states of the others."""
     return (
         f"{host}, which keeps what the ranks tell each other, does not answer (stopped, ended or "
         f"cut off); {_describe_waits({rank: own})[0]}: look at that machine and its network"
@@ -89,7 +92,7 @@ def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0, 2-5`: numbers in order, three or more in a row as a span."""
+    """`rank 3`, `ranks 0, 2-5`: in ascending order, three or more consecutive ranks as a range."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
@@ -125,7 +128,7 @@ def _describe_state(state: RankState) -> str:
 
 
 def _describe_waits(states: Mapping[int, RankState]) -> list[str]:
-    """Ranks in one collective are told together, with the longest wait of them."""
+    """Group the ranks that wait in the same collective, with the longest wait of each group."""
     longest: dict[str, float] = {}
     waits = {rank: _describe_wait(state) for rank, state in states.items()}
     for rank, wait in waits.items():
@@ -144,7 +147,7 @@ def _describe_wait(state: RankState) -> str:
 
 
 def _group_ranks(texts: Mapping[int, str], one: str, several: str) -> list[str]:
-    """`ranks 0, 2 wait in …`, the ranks with the same text together."""
+    """`ranks 0, 2 wait in …`: one item for all ranks with the same text."""
     by_text: dict[str, list[int]] = {}
     for rank in sorted(texts):
         by_text.setdefault(texts[rank], []).append(rank)

@@ -1,7 +1,7 @@
-"""Memory that ran out: whether an error says so, and what of the recipe would help.
+"""Detects out-of-memory errors and suggests changes to the recipe.
 
-The phase is read off the traceback. What to change comes in the order that costs least in that
-phase, and only what the recipe does not do already.
+The phase is determined from the traceback. Suggestions are ordered by their cost in that phase,
+cheapest first, and leave out what the recipe already does.
 """
 
 import errno
@@ -18,12 +18,12 @@ from trainer.world import World
 _WORDS = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
-    "out of memory",  # CUDA's, and what NCCL and cuDNN hand on of it
+    "out of memory",  # CUDA, and errors that NCCL and cuDNN pass on
     "CUBLAS_STATUS_ALLOC_FAILED",
     "Cannot allocate memory",
-    "MemoryError",  # of a loader's worker, whose error arrives as text
+    "MemoryError",  # from a data loader worker, whose error arrives as text
 )
-# The part of kway, of torch or of transformers that a frame belongs to; the first found counts.
+# Phases by the modules in the traceback: of kway, torch or transformers. The first match counts.
 _PHASES = {
     "building": ("(building)",),
     "evaluation": ("trainer.evaluation",),
@@ -51,7 +51,8 @@ _LAST_OF_EVALUATION = "its batches cannot be smaller: take a machine with more m
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device's or the host's memory ran out, by CUDA, torch, numpy, Python or Linux."""
+    """Whether an error of CUDA, torch, numpy, Python or Linux means that the device or the host is
+    out of memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, OSError):
@@ -60,9 +61,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bool = False) -> str:
-    """One line: who asked for how much in which phase, and what to change in this recipe.
+    """One line with the requested memory, the phase, and what to change in this recipe.
 
-    `evaluating`: in the call of `kway eval` instead, which trains nothing.
+    `evaluating`: suggest options of `kway eval` instead.
     """
     phase = _phase(error)
     on_device = world.device.type != "cpu" and _is_of_device(error)
@@ -100,17 +101,17 @@ def _phase(error: BaseException) -> str | None:
 def _module(frame: FrameType) -> str:
     name: str = frame.f_globals.get("__name__", "")
     function = frame.f_code.co_name
-    # What is built is too large by itself: smaller batches would not help.
+    # If building the model fails, the model itself is too large: smaller batches would not help.
     if function.startswith("build_") and name.startswith(("heads.", "trainer.")):
         return "(building)"
-    # DeepSpeed's optimizers live in modules of many names; how they are called tells.
+    # DeepSpeed's optimizers are in many modules, so detect them by their caller.
     if function == "step" and name.startswith("trainer.strategies"):
         return "torch.optim"
     return name
 
 
 def _requested(error: BaseException) -> str:
-    """How much was asked for, as far as the error knows."""
+    """How much memory was requested, if the error states it."""
     text = str(error)
     if found := re.search(r"tried to allocate (\d+) bytes", text):
         return f"{_readable_size(int(found[1]))} more were asked for"
@@ -134,7 +135,8 @@ def _remedies(
         yield settings
     keys = list(_ORDER[phase or "forward"])
     if not on_device:
-        # A host's memory holds the loader's workers too, and without a device nothing but it.
+        # Data loader workers use host memory. On CPUs the model does too, and its remedies come
+        # first; with a device, the workers are the likelier cause.
         keys = (
             [*keys, "workers", "background"] if world.device.type == "cpu" else ["workers", *keys]
         )
@@ -147,7 +149,7 @@ def _remedies(
 def _of_evaluation(
     error: BaseException, recipe: Recipe, world: World, *, on_device: bool
 ) -> Iterator[str]:
-    """What `kway eval` may be called with instead."""
+    """Options of `kway eval` that need less memory."""
     if on_device and (settings := _fragmented(error)):
         yield settings
     available = _available(recipe, world)
@@ -155,7 +157,7 @@ def _of_evaluation(
     for key in ("evaluation",) if on_device else keys:
         if key in available:
             yield f"--set {available[key]}"
-    # Each process has a device to itself, and its share of a host's memory.
+    # Each process has its own device, but processes on one host share its memory.
     if on_device:
         yield f"--nproc {2 * world.size}"
     elif world.size > 1:
@@ -163,7 +165,7 @@ def _of_evaluation(
 
 
 def _available(recipe: Recipe, world: World) -> dict[str, str]:
-    """Every change that this recipe leaves open, as `key=value`."""
+    """The changes that this recipe does not have yet, as `key=value`."""
     train = recipe.train
     rows = train.global_batch // world.size
     found = {
@@ -190,21 +192,21 @@ def _available(recipe: Recipe, world: World) -> dict[str, str]:
 
 
 def _sharding(recipe: Recipe) -> str | None:
-    """The next strategy that keeps less on a rank."""
+    """The change to the next strategy that needs less memory per rank."""
     strategy = recipe.train.strategy
     smaller = strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
     return None if smaller is None else strategy.change_to(smaller)
 
 
 def _larger_groups(recipe: Recipe, world: World) -> str | None:
-    """The classes spread over all ranks: each of them holds fewer."""
+    """Shard the classes over all ranks, so that each rank has fewer of them."""
     group = recipe.train.class_group
     ranks = {"world": world.size, "node": world.local_size}.get(str(group), group)
     return "train.class_group=world" if ranks != world.size else None
 
 
 def _fragmented(error: BaseException) -> str | None:
-    """Memory that torch holds in pieces too small for what was asked."""
+    """The remedy if torch has reserved enough memory, but in fragments that are too small."""
     found = re.search(r"([\d.]+) (\w+) is reserved by PyTorch but unallocated", str(error))
     asked = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
     if not found or not asked or _bytes(found) < _bytes(asked):

@@ -1,7 +1,7 @@
-"""The states of all ranks in the process group's store: each rank writes its own and reads all.
+"""The states of all ranks in the process group's store. Each rank writes its own and reads all.
 
-A call to a store whose host was stopped does not return, whatever its timeout says: all calls are
-made by a separate thread, and the caller waits for the answer no longer than its limit.
+A call to a store whose host is suspended never returns, regardless of its timeout. A separate
+thread therefore makes all calls, and callers wait for the answer with their own limit.
 """
 
 import os
@@ -20,44 +20,47 @@ _OVER = "over"
 
 
 class RankStore:
-    """One rank's side of the board.
+    """One rank's access to the shared states.
 
-    `topic` is the same on all ranks and new in every run of them: an older run's words may still
-    be in the store. `over` turns true, within `interval` seconds, once a rank has claimed the end.
+    `topic` must be the same on all ranks and different in every start, because the store may still
+    contain the states of an earlier one. Within `interval` seconds after any rank has claimed the
+    end of the run, `over` becomes true.
     """
 
     def __init__(self, topic: str, *, rank: int, size: int, interval: float) -> None:
         self.host = _host()
         self.over = False
         self._rank, self._size, self._interval = rank, size, interval
-        # A connection of its own: the process group may hold the other one while it waits.
+        # A separate connection: the process group may block the other one while it waits.
         self._store = dist.PrefixStore(topic, _get_default_store().clone())  # type: ignore[attr-defined]
         self._store.set_timeout(timedelta(seconds=max(1.0, interval)))
         self._text = ""
         self._closed = False
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # A daemon: one that is stuck in the store must not keep the process from ending.
+        # A daemon thread: if it is stuck in the store, the process can still exit.
         self._thread = threading.Thread(target=self._serve, name="watchdog board", daemon=True)
         self._thread.start()
 
     def publish(self, text: str) -> None:
-        """What the others are to read from now on; never waits."""
+        """Set the text that the other ranks read. Never blocks; the thread writes it later."""
         self._text = text
 
     def read(self, *, limit_seconds: float) -> dict[int, str] | None:
-        """The texts of all ranks that wrote one; None where the store does not answer."""
+        """The texts of all ranks that wrote one; None if the store does not answer in time."""
         return self._ask(self._texts, limit_seconds)
 
     def claim(self, *, limit_seconds: float) -> bool | None:
-        """Declare the run over: whether this rank was the first; None without an answer."""
+        """Declare the run over. Returns whether this rank was the first to do so; None if the
+        store does not answer in time."""
         return self._ask(self._claim, limit_seconds)
 
     def is_over(self, *, limit_seconds: float) -> bool | None:
-        """Whether a rank has claimed the end by now; None without an answer."""
+        """Whether any rank has declared the run over; None if the store does not answer in time."""
         return self._ask(lambda: self._store.check([_OVER]), limit_seconds)
 
     def close(self) -> None:
-        """End the thread and drop the connection, before the process group is taken down."""
+        """Stop the thread and close the connection. Call this before the process group is
+        destroyed."""
         self._closed = True
         self._requests.put(lambda: None)
         self._thread.join(timeout=2 * self._interval)
@@ -68,13 +71,14 @@ class RankStore:
                 self._beat()
                 self._next_request()
         except dist.DistError:
-            # The host has gone. From now on nobody answers, which is what `read` says.
+            # The store's host is gone. Requests are no longer served, so `read` returns None.
             self._closed = True
         finally:
             del self._store
 
     def _beat(self) -> None:
-        # Once the end is declared the store may go at any moment, about which torch is loud.
+        # Stop writing once the run is over: the store may disappear at any moment, and torch then
+        # prints errors.
         if self._text and not self.over:
             self._store.set(str(self._rank), self._text)
             self.over = self._store.check([_OVER])
@@ -108,8 +112,8 @@ class RankStore:
 
 
 def _host() -> str:
-    """Who keeps the store, in words."""
+    """The process that hosts the store, as text."""
     address = os.environ.get("MASTER_ADDR", "this machine")
-    # As torch decides it: the launcher's own store, or one in rank 0's process.
+    # The same rule as in torch: the launcher hosts the store, or rank 0 does.
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return f"{'the launcher' if by_launcher else 'rank 0'} on {address}"

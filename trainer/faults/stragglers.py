@@ -1,7 +1,7 @@
-"""Which ranks are slow: the others wait for them in every step, and none of them says so.
+"""Detects slow ranks, for which all other ranks wait in every step.
 
-What counts is a rank's busy seconds, the step without the time spent waiting for others: by wall
-clock all ranks of a synchronous step are equally slow.
+Ranks are compared by their busy seconds, the time of a step without the time spent waiting in
+collectives. By wall clock, all ranks of a synchronous step take equally long.
 """
 
 import statistics
@@ -10,14 +10,15 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-# In short steps a factor says little: what a rank costs must be felt, too.
+# Minimum difference in seconds per step. In short steps a large factor alone is not significant.
 _FELT_SECONDS = 0.01
 
 
 class Stragglers:
-    """Busy seconds of `size` ranks over the last `window` steps, and who stands out.
+    """Busy seconds of `size` ranks over the last `window` steps, and which ranks are slow.
 
-    A rank is slow whose median is above `factor` times the median of the other ranks.
+    A rank is slow if its median is more than `factor` times the median of the other ranks' medians
+    and more than 10 ms longer. `notice` reports at most once every `minutes_between` minutes.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class Stragglers:
         self._reported_at: float | None = None
 
     def add(self, busy_seconds: Sequence[float]) -> None:
-        """One step's busy seconds, a number a rank in their order."""
+        """Add the busy seconds of one step: one number per rank, in rank order."""
         assert len(busy_seconds) == self._size, (len(busy_seconds), self._size)
         self._steps.append(tuple(busy_seconds))
 
@@ -38,7 +39,8 @@ class Stragglers:
         return [statistics.median(seconds) for seconds in zip(*self._steps, strict=True)]
 
     def slow_ranks(self) -> dict[int, float]:
-        """Slow ranks and how many times the others' median they take; none before a full window."""
+        """The slow ranks, each with the ratio of its median to that of the others. Empty until the
+        window is full."""
         if len(self._steps) < (self._steps.maxlen or 0) or self._size == 1:
             return {}
         busy = self.busy_seconds()
@@ -51,9 +53,10 @@ class Stragglers:
         }
 
     def notice(self, now: float | None = None) -> str | None:
-        """A line about the slowest rank, if any is slow and none was said for a while.
+        """A message about the slowest rank, if a rank is slow and the last message is long enough
+        ago.
 
-        `now` is in seconds of any steady clock.
+        `now` is in seconds of any monotonic clock.
         """
         now = time.monotonic() if now is None else now
         if self._reported_at is not None and now - self._reported_at < self._seconds_between:
@@ -72,9 +75,9 @@ class Stragglers:
 
 
 def _median_without(order: Sequence[float], value: float) -> float:
-    """The median of the sorted `order`, of 2 or more, once `value` has been taken out of it."""
+    """The median of the sorted list `order`, of at least 2 values, without `value`."""
     index = bisect_left(order, value)
-    # Elements from this index on have moved down by one.
+    # Removing `value` shifts the elements from this index on down by one.
     low, high = (
         order[middle + (middle >= index)]
         for middle in ((len(order) - 2) // 2, (len(order) - 1) // 2)

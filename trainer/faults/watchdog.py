@@ -1,7 +1,14 @@
-"""Ends a rank that waits for the others in vain, and says which rank and which operation it was.
+"""Ends a rank that hangs in a collective and reports which ranks and which operation hang.
 
-Only waiting inside a collective counts: reading data, compiling, evaluating and writing may take
-as long as they like. gloo's own timeout names no rank, NCCL's ends the process without a word.
+Only time inside a collective counts: reading data, compiling, evaluating and writing may take any
+time. The timeouts of the process groups are not enough: gloo's error does not name a rank, and
+NCCL's ends the process without a message.
+
+A thread in every rank publishes the rank's state (step, phase, line of code, pending collective)
+several times per second. When a collective has waited for almost `timeout_seconds`, the thread
+reads the states of all ranks. At the timeout it reads them again: a rank whose beat has not
+increased in between is dead or unreachable. The first rank to claim the report prints it, the
+others exit silently.
 """
 
 import secrets
@@ -26,7 +33,7 @@ from trainer.process.exit_codes import FAILED
 from trainer.telemetry.phases import Phases
 from trainer.world import World, is_lost_rank, leave
 
-# Between the two looks at all ranks: one that is alive writes several times in it.
+# Time between the two reads of all states, in which a rank that is alive writes several times.
 _GAP_SECONDS = 4.0
 _LOOKS_A_GAP = 8
 _ANSWER_SECONDS = 2.0
@@ -35,9 +42,9 @@ _States = dict[int, RankState]
 
 
 class LostRankError(RuntimeError):
-    """Training cannot go on without another rank; the text names it.
+    """Training cannot continue because another rank is lost; the message names it.
 
-    `is_reported`: another rank has reported the reason, so that the text is not printed.
+    `is_reported`: another rank has printed the reason, so this message need not be printed.
     """
 
     def __init__(self, line: str | None) -> None:
@@ -46,11 +53,12 @@ class LostRankError(RuntimeError):
 
 
 class Watchdog:
-    """A thread in every rank that ends the process after `timeout_seconds` in one collective.
+    """Runs a thread in every rank that ends the process after `timeout_seconds` in one collective.
 
-    Entering and leaving without an error are collective. An error about another rank leaves as
-    LostRankError. In a world of one it does nothing. The process groups' own timeouts must be
-    longer by some seconds, and torch's flight recorder on (RuntimeError otherwise).
+    Entering the context is collective, and so is leaving it without an error. An error about a
+    lost rank is converted to LostRankError. With one rank the watchdog does nothing. The timeouts
+    of the process groups must be some seconds longer. Raises RuntimeError if torch's flight
+    recorder is off.
     """
 
     def __init__(self, world: World, *, timeout_seconds: float, phases: Phases) -> None:
@@ -66,7 +74,8 @@ class Watchdog:
         self._before: _States | None = None
         self._has_looked = False
         self._closed = threading.Event()
-        # Held by the thread that speaks: a wait can end in an error while it is being looked into.
+        # Held while a thread prepares a report. A wait can fail with an error in the main thread
+        # while the watchdog thread is investigating it; only one of them may report.
         self._report_lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -81,23 +90,23 @@ class Watchdog:
         self._store = RankStore(
             topic, rank=self._world.rank, size=self._world.size, interval=self._interval
         )
-        # At once: a rank that stops soon after has been seen.
+        # Publish now, so that there is a state even if this rank stops right after.
         self._store.publish(self._observe().to_json())
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
 
     def at(self, step: int) -> None:
-        """Say that this rank begins `step`."""
+        """Record that this rank begins `step`."""
         self._step = step
 
     def explain(self, error: BaseException) -> str | None:
-        """The line for an error about another rank; None where another rank has said it.
+        """The message for an error about another rank; None if another rank has reported it.
 
-        Takes some seconds where the error is that a wait was too long.
+        Takes some seconds if the error is a timeout.
         """
         if "Timed out waiting" not in str(error):
-            # The launcher names the rank that ended; what counts here is to end soon.
+            # The launcher reports which rank ended. This rank only needs to exit soon.
             over = self._store.over or self._store.is_over(limit_seconds=_ANSWER_SECONDS)
             return None if over else "another rank ended in the middle of a step"
         with self._report_lock:
@@ -124,11 +133,11 @@ class Watchdog:
             raise LostRankError(line) from error
         self._close()
         if error is None:
-            # The rank that keeps the store must not go while another one still writes to it.
+            # The rank that hosts the store must not exit while another rank still writes to it.
             self._world.barrier()
 
     def _wait_for_all(self) -> RuntimeError | None:
-        """The watch goes on until all ranks are here: one may have skipped a collective."""
+        """Keep watching until all ranks are done: one of them may have skipped a collective."""
         try:
             self._world.barrier()
         except RuntimeError as error:
@@ -163,7 +172,8 @@ class Watchdog:
         recorded = self._recorded()
         now = time.monotonic()
         if recorded.pending != self._pending:
-            # Looks come late; of a clock that can be set no more than that is believed.
+            # The collective was issued before this poll saw it. Trust the wall clock, which can be
+            # set, only up to a few poll intervals.
             late = min(max(recorded.pending_seconds, 0.0), 3 * self._interval)
             self._pending, self._since = recorded.pending, now - late
         self._beat += 1
@@ -178,7 +188,8 @@ class Watchdog:
         )
 
     def _recorded(self) -> RecordedCollectives:
-        """What the recorder says; a collective that raised no longer stands there as pending."""
+        """The recorder's collectives. A collective that raised is no longer pending in the
+        recorder, so report it as pending from here."""
         if self._failed is not None:
             return RecordedCollectives(newest=self._failed, pending=self._failed)
         return self._recorder.poll()
@@ -190,7 +201,7 @@ class Watchdog:
         return {rank: RankState.from_json(text) for rank, text in texts.items()}
 
     def _find_out(self, before: _States | None) -> str | None:
-        """The line, or None where another rank says it."""
+        """The message, or None if another rank reports the hang."""
         after = self._states()
         if before is None or after is None:
             return describe_lost_store(
@@ -207,15 +218,16 @@ class Watchdog:
         leave(FAILED)
 
     def _wait_for_readers(self) -> None:
-        """Wait until they have read that all is said; rank 0, which may keep the store, longest.
+        """Give the other ranks time to read that the hang is reported. Rank 0 waits longest, as it
+        may host the store.
 
-        A rank that ends cuts the others off in the middle of a wait.
+        The exit of a rank breaks the connections on which the others wait.
         """
         time.sleep((2 if self._world.rank else 4) * self._interval)
 
 
 def _new_topic() -> str:
-    """A name that no earlier run of these ranks has used, the same on all of them (collective)."""
+    """A random name that no earlier start has used, the same on all ranks (collective)."""
     number = torch.tensor([secrets.randbits(62)])
     dist.broadcast(number, src=0)
     return f"watchdog-{number.item():x}"

@@ -1,7 +1,7 @@
-"""The base class of optimizers: options with their bounds, the torch optimizer that they build, and
-the cost of a step; and the optimizers of a run.
+"""The base class of optimizers, and functions that build and use the optimizers of a run.
 
-To add one, write a subclass in its own file and add its name to `__init__.py`.
+An optimizer class defines options with their bounds, builds the torch optimizer, and states the
+cost of a step. To add one, write a subclass in its own file and add it to `__init__.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class HeadOptions(FrozenConfig):
-    """Options of the head that differ from the backbone's; None: the same."""
+    """Options for the head, if they differ from the backbone's; None means the same."""
 
     lr: float | None = Field(None, gt=0, description="peak rate; the schedule is the same")
     weight_decay: float | None = Field(None, ge=0)
@@ -30,9 +30,9 @@ class HeadOptions(FrozenConfig):
 class OptimizerKind(FrozenConfig, ABC):
     """Options of an optimizer. A subclass adds `kind: Literal[...]`, its own options and bounds."""
 
-    # The step of a tensor is scaled by norms of the whole tensor: no strategy may split it.
+    # A step depends on norms of the whole tensor, so strategies must not flatten it.
     needs_whole_tensors: ClassVar[bool] = False
-    # The factored head takes its own steps, which are those of plain SGD.
+    # Whether it works with the factored head, which updates itself with plain SGD.
     trains_factored_head: ClassVar[bool] = False
 
     kind: str
@@ -43,29 +43,29 @@ class OptimizerKind(FrozenConfig, ABC):
     @property
     @abstractmethod
     def num_moments(self) -> int:
-        """The number of tensors of a weight's size that the optimizer keeps for it."""
+        """The number of state tensors per weight that have the weight's size."""
 
     @property
     def passes(self) -> int:
-        """How many tensors of a weight's size a step reads or writes: it reads weight, gradient and
-        moments, and writes weight and moments."""
+        """The number of tensors of a weight's size that a step reads or writes. It reads weight,
+        gradient and moments, and writes weight and moments."""
         return 3 + 2 * self.num_moments
 
     @abstractmethod
     def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
-        """Bytes that a step allocates for weights of `together` bytes, the largest tensor having
-        `largest`: torch updates tensors one by one on CPUs and all of them together on CUDA."""
+        """Bytes that a step allocates for weights of `together` bytes, of which the largest tensor
+        has `largest`. torch updates tensors one by one on CPUs and all at once on CUDA."""
 
     @abstractmethod
     def build(
         self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
     ) -> Optimizer:
-        """The torch optimizer of parameter `groups`. The rows of each parameter are sharded over
-        `norm_group`, which optimizers need that take norms of a whole tensor."""
+        """Build the torch optimizer for parameter `groups`. The rows of each parameter are sharded
+        over `norm_group`; optimizers that use norms of whole tensors need this group."""
 
     @property
     def head_lr(self) -> float:
-        """The head's peak rate."""
+        """The head's peak learning rate."""
         return self.lr if self.head.lr is None else self.head.lr
 
     @property
@@ -78,7 +78,7 @@ class OptimizerKind(FrozenConfig, ABC):
 
 
 def build_optimizer(config: OptimizerKind, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The backbone's optimizer; vectors (norms, biases) are not decayed."""
+    """Build the backbone's optimizer. Vectors (norms, biases) have no weight decay."""
     parameters = list(parameters)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim > 1]},
@@ -88,12 +88,12 @@ def build_optimizer(config: OptimizerKind, parameters: Iterable[nn.Parameter]) -
 
 
 def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | None:
-    """The head's optimizer, with its own rate and decay if the recipe sets them. Its bias has the
-    same, a learned scale or offset does not decay. None for a factored head, which takes its own
-    steps."""
+    """Build the head's optimizer, with its own rate and weight decay if the recipe sets them. The
+    bias of the classes is decayed too; a learned scale or offset is not. None for a factored head,
+    which updates itself."""
     if isinstance(head, FactoredHead):
         return None
-    # A group for each: LAMB does not scale the steps of groups of vectors.
+    # One group per parameter: LAMB does not scale the steps of a group that has only vectors.
     groups = [
         {
             "params": [parameter],
@@ -106,16 +106,16 @@ def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | 
 
 
 def tensors_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """The tensors that an optimizer keeps for a parameter."""
+    """The state tensors that an optimizer keeps for a parameter."""
     state = optimizer.state.get(parameter, {})
     return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 
 
 def create_moments_of(optimizer: Optimizer) -> None:
-    """Create the moments of all parameters, with any values, and leave the parameters unchanged."""
+    """Create the moments of all parameters with arbitrary values. Parameters do not change."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
-        group["lr"] = 0.0  # it also scales the decay, so no parameter changes
+        group["lr"] = 0.0  # the rate also scales weight decay, so no parameter changes
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

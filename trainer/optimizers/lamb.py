@@ -16,7 +16,7 @@ from trainer.optimizers.base import Beta, OptimizerKind
 
 
 class LAMB(OptimizerKind):
-    """Adam with the step of each tensor scaled to the tensor's norm, times the rate."""
+    """Adam with the step of each tensor scaled to the norm of the tensor, times the rate."""
 
     needs_whole_tensors: ClassVar[bool] = True
 
@@ -31,8 +31,8 @@ class LAMB(OptimizerKind):
 
     @property
     def passes(self) -> int:
-        # The step is a separate tensor: it is written, then read for its norm and for the update.
-        # The weight is read once more, for its norm.
+        # The step is a separate tensor that is written once and read twice, for its norm and for
+        # the update. The weight is read once more for its norm.
         return super().passes + 4
 
     def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
@@ -49,11 +49,12 @@ class LAMB(OptimizerKind):
 
 
 class LambOptimizer(Optimizer):
-    """Adam with bias correction and decoupled decay, each tensor's step scaled by ||w|| / ||step||.
+    """Adam with bias correction and decoupled weight decay. The step of each tensor is scaled by
+    ||w|| / ||step||.
 
-    A parameter is a plain tensor, a `DTensor` of one mesh axis, or this rank's rows of a tensor
-    that the group's `norm_group` shares: norms are of the whole tensor in every case (collective).
-    The steps of a group that is not `adapted` are not scaled.
+    A parameter is a plain tensor, a `DTensor` with one mesh axis, or this rank's rows of a tensor
+    that is sharded over the parameter group's `norm_group`. Norms are always those of the whole
+    tensor (collective). Steps of a parameter group that is not `adapted` are not scaled.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The error of a rank in one line, and the exit code for it."""
+"""Reports a rank's error in one line and determines its exit code."""
 
 import os
 import sys
@@ -55,7 +55,8 @@ def print_error(line: str, code: int) -> int:
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
     who = f"rank {rank}: " if size != "1" else ""
     if rank != "0":
-        # What rank 0 found too is said once: its end makes the launcher end this rank meanwhile.
+        # If rank 0 has the same error, print it once: when rank 0 exits, the launcher ends this
+        # rank before it prints.
         time.sleep(_FIRST_WORD_SECONDS)
     print(f"error: {who}{line}", file=sys.stderr, flush=True)
     return code

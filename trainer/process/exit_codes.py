@@ -1,6 +1,6 @@
 """Exit codes of a rank and of `kway`; docs/cluster.md has the table of errors.
 
-A rank that a signal killed is 128 + the signal's number, as in a shell.
+The exit code of a rank that was killed by a signal is 128 + the signal number, as in a shell.
 """
 
 from data.retry import is_transient

@@ -1,7 +1,7 @@
-"""Reports a file or folder that hides one of kway's packages, before it is imported.
+"""Reports a file or folder that shadows one of kway's packages, before it is imported.
 
-`python -m` puts the current folder first on `sys.path`, and `data` is a common name. Standard
-library only, and imported first.
+`python -m` puts the current folder first on `sys.path`, and `data` is a common name. This module
+is imported first and uses only the standard library.
 """
 
 import importlib.util
@@ -13,7 +13,8 @@ _BAD_INPUT = 2
 
 
 def check_packages(*names: str) -> None:
-    """Exit with code 2 and one line where `import` would find another package of these names."""
+    """Exit with code 2 and a one-line error if `import` would find other packages with these
+    names."""
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None:

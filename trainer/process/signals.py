@@ -1,6 +1,6 @@
-"""The signals that ask a run to save and end: noted at once, obeyed where all ranks agree.
+"""The signals that ask a run to save and stop. All ranks agree on a signal before they act on it.
 
-A handler here only sets a flag: collectives and files are in the middle of something when it runs.
+The handler only sets a flag, because it may run in the middle of a collective or a file write.
 """
 
 import signal
@@ -9,13 +9,13 @@ from typing import Any
 
 from trainer.process.exit_codes import INTERRUPTED, PREEMPTED
 
-# SIGUSR1 is what schedulers send some time before the end, SIGHUP what a terminal that is closed,
-# SIGINT is Ctrl-C.
+# Schedulers send SIGUSR1 some time before they end a job, a closed terminal sends SIGHUP, and
+# Ctrl-C is SIGINT.
 ASKS_TO_STOP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class Preempted(Exception):  # noqa: N818 - not an error
-    """The run was saved and ends because of a signal; the same command goes on from there."""
+    """The run was saved and ends because of a signal. The same command resumes it."""
 
     def __init__(self, signal_name: str) -> None:
         super().__init__(
@@ -29,9 +29,10 @@ class Preempted(Exception):  # noqa: N818 - not an error
 
 
 class StopSignals:
-    """While it is entered, the signals of ASKS_TO_STOP are noted in `received`.
+    """Records signals of ASKS_TO_STOP in `received` inside the context.
 
-    A second Ctrl-C is a KeyboardInterrupt. For the main thread only, as Python's handlers are.
+    A second Ctrl-C raises KeyboardInterrupt. Use it in the main thread, as Python requires for
+    signal handlers.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         for number in ASKS_TO_STOP:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup, or in a shell's &
+            if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup or shell &
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -1,5 +1,7 @@
-"""Standard output and error that outlive whoever reads them: a run is not ended for want of
-listeners, be it a terminal that is closed, `| tee` that dies with it, or `>&-`."""
+"""Standard output and error streams that keep working after their reader is gone.
+
+A run must not end because its terminal or `| tee` was closed, or because of `>&-`.
+"""
 
 import errno
 import io
@@ -7,12 +9,12 @@ import os
 import sys
 from typing import Any
 
-# A pipe that nobody reads any more; a terminal that is no more.
+# A pipe without a reader; a closed terminal.
 _CLOSED_ERRNOS = (errno.EPIPE, errno.EIO)
 
 
 class _TolerantFile(io.FileIO):
-    """What nobody hears any more goes nowhere."""
+    """A file that discards output once its reader is gone."""
 
     def write(self, words: Any, /) -> int:
         left = memoryview(words).cast("B")
@@ -26,7 +28,7 @@ class _TolerantFile(io.FileIO):
 
 
 def hide_native_warnings() -> None:
-    """Make torch's C++ code print errors only, unless TORCH_CPP_LOG_LEVEL is set. Call it before
+    """Make torch's C++ code print only errors, unless TORCH_CPP_LOG_LEVEL is set. Call this before
     torch is imported.
 
     When a rank ends, its connections to the other ranks break. Each of them would print a warning
@@ -36,12 +38,12 @@ def hide_native_warnings() -> None:
 
 
 def tolerate_closed_output() -> None:
-    """Make `sys.stdout` and `sys.stderr` such streams; those that are closed lead nowhere."""
+    """Replace `sys.stdout` and `sys.stderr` by such streams. Closed ones go to /dev/null."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         before = getattr(sys, name)
         if before is None:
             _open_devnull_as(number)
-        # Unbuffered, as `python -u` has it: what is said by a rank that is killed is heard.
+        # Unbuffered, as with `python -u`: the last output of a killed rank is not lost.
         stream = io.TextIOWrapper(
             _TolerantFile(number, "w", closefd=False),
             encoding="utf-8" if before is None else before.encoding,
@@ -52,7 +54,8 @@ def tolerate_closed_output() -> None:
 
 
 def _open_devnull_as(number: int) -> None:
-    """Else another file would get the number, and be written to by what is said from C++."""
+    """Open /dev/null as file descriptor `number`. Otherwise the next opened file would get this
+    number, and output of C++ code would be written to it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     if nowhere != number:
         os.dup2(nowhere, number)

@@ -1,1 +1,1 @@
-"""The folder of a run, its provenance, and how it is resumed and continued."""
+"""The folder of a run, its provenance, its state during training, and resuming."""

@@ -1,4 +1,4 @@
-"""A run under way: what it saves, evaluates and obeys between its steps."""
+"""A run during training: saving, evaluating and stopping between steps."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,12 +25,12 @@ from trainer.world import World
 
 @dataclass
 class ActiveRun:
-    """What a run has open, and the `state` that its next checkpoint holds.
+    """The open objects of a run, and the `state` that its next checkpoint stores.
 
-    `origin` is its provenance, which every checkpoint stores. An epoch has `num_samples`.
-    `saved_step` is that of the newest checkpoint, `best` what the evaluation at the state's step
-    measured, if there was one and it decides which checkpoint is kept. `manifest` is kept so that
-    evaluations need not parse it again, which would take the memory of a second class list.
+    `origin` is the provenance, which every checkpoint stores too. An epoch has `num_samples`.
+    `saved_step` is the step of the newest checkpoint. `best` is the result of the evaluation at
+    the state's step, if there was one and `checkpoint.keep_best` is set. `manifest` is kept so
+    that evaluations need not parse it again, which would create a second class list in memory.
     """
 
     recipe: Recipe
@@ -54,7 +54,7 @@ class ActiveRun:
     manifest: Manifest | None = None
 
     def steps(self, duration: Duration) -> int:
-        """Steps that a duration lasts."""
+        """A duration in steps."""
         batch = self.recipe.train.global_batch
         return duration.in_steps(num_samples=self.num_samples, global_batch=batch)
 
@@ -64,16 +64,17 @@ class ActiveRun:
         return interval is not None and step > 0 and step % self.steps(interval) == 0
 
     def is_evaluation_due(self, num_steps: int) -> bool:
-        """Whether the model of the state's step is still to be measured, as the last one is."""
+        """Whether the current step needs an evaluation that has not been done. The last step
+        always does."""
         due = self.is_due(self.recipe.evaluation.every) or self.state.step == num_steps
         return due and self.state.evaluated < self.state.step
 
     def advance(self, state: TrainState) -> None:
-        """A step is done; what was measured before it is measured no more."""
+        """Set the state after a step and drop the evaluation result of the previous step."""
         self.state, self.best = state, None
 
     def save(self) -> None:
-        """Write a checkpoint of the state, if there is none (collective)."""
+        """Save a checkpoint of the current state, unless there is one (collective)."""
         if self.saved_step == self.state.step or self.state.step == 0:
             return
         with self.task.phases("checkpoint"):
@@ -85,14 +86,15 @@ class ActiveRun:
         self.saved_step = self.state.step
 
     def stop_if_requested(self, signal_name: str | None) -> None:
-        """Save, wait for it and raise Preempted where the ranks agreed on a signal (collective)."""
+        """If the ranks agreed on a signal, save, wait until the checkpoint is committed and raise
+        Preempted (collective)."""
         if signal_name is not None:
             self.save()
             self.finish()
             raise Preempted(signal_name)
 
     def finish(self) -> None:
-        """Wait for the checkpoint under way, and say so."""
+        """Wait for the checkpoint in progress and report the result."""
         with self.task.phases("checkpoint"):
             try:
                 self.writer.finish()
@@ -100,14 +102,14 @@ class ActiveRun:
                 self.report_saves()
 
     def report_saves(self) -> None:
-        """Report the checkpoints that are there by now, and those that could not be written."""
+        """Report the checkpoints that were committed, and those that could not be written."""
         self.telemetry.committed(self.writer.committed())
         for failure in self.writer.failures():
             name = "lost_checkpoint" if failure.is_lost else "kept_checkpoints"
             self.telemetry.event(name, failure.step, failure.reason, reason=failure.reason)
 
     def evaluate(self) -> None:
-        """Measure the model, or its moving average, on the evaluation split (collective)."""
+        """Evaluate the model, or its moving average, on the evaluation split (collective)."""
         step, best = self.state.step, self.recipe.checkpoint.keep_best
         try:
             with self.task.phases("evaluation"), self.task.averaged():
@@ -121,7 +123,7 @@ class ActiveRun:
                 )
         except EvaluationStopped:
             self.stop_if_requested(self._stop_signal())
-            raise  # no rank was asked: it was not this that stopped it
+            raise  # no rank received a signal: something else stopped it
         if self.world.is_main:
             save_evaluation(self.folder.evaluations, result, step=step)
         numbers = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())

@@ -1,4 +1,4 @@
-"""A run's folder: where its files are, its recipe, and whether another recipe may go on in it."""
+"""A run's folder: the paths of its files, its recipe, and whether a recipe may continue the run."""
 
 import fcntl
 import os
@@ -15,14 +15,15 @@ from trainer.config import Recipe
 from trainer.imports import at_key, import_paths, setting_of, with_component
 from trainer.recipe import STORED_NAME, build_recipe, dump_recipe, load_stored_recipe, read_recipe
 
-# What may not change inside a run: with another value the steps before would mean something else.
+# Settings that must not change within a run: training with a new value would not be a continuation
+# of the earlier steps. Those under _FREE may change.
 _FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
 _FREE = ("data.workers", "data.cache", "head.memory_mib", "data.eval_split")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths inside one run's folder."""
+    """The paths inside a run's folder, its lock and its recipe."""
 
     path: Path
 
@@ -40,8 +41,8 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process; ValueError where another one is training in it, OSError
-        where the folder cannot be created or written."""
+        """Lock the folder for this process. Raises ValueError if another process is training in
+        it, and OSError if the folder cannot be created or written."""
         with self._writable():
             self.path.mkdir(parents=True, exist_ok=True)
             lock = self._lock.open("w")
@@ -52,7 +53,7 @@ class RunFolder:
     def check_writable(self) -> None:
         """Raise the errors of `locked`, and OSError if no checkpoint can be written.
 
-        It removes everything that it creates. All ranks may call it at the same time.
+        Leaves no files behind. All ranks may call it at the same time.
         """
         with self._writable():
             for folder in (self.path, self.checkpoints):
@@ -89,9 +90,9 @@ class RunFolder:
     def load_recipe(
         self, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
     ) -> Recipe:
-        """The resolved recipe of a run; only components of `allow_imports` are imported.
+        """The resolved recipe of a run. Only import paths in `allow_imports` are imported.
 
-        Raises FileNotFoundError where the folder is not a run.
+        Raises FileNotFoundError if the folder is not a run.
         """
         if not self.recipe.is_file():
             raise FileNotFoundError(
@@ -101,10 +102,10 @@ class RunFolder:
         return load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a recipe that is not this run's: a folder holds one.
+        """Check that a recipe may continue the run in this folder.
 
-        Raises ValueError where the folder has checkpoints of a recipe that this one cannot go on
-        from, or any at all under `resume: never`.
+        Raises ValueError if the folder has checkpoints of a recipe with other fixed settings, or
+        any checkpoint if the recipe has `resume: never`.
         """
         if committed_folders(self.checkpoints):
             if recipe.resume == "never":
@@ -120,8 +121,8 @@ class RunFolder:
                 )
 
     def _stored_settings(self, recipe: Recipe) -> dict[str, Any]:
-        """The settings of the stored recipe. For a component that `recipe` does not name, that is
-        the kind alone: checking its options would import it."""
+        """The settings of the stored recipe. An imported component that `recipe` does not name is
+        represented by its kind alone, because validating its options would import it."""
         tree, named = read_recipe(self.recipe), import_paths(recipe)
         stored_paths = import_paths(tree).items()
         others = {setting_of(key): path for key, path in stored_paths if named.get(key) != path}
@@ -132,7 +133,7 @@ class RunFolder:
         return known | {f"{key}.kind": path for key, path in others.items()}
 
     def write(self, recipe: Recipe) -> None:
-        """Keep the resolved recipe, for all that opens the run later."""
+        """Store the resolved recipe in the folder."""
         self.path.mkdir(parents=True, exist_ok=True)
         commit(self.recipe, dump_recipe(recipe).encode())
 
@@ -148,7 +149,7 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         for key in before.keys() | after.keys()
         if before.get(key) != after.get(key) and _under(key, _FIXED) and not _under(key, _FREE)
     }
-    # Of another kind all settings differ: its name says it.
+    # If a kind differs, all of its settings do: report only the kind.
     kinds = {key.removesuffix(".kind") for key in changed if key.endswith(".kind")}
     return sorted(key for key in changed if key.endswith(".kind") or not _under(key, kinds))
 

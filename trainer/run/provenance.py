@@ -1,6 +1,8 @@
-"""The provenance of a checkpoint: the resolved recipe, and the versions of the libraries that
-compute a step, imported components among them. A run that resumes from it reports and records the
-differences."""
+"""The provenance of a checkpoint: the resolved recipe and the versions of the libraries that
+compute a step, including imported components.
+
+A run that resumes from the checkpoint reports and records the differences.
+"""
 
 import json
 import platform
@@ -48,7 +50,7 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
 def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Change]:
     """The differences between the `current` provenance and the one `stored` in a checkpoint.
 
-    Empty for checkpoints of earlier versions, which store none.
+    Empty for checkpoints of earlier versions, which do not store it.
     """
     if "recipe" not in stored:
         return []

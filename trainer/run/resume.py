@@ -1,4 +1,4 @@
-"""The state of a run besides its tensors, and resuming from its newest sound checkpoint."""
+"""The state of a run other than its tensors, and resuming from its newest valid checkpoint."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,9 +21,12 @@ from trainer.world import World
 
 @dataclass(frozen=True)
 class TrainState:
-    """`step` updates are done and `cursor` is where the data goes on; `evaluated` is the last step
-    evaluated, `skipped` counts updates left out, `loss_scale` is that of fp16. `tree`, `data` and
-    `tokenizer` tell from others what a run cannot go on without."""
+    """The state of a run after `step` updates.
+
+    `cursor` is the position in the data. `evaluated` is the last step with an evaluation.
+    `skipped` counts skipped updates. `loss_scale` is the state of fp16 loss scaling. `tree`,
+    `data` and `tokenizer` are digests; a run can only resume if they are the same.
+    """
 
     step: int
     cursor: Cursor
@@ -38,7 +41,7 @@ class TrainState:
         return {**vars(self), "cursor": self.cursor.to_json()}
 
     def resumed(self, checkpoint: Checkpoint) -> "TrainState":
-        """The state in a checkpoint; ValueError where its tree, shards or tokenizer are others."""
+        """The state in a checkpoint. Raises ValueError if its tree, shards or tokenizer differ."""
         saved = checkpoint.state
         if saved["data"] != self.data:
             raise ValueError(
@@ -57,7 +60,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that resuming found: a `line` for a person and an event for the run's metrics."""
+    """A finding on resume: a `line` to print and an event for the run's metrics."""
 
     event: Literal["refused", "changed"]
     line: str
@@ -66,7 +69,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The `state` that a run starts from, and a notice for each rejected checkpoint and each
+    """The `state` from which a run starts, and a notice for each rejected checkpoint and each
     changed setting or version."""
 
     state: TrainState
@@ -82,10 +85,10 @@ def resume(
     origin: dict[str, Any],
     num_steps: int,
 ) -> Resumed:
-    """Load the newest sound checkpoint into the task and restore the random state (collective).
+    """Load the newest valid checkpoint into the task and restore the random state (collective).
 
-    `start` is the state of a run without checkpoints, `origin` this run's provenance. Raises
-    ValueError if the checkpoint does not belong to this run, or is beyond its end.
+    `start` is the state of a run without checkpoints, `origin` is this run's provenance. Raises
+    ValueError if the checkpoint does not belong to this run or is after step `num_steps`.
     """
     checkpoint, refused = find_checkpoint(folder.checkpoints, world)
     state, notices = start, [_refused(line) for line in refused]
@@ -112,7 +115,7 @@ def _changed(change: Change) -> Notice:
 def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, world: World) -> None:
     stored = stored_shapes(checkpoint)
     _check_average(checkpoint, task, stored)
-    # There are none before the first update or under SGD without momentum.
+    # There are no moments before the first update, or with SGD without momentum.
     if any(name.startswith("optimizer.") for name in stored):
         create_moments(task)
     entries = training_entries(task)

@@ -1,4 +1,4 @@
-"""Opens a finished (or interrupted) run: its recipe, its shards and its newest model."""
+"""Opens a finished or interrupted run: its recipe, its shards and its newest model."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from trainer.world import World
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run's model at `step`, in evaluation mode, and what it was trained on."""
+    """A run's model at `step`, in evaluation mode, with its recipe and data."""
 
     folder: RunFolder
     recipe: Recipe
@@ -38,12 +38,12 @@ def open_trained(
     step: int | None = None,
     allow_imports: Collection[str] = (),
 ) -> TrainedRun:
-    """Load the newest sound checkpoint of the run in `path`, or that of `step`, at any world size;
-    of a run with `train.ema` the averages (collective). Only components of `allow_imports` are
-    imported.
+    """Load the newest valid checkpoint of the run in `path`, or the one of `step`, at any world
+    size (collective). For a run with `train.ema` this loads the averaged weights. Only import
+    paths in `allow_imports` are imported.
 
-    Raises FileNotFoundError where there is no run or no checkpoint, ValueError where every
-    checkpoint is damaged or the shards have changed since.
+    Raises FileNotFoundError if there is no run or no valid checkpoint, and ValueError if the
+    checkpoint of `step` is damaged or the shards have changed since.
     """
     folder = RunFolder(path)
     recipe = folder.load_recipe(allow_imports=allow_imports)

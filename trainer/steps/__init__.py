@@ -1,1 +1,1 @@
-"""What a training step needs besides model and optimizer."""
+"""The parts of a training step other than the model and the optimizer."""

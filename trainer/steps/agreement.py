@@ -1,5 +1,4 @@
-"""What all ranks tell each other once a step, in one small exchange: who was asked to stop, who met
-bad samples, how long each was busy."""
+"""The exchange between all ranks once per step: stop signals, replaced samples and busy times."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +18,11 @@ CollectiveHook = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Agreed:
-    """The same on every rank: the signal to stop for, if any rank received one; the bad samples
-    that any rank replaced; and each rank's busy seconds."""
+    """The result of the exchange, the same on every rank.
+
+    `stop` is the name of the stop signal, if any rank received one. `bad` contains the indices of
+    the bad samples that the ranks replaced, `busy_seconds` one number per rank.
+    """
 
     stop: str | None
     bad: list[int]
@@ -30,8 +32,8 @@ class Agreed:
 def agree(
     world: World, *, stop: str | None, batch: Batch | None = None, busy_seconds: float = 0.0
 ) -> Agreed:
-    """Exchange this rank's part for everyone's (collective). It travels over the CPU's group, so
-    that no device is waited for."""
+    """Share this rank's values with all ranks (collective). Uses CPU tensors and gloo, so it does
+    not synchronize with the device."""
     mine = [] if batch is None else [substitute.index for substitute in batch.substitutes]
     numbers = [_NAMES.index(stop), len(mine), busy_seconds]
     parts = all_gather_equal(torch.tensor(numbers, dtype=torch.float64), world.group)
@@ -44,8 +46,10 @@ def agree(
 
 
 class BusyTimer:
-    """Seconds that this rank did not spend waiting in collectives. `around` stands about each of
-    them, within whatever else wants to."""
+    """Measures the seconds that this rank does not spend in collectives.
+
+    Enter `around` for every collective. It enters `outer` with the name of the collective too.
+    """
 
     def __init__(self, outer: CollectiveHook) -> None:
         self._outer = outer
@@ -53,7 +57,7 @@ class BusyTimer:
 
     @contextmanager
     def around(self, name: str) -> Iterator[None]:
-        """A collective named `name`: for `heads.collectives.listening`."""
+        """Surrounds the collective `name`: a hook for `heads.collectives.listening`."""
         begin = time.perf_counter()
         try:
             with self._outer(name):

@@ -1,4 +1,4 @@
-"""A moving average of the weights: what a run with `train.ema` evaluates and exports."""
+"""The moving average of the weights that a run with `train.ema` evaluates and exports."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ from trainer.config import EmaConfig
 
 
 class MovingAverage:
-    """Averages of this rank's pieces of the weights, which stand beside them by name.
+    """Exponential moving averages of this rank's pieces of the weights, by name.
 
-    `live` are those pieces as the optimizers change them in place. Whole or sharded makes no
-    difference: the average of a piece is the piece of the average.
+    `live` contains the pieces that the optimizers update in place. They may be whole or sharded:
+    averaging is elementwise, so each rank averages its own pieces without communication.
     """
 
     def __init__(self, config: EmaConfig, live: Mapping[str, Tensor]) -> None:
@@ -22,21 +22,22 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, live: Mapping[str, Tensor], *, step: int) -> None:
-        """Take in the weights after `step` (counted from 1)."""
+        """Update the averages with the weights after `step` (counted from 1)."""
         share = 1 - self.decay_at(step)
         averages = list(self.averages.values())
         if averages:
             torch._foreach_lerp_(averages, [live[name] for name in self.averages], share)
 
     def decay_at(self, step: int) -> float:
-        """The weight of the past; less at first, so that the start is soon forgotten."""
+        """The decay at `step`. Warmup lowers it in early steps, so that the initial weights lose
+        their influence quickly."""
         if not self.config.warmup:
             return self.config.decay
         return min(self.config.decay, (1 + step) / (10 + step))
 
     @contextmanager
     def swapped_in(self, live: Callable[[], Mapping[str, Tensor]]) -> Iterator[None]:
-        """The averages stand where the weights do, and the reverse, until the end."""
+        """Swap the weights and the averages inside the context."""
         self._swap(live())
         try:
             yield

@@ -1,4 +1,5 @@
-"""Dynamic loss scaling for fp16: small gradients must not vanish, and an overflow skips a step."""
+"""Dynamic loss scaling for fp16. It keeps small gradients from underflowing; a step that overflows
+is skipped."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,9 @@ _GROWS_AFTER = 2000
 
 @dataclass
 class LossScale:
-    """What the loss is multiplied by before backward; 1 for ever unless `dynamic`.
+    """The factor of the loss before backward; always 1 unless `dynamic`.
 
-    All ranks see the same global norm, so their scales never differ.
+    All ranks compute the same global gradient norm, so their scales are always equal.
     """
 
     dynamic: bool
@@ -24,15 +25,15 @@ class LossScale:
         return cls(dynamic, _FIRST if dynamic else 1.0)
 
     def overflowed(self) -> bool:
-        """Lower the scale after gradients that are not finite; False where that cannot help, and
-        the step is as bad as one in full precision."""
+        """Halve the scale after non-finite gradients. Returns False if that cannot help (the scale
+        is not dynamic or already minimal): the step is then non-finite in any precision."""
         if not self.dynamic or self.value <= _LOWEST:
             return False
         self.value, self.good_steps = self.value / 2, 0
         return True
 
     def fitted(self) -> None:
-        """Raise the scale after many steps without overflow."""
+        """Count a step without overflow; double the scale after many of them in a row."""
         if not self.dynamic:
             return
         self.good_steps += 1
@@ -40,7 +41,8 @@ class LossScale:
             self.value, self.good_steps = min(self.value * 2, _HIGHEST), 0
 
     def to_json(self) -> dict[str, Any] | None:
-        """None where there is none: a run that goes on in fp16 begins with a scale of its own."""
+        """The state for a checkpoint, or None without dynamic scaling. A run that resumes such a
+        checkpoint in fp16 starts with the default scale."""
         if not self.dynamic:
             return None
         return {"value": self.value, "good_steps": self.good_steps}

@@ -1,4 +1,4 @@
-"""A rank's share of a batch in parts: rows, the classes they count for, their random numbers."""
+"""Micro-batches of a rank's share of a batch: their rows, targets and random numbers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from data.loading.batch import Batch
 
 
 def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
-    """`num_parts` batches of consecutive rows; some may have none."""
+    """`num_parts` batches of consecutive rows. Some may be empty."""
     rows = len(batch.labels)
     for part in range(num_parts):
         begin, end = rows * part // num_parts, rows * (part + 1) // num_parts
@@ -17,9 +17,12 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
 
 
 def targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
-    """Labels and what they weigh: of `parts` as they are, and once more with their second classes,
-    where rows are mixed. The loss of a row of two classes is then the weighted mean of those for
-    each; that of `batch_ce` is larger by log 2, for its partition sum has all rows twice."""
+    """The labels of `parts` and their weights; the weights are None if no rows are mixed.
+
+    With mixed rows, the labels [2 b] are the first classes of all rows followed by their second
+    classes. The loss of a mixed row is then the weighted mean of the losses for its two classes.
+    That of `batch_ce` is larger by log 2, because its partition sum contains every row twice.
+    """
     labels = [part.labels for part in parts]
     second = [part.mixed for part in parts if part.mixed is not None]
     if not second:
@@ -30,7 +33,7 @@ def targets(parts: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """What torch draws next on the CPU and on this device."""
+    """The states of torch's random number generators on the CPU and on this device."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))

@@ -1,7 +1,7 @@
-"""Steps whose loss or gradient is not finite: left out up to a cap, then the end of the run.
+"""Skips steps whose loss or gradients are not finite, and ends the run if there are too many.
 
-All ranks see the same loss and the same global norm, so all of them decide alike. The samples of
-such a step are written down, with their keys: one of them is often what is wrong.
+All ranks see the same loss and the same global norm, so they make the same decision. The samples
+of a skipped step are logged with their keys, because a bad sample is often the cause.
 """
 
 import json
@@ -17,8 +17,11 @@ _REMEDY = (
 
 
 class NonFiniteSteps:
-    """Counts the updates of a run that were left out, at most `cap`; `skipped` belongs to the
-    checkpoint. `key_of` gives a sample's key, where it has one."""
+    """Counts the skipped updates of a run; at most `cap` are allowed.
+
+    `skipped`, the count so far, is part of the checkpoint. `key_of` returns the key of a sample;
+    None if samples have no keys.
+    """
 
     def __init__(
         self,
@@ -34,14 +37,15 @@ class NonFiniteSteps:
 
     @staticmethod
     def trim(run: Path, step: int) -> None:
-        """Drop the lines after `step` from the files of all ranks there ever were."""
+        """Drop the lines after `step` from the files of all ranks, including ranks of earlier
+        starts."""
         for path in run.glob("nonfinite-rank*.jsonl"):
             drop_lines_after(path, step)
 
     def leave_out(self, step: int, batch: Batch, reason: str) -> str:
-        """Write down this rank's samples of the step; what to say of it.
+        """Log this rank's samples of the step and return a message about it.
 
-        Raises FloatingPointError where the cap is reached.
+        Raises FloatingPointError if more than `cap` updates have now been skipped.
         """
         self._write(step, batch)
         self.skipped += 1

@@ -1,6 +1,6 @@
 """Strategies: how the backbone is distributed over ranks.
 
-`StrategyConfig` is the registry: the classes that a recipe's `train.strategy.kind` chooses from.
+`StrategyConfig` is the registry: the classes that `train.strategy.kind` of a recipe selects from.
 """
 
 from typing import Annotated

@@ -1,7 +1,8 @@
-"""What every strategy does for the backbone; as it stands, for one process alone.
+"""The interface of strategies. The base class `Strategy` is the one for a single process.
 
-Gradients are summed over ranks: the head's are those of the global mean already. A strategy's
-tensors are this rank's: the whole of a weight, or its piece of it.
+Gradients are summed over ranks, not averaged: the gradients that come from the head are already
+those of the mean over the global batch. The tensors of a strategy are those of this rank: whole
+weights, or its pieces of them.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +25,8 @@ if TYPE_CHECKING:  # these import the recipe, which imports the strategies
 class StrategyKind(FrozenConfig, ABC):
     """Options of a strategy. A subclass adds `kind: Literal[...]` and its own options.
 
-    To add one, write the subclass and its `Strategy` in a file and add its name to `__init__.py`.
+    To add a strategy, write the subclass and its `Strategy` in one file and add it to
+    `__init__.py`.
     """
 
     # Weights keep their memory format (channels_last).
@@ -46,27 +48,27 @@ class StrategyKind(FrozenConfig, ABC):
 
     @property
     def label(self) -> str:
-        """The name in tables: the kind, with its most important option."""
+        """The name in tables: the kind and its most important option."""
         return self.kind
 
     @abstractmethod
     def start(self, backbone: "Backbone", world: "World") -> "Strategy":
-        """Distribute `backbone`, which is already on its device, over the ranks of a world of two
-        or more (collective)."""
+        """Distribute `backbone` over the ranks (collective). The backbone is already on its device
+        and the world has at least two ranks."""
 
     @abstractmethod
     def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
-        """The cost for each of `ranks` of a step with `passes` forward passes, of which `parts` are
-        followed by a backward pass. `units` are the shapes of the backbone's weights, block by
-        block, those outside the blocks last."""
+        """The cost per rank of a step with `passes` forward passes, `parts` of which are followed
+        by a backward pass. `units` contains the shapes of the backbone's weights, one item per
+        block; the last item has the weights outside the blocks."""
 
     @abstractmethod
     def smaller(self, *, whole_tensors: bool) -> "StrategyKind | None":
-        """The next strategy that needs less memory on a rank, if there is one. `whole_tensors`: the
+        """The next strategy that needs less memory per rank, or None. `whole_tensors`: the
         optimizer does not accept pieces of a tensor."""
 
     def change_to(self, other: "StrategyKind") -> str:
-        """The override of a recipe that turns this strategy into `other`."""
+        """The recipe override that changes this strategy to `other`."""
         if other.kind != self.kind:
             return f"train.strategy.kind={other.kind}"
         mine, theirs = self.model_dump(mode="json"), other.model_dump(mode="json")
@@ -77,11 +79,11 @@ class StrategyKind(FrozenConfig, ABC):
 
 
 class Strategy:
-    """One process: the backbone as it is.
+    """A single process: the backbone is not distributed.
 
-    `attach` hands over the optimizer of `parameters`, what is trained, once. `forward` and
-    `backward` are called by all ranks the same number of times, with or without rows, and `last`
-    marks the pass whose backward sums the gradients over ranks.
+    Call `attach` once with the optimizer of `parameters`, the trainable parameters. All ranks must
+    call `forward` and `backward` the same number of times, if necessary with zero rows. `last`
+    marks the forward pass whose backward sums the gradients over ranks.
     """
 
     def __init__(self, backbone: "Backbone") -> None:
@@ -89,7 +91,7 @@ class Strategy:
         self.parameters = trainable_parameters(backbone)
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Take the optimizer that `step` is to use."""
+        """Set the optimizer that `step` uses."""
         self.optimizer = optimizer
 
     def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:
@@ -99,15 +101,17 @@ class Strategy:
         return features
 
     def backward(self, features: Tensor, gradient: Tensor) -> None:
-        """Add the weights' gradients for those of `features` (collective)."""
+        """Accumulate the gradients of the weights, given the gradient of `features`
+        (collective)."""
         features.backward(gradient)
 
     def gradients(self) -> list[Tensor]:
-        """This rank's pieces of all gradients, to be read and changed in place."""
+        """This rank's pieces of all gradients. The caller may change them in place."""
         return [p.grad for p in self.parameters if p.grad is not None]
 
     def squared_gradient_norm(self) -> Tensor:
-        """That of the whole backbone, a float64 scalar, the same on every rank (collective)."""
+        """The squared norm of the whole backbone's gradients, a float64 scalar that is the same on
+        every rank (collective)."""
         return squared_norm(self.gradients(), self.parameters[0].device)
 
     def step(self) -> None:
@@ -115,13 +119,13 @@ class Strategy:
         self.optimizer.step()
 
     def zero_gradients(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
     # ---- checkpoints ----
 
     def create_moments(self) -> None:
-        """Make the optimizer's moments exist, so that a checkpoint has somewhere to go."""
+        """Create the optimizer's moments, so that a checkpoint can be loaded into them."""
         create_moments_of(self.optimizer)
 
     def weights(self) -> dict[str, Tensor]:
@@ -129,7 +133,7 @@ class Strategy:
         return {name: p.detach() for name, p in self.backbone.named_parameters()}
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """The optimizer's tensors by weight and name, in the same form; scalars too."""
+        """The optimizer's tensors, scalars included, by weight and by name, in canonical form."""
         return {
             name: tensors_of(self.optimizer, parameter)
             for name, parameter in self.backbone.named_parameters()
@@ -138,30 +142,31 @@ class Strategy:
     def restore(
         self, weights: Mapping[str, Tensor], moments: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
-        """Take over what was loaded into the tensors of `weights` and `moments`; here they are the
-        strategy's own, and nothing is left to do (collective)."""
+        """Copy `weights` and `moments`, the tensors of the methods of these names after a
+        checkpoint was loaded into them, to where the strategy keeps them (collective). Here they
+        are the strategy's own tensors, so there is nothing to copy."""
 
     # ---- averaging ----
 
     def live(self) -> dict[str, Tensor]:
-        """This rank's pieces of the weights as `step` leaves them, to be read and changed."""
+        """This rank's pieces of the weights that `step` updates. The caller may change them."""
         return self.weights()
 
     def canonical(self, name: str, piece: Tensor) -> Tensor:
-        """A tensor laid out as `live()[name]` in canonical form, sharing memory if that is
-        possible (collective)."""
+        """The canonical form of a tensor that is laid out like `live()[name]` (collective). Shares
+        memory if possible."""
         del name
         return piece
 
     def piece(self, name: str, canonical: Tensor) -> Tensor:
-        """The reverse of `canonical` (collective)."""
+        """The inverse of `canonical` (collective)."""
         del name
         return canonical
 
     def close(self) -> None:
-        """Let go of everything that holds a process group."""
+        """Release everything that holds a process group."""
 
 
 def trainable_parameters(backbone: "Backbone") -> list[nn.Parameter]:
-    """Walks all modules: not for every step."""
+    """The parameters that are trained. Walks all modules, so do not call this in every step."""
     return [p for p in backbone.parameters() if p.requires_grad]

@@ -1,7 +1,7 @@
-"""The cost of a strategy for a rank: the bytes that it keeps and the collectives of one step.
+"""The cost of a strategy per rank: the bytes that it keeps and the collectives of one step.
 
-The planner (`launch/plan/`) adds them up; `tests/launch/test_plan_measured.py` compares them with
-the collectives of real steps.
+The planner (`launch/plan/`) sums these costs. `tests/launch/test_plan_measured.py` compares them
+with the collectives of real steps.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Collective:
-    """`calls` of `bytes` each in a step; each call sends `messages` messages.
+    """A collective that runs `calls` times per step with `bytes` each; each call sends `messages`
+    messages.
 
-    Bytes are those of the whole tensor: the input of an all-reduce or reduce-scatter, the output of
-    an all-gather. `hidden`: other work of its phase overlaps with it.
+    `bytes` counts the whole tensor: the input of an all-reduce or reduce-scatter, the output of an
+    all-gather. `hidden`: it overlaps with other work of its phase.
     """
 
     what: str
@@ -42,10 +43,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class Spread:
-    """Bytes on the rank that keeps the most, in float32.
+    """Bytes on the rank that keeps the most, in float32, and the collectives of a step.
 
-    `weights` and `gradients` persist, `updated` is the part of the weights that the rank's
-    optimizer updates, `buckets` are the strategy's own buffers, and `gathered` exists only during
+    `weights` and `gradients` persist. `updated` is the part of the weights that the rank's
+    optimizer updates. `buckets` are the strategy's own buffers. `gathered` exists only during
     backward.
     """
 

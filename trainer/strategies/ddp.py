@@ -1,4 +1,4 @@
-"""DDP: every rank holds the whole backbone and sums the gradients, bucket by bucket."""
+"""DDP: every rank holds the whole backbone, and gradients are summed bucket by bucket."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -42,11 +42,11 @@ class DDP(StrategyKind):
 
 
 class DDPStrategy(Strategy):
-    """torch's DistributedDataParallel, summing where it would average.
+    """torch's DistributedDataParallel with a hook that sums gradients instead of averaging them.
 
-    After its first backward it lays out its buckets anew, and sums depend on the places in them: so
-    the first step of every start has a rehearsal, and a resumed run's sums are those of one that
-    was never disturbed.
+    DDP rebuilds its buckets after the first backward, and the rounding of the sums depends on the
+    position of a gradient in its bucket. Every process therefore runs a rehearsal pass before its
+    first step. Otherwise a resumed run would not be bitwise identical to an uninterrupted one.
     """
 
     def __init__(self, backbone: "Backbone") -> None:
@@ -61,7 +61,7 @@ class DDPStrategy(Strategy):
         if not self._rehearsed:
             self._rehearsed = True
             self._rehearse(inputs)
-        # Whether backward sums is settled here: the reducer is prepared in forward.
+        # no_sync must surround forward, not backward: DDP prepares its reducer in forward.
         context: AbstractContextManager[None] = nullcontext() if last else self._wrapper.no_sync()
         with context:
             features: Tensor = self._wrapper(inputs)
@@ -71,7 +71,8 @@ class DDPStrategy(Strategy):
         del self._wrapper
 
     def _rehearse(self, inputs: dict[str, Tensor]) -> None:
-        """A forward and a backward that leave nothing behind but the layout of the buckets."""
+        """Run a forward and a backward pass whose only lasting effect is the layout of the
+        buckets: gradients, buffers and random state are reset."""
         device = self.parameters[0].device
         buffers = copy_buffers(self.backbone)
         drawn = random_state(device)

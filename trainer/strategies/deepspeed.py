@@ -1,8 +1,9 @@
-"""DeepSpeed's ZeRO stages 0 to 3 under the same interface, with torch's own optimizers.
+"""DeepSpeed's ZeRO stages 0 to 3 behind the same interface, with torch's own optimizers.
 
-Its configuration is made from the recipe and exists nowhere else. Precision is torch's autocast,
-clipping and loss scaling are the trainer's (the head's shards count in the norm), and checkpoints
-are the canonical ones: a tensor at a time is gathered from DeepSpeed's flat pieces.
+The DeepSpeed configuration is created from the recipe; there is no separate file. torch's autocast
+sets the precision. The trainer clips gradients and scales the loss, because the norm includes the
+head's shards. Checkpoints have the canonical form: tensors are gathered one at a time from
+DeepSpeed's flat pieces.
 """
 
 import logging
@@ -47,13 +48,14 @@ if TYPE_CHECKING:
     from trainer.world import World
 
 _NEVER = 1_000_000_000
-# DeepSpeed's defaults: elements of its gradient bucket, and of the weights that stay gathered.
+# DeepSpeed's defaults, in elements: the gradient bucket, and the weights that may stay gathered.
 _BUCKET = 500_000_000
 _MAX_LIVE = 1_000_000_000
 
 
 class DeepSpeed(StrategyKind):
-    """DeepSpeed's ZeRO: shards moments (1), gradients too (2), weights too (3), or nothing (0)."""
+    """DeepSpeed ZeRO. By stage it shards nothing (0), the moments (1), also the gradients (2), also
+    the weights (3)."""
 
     kind: Literal["deepspeed"] = "deepspeed"
     stage: Literal[0, 1, 2, 3] = 2
@@ -108,7 +110,7 @@ class DeepSpeed(StrategyKind):
 
 
 class DeepSpeedStrategy(Strategy):
-    """`deepspeed.initialize` over the backbone and an optimizer of it."""
+    """`deepspeed.initialize` applied to the backbone and its optimizer."""
 
     def __init__(self, backbone: "Backbone", config: DeepSpeed, world: "World") -> None:
         super().__init__(backbone)
@@ -136,7 +138,8 @@ class DeepSpeedStrategy(Strategy):
         return features
 
     def backward(self, features: Tensor, gradient: Tensor) -> None:
-        # The engine takes scalars; and it averages over the ranks, where we sum.
+        # The engine needs a scalar loss: the gradient of this sum with respect to `features` is
+        # `gradient`. Multiply by the world size because the engine averages over the ranks.
         self._engine.backward((features * (gradient * self._world.size)).sum())
 
     def gradients(self) -> list[Tensor]:
@@ -152,8 +155,8 @@ class DeepSpeedStrategy(Strategy):
         self._engine.step()
 
     def zero_gradients(self) -> None:
-        """After a step there are none; where a step was left out, DeepSpeed's own way to leave one
-        out is the only one that resets all that it counts."""
+        """Clear the gradients. After a step there are none. To skip a step, make DeepSpeed see an
+        overflow: only its own way to skip a step resets all of its internal state."""
         if self.stage == 0:
             super().zero_gradients()
             return
@@ -162,7 +165,7 @@ class DeepSpeedStrategy(Strategy):
             for gradient in gradients:
                 gradient.fill_(torch.inf)
             self._engine.step()
-            for gradient in gradients:  # what pads the ranks' pieces is never written again
+            for gradient in gradients:  # the padding of a piece is never overwritten
                 gradient.zero_()
 
     # ---- checkpoints ----
@@ -223,13 +226,14 @@ class DeepSpeedStrategy(Strategy):
     def _set(
         self, name: str, parameter: nn.Parameter, canonical: Tensor, moment: str | None
     ) -> None:
-        """Put a weight, or a moment of it, where DeepSpeed keeps it (collective)."""
+        """Copy a weight, or a moment of it, to where DeepSpeed keeps it (collective)."""
         if self.stage < 3:
             set_weight_or_moment(parameter, whole(canonical), moment)
             return
         from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
-        # DeepSpeed's setters of whole tensors fail where the ranks do not divide them.
+        # DeepSpeed's setters of whole tensors fail if the size is not divisible by the number of
+        # ranks.
         piece = self.piece(name, canonical)
         if moment is None:
             safe_set_local_fp32_param(parameter, piece)
@@ -296,7 +300,7 @@ class DeepSpeedStrategy(Strategy):
 
 def _import_quietly(world: "World") -> Any:
     if world.device.type == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"  # read by the import: otherwise it takes a GPU
+        os.environ["DS_ACCELERATOR"] = "cpu"  # read on import; the default is a GPU
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -308,7 +312,8 @@ def _import_quietly(world: "World") -> Any:
 
 
 def _settings(stage: int, world: "World", *, numel: int) -> dict[str, Any]:
-    """DeepSpeed's JSON. Batch sizes, precision, rates and clipping are the trainer's."""
+    """The DeepSpeed configuration. The trainer itself handles batch sizes, precision, learning
+    rates and clipping."""
     return {
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": world.size,
@@ -318,9 +323,9 @@ def _settings(stage: int, world: "World", *, numel: int) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
             "stage": stage,
-            # Allocated whole, however small the network is.
+            # DeepSpeed allocates the whole bucket even for a small network.
             "reduce_bucket_size": min(_BUCKET, numel),
-            # Nor would a weight that is small enough to be kept all the time.
+            # Shard small weights too; by default they stay whole on every rank.
             "stage3_param_persistence_threshold": 0,
         },
     }

@@ -1,4 +1,5 @@
-"""FSDP2: every rank holds its rows of each weight and gathers a block's for its passes."""
+"""FSDP2: every rank holds a shard of each weight's rows and gathers one block's weights at a time
+for forward and backward."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -38,10 +39,11 @@ class FSDP(StrategyKind):
     def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
         padded = [padded_numel(unit, ranks) * FLOAT32 for unit in units]
         piece, again = sum(padded) // ranks, self.reshard_after_forward
-        # The root, the current block and the next one; or all of them from forward to backward.
+        # With resharding: the root, the current block and the prefetched next one. Without: all
+        # weights, from forward until backward.
         largest = sorted(padded[:-1], reverse=True)[:2]
         whole = padded[-1] + sum(largest) if again else sum(padded)
-        # The unsharded gradients of a block, and the copy of them that is reduced.
+        # A block's unsharded gradients and the copy of them that is the input of the reduction.
         whole += 2 * max(padded)
         collectives = [
             gathered("FSDP: weights", sum(padded), "forward", passes if again else parts),
@@ -55,9 +57,11 @@ class FSDP(StrategyKind):
 
 
 class FSDPStrategy(Strategy):
-    """torch's `fully_shard` on each block, each large table and what is left, over all ranks.
+    """torch's `fully_shard` over all ranks, on each block, each large embedding table and the
+    rest.
 
-    Every part of a batch sums its gradients at once: kept for the last one they would be whole.
+    The gradients of every micro-batch are reduced immediately. Deferring the reduction to the last
+    micro-batch would keep unsharded gradients in memory.
     """
 
     def __init__(self, backbone: "Backbone", config: FSDP, world: "World") -> None:
@@ -69,7 +73,7 @@ class FSDPStrategy(Strategy):
             if any(True for _ in block.parameters()):
                 shard(block)
         shard(backbone)
-        self.parameters = trainable_parameters(backbone)  # others than before
+        self.parameters = trainable_parameters(backbone)  # fully_shard replaced them
         sum_sharded_gradients(backbone)
 
     def gradients(self) -> list[Tensor]:
@@ -94,7 +98,8 @@ class FSDPStrategy(Strategy):
         return local(canonical)
 
     def _let_go(self) -> None:
-        """Of weights gathered for a forward: who changes the pieces would leave them behind."""
+        """Free weights that a forward pass gathered. They would be stale after a change of the
+        shards."""
         for module in self._modules():
             module.reshard()
 

@@ -1,12 +1,12 @@
-"""Every private name of DeepSpeed that kway uses, with the reason; `pyproject.toml` caps DeepSpeed.
+"""All private DeepSpeed names that kway uses, with the reason; `pyproject.toml` caps the version.
 
-DeepSpeed 0.19 has no public way to add up a gradient norm over its flat pieces, to read and write a
-checkpoint that does not depend on the number of ranks, or to average weights. Each function raises
-RuntimeError if the installed DeepSpeed no longer has what it needs;
+DeepSpeed 0.19 has no public API to compute a gradient norm over its flat pieces, to read and write
+a checkpoint that does not depend on the number of ranks, or to average weights. Each function
+raises RuntimeError if the installed DeepSpeed does not have the name that it needs;
 `tests/trainer/test_private_names.py` checks all of them.
 
-Stages 1 and 2 keep, per parameter group, one flat float32 tensor of which each rank has a piece.
-Stage 3 cuts every weight into equal pieces, one per rank.
+Stages 1 and 2 keep one flat float32 tensor per parameter group, and each rank has a piece of it.
+Stage 3 splits every weight into equal pieces, one per rank.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 
 def disable_shared_memory_collectives(deepspeed: Any) -> None:
-    """Use gloo's collectives on CPUs.
+    """Make DeepSpeed use gloo's collectives on CPUs.
 
-    DeepSpeed's own are compiled at the first start, and wait without a timeout for ranks that are
-    gone.
+    DeepSpeed's own shared-memory collectives are compiled on first use and wait without a timeout
+    for ranks that are gone.
     """
     operators = _required(_required(deepspeed, "ops"), "__compatible_ops__")
     if "deepspeed_shm_comm" not in operators:
@@ -33,7 +33,7 @@ def reduced_gradients(zero: Any) -> list[Tensor]:
 
 
 def flat_pieces(zero: Any, stage: int) -> list[tuple[int, nn.Parameter]]:
-    """This rank's flat tensors that the optimizer updates, with the number of their group."""
+    """This rank's flat tensors that the optimizer updates, with their parameter group's index."""
     if stage < 3:
         return list(enumerate(_required(zero, "single_partition_of_fp32_groups")))
     flats = _required(zero, "fp32_partitioned_groups_flat")
@@ -48,8 +48,8 @@ def weight_piece(parameter: nn.Parameter) -> Tensor:
 
 
 def release_gathered_weights(zero: Any) -> None:
-    """Stage 3: drop whole weights that a forward pass gathered and kept. They would not follow a
-    change of the pieces."""
+    """Stage 3: free whole weights that a forward pass gathered and kept. They would be stale after
+    a change of the pieces."""
     _required(zero, "_partition_all_parameters")()
 
 
@@ -59,17 +59,17 @@ def set_weight_or_moment(parameter: nn.Parameter, value: Tensor, moment: str | N
 
 
 def link_moments(parameter: nn.Parameter, flats: dict[int, nn.Parameter], state: Any) -> None:
-    """Stages 1 and 2: tell a weight where its moments are. DeepSpeed does so in its first step, and
-    a checkpoint is loaded before that. `flats` are those of `flat_pieces` by their group, `state`
-    is that of the optimizer."""
+    """Stages 1 and 2: link a weight to its moments. DeepSpeed does this in its first step, but a
+    checkpoint is loaded before that. `flats` are the tensors of `flat_pieces` by group, `state` is
+    the optimizer's state."""
     piece = _required(parameter, "_hp_mapping")
-    if piece is not None:  # another rank has all of this weight
+    if piece is not None:  # None: this weight is entirely on another rank
         flat = flats[_required(piece, "param_group_index")]
         _required(piece, "set_optim_state_fragment")(flat, state.get(flat, {}))
 
 
 def _required(owner: Any, name: str) -> Any:
-    """An attribute of an object or module of DeepSpeed's."""
+    """An attribute of a DeepSpeed object or module. Raises RuntimeError if it does not exist."""
     if not hasattr(owner, name):
         raise _changed(f"{type(owner).__name__} has no {name}")
     return getattr(owner, name)

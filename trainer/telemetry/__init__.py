@@ -1,1 +1,1 @@
-"""What a run reports while it trains: numbers, progress and where its time goes."""
+"""What a run reports during training: metrics, progress and time by phase."""

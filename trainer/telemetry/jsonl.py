@@ -1,4 +1,4 @@
-"""JSONL files whose lines belong to steps: a resumed run writes later steps again."""
+"""JSONL files with one record per line, each of a step. A resumed run rewrites later steps."""
 
 import json
 import math
@@ -14,22 +14,27 @@ _MAX_WAITING_BYTES = 4 * 2**20
 
 
 class JsonLines:
-    """A file that records are added to, each line whole as soon as it is written.
+    """A file to which records are appended without buffering.
 
-    While the disk is full or returns transient errors, up to 4 MiB of lines are buffered: a run
-    must not end because of its log, least of all while a checkpoint being written fills the disk.
+    While the disk is full or returns transient errors, up to 4 MiB of lines are kept in memory: a
+    run should not end because of its log, in particular while a checkpoint in progress fills the
+    disk.
     """
 
     def __init__(self, path: Path, *, after_step: int, evaluated: int | None = None) -> None:
-        """Lines after `after_step` go, and evaluations after `evaluated`, which come again."""
+        """Drops lines after `after_step` and evaluations after `evaluated`, which will be written
+        again."""
         drop_lines_after(path, after_step, evaluated=evaluated)
         self.path = path
         self._file = path.open("ab", buffering=0)
         self._waiting = b""
 
     def write(self, record: dict[str, Any]) -> bool:
-        """With the time, in seconds since 1970; numbers that are not finite become null. Whether
-        all lines are in the file now. Raises OSError where too many wait."""
+        """Append a record with the time in seconds since 1970. Non-finite numbers become null.
+
+        Returns whether all lines are in the file. Raises OSError if too many are in memory or the
+        error is not transient.
+        """
         line = json.dumps(_finite({"time": round(time.time(), 3), **record}), allow_nan=False)
         self._waiting += f"{line}\n".encode()
         try:
@@ -42,7 +47,7 @@ class JsonLines:
         return not self._waiting
 
     def close(self) -> None:
-        """Raises OSError for lines that still wait."""
+        """Write the remaining lines and close the file. Raises OSError if that fails."""
         with self._file, explained(self.path):
             self._flush()
 
@@ -52,10 +57,11 @@ class JsonLines:
 
 
 def drop_lines_after(path: Path, step: int, *, evaluated: int | None = None) -> None:
-    """Keep the lines of steps up to `step`, evaluations up to `evaluated` (None: `step` too), so
-    that each stands in the file once.
+    """Keep only the lines of steps up to `step`, and evaluations up to `evaluated` (None: up to
+    `step`), so that each record is in the file once.
 
-    What is no record of a step, such as the cut last line of a killed run, goes too.
+    Also drops lines that are not a record of a step, such as the incomplete last line of a killed
+    run.
     """
     if not path.exists():
         return
@@ -80,7 +86,8 @@ def _belongs(line: str, last_step: int, evaluated: int) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no word for NaN and infinity, and readers that follow it refuse Python's."""
+    """Replace NaN and infinity by None. JSON does not support them, and strict parsers reject
+    Python's notation."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -89,14 +96,16 @@ def _finite(value: Any) -> Any:
 
 
 class SampleLog:
-    """If asked for, the ids of every step's samples, a file a rank: what an audit needs."""
+    """Logs the ids of every step's samples, one file per rank, for audits. Does nothing unless
+    `wanted`."""
 
     def __init__(self, run: Path, *, rank: int, wanted: bool) -> None:
         self.path = run / f"samples-rank{rank}.jsonl" if wanted else None
 
     @staticmethod
     def trim(run: Path, step: int) -> None:
-        """Drop the lines after `step` from the files of all ranks there ever were."""
+        """Drop the lines after `step` from the files of all ranks, including ranks of earlier
+        starts."""
         for path in run.glob("samples-rank*.jsonl"):
             drop_lines_after(path, step)
 

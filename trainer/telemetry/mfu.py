@@ -1,8 +1,8 @@
-"""MFU: the share of a device's peak that goes into the operations of the model (PaLM, app. B).
+"""MFU: the model's operations as a fraction of the device's peak rate (PaLM, appendix B).
 
-Operations are counted once a shape of input on tensors without memory, so the count is the same
-under every strategy and costs a step nothing. What is computed twice (checkpointed activations,
-cached gradients) counts once.
+Operations are counted once per input shape, on fake tensors. The count is therefore the same under
+every strategy and adds nothing to the time of a step. Recomputation (activation checkpointing,
+gradient caching) is not counted.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.config import BackboneOptions, Recipe
 from trainer.devices import Precision, device_named
 
-# A multiplication and an addition forward, two of each backward: of the weights, of the inputs.
+# Backward takes twice the operations of forward: gradients of the weights and of the inputs.
 _PASSES = 3
-# Batch norm takes no single row.
+# Batch norm does not accept a single row.
 _ROWS = 2
 
 
 class ModelFlops:
-    """Operations that training on rows of a recipe takes: multiplications and additions, backbone
-    and head. `per_row` is asked for the shapes of inputs as they come; till then nothing is made.
+    """Counts the operations of training a recipe's backbone and head, per row: multiplications and
+    additions. The model for counting is built on the first call of `per_row`.
     """
 
     def __init__(self, recipe: Recipe, num_classes: int) -> None:
@@ -37,9 +37,10 @@ class ModelFlops:
         self._counted: dict[tuple[int, ...], float] = {}
 
     def per_row(self, inputs: dict[str, Tensor]) -> float | None:
-        """Operations a row of `inputs`, [b, ...] each; None: the head's have no formula.
+        """Operations per row of `inputs`, [b, ...] each; None if the head has no formula.
 
-        Raises RuntimeError where the encoder looks at values, which a count has none of.
+        Raises RuntimeError if the encoder depends on the values of its inputs: fake tensors have
+        none.
         """
         backbone, head = self._backbone, self._recipe.head
         of_head = head_flops(head, dim=backbone.dim, num_classes=self._num_classes)
@@ -56,7 +57,7 @@ class ModelFlops:
 
 
 def forward_flops(backbone: Backbone, inputs: dict[str, Tensor]) -> float:
-    """Operations of a forward pass of one row of `inputs`, by a backbone on the meta device."""
+    """Operations of a forward pass for one row of `inputs`. `backbone` is on the meta device."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.device("meta"), mode, torch.no_grad(), FlopCounterMode(display=False) as counter:
         rows = {
@@ -68,9 +69,10 @@ def forward_flops(backbone: Backbone, inputs: dict[str, Tensor]) -> float:
 
 
 def head_flops(head: HeadConfig, *, dim: int, num_classes: int) -> float | None:
-    """Operations of training the head on one row: 6 d a class whose logit it makes, over all ranks.
+    """Operations of training the head on one row, over all ranks: 6 d per class whose logit it
+    computes.
 
-    None for heads that make no row of logits (factored, hierarchical softmax).
+    None for heads that do not compute a row of logits (factored, hierarchical softmax).
     """
     if head.weights.kind == "factored" or head.loss.over_nodes:
         return None
@@ -87,9 +89,9 @@ def _without_memory(config: BackboneOptions, image: ImageConfig | None) -> Backb
 def peak_flops(
     device: torch.device, precision: Precision, given_tflops: float | None
 ) -> float | None:
-    """Operations a second that `device` can do at most; None where nobody has said.
+    """The peak rate of `device` in operations per second; None if it is not known.
 
-    `given_tflops` of the recipe goes before the table of devices.
+    `given_tflops`, from the recipe, takes precedence over the table of devices.
     """
     if given_tflops is not None:
         return given_tflops * 1e12
@@ -100,7 +102,7 @@ def peak_flops(
 
 
 class Utilization:
-    """Adds up the operations of this rank's rows; there is none where no peak is known."""
+    """Sums the operations of this rank's rows. Reports nothing if the peak rate is not known."""
 
     def __init__(
         self, flops: ModelFlops | None, peak: float | None, print_line: Callable[[str], None]
@@ -109,7 +111,7 @@ class Utilization:
         self._operations = 0.0
 
     def add(self, inputs: dict[str, Tensor]) -> None:
-        """Rows [b, ...] that this rank trained on."""
+        """Count rows [b, ...] on which this rank trained."""
         if self._flops is None or self._peak is None:
             return
         try:
@@ -125,7 +127,8 @@ class Utilization:
         self._operations += per_row * len(next(iter(inputs.values())))
 
     def take(self, seconds: float) -> float | None:
-        """The share of the peak over `seconds`, since the last call; None: not known."""
+        """The MFU of the operations since the last call, which took `seconds`; None if not
+        known."""
         if self._flops is None or self._peak is None:
             return None
         share = self._operations / seconds / self._peak

@@ -1,8 +1,9 @@
-"""Where a step's time goes: seconds by phase, measured as the step's own device lives them.
+"""The time of a step by phase, in seconds, measured on the device that runs the step.
 
-A phase inside another takes its time out of the outer one's, so that the sums never count twice.
-Evaluations and checkpoints keep what is inside them: they are no part of a step. One thread uses a
-`Phases`; others may read `current`, `counted` and `operation`.
+The time of a nested phase does not count for the outer one, so that no time is counted twice.
+Evaluations and checkpoints are exceptions: they include the phases inside them, because they are
+not part of a step. Use a `Phases` from one thread only; other threads may read `current`, `counted`
+and `operation`.
 """
 
 import time
@@ -26,21 +27,22 @@ Phase = Literal[
 PHASES: tuple[Phase, ...] = get_args(Phase)
 NOT_OF_A_STEP: tuple[Phase, ...] = ("checkpoint", "evaluation")
 
-# Some steps' worth; those that the stream has passed are summed up and dropped.
+# Events of several steps. Beyond this, events that the stream has passed are summed and dropped.
 _MANY_EVENTS = 1000
 
 
 class Phases:
-    """`with phases("forward"): …` counts the time inside; `take` gives it away.
+    """`with phases("forward"): …` measures the time inside; `take` returns and resets the sums.
 
-    On CUDA the times are those of the stream, waits for the host included: events stand in it and
-    are read later, so that no step synchronises. Elsewhere they are the host's.
+    On CUDA these are times of the stream, including waits for the host. They are measured with
+    CUDA events that are read later, so that a step does not synchronize with the device. On CPUs
+    they are host times.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.current: Phase | None = None
         self.operation: str | None = None  # the collective that this process is in
-        self.counted: Phase | None = None  # the phase that the time goes to
+        self.counted: Phase | None = None  # the phase to which the time is added
         self._timeline: _Timeline = (
             _StreamTimeline(device) if device.type == "cuda" else _HostTimeline()
         )
@@ -57,7 +59,7 @@ class Phases:
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
-        """A collective named `name`: for `heads.collectives.listening`."""
+        """Surrounds the collective `name`: a hook for `heads.collectives.listening`."""
         with self("communication"):
             self.operation = name
             try:
@@ -66,9 +68,9 @@ class Phases:
                 self.operation = None
 
     def take(self) -> dict[Phase, float]:
-        """Seconds by phase since the last call, of the phases that there were.
+        """Seconds by phase since the last call. Phases that did not occur are left out.
 
-        On CUDA what the stream has not reached yet is left to the next call.
+        On CUDA, events that the stream has not reached yet are left for the next call.
         """
         self._timeline.switch(self.counted)
         return self._timeline.take()
@@ -80,7 +82,7 @@ class Phases:
 
 class _Timeline(Protocol):
     def switch(self, name: Phase | None) -> None:
-        """The time from here on belongs to `name`."""
+        """Add the time from now on to the phase `name`."""
 
     def take(self) -> dict[Phase, float]: ...
 
@@ -124,7 +126,7 @@ class _StreamTimeline:
         return taken
 
     def _sum_up(self) -> None:
-        """Of the events that the stream has passed."""
+        """Sum the times of the events that the stream has passed."""
         while self._pieces and self._pieces[0][2].query():
             name, start, end = self._pieces.popleft()
             self._seconds[name] += start.elapsed_time(end) / 1000

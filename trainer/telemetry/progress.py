@@ -1,4 +1,4 @@
-"""What a person sees of a run: pace and memory, as a bar on a terminal or as plain lines."""
+"""Console output of a run: speed and memory, as a progress bar on a terminal or as plain lines."""
 
 import sys
 import time
@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-# Reports that the remaining time is judged by: enough to have evaluations and checkpoints among
-# them, few enough to forget the first steps, which compile and warm up.
+# Number of reports from which the remaining time is estimated: enough to include evaluations and
+# checkpoints, few enough to soon exclude the first steps, which compile and warm up.
 _REPORTS = 50
 MemoryKind = Literal["resident", "device_allocated", "device_reserved", "device_peak"]
-# Columns of a terminal from which the numbers are written out.
+# Terminal width in columns from which the long form is shown.
 _WIDE_COLUMNS = 110
 
 
 class Pace:
-    """Times of the reported steps."""
+    """Measures the time per step and estimates the remaining time."""
 
     def __init__(self, *, start_step: int, num_steps: int) -> None:
         self._num_steps = num_steps
@@ -30,9 +30,10 @@ class Pace:
         self._reports = deque([(self._last_time, start_step)], maxlen=_REPORTS)
 
     def report(self, step: int, left_out_seconds: float) -> tuple[float, int]:
-        """Training time in seconds, and steps, since the last report.
+        """The training time in seconds and the steps since the last report.
 
-        What is left out is no training; the remaining time has its share of such all the same.
+        `left_out_seconds` (evaluations and checkpoints) do not count as training time, but the
+        estimate of the remaining time includes them.
         """
         now = time.perf_counter()
         elapsed = max(now - self._last_time - left_out_seconds, 1e-9)
@@ -42,14 +43,14 @@ class Pace:
         return elapsed, steps
 
     def remaining_seconds(self) -> float:
-        """At the pace of the last reports."""
+        """The estimated remaining time at the speed of the last reports."""
         (first_time, first), (last_time, last) = self._reports[0], self._reports[-1]
         return (last_time - first_time) / max(last - first, 1) * (self._num_steps - last)
 
 
 def memory_bytes(device: torch.device) -> dict[MemoryKind, int]:
-    """`resident`: of this process in the machine's memory. On CUDA also what tensors take on the
-    device, what torch keeps of it, and the most that tensors ever took."""
+    """Memory in bytes. `resident`: host memory of this process. On CUDA also the device memory
+    allocated by tensors, reserved by torch, and the peak allocated by tensors."""
     held: dict[MemoryKind, int] = {"resident": psutil.Process().memory_info().rss}
     if device.type == "cuda":
         held["device_allocated"] = torch.cuda.memory_allocated(device)
@@ -59,13 +60,13 @@ def memory_bytes(device: torch.device) -> dict[MemoryKind, int]:
 
 
 def limiting_memory(held: dict[MemoryKind, int]) -> int:
-    """Of these the one that runs out first: the device's where there is one."""
+    """The kind of memory that usually runs out first: the device's, or the host's without one."""
     return held.get("device_reserved", held["resident"])
 
 
 @dataclass(frozen=True)
 class StepSummary:
-    """The numbers of a logged step that a person is shown."""
+    """The numbers of a logged step that are shown on the console."""
 
     loss: float
     learning_rate: float
@@ -108,7 +109,7 @@ class StepSummary:
 
 
 class Screen:
-    """Lines and the bar of rank 0."""
+    """The console output of rank 0: lines and the progress bar."""
 
     def __init__(self, *, start_step: int, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -118,7 +119,7 @@ class Screen:
         self.bar, self.bar_task = self._start_bar(start_step)
 
     def print_line(self, line: str) -> None:
-        """One line for a person; on a terminal broken between words, in a log never."""
+        """Print one line. It is wrapped at word boundaries on a terminal only."""
         if self.bar is not None:
             width = self.console.width
             line = fill(line, width, break_long_words=False, break_on_hyphens=False)
@@ -140,17 +141,17 @@ class Screen:
             self.bar.stop()
 
     def _start_bar(self, start_step: int) -> tuple[Progress | None, TaskID]:
-        # FORCE_COLOR makes rich take a file for a terminal.
+        # Check isatty too: with FORCE_COLOR, rich treats a file as a terminal.
         if not (sys.stdout.isatty() and self.console.is_interactive):
             return None, TaskID(0)
         bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            BarColumn(bar_width=None),  # what the numbers leave of the line
+            BarColumn(bar_width=None),  # the rest of the line
             TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
             console=self.console,
             expand=True,
         )
         bar.start()
-        self.console.show_cursor(True)  # a rank that is killed could not show it again
+        self.console.show_cursor(True)  # a killed rank could not restore it
         return bar, bar.add_task("", total=self.num_steps, completed=start_step, numbers="")

@@ -1,7 +1,7 @@
-"""A rank's numbers for Prometheus, and the endpoint that serves them; names carry base units.
+"""A rank's Prometheus metrics and the endpoint that serves them. Names contain base units.
 
-Counters count what this process has done, so that `rate` and `increase` are right over restarts;
-`kway_train_step` is where the run is. A gauge that nothing has set yet is not there.
+Counters start at 0 in each process, so that `rate` and `increase` are correct across restarts. The
+gauge `kway_train_step` is the step of the run. Gauges that have not been set are not exported.
 """
 
 import errno
@@ -17,7 +17,7 @@ from trainer.config import TelemetryConfig
 from trainer.telemetry.phases import PHASES, Phase, Phases
 from trainer.world import World
 
-# Numbers of a logged step -> name and meaning.
+# Number of a logged step -> metric name and help text.
 _STEP_GAUGES = {
     "loss": ("loss", "Loss of the last logged step"),
     "learning_rate": ("learning_rate", "Learning rate of the backbone"),
@@ -34,7 +34,7 @@ _LAST_PORT = 65_535
 
 
 class Metrics:
-    """Everything that one rank's endpoint shows."""
+    """All metrics of one rank's endpoint."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Metrics:
         phases: Phases,
         skipped_steps: int = 0,
     ) -> None:
-        """`checkpoint_every` is in steps; the run left out `skipped_steps` before this process."""
+        """`checkpoint_every` is in steps. `skipped_steps` were skipped before this process."""
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         self._slow: set[int] = set()
@@ -68,7 +68,7 @@ class Metrics:
         help_text = "Time when this process began to report"
         self._gauge("start_timestamp_seconds", help_text).set_to_current_time()
         self._set("restarts", _STEP_GAUGES["restarts"][1], restarts)
-        # From the start: an alert sees that it grows, and not what it first is.
+        # Set this at the start: an alert on its increase does not see the first value.
         self._set("skipped_steps", _STEP_GAUGES["skipped_steps"][1], skipped_steps)
         info = Info("kway_train_rank", "Which rank this is", registry=self.registry)
         info.info(
@@ -82,7 +82,7 @@ class Metrics:
         self.beat(start_step)
 
     def beat(self, step: int) -> None:
-        """`step` is done (or, at first, begun from): the heartbeat."""
+        """The heartbeat: `step` is done, or the run starts from it."""
         self._steps.inc(step - self._step)
         self._samples.inc((step - self._step) * self._global_batch)
         self._step = step
@@ -100,8 +100,8 @@ class Metrics:
             self._set("memory_bytes", "Memory of this rank by kind", size, kind=kind)
 
     def busy(self, seconds: Sequence[float], slow: Mapping[int, float]) -> None:
-        """What each rank works a step, in rank order, and how many times the others' time the slow
-        ones take."""
+        """Set the busy seconds of each rank, in rank order, and for slow ranks the ratio to the
+        other ranks' time."""
         for rank, value in enumerate(seconds):
             help_text = "Time a step that a rank does not wait for others, median of the last steps"
             self._set("rank_busy_seconds", help_text, value, rank=str(rank))
@@ -126,7 +126,8 @@ class Metrics:
                     self._set("evaluation", "Last evaluation by measure", value, measure=measure)
 
     def _show_phase(self, phases: Phases) -> None:
-        """Where this rank is, looked up at each scrape: a long evaluation is no stalled step."""
+        """Export this rank's phase, read at each scrape, so that a long evaluation is not mistaken
+        for a stalled step."""
         gauge = self._gauge("phase", "1 for the phase that this rank is in", "phase")
         for phase in PHASES:
             gauge.labels(phase).set_function(partial(_is_in, phase, phases))
@@ -156,7 +157,7 @@ class Endpoint:
     def __init__(
         self, config: TelemetryConfig, local_rank: int, registry: CollectorRegistry
     ) -> None:
-        """Raises OSError where the port cannot be had."""
+        """Raises OSError if the port cannot be used, and ValueError if it is too large."""
         assert config.port is not None
         port = config.port + local_rank if config.port else 0
         if port > _LAST_PORT:

@@ -1,7 +1,7 @@
-"""Where a run's numbers go: JSONL, TensorBoard, a Prometheus endpoint a rank, the screen, and the
-status of a TrainJob.
+"""Reports a run's metrics to JSONL, TensorBoard, a Prometheus endpoint per rank, the console, and
+the status of a TrainJob.
 
-All are fed from the same numbers at the same steps. Files and the screen belong to rank 0.
+All of these receive the same numbers at the same steps. Only rank 0 writes files and prints.
 """
 
 import os
@@ -30,11 +30,11 @@ _REPORTED_NUMBERS = ("loss", "learning_rate", "samples_per_second")
 
 
 class Telemetry(AbstractContextManager["Telemetry"]):
-    """Reports of one run. Every rank calls it alike; all but the first have no more than their
-    endpoint. Nothing here waits for another rank.
+    """The reports of one run. Every rank makes the same calls; ranks other than rank 0 only have
+    their endpoint. No method waits for another rank.
 
-    `flops` is what the model's rows take, for the MFU, where that is wanted. `checkpoint_every` is
-    in steps. `skipped_steps` are those that the run left out before it is gone on with.
+    `flops` counts the operations of the model; pass it to report MFU. `checkpoint_every` is in
+    steps. `skipped_steps` is the number of steps that the run skipped before this process.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.endpoint: Endpoint | None = None
         self._phases, self._ranks = phases, Stragglers(world.size)
         self._is_log_written = True
-        self._newest: dict[str, float] = {}  # of steps and evaluations, for a TrainJob
+        self._newest: dict[
+            str, float
+        ] = {}  # newest numbers of steps and evaluations, for a TrainJob
         peak = None
         if flops is not None:
             peak = peak_flops(world.device, flops.precision, config.peak_tflops)
@@ -80,7 +82,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             skipped_steps=self.skipped_steps,
         )
         with ExitStack() as stack:
-            if self.config.port is not None:  # first: a port in use leaves all as it was
+            if self.config.port is not None:  # first: if the port is in use, nothing changes
                 self.endpoint = stack.enter_context(
                     closing(Endpoint(self.config, self.world.local_rank, self.metrics.registry))
                 )
@@ -96,7 +98,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self._opened.close()
 
     def print_line(self, line: str) -> None:
-        """One line for a person; on a terminal broken between words, in a log never."""
+        """Print one line on rank 0. It is wrapped at word boundaries on a terminal only."""
         if self.world.is_main:
             self.screen.print_line(line)
 
@@ -110,8 +112,11 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         busy_seconds: Sequence[float] = (),
         inputs: dict[str, Tensor] | None = None,
     ) -> None:
-        """A step is done: how long each rank, in rank order, was at work in it and not waiting for
-        others, and the `inputs` that this rank computed, for the MFU."""
+        """Record that `step` is done.
+
+        `busy_seconds` has one number per rank: the time of the step without waiting for other
+        ranks. `inputs` are this rank's inputs, for the MFU.
+        """
         self.metrics.beat(step)
         if inputs is not None:
             self._utilization.add(inputs)
@@ -131,9 +136,10 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         skipped_steps: int = 0,
         **more: float,
     ) -> None:
-        """Log a finished step that `is_due`; rates are over the time since the last one.
+        """Log a finished step that `is_due`. Rates are over the time since the last logged step.
 
-        Bad samples and steps skipped are those of the whole run so far; `more` is for the files.
+        `bad_samples` and `skipped_steps` are totals of the run so far. `more` is written to the
+        files only.
         """
         self.metrics.beat(step)
         numbers: dict[str, Any] = {
@@ -157,14 +163,14 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._report_to_trainjob(step, {name: numbers[name] for name in _REPORTED_NUMBERS})
 
     def committed(self, folders: Sequence[Path]) -> None:
-        """Checkpoints that are there now."""
+        """Report committed checkpoints."""
         for folder in folders:
             step = step_of(folder)
             assert step is not None, folder
             self.event("checkpoint", step, f"checkpoint {folder}", folder=str(folder))
 
     def event(self, name: str, step: int, line: str, **numbers: Any) -> None:
-        """Report something that happened at a step."""
+        """Report an event at a step."""
         self.metrics.event(name, numbers)
         if self.world.is_main:
             self._record({"event": name, "step": step, **numbers})
@@ -210,11 +216,11 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             shared = self.config.port and self.world.local_size > 1
             others = f", those of this machine's other ranks at ports up to {last}"
             self.print_line(f"metrics at {endpoint.url}{others if shared else ''}")
-        elif not self.config.port:  # nobody else knows it
+        elif not self.config.port:  # a free port, which no other rank knows
             print(f"metrics of rank {self.world.rank} at {endpoint.url}", flush=True)
 
     def _busy_ranks(self) -> dict[str, Any]:
-        """How the slowest rank stands to the others; one that holds them up is named on screen."""
+        """The slowest rank and busy times. Prints a message if a rank delays the others."""
         seconds = self._ranks.busy_seconds()
         if not seconds:
             return {}
@@ -227,7 +233,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         return {"slowest_rank": slowest, "busy_seconds": busy}
 
     def _rates(self, step: int) -> dict[str, Any]:
-        """Over the time since the last report, evaluations and checkpoints left out."""
+        """Rates over the time since the last report, excluding evaluations and checkpoints."""
         phases = self._phases.take()
         elsewhere = sum(phases.get(phase, 0.0) for phase in NOT_OF_A_STEP)
         elapsed, steps = self._pace.report(step, elsewhere)
@@ -267,8 +273,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
 
 
 def check_telemetry(config: TelemetryConfig, world: World) -> None:
-    """Raise the errors of opening a `Telemetry`: ValueError for a package that is not installed,
-    OSError for a port that cannot be used."""
+    """Raise the errors that opening a `Telemetry` would raise: ValueError for a package that is not
+    installed, OSError for a port that cannot be used."""
     if config.tensorboard:
         check_tensorboard()
     if config.port is not None:

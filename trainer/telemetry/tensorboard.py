@@ -1,4 +1,4 @@
-"""The numbers of a run as TensorBoard events, in RUN/tensorboard."""
+"""Writes the numbers of a run as TensorBoard events to RUN/tensorboard."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def check_tensorboard() -> None:
-    """Raises ValueError where the optional package is not there."""
+    """Raise ValueError if the optional package is not installed."""
     if find_spec("tensorboard") is None:
         raise ValueError(
             "telemetry.tensorboard is true and the package tensorboard is not installed: "
@@ -15,7 +15,8 @@ def check_tensorboard() -> None:
 
 
 class TensorBoard:
-    """Scalars by step; what earlier processes wrote of steps after `start_step` is not drawn."""
+    """Writes scalars by step. TensorBoard hides what earlier processes wrote after
+    `start_step`."""
 
     def __init__(self, folder: Path, *, start_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # loads the optional package
@@ -24,7 +25,7 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step)
 
     def write(self, step: int, numbers: dict[str, Any], *, under: str = "") -> None:
-        """Numbers of a step; those in a dict of their own go to a group of its name."""
+        """Write the numbers of a step. A nested dict becomes a group with the name of its key."""
         for name, value in numbers.items():
             if isinstance(value, dict):
                 self.write(step, value, under=f"{name}/")

@@ -1,8 +1,8 @@
-"""Progress in the status of a Kubeflow TrainJob, where the run is one.
+"""Reports progress in the status of a Kubeflow TrainJob, if the run is one.
 
-With its feature gate TrainJobStatus, Kubeflow Trainer names in three environment variables an
-address, the file of its certificate authority and the file of a token that changes from time to
-time; it takes `{"trainerStatus": {…}}` there and shows it in `kubectl get trainjob`.
+With the feature gate TrainJobStatus, Kubeflow Trainer sets three environment variables: a URL, the
+path of a CA certificate and the path of a token, which is rotated. It accepts
+`{"trainerStatus": {…}}` at the URL and shows it in `kubectl get trainjob`.
 """
 
 import math
@@ -20,7 +20,7 @@ import httpx
 _ADDRESS = "KUBEFLOW_TRAINER_SERVER_URL"
 _AUTHORITY = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 _TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
-# As Kubeflow asks of its clients: each report changes an object of the cluster.
+# Kubeflow requires this interval of its clients, as each report changes an object of the cluster.
 _REST_SECONDS = 5.0
 _TIMEOUT_SECONDS = 5.0
 _MOST_METRICS = 20  # an evaluation may have hundreds
@@ -28,10 +28,10 @@ _LONGEST_REASON = 300
 
 
 class TrainJobStatus:
-    """Tells the newest report in a thread of its own, and the last one at the end.
+    """Sends the newest report from a separate thread, and the last one at the end.
 
-    Training never waits for it nor ends by it: what goes wrong is one line, said once until it
-    goes well again.
+    Training never waits for it and never fails because of it. An error is logged once, and again
+    only after a report has succeeded.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TrainJobStatus:
 
     @classmethod
     def of_environment(cls, print_line: Callable[[str], None]) -> "TrainJobStatus | None":
-        """None outside a TrainJob, and where the controller has named but a part."""
+        """The status of this TrainJob; None outside a TrainJob or if a variable is missing."""
         found = [os.environ.get(name) for name in (_ADDRESS, _AUTHORITY, _TOKEN)]
         if found[0] is None:
             return None
@@ -73,7 +73,7 @@ class TrainJobStatus:
         remaining_seconds: float,
         metrics: Mapping[str, float],
     ) -> None:
-        """After `step` of `num_steps`; what is no finite number is left out."""
+        """Report progress after `step` of `num_steps`. Non-finite numbers are left out."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         status: dict[str, Any] = {
             "progressPercentage": 100 * step // num_steps,
@@ -89,7 +89,8 @@ class TrainJobStatus:
         self._changed.set()
 
     def close(self) -> None:
-        """Tell what has not been told yet, for as long as one request may take."""
+        """Send the last report if it has not been sent. Waits at most twice the timeout of a
+        request."""
         self._closed.set()
         self._changed.set()
         self._thread.join(2 * _TIMEOUT_SECONDS)
@@ -109,7 +110,7 @@ class TrainJobStatus:
         start = time.monotonic()
         try:
             token = self._token.read_text(encoding="utf-8").strip()
-            # Read anew, as the token is: the controller exchanges both.
+            # Read the certificate and the token every time, because the controller rotates both.
             trusted = ssl.create_default_context(cafile=self._authority)
             answer = httpx.post(
                 self._url,
@@ -117,10 +118,10 @@ class TrainJobStatus:
                 headers={"Authorization": f"Bearer {token}"},
                 verify=trusted,
                 timeout=_TIMEOUT_SECONDS,
-                trust_env=False,  # it is in this cluster, behind no proxy
+                trust_env=False,  # the server is in this cluster, not behind a proxy
             )
             answer.raise_for_status()
-        # ValueError: a token that is no header, a URL that is none.
+        # ValueError: the token is not a valid header value, or the URL is not valid.
         except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
             if self._is_well:
                 seconds = time.monotonic() - start

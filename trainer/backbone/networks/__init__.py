@@ -1,6 +1,6 @@
-"""The small published networks for images such as MNIST's and CIFAR's, as transformers models.
+"""Small published networks for images like those of MNIST and CIFAR, as transformers models.
 
-`NETWORKS` is the registry, by `model_type`.
+`NETWORKS` is the registry by `model_type`.
 """
 
 from transformers import AutoConfig, AutoModel
@@ -21,8 +21,8 @@ NETWORKS: dict[str, type[ImageNetwork]] = {
 
 
 def register_networks() -> None:
-    """Let `AutoConfig` and `AutoModel` make the networks, as often as it is called."""
+    """Register the networks with `AutoConfig` and `AutoModel`. May be called repeatedly."""
     for model_type, model in NETWORKS.items():
-        # A bundle's `mlp` stays ours, should a later transformers have one.
+        # exist_ok: ours takes precedence if a later transformers has a model of the same name.
         AutoConfig.register(model_type, model.config_class, exist_ok=True)
         AutoModel.register(model.config_class, model, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the networks share: initial weights, layers, and checks of their configurations."""
+"""Shared parts of the networks: initial weights, layers and configuration checks."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,12 @@ from transformers import initialization as init
 
 
 class ImageNetwork(PreTrainedModel):
-    """Normalised pictures [B, C, H, W] -> `last_hidden_state` [B, `config.hidden_size`, h, w].
+    """Computes `last_hidden_state` [B, `config.hidden_size`, h, w] from normalised images
+    [B, C, H, W].
 
-    Weights start as He et al. (2015) draw them: normal, with variance 2 / fan. The fan of a
-    convolution is that of its outputs, as in the code that the authors of these networks published.
-    Members of the module list that a network holds are what is compiled, checkpointed and sharded.
+    Initial weights follow He et al. (2015): normal with variance 2 / fan. For convolutions this is
+    the fan-out, as in the code that the authors of these networks published. The members of the
+    network's module list are compiled, checkpointed and sharded one by one.
     """
 
     config_class: type[PreTrainedConfig]  # set by transformers from the annotation of `config`
@@ -39,11 +40,11 @@ class FullyConnected(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs, bias=False)
-        # Of pictures of one pixel: `trainer/backbone/batch_norm.py` knows no other.
+        # 2d, on images of one pixel: `trainer/backbone/batch_norm.py` supports only BatchNorm2d.
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Raises ValueError where statistics would be those of a single number."""
+        """Raises ValueError if the statistics would be computed from a single row."""
         if type(self.norm) is nn.BatchNorm2d and self.norm.training and len(x) == 1:
             raise ValueError(
                 "batch norm of a fully connected layer cannot train on one row at a time: raise "
@@ -53,12 +54,13 @@ class FullyConnected(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, size: int, *, stride: int = 1) -> nn.Conv2d:
-    """Of an odd `size`, padded to keep the picture's at a stride of 1; batch norm has the bias."""
+    """A convolution of odd kernel `size` with padding that keeps the image size at stride 1. It has
+    no bias, because batch norm has one."""
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
 def check_positive(**fields: int | Sequence[int]) -> None:
-    """Raise ValueError for a field that is not a positive number, or a list of some."""
+    """Raise ValueError for a field that is not a positive number or a list of these."""
     for name, value in fields.items():
         numbers = [value] if isinstance(value, int) else value
         if min(numbers, default=0) < 1:
@@ -66,13 +68,13 @@ def check_positive(**fields: int | Sequence[int]) -> None:
 
 
 def check_dropout(dropout: float) -> None:
-    """Raise ValueError for what is not the probability to drop an activation."""
+    """Raise ValueError if `dropout` is not a probability below 1."""
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}: give a probability below 1; 0 is none")
 
 
 def layers_a_stage(depth: int, *, step: int, outside: int) -> int:
-    """The n of `depth` = `step` n + `outside`; ValueError where there is none."""
+    """The n in `depth` = `step` n + `outside`. Raises ValueError if there is none."""
     n, rest = divmod(depth - outside, step)
     if rest or n < 1:
         lower = step * max(n, 1) + outside
@@ -84,7 +86,8 @@ def layers_a_stage(depth: int, *, step: int, outside: int) -> int:
 
 @strict
 class FixedSizeConfig(PreTrainedConfig):
-    """Of a network that takes pictures of one size alone: a layer has a weight for each pixel."""
+    """The configuration of a network for images of one fixed size, because a layer has weights for
+    each pixel."""
 
     image_size: int = 32
     num_channels: int = 3
@@ -94,7 +97,7 @@ class FixedSizeConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def check_image_size(self, height: int, width: int) -> None:
-        """Raise ValueError for a picture of another size, pixels."""
+        """Raise ValueError if an image has another size, in pixels."""
         if (height, width) != (self.image_size, self.image_size):
             raise ValueError(
                 f"backbone.config.image_size is {self.image_size}, pictures have {height} x "

@@ -21,13 +21,13 @@ _LEAST_SIDE = 4  # two transitions halve it
 
 @strict
 class CifarDenseNetConfig(PreTrainedConfig):
-    """`growth_rate` is the number of maps that a layer adds.
+    """`growth_rate` is the number of feature maps that a layer adds.
 
-    `bottleneck` puts a 1 x 1 convolution to 4 `growth_rate` maps into each layer, `compression` is
-    the share of the maps that a transition keeps; DenseNet-BC has the one and 0.5 of the other.
-    `depth` counts the layers with weights, the classifier's among them: 3 n + 4, with `bottleneck`
-    6 n + 4. `dropout` follows each convolution but the first (the paper's: 0.2 where pictures are
-    not augmented).
+    `bottleneck` adds a 1 x 1 convolution to 4 `growth_rate` maps to each layer. `compression` is
+    the fraction of maps that a transition keeps. DenseNet-BC has a bottleneck and compression 0.5.
+    `depth` counts the layers with weights, including the classifier: 3 n + 4, or 6 n + 4 with
+    `bottleneck`. `dropout` follows each convolution except the first; the paper uses 0.2 without
+    augmentation.
     """
 
     model_type = "cifar_densenet"
@@ -55,7 +55,7 @@ class CifarDenseNetConfig(PreTrainedConfig):
 
     @property
     def maps(self) -> tuple[int, ...]:
-        """Before each dense block, and behind the last one."""
+        """The number of maps before each dense block and after the last one."""
         before = [2 * self.growth_rate if self.bottleneck else 16]
         grown = self.layers_a_block * self.growth_rate
         for _ in range(_BLOCKS - 1):
@@ -68,7 +68,7 @@ class CifarDenseNetConfig(PreTrainedConfig):
 
 
 class DenseLayer(nn.Module):
-    """Adds `growth_rate` maps to those that it reads: [B, C, h, w] -> [B, C + growth, h, w]."""
+    """Appends `growth_rate` maps to its input: [B, C, h, w] -> [B, C + growth, h, w]."""
 
     def __init__(self, inputs: int, config: CifarDenseNetConfig) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ class DenseLayer(nn.Module):
 
 
 class CifarDenseNetModel(ImageNetwork):
-    """A 3 x 3 convolution and three dense blocks, two of them with a transition that halves the
-    picture; takes pictures of any size from 4 x 4 pixels."""
+    """A 3 x 3 convolution and three dense blocks. A transition after each of the first two halves
+    the image size. Accepts images of any size from 4 x 4 pixels."""
 
     config: CifarDenseNetConfig
 
@@ -105,7 +105,7 @@ class CifarDenseNetModel(ImageNetwork):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
-        """Raises ValueError for pictures that the transitions leave nothing of."""
+        """Raises ValueError for images that are too small for the transitions."""
         height, width = pixel_values.shape[2:]
         if min(height, width) < _LEAST_SIDE:
             raise ValueError(
@@ -119,7 +119,7 @@ class CifarDenseNetModel(ImageNetwork):
 
 
 def _dense_block(inputs: int, kept: int | None, config: CifarDenseNetConfig) -> nn.Sequential:
-    """With its transition to `kept` maps, but for the last block."""
+    """A dense block and its transition to `kept` maps; the last block (None) has no transition."""
     parts: list[nn.Module] = []
     for _ in range(config.layers_a_block):
         parts.append(DenseLayer(inputs, config))

@@ -11,9 +11,9 @@ from trainer.backbone.networks.base import ImageNetwork, check_positive, convolu
 
 @strict
 class CifarResNetConfig(PreTrainedConfig):
-    """`depth` counts the layers with weights, the classifier's among them: 6 n + 2.
+    """`depth` counts the layers with weights, including the classifier: 6 n + 2.
 
-    `hidden_sizes` are the feature maps of the three stages; the last two halve the picture.
+    `hidden_sizes` are the feature maps of the three stages. The last two halve the image size.
     """
 
     model_type = "cifar_resnet"
@@ -38,7 +38,7 @@ class CifarResNetConfig(PreTrainedConfig):
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut without weights ("option A")."""
+    """Two 3 x 3 convolutions and a shortcut without weights ("option A")."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class BasicBlock(nn.Module):
         return F.relu(self.norm2(self.conv2(hidden)) + self._shortcut(x))
 
     def _shortcut(self, x: Tensor) -> Tensor:
-        """Every pixel that the stride meets, and maps of zeros behind those there are."""
+        """The input subsampled by the stride and padded with maps of zeros."""
         kept = x[:, :, :: self.stride, :: self.stride]
         return F.pad(kept, (0, 0, 0, 0, 0, self.added))
 
 
 class CifarResNetModel(ImageNetwork):
-    """A 3 x 3 convolution and three stages of n blocks; takes pictures of any size."""
+    """A 3 x 3 convolution and three stages of n blocks. Accepts images of any size."""
 
     config: CifarResNetConfig
 

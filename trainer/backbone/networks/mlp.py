@@ -1,5 +1,5 @@
-"""Fully connected layers over the pixels: the MNIST network of the paper on single logit
-classification by Keren, Sabato and Schuller (2019), section 6.1."""
+"""Fully connected layers on pixels: the MNIST network of the paper on single logit classification
+by Keren, Sabato and Schuller (2019), section 6.1."""
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from trainer.backbone.networks.base import (
 
 @strict
 class MlpConfig(FixedSizeConfig):
-    """`hidden_sizes` are the units of each layer."""
+    """`hidden_sizes` are the numbers of units of the layers."""
 
     model_type = "mlp"
 
@@ -33,7 +33,7 @@ class MlpConfig(FixedSizeConfig):
 
 
 class MlpModel(ImageNetwork):
-    """Batch norm and ReLU follow each layer; features are [B, dim, 1, 1]."""
+    """Each layer is followed by batch norm and ReLU. Features are [B, dim, 1, 1]."""
 
     config: MlpConfig
 
@@ -48,7 +48,7 @@ class MlpModel(ImageNetwork):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
-        """Raises ValueError for pictures of another size than `image_size`."""
+        """Raises ValueError if images do not have the size `image_size`."""
         self.config.check_image_size(*pixel_values.shape[2:])
         hidden = pixel_values
         for layer in self.layers:

@@ -16,8 +16,8 @@ from trainer.backbone.networks.base import (
 
 @strict
 class SlcCnnConfig(FixedSizeConfig):
-    """`conv_channels` are the feature maps of the six convolutions, `hidden_size` the units of the
-    dense layer."""
+    """`conv_channels` are the feature maps of the six convolutions. `hidden_size` is the number of
+    units of the dense layer."""
 
     model_type = "slc_cnn"
 
@@ -34,11 +34,11 @@ class SlcCnnConfig(FixedSizeConfig):
 
 
 class SlcCnnModel(ImageNetwork):
-    """Convolutions 1, 3 and 5 are 5 x 5, the others 1 x 1, each with batch norm and ReLU; behind 2,
-    4 and 6 stands a 3 x 3 maximum of stride 2. Features are [B, dim, 1, 1].
+    """Convolutions 1, 3 and 5 are 5 x 5, the others 1 x 1, each with batch norm and ReLU. A 3 x 3
+    max pooling with stride 2 follows convolutions 2, 4 and 6. Features are [B, dim, 1, 1].
 
-    The paper does not name the padding: here it keeps a picture's size, and a maximum halves it,
-    rounded up.
+    The paper does not specify the padding. Here convolutions keep the image size and max pooling
+    halves it, rounded up.
     """
 
     config: SlcCnnConfig
@@ -55,7 +55,7 @@ class SlcCnnModel(ImageNetwork):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithNoAttention:
-        """Raises ValueError for pictures of another size than `image_size`."""
+        """Raises ValueError if images do not have the size `image_size`."""
         self.config.check_image_size(*pixel_values.shape[2:])
         hidden = pixel_values
         for layer in self.layers:

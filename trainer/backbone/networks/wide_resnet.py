@@ -19,8 +19,8 @@ _STEM = 16
 
 @strict
 class WideResNetConfig(PreTrainedConfig):
-    """`depth` is 6 n + 4, `width` the factor of the maps, `dropout` that between a block's
-    convolutions (the paper's: 0.3 on CIFAR, 0.4 on SVHN, or none)."""
+    """`depth` is 6 n + 4 and `width` multiplies the number of maps. `dropout` is applied between
+    the convolutions of a block; the paper uses 0.3 on CIFAR, 0.4 on SVHN, or none."""
 
     model_type = "wide_resnet"
 
@@ -41,8 +41,8 @@ class WideResNetConfig(PreTrainedConfig):
 
 
 class PreActivationBlock(nn.Module):
-    """Batch norm and ReLU stand before both convolutions; where the number of maps changes, the
-    shortcut is a 1 x 1 convolution of what they give."""
+    """Batch norm and ReLU precede each convolution. If the number of maps changes, the shortcut is
+    a 1 x 1 convolution of the first ReLU's output."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int, dropout: float) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class PreActivationBlock(nn.Module):
 
 
 class WideResNetModel(ImageNetwork):
-    """A 3 x 3 convolution to 16 maps and three stages of n blocks; takes pictures of any size."""
+    """A 3 x 3 convolution to 16 maps and three stages of n blocks. Accepts images of any size."""
 
     config: WideResNetConfig
 
