@@ -52,9 +52,8 @@ def has_more_scans(data: bytes, most: int) -> bool:
     A progressive JPEG from a camera has about ten. A scan without content takes only about a
     hundred bytes (libjpeg-turbo report LJT-01-004). Data after the end of the image is not counted.
     """
-    if (
-        data.count(b"\xff\xda") <= most
-    ):  # the count includes false matches in thumbnails or appended video
+    # The count includes false matches in thumbnails and appended video.
+    if data.count(b"\xff\xda") <= most:
         return False
     scans, at = 0, 2
     while (found := _MARKER.search(data, at)) is not None and found[1] != _END_OF_IMAGE:
