@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 # The tests start hundreds of processes. Without bytecode each compiles the packages again, and each
 # of pytest-xdist's workers rewrites the assertions of all test modules again.
@@ -89,17 +88,19 @@ def _one_thread() -> None:
 _FOLDERS_OF_ONE_WORKER = ("tests/serving/live/", "tests/serving/page/")
 
 
-class LoadFileOrFolder(LoadFileScheduling):
-    """`--dist loadfile`, by folder where files share what is expensive to start."""
-
-    def _split_scope(self, nodeid: str) -> str:  # what xdist's own schedulers override
-        shared = (folder for folder in _FOLDERS_OF_ONE_WORKER if nodeid.startswith(folder))
-        return next(shared, super()._split_scope(nodeid))
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return LoadFileOrFolder(config, log) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, by folder where files share what is expensive to start."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadFileOrFolder(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:  # what xdist's own schedulers override
+            shared = (folder for folder in _FOLDERS_OF_ONE_WORKER if nodeid.startswith(folder))
+            return next(shared, super()._split_scope(nodeid))
+
+    return LoadFileOrFolder(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -54,11 +54,13 @@ def train(
     ] = None,
     node_rank: Annotated[
         int | None,
-        typer.Option(min=0, help="with --master-addr: which this is", rich_help_panel=_MACHINES),
+        typer.Option(
+            min=0, help="with --master-addr: the rank of this node", rich_help_panel=_MACHINES
+        ),
     ] = None,
     master_addr: Annotated[
         str | None,
-        typer.Option(help="a meeting without restarts: its host", rich_help_panel=_MACHINES),
+        typer.Option(help="host of a rendezvous without restarts", rich_help_panel=_MACHINES),
     ] = None,
     master_port: Annotated[int, typer.Option(rich_help_panel=_MACHINES)] = 29500,
     print_config: Annotated[

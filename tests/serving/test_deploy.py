@@ -67,7 +67,8 @@ print(json.dumps({
 
 def test_the_printed_config_file_is_one_of_serve_and_builds_the_application(bundle: Path) -> None:
     options = ("--replicas", "1:4", "--max-requests", 9, "--max-inputs", 3, "--device", "cuda")
-    arguments = ("serve", bundle, "--print-config", *options)
+    imports = ("--allow-import", "my_package.networks:Network")
+    arguments = ("serve", bundle, "--print-config", *options, *imports)
     built = subprocess.run(
         [sys.executable, "-c", _PRINT_AND_BUILD, *map(str, arguments)],
         cwd=ROOT,
@@ -84,6 +85,7 @@ def test_the_printed_config_file_is_one_of_serve_and_builds_the_application(bund
     assert found["queued"] == 9
     assert found["grace"] > found["served"]["request_timeout_seconds"]
     assert (found["served"]["max_requests"], found["served"]["max_inputs"]) == (9, 3)
+    assert served["allow_imports"] == ["my_package.networks:Network"]
     assert "RAY_SERVE_ENABLE_HA_PROXY=1" in found["config_file"]
 
 
