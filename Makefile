@@ -24,10 +24,9 @@ demo: $(READY)   ## draw glyphs, train three heads, export one, serve and query 
 	$(BIN)/kway demo
 
 # One worker per file, so that fixtures that a file shares, such as a server, are created once. Four
-# workers at most, because the tests start ranks and servers of their own. Files start in the order
-# of tests/conftest.py.
+# workers at most, because the tests start ranks and servers of their own.
 test: $(READY)   ## run the default test suite in parallel
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(READY)  ## run the long tests
 	$(BIN)/python -m pytest -m slow

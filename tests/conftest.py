@@ -60,14 +60,6 @@ def _seconds_per_file(reports: list[pytest.TestReport], least: float) -> Iterato
     yield f"| {len(others)} other files | {num_tests} | {spent:.1f} |"
 
 
-# Their files take longest. pytest-xdist starts them first, so that the workers end together.
-_LONGEST = ("tests/system/", "tests/serving/", "tests/trainer/")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
-
-
 def pytest_collection_finish() -> None:
     """Leave all that is imported out of every later collection of garbage."""
     gc.collect()
