@@ -141,7 +141,7 @@ def _reason(error: Exception) -> str:
 
 
 class _WrongContentError(ValueError):
-    """The content received is not the requested file. The message says what is wrong."""
+    """The content received is not the requested file. The message gives the reason."""
 
 
 class _ShortContentError(_WrongContentError):

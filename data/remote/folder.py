@@ -205,7 +205,7 @@ def _max_index_bytes(shard: ShardInfo) -> int:
 
 
 def _open_index(path: Path, shard: ShardInfo) -> ShardIndex:
-    """Opens the index at `path`. The ValueError says what is wrong with it, without the path."""
+    """Opens the index at `path`. Raises ValueError with the reason, without the path."""
     index = map_index(path)
     if index.info != shard:
         raise ValueError("belongs to other shards than the manifest")

@@ -59,7 +59,7 @@ class RecordFile:
             yield from ((offset, data) for offset, data in found if empty or data.strip(b"\r\n"))
 
     def parse(self, data: bytes) -> dict[str, Any]:
-        """Returns the fields of a record. The ValueError says what is wrong with it."""
+        """Returns the fields of a record. Raises ValueError with the reason if it is malformed."""
         text = data.decode("utf-8").rstrip("\r\n")
         match self.kind:
             case "lines":
